@@ -1,0 +1,100 @@
+//! The plug point: what every mode provides.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use async_trait::async_trait;
+use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Usage};
+
+use crate::Error;
+
+/// A mode. The worker calls `probe` once at its start, then `prepare` for each sandbox.
+#[async_trait]
+pub trait Backend: Send + Sync + std::fmt::Debug {
+    /// Which mode it is.
+    fn mode(&self) -> Mode;
+
+    /// Finds out by trying what this host can enforce. Never fails: a gap is part of the answer.
+    async fn probe(&self) -> Capabilities;
+
+    /// Carries out the whole plan, with `codelia-init` waiting inside for its command.
+    ///
+    /// # Errors
+    /// Nothing of the sandbox is left after an error.
+    async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error>;
+}
+
+/// A sandbox that waits for its command. It ends by `launch` or by `discard`; dropped, it is
+/// destroyed in the background.
+#[async_trait]
+pub trait Prepared: Send + Sync + std::fmt::Debug {
+    /// Hands the command over and returns when it was executed (its `execve` succeeded).
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the command cannot be executed (not found, not executable, bad working
+    /// directory): an outcome for the caller. Nothing of the sandbox is left after any error.
+    async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error>;
+
+    /// Destroys the sandbox unused.
+    async fn discard(self: Box<Self>) -> Receipt;
+}
+
+/// A command that was started.
+#[derive(Debug)]
+pub struct Launched {
+    /// The sandbox it runs in.
+    pub running: Box<dyn Running>,
+    /// From the launch being asked for to the command's `execve`.
+    pub setup_time: Duration,
+}
+
+/// A sandbox whose command was started. It ends by `destroy`; dropped, it is destroyed in the
+/// background.
+#[async_trait]
+pub trait Running: Send + Sync + std::fmt::Debug {
+    /// Waits for the command's end. Every process it left behind is dead when this returns, so
+    /// its pipes are at their end. Cancel-safe; may be called again and answers the same.
+    async fn wait(&mut self) -> (Outcome, Usage);
+
+    /// Sends a signal to the command's process group.
+    async fn signal(&self, signal: i32);
+
+    /// Kills every process of the sandbox; `wait` then returns.
+    async fn kill_tree(&self);
+
+    /// Removes all that is left and counts what could not be removed.
+    async fn destroy(self: Box<Self>) -> Receipt;
+}
+
+/// The command's three streams. With a terminal all three are its other side, and it becomes the
+/// controlling terminal.
+#[derive(Debug)]
+pub struct Stdio {
+    /// Standard input.
+    pub stdin: OwnedFd,
+    /// Standard output.
+    pub stdout: OwnedFd,
+    /// Standard error.
+    pub stderr: OwnedFd,
+}
+
+/// What this host can enforce in one mode.
+#[derive(Debug, Clone)]
+pub struct Capabilities {
+    /// The mode.
+    pub mode: Mode,
+    /// Whether a sandbox of this mode was started and destroyed successfully.
+    pub usable: bool,
+    /// Which parts of a plan can be enforced.
+    pub enforceable: Enforceable,
+    /// What is missing, and how to get it.
+    pub gaps: Vec<Gap>,
+}
+
+/// Something a host lacks.
+#[derive(Debug, Clone)]
+pub struct Gap {
+    /// What is missing.
+    pub missing: String,
+    /// How to get it.
+    pub remedy: String,
+}

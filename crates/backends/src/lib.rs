@@ -1,0 +1,16 @@
+//! Sandboxes: the traits, the modes, the probe.
+//!
+//! `policy → plan → backend`. A backend carries a plan out whole or refuses it; there is no weaker
+//! second try. The same `codelia-init` waits inside every sandbox, so a plan means the same thing
+//! in every mode.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod control;
+mod error;
+mod logical;
+
+pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
+pub use error::Error;
+pub use logical::Logical;

@@ -1,0 +1,187 @@
+//! Resource limits: what was asked for, the defaults, the ceilings, and what holds.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+const MIB: u64 = 1024 * 1024;
+
+/// The limits a run is held to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Wall time.
+    pub timeout: Duration,
+    /// Memory of all processes together.
+    pub memory_bytes: u64,
+    /// CPU rate in thousandths of a core.
+    pub cpu_millis: u64,
+    /// Processes and threads together.
+    pub pids: u64,
+    /// Open files of each process.
+    pub open_files: u64,
+    /// Kept output, stdout and stderr together.
+    pub output_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(120),
+            memory_bytes: 512 * MIB,
+            cpu_millis: 1000,
+            pids: 100,
+            open_files: 1024,
+            output_bytes: 10 * MIB,
+        }
+    }
+}
+
+/// The most that may be asked for. Operators set them; above one is refused, never cut.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Ceilings(pub Limits);
+
+impl Default for Ceilings {
+    fn default() -> Self {
+        Self(Limits {
+            timeout: Duration::from_secs(600),
+            memory_bytes: 2048 * MIB,
+            cpu_millis: 2000,
+            pids: 500,
+            open_files: 4096,
+            output_bytes: 10 * MIB,
+        })
+    }
+}
+
+/// Limits as somebody asked for them. `None` means the one below holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsRequest {
+    /// See [`Limits::timeout`].
+    pub timeout: Option<Duration>,
+    /// See [`Limits::memory_bytes`].
+    pub memory_bytes: Option<u64>,
+    /// See [`Limits::cpu_millis`].
+    pub cpu_millis: Option<u64>,
+    /// See [`Limits::pids`].
+    pub pids: Option<u64>,
+    /// See [`Limits::open_files`].
+    pub open_files: Option<u64>,
+    /// See [`Limits::output_bytes`].
+    pub output_bytes: Option<u64>,
+}
+
+/// A limit that cannot be granted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// Zero is no limit.
+    #[error("must be more than zero")]
+    Zero {
+        /// The field, as in the API.
+        field: &'static str,
+    },
+    /// More than the ceiling.
+    #[error("is above the ceiling of {ceiling}")]
+    AboveCeiling {
+        /// The field, as in the API.
+        field: &'static str,
+        /// The most that is granted, for people.
+        ceiling: String,
+    },
+}
+
+impl LimitError {
+    /// The field at fault, as in the API.
+    #[must_use]
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Zero { field } | Self::AboveCeiling { field, .. } => field,
+        }
+    }
+}
+
+impl LimitsRequest {
+    /// Fields set in `self` win over those of `below`.
+    #[must_use]
+    pub fn over(&self, below: &Self) -> Self {
+        Self {
+            timeout: self.timeout.or(below.timeout),
+            memory_bytes: self.memory_bytes.or(below.memory_bytes),
+            cpu_millis: self.cpu_millis.or(below.cpu_millis),
+            pids: self.pids.or(below.pids),
+            open_files: self.open_files.or(below.open_files),
+            output_bytes: self.output_bytes.or(below.output_bytes),
+        }
+    }
+
+    /// The limits that hold: what was asked for, else the default.
+    ///
+    /// # Errors
+    /// Names the first field that is zero or above its ceiling.
+    pub fn resolve(&self, defaults: &Limits, ceilings: &Ceilings) -> Result<Limits, LimitError> {
+        let most = &ceilings.0;
+        Ok(Limits {
+            timeout: pick_duration("limits.timeout", self.timeout, defaults.timeout, most.timeout)?,
+            memory_bytes: pick("limits.memory_bytes", self.memory_bytes, defaults.memory_bytes, most.memory_bytes)?,
+            cpu_millis: pick("limits.cpu_millis", self.cpu_millis, defaults.cpu_millis, most.cpu_millis)?,
+            pids: pick("limits.pids", self.pids, defaults.pids, most.pids)?,
+            open_files: pick("limits.open_files", self.open_files, defaults.open_files, most.open_files)?,
+            output_bytes: pick("limits.output_bytes", self.output_bytes, defaults.output_bytes, most.output_bytes)?,
+        })
+    }
+}
+
+fn pick(field: &'static str, asked: Option<u64>, default: u64, most: u64) -> Result<u64, LimitError> {
+    match asked {
+        None => Ok(default),
+        Some(0) => Err(LimitError::Zero { field }),
+        Some(value) if value > most => Err(LimitError::AboveCeiling { field, ceiling: most.to_string() }),
+        Some(value) => Ok(value),
+    }
+}
+
+fn pick_duration(
+    field: &'static str,
+    asked: Option<Duration>,
+    default: Duration,
+    most: Duration,
+) -> Result<Duration, LimitError> {
+    match asked {
+        None => Ok(default),
+        Some(Duration::ZERO) => Err(LimitError::Zero { field }),
+        Some(value) if value > most => Err(LimitError::AboveCeiling { field, ceiling: format!("{most:?}") }),
+        Some(value) => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_limit_takes_the_default() {
+        let limits = LimitsRequest::default().resolve(&Limits::default(), &Ceilings::default());
+        assert_eq!(limits, Ok(Limits::default()));
+    }
+
+    #[test]
+    fn zero_and_above_the_ceiling_are_refused_with_the_field() {
+        for (request, field) in [
+            (LimitsRequest { pids: Some(0), ..Default::default() }, "limits.pids"),
+            (LimitsRequest { memory_bytes: Some(u64::MAX), ..Default::default() }, "limits.memory_bytes"),
+            (LimitsRequest { timeout: Some(Duration::from_secs(601)), ..Default::default() }, "limits.timeout"),
+        ] {
+            let error = request.resolve(&Limits::default(), &Ceilings::default()).unwrap_err();
+            assert_eq!(error.field(), field);
+        }
+    }
+
+    #[test]
+    fn the_ceiling_itself_is_granted() {
+        let most = Ceilings::default();
+        let request = LimitsRequest { pids: Some(most.0.pids), ..Default::default() };
+        assert_eq!(request.resolve(&Limits::default(), &most).unwrap().pids, most.0.pids);
+    }
+}

@@ -1,0 +1,100 @@
+//! Which backend isolates a run, and what it may reach over the network.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// The text is none of the words it may be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{got:?} is none of {allowed}")]
+pub struct UnknownWord {
+    got: String,
+    allowed: &'static str,
+}
+
+/// Which backend isolates a run, weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Own directory, clean environment, limits. Isolates nothing; for development.
+    Logical,
+    /// Namespaces through bubblewrap.
+    Bwrap,
+    /// Namespaces through nsjail.
+    Nsjail,
+    /// A container for each run.
+    Container,
+}
+
+impl Mode {
+    /// All modes, weakest first.
+    pub const ALL: [Self; 4] = [Self::Logical, Self::Bwrap, Self::Nsjail, Self::Container];
+
+    /// The word for it, in configuration, metrics and the database.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Logical => "logical",
+            Self::Bwrap => "bwrap",
+            Self::Nsjail => "nsjail",
+            Self::Container => "container",
+        }
+    }
+}
+
+/// What a run may reach over the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkMode {
+    /// Loopback only.
+    None,
+    /// Through the egress proxy only.
+    Proxy,
+    /// The host's network.
+    Host,
+}
+
+impl NetworkMode {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Proxy => "proxy",
+            Self::Host => "host",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for NetworkMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| UnknownWord {
+            got: text.to_owned(),
+            allowed: "logical, bwrap, nsjail, container",
+        })
+    }
+}
+
+impl FromStr for NetworkMode {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        [Self::None, Self::Proxy, Self::Host].into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| {
+            UnknownWord { got: text.to_owned(), allowed: "none, proxy, host" }
+        })
+    }
+}

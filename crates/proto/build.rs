@@ -1,0 +1,30 @@
+//! Compiles `proto/` with protox, so that no `protoc` is needed.
+
+use std::{error::Error, path::Path};
+
+use prost::Message;
+
+const PUBLIC: &[&str] = &[
+    "codelia/v1/admin.proto",
+    "codelia/v1/run.proto",
+    "codelia/v1/sandbox.proto",
+    "codelia/v1/session.proto",
+];
+const INTERNAL: &[&str] = &["codelia/internal/v1/worker.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
+    println!("cargo:rerun-if-changed={}", root.display());
+
+    // Reflection shows the public files alone.
+    let public = protox::compile(PUBLIC, [&root])?;
+    let out = std::env::var("OUT_DIR")?;
+    std::fs::write(Path::new(&out).join("public.bin"), public.encode_to_vec())?;
+
+    tonic_prost_build::configure()
+        .bytes(".codelia.v1.OutputEvent.data")
+        .bytes(".codelia.v1.ExecRequest.kind.stdin")
+        .bytes(".codelia.internal.v1.AttachRunRequest.kind.stdin")
+        .compile_fds(protox::compile(PUBLIC.iter().chain(INTERNAL), [&root])?)?;
+    Ok(())
+}

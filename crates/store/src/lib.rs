@@ -1,0 +1,107 @@
+//! Postgres: the only truth, and the only SQL.
+//!
+//! One file for each table. A state change is one guarded statement; zero rows means that the
+//! caller no longer has the right to make it. Every query filters by tenant, or its name says
+//! `any_tenant`, or it is a worker's and filters by lease.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod key;
+mod lease;
+mod output;
+mod run;
+mod server;
+mod session;
+mod tenant;
+mod worker;
+
+use std::time::Duration;
+
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+pub use error::Error;
+pub use key::{Caller, Key, NewKey, Scope};
+pub use lease::{Lease, Released, Swept};
+pub use output::{Chunk, Stream};
+pub use run::{Admission, Assigned, Committed, NewRun, Run, RunFilter, RunState};
+pub use server::{Server, ServerError};
+pub use session::{EndReason, NewSession, Session, SessionCreated, SessionRef, SessionSpec, SessionState};
+pub use tenant::{Quotas, QuotasChange, Tenant, Used};
+pub use worker::{Candidate, Heartbeat, NewWorker, Worker, WorkerState};
+
+/// A handle on the database; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pool: PgPool,
+}
+
+/// How to reach the database.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where it is and as whom.
+    pub connect: PgConnectOptions,
+    /// Most connections at once.
+    pub max_connections: u32,
+    /// How long a caller waits for one.
+    pub acquire_timeout: Duration,
+}
+
+impl Options {
+    /// Reads a `postgres://` address.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn from_url(url: &str) -> Result<Self, Error> {
+        let connect = url.parse().map_err(|_| Error::Url)?;
+        Ok(Self { connect, max_connections: 16, acquire_timeout: Duration::from_secs(5) })
+    }
+}
+
+impl Store {
+    /// Connects; fails if the server does not answer.
+    ///
+    /// # Errors
+    /// If no connection can be made.
+    pub async fn connect(options: Options) -> Result<Self, Error> {
+        let pool = PgPoolOptions::new()
+            .max_connections(options.max_connections)
+            .acquire_timeout(options.acquire_timeout)
+            .connect_with(options.connect.application_name("codelia"))
+            .await?;
+        Ok(Self { pool })
+    }
+
+    /// Applies the migrations that are missing, under an advisory lock, and tells how many.
+    ///
+    /// # Errors
+    /// If one fails, or one that was applied has been edited since.
+    pub async fn migrate(&self) -> Result<usize, Error> {
+        todo!()
+    }
+
+    /// Fails unless every migration of this program is applied.
+    ///
+    /// # Errors
+    /// [`Error::NotMigrated`] if one is missing.
+    pub async fn check_migrated(&self) -> Result<(), Error> {
+        todo!()
+    }
+
+    /// Whether the database answers.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn ping(&self) -> Result<(), Error> {
+        sqlx::query("SELECT 1").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Closes all connections.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
