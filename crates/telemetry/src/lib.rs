@@ -3,6 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod metrics;
+mod page;
+mod pipeline;
 pub mod task;
 
 pub use metrics::{Metrics, Step, metrics};
+pub use page::serve_metrics;
+pub use pipeline::{Error, Format, Guard, Options, init};

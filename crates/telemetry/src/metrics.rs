@@ -15,8 +15,8 @@ use opentelemetry::{
 
 /// Bounds of every latency histogram: 100 µs to 100 s.
 const SECONDS: [f64; 19] = [
-    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 30.0,
-    100.0,
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+    10.0, 30.0, 100.0,
 ];
 
 /// A step in the life of a run whose latency is measured.
@@ -84,26 +84,40 @@ pub fn metrics() -> &'static Metrics {
 }
 
 impl Metrics {
-    fn build(meter: &Meter) -> Self {
+    pub(crate) fn build(meter: &Meter) -> Self {
         let counter = |name, about| meter.u64_counter(name).with_description(about).build();
         let gauge = |name, about| meter.i64_gauge(name).with_description(about).build();
         let seconds = |name, about| {
-            meter.f64_histogram(name).with_description(about).with_unit("s").with_boundaries(SECONDS.to_vec()).build()
+            meter
+                .f64_histogram(name)
+                .with_description(about)
+                .with_unit("s")
+                .with_boundaries(SECONDS.to_vec())
+                .build()
         };
         Self {
             requests: counter("codelia_requests", "API calls, by method and gRPC code"),
-            request_seconds: seconds("codelia_request", "API calls: from request to response or first message"),
+            request_seconds: seconds(
+                "codelia_request",
+                "API calls: from request to response or first message",
+            ),
             refusals: counter("codelia_refusals", "Refused calls, by reason"),
             runs: counter("codelia_runs", "Runs that ended, by outcome and mode"),
             step_seconds: seconds("codelia_run_step", "Latency of each step in the life of a run"),
-            setup_seconds: seconds("codelia_isolation_setup", "Launch asked for to execve, by mode and prepared"),
+            setup_seconds: seconds(
+                "codelia_isolation_setup",
+                "Launch asked for to execve, by mode and prepared",
+            ),
             queue_depth: gauge("codelia_queue_depth", "Runs that wait for a worker or a slot"),
             slots: gauge("codelia_slots", "Runs this worker can execute at once"),
             slots_busy: gauge("codelia_slots_busy", "Runs this worker executes"),
             leases: gauge("codelia_leases", "Sessions this worker holds"),
             fenced: counter("codelia_fenced", "Results dropped because the lease was lost"),
             removed: counter("codelia_session_directories_removed", "Session directories removed"),
-            removed_bytes: counter("codelia_session_directories_removed_bytes", "Bytes in removed session directories"),
+            removed_bytes: counter(
+                "codelia_session_directories_removed_bytes",
+                "Bytes in removed session directories",
+            ),
             removal_failures: counter("codelia_session_directory_removal_failures", "Removals that failed"),
             receipts_unclean: counter("codelia_receipts_unclean", "Sandboxes that left something behind"),
             watchers: gauge("codelia_watchers", "Open watch and exec streams of this api"),

@@ -1,0 +1,123 @@
+//! The page operators and probes read: `/metrics`, `/healthz`, `/readyz`.
+
+use axum::{
+    Router,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use prometheus::{Registry, TextEncoder};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Serves `/metrics`, `/healthz` (this process lives) and `/readyz` (`ready` says so) until
+/// `shutdown`.
+///
+/// # Errors
+/// If the listener fails.
+pub async fn serve_metrics<R>(
+    listener: TcpListener,
+    shutdown: CancellationToken,
+    ready: R,
+) -> std::io::Result<()>
+where
+    R: Fn() -> bool + Clone + Send + Sync + 'static,
+{
+    axum::serve(listener, router(prometheus::default_registry().clone(), ready))
+        .with_graceful_shutdown(shutdown.cancelled_owned())
+        .await
+}
+
+fn router<R>(registry: Registry, ready: R) -> Router
+where
+    R: Fn() -> bool + Clone + Send + Sync + 'static,
+{
+    Router::new()
+        .route("/metrics", get(move || async move { metrics(&registry) }))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(move || async move { readiness(ready()) }))
+}
+
+fn readiness(ready: bool) -> (StatusCode, &'static str) {
+    if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+}
+
+fn metrics(registry: &Registry) -> Response {
+    match TextEncoder::new().encode_to_string(&registry.gather()) {
+        Ok(text) => ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use opentelemetry::metrics::MeterProvider;
+    use opentelemetry_sdk::{Resource, metrics::SdkMeterProvider};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::{Metrics, Step, pipeline::meter_provider};
+
+    /// The provider must outlive the page.
+    fn recorded() -> (SdkMeterProvider, Registry) {
+        let registry = Registry::new();
+        let provider = meter_provider(&registry, Resource::builder().build(), None).unwrap();
+        let metrics = Metrics::build(&provider.meter("codelia"));
+        metrics.run_ended("exited", "logical");
+        metrics.step(Step::Commit, Duration::from_millis(2));
+        metrics.setup("logical", true, Duration::from_millis(1));
+        metrics.request("StartRun", "Ok", Duration::from_millis(3));
+        metrics.refused("QUOTA");
+        metrics.worker(4, 1, 2);
+        metrics.queue_depth(3);
+        metrics.session_removed(10);
+        metrics.watchers_changed(1);
+        (provider, registry)
+    }
+
+    async fn fetch(router: Router, path: &str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = crate::task::background("page", axum::serve(listener, router).into_future());
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        server.abort();
+        text
+    }
+
+    #[tokio::test]
+    async fn what_was_recorded_is_on_the_page_under_its_name() {
+        let (_provider, registry) = recorded();
+        let page = fetch(router(registry, || true), "/metrics").await;
+        for line in [
+            r#"codelia_runs_total{mode="logical",outcome="exited"} 1"#,
+            r#"codelia_run_step_seconds_bucket{step="commit",le="0.002"} 1"#,
+            r#"codelia_isolation_setup_seconds_count{mode="logical",prepared="true"} 1"#,
+            r#"codelia_request_seconds_count{method="StartRun"} 1"#,
+            r#"codelia_requests_total{code="Ok",method="StartRun"} 1"#,
+            r#"codelia_refusals_total{reason="QUOTA"} 1"#,
+            "codelia_slots 4",
+            "codelia_slots_busy 1",
+            "codelia_leases 2",
+            "codelia_queue_depth 3",
+            "codelia_watchers 1",
+            "codelia_session_directories_removed_total 1",
+            "codelia_session_directories_removed_bytes_total 10",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_not_ready_says_so_and_lives() {
+        let ready = fetch(router(Registry::new(), || false), "/readyz").await;
+        let alive = fetch(router(Registry::new(), || false), "/healthz").await;
+        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        assert!(alive.starts_with("HTTP/1.1 200"), "{alive}");
+    }
+}
