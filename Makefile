@@ -1,0 +1,46 @@
+# The way in: `make up` to use Codelia, `make test` and `make check` to change it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help up down build test check bench clean
+
+# A rustup that was installed a moment ago is in no shell's PATH yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+# dev builds faster, release runs faster.
+PROFILE ?= release
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+up: ## Install what is needed, build, start everything on this machine in the background
+	@scripts/install-deps up
+	@scripts/install "$$(scripts/build $(PROFILE) | tail -n 1)"
+	@if [ "$$(id -u)" -eq 0 ]; then codelia=/usr/local/bin/codelia; else codelia=$$HOME/.local/bin/codelia; fi; \
+	"$$codelia" up --detach; \
+	echo; \
+	echo "next:  codelia run -- sh -c 'echo hello from \$$(pwd)'"; \
+	echo "stop:  make down"
+
+down: ## Stop what `make up` started; its data stays
+	@if [ "$$(id -u)" -eq 0 ]; then /usr/local/bin/codelia down; else "$$HOME/.local/bin/codelia" down; fi
+
+build: ## Build codelia and codelia-init (PROFILE=dev or release)
+	@scripts/install-deps up
+	@scripts/build $(PROFILE)
+
+test: ## Install what is needed, build, run every test (ARGS go to the test runner)
+	@scripts/install-deps test
+	@scripts/test $(ARGS)
+
+check: ## Formatting, lints, docs, licences and advisories, dependency direction, protocol
+	@scripts/install-deps check
+	@scripts/check
+
+bench: ## Measure against bare fork+exec and bare Postgres, in one run
+	@scripts/install-deps up
+	@scripts/bench $(ARGS)
+
+clean: ## Remove everything that was built
+	@rm -rf target
