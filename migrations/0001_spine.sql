@@ -137,7 +137,7 @@ CREATE TABLE run_output (
     stream        smallint NOT NULL CHECK (stream IN (1, 2)),
     -- Where they start within their stream.
     stream_offset bigint NOT NULL CHECK (stream_offset >= 0),
-    data          bytea NOT NULL CHECK (octet_length(data) > 0),
+    data          bytea NOT NULL CHECK (octet_length(data) BETWEEN 1 AND 1048576),
     PRIMARY KEY (run_id, position)
 );
 
