@@ -1,0 +1,9 @@
+//! What `codelia-init` and the backends say to each other over the control socket.
+
+#![forbid(unsafe_code)]
+
+mod frame;
+mod protocol;
+
+pub use frame::{Decoder, FrameError, encode};
+pub use protocol::{Exit, Failure, Launch, Report, Request, Rlimit, Setup, Status, Step};

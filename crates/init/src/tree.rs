@@ -1,0 +1,118 @@
+//! The processes of the sandbox: watched while the command runs, killed when it ends.
+
+use codelia_init::{Exit, Failure, Report, Request, Status, Step};
+use codelia_sys::{
+    Errno, Pid,
+    process::{self, Reaped},
+    signal::{self, ChildEvents},
+};
+
+use crate::{control::Control, setup::at};
+
+/// Tells that the command runs and watches over it until nothing of it is left. `None`: the backend
+/// is gone, there is nobody to tell.
+pub(crate) fn supervise(
+    control: &mut Control,
+    events: &ChildEvents,
+    main: Pid,
+) -> Result<Option<Exit>, Failure> {
+    let watched = control.send(&Report::Started).and_then(|()| watch(control, events, main));
+    if watched.is_err() {
+        // Nothing runs unwatched. The first failure is the one to tell.
+        let _ = end_all(main);
+    }
+    watched
+}
+
+fn watch(control: &mut Control, events: &ChildEvents, main: Pid) -> Result<Option<Exit>, Failure> {
+    loop {
+        let (asked, ended) = signal::wait_readable(&*control, events).map_err(at(Step::Supervise))?;
+        if ended {
+            events.clear().map_err(at(Step::Supervise))?;
+            if let Some(status) = reap_until(main)? {
+                end_all(main)?;
+                return exit(status).map(Some);
+            }
+        }
+        if asked {
+            match obey(control, main)? {
+                Next::Go => {}
+                Next::End => return end_all(main)?.map(exit).transpose(),
+                Next::Gone => return end_all(main).map(|_| None),
+            }
+        }
+    }
+}
+
+enum Next {
+    /// Go on watching.
+    Go,
+    /// Kill everything and tell.
+    End,
+    /// Kill everything; nobody listens.
+    Gone,
+}
+
+fn obey(control: &mut Control, main: Pid) -> Result<Next, Failure> {
+    if !control.fill()? {
+        return Ok(Next::Gone);
+    }
+    while let Some(request) = control.next()? {
+        match request {
+            // The command has not been reaped, so the group is its own. A signal that cannot be
+            // sent, for it is none or the group gave up its privileges, changes nothing.
+            Request::Signal(number) => drop(process::signal_group(main, number)),
+            Request::Kill => return Ok(Next::End),
+            Request::Setup(_) | Request::Launch(_) => {
+                return Err(Failure::new(Step::Understand, Errno::PROTO));
+            }
+        }
+    }
+    Ok(Next::Go)
+}
+
+/// Collects what has ended; the command's status if it is among it.
+fn reap_until(main: Pid) -> Result<Option<Status>, Failure> {
+    loop {
+        match process::reap().map_err(at(Step::Supervise))? {
+            Reaped::Ended(pid, status) if pid == main => return Ok(Some(status)),
+            Reaped::Ended(..) => {}
+            Reaped::StillRunning | Reaped::NoChildren => return Ok(None),
+        }
+    }
+}
+
+/// Kills and collects every descendant: orphans become children, so that none can hide. Answers
+/// the command's status if it was among them.
+fn end_all(main: Pid) -> Result<Option<Status>, Failure> {
+    let mut status = None;
+    loop {
+        let mut reaped = process::reap().map_err(at(Step::Supervise))?;
+        if reaped == Reaped::StillRunning {
+            kill_descendants()?;
+            reaped = process::reap_next().map_err(at(Step::Supervise))?;
+        }
+        match reaped {
+            Reaped::NoChildren => return Ok(status),
+            Reaped::Ended(pid, ended) if pid == main => status = Some(ended),
+            Reaped::Ended(..) | Reaped::StillRunning => {}
+        }
+    }
+}
+
+fn kill_descendants() -> Result<(), Failure> {
+    let failed = |error: codelia_sys::Error| Failure::new(Step::Supervise, error.errno);
+    for pid in process::descendants(process::own_id()).map_err(failed)? {
+        // A process of other ids is killed by its control group or its namespace.
+        match process::kill(pid) {
+            Ok(()) | Err(Errno::PERM) => {}
+            Err(errno) => return Err(Failure::new(Step::Supervise, errno)),
+        }
+    }
+    Ok(())
+}
+
+fn exit(status: Status) -> Result<Exit, Failure> {
+    let usage = process::children_usage().map_err(at(Step::Supervise))?;
+    Ok(Exit { status, cpu_time: usage.cpu_time, peak_memory_bytes: usage.peak_memory_bytes })
+}

@@ -1,0 +1,194 @@
+//! Where groups can be made: the hierarchies that are mounted, and the parent in each.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rustix::io::Errno;
+
+use super::{Controller, Version};
+use crate::Error;
+
+/// The parent of our groups, for each controller.
+#[derive(Debug)]
+pub struct Hierarchy {
+    memory: Result<Base, Error>,
+    pids: Result<Base, Error>,
+    cpu: Result<Base, Error>,
+    cpu_time: Result<Base, Error>,
+}
+
+/// A directory below which groups are made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Base {
+    pub(super) dir: PathBuf,
+    pub(super) version: Version,
+}
+
+impl Hierarchy {
+    /// Finds the parents: the group `parent` in each hierarchy, else the group of this process.
+    /// A controller without one says so when it is used.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn detect(parent: Option<&Path>) -> Result<Self, Error> {
+        let read = |path: &str| fs::read_to_string(path).map_err(Error::io("read", path));
+        let mounts = read("/proc/self/mountinfo")?;
+        let own = read("/proc/self/cgroup")?;
+        let base = |controller| find(controller, &mounts, &own, parent);
+        Ok(Self {
+            memory: base(Controller::Memory),
+            pids: base(Controller::Pids),
+            cpu: base(Controller::Cpu),
+            cpu_time: base(Controller::CpuTime),
+        })
+    }
+
+    pub(super) fn base(&self, controller: Controller) -> Result<&Base, Error> {
+        match controller {
+            Controller::Memory => &self.memory,
+            Controller::Pids => &self.pids,
+            Controller::Cpu => &self.cpu,
+            Controller::CpuTime => &self.cpu_time,
+        }
+        .as_ref()
+        .map_err(Clone::clone)
+    }
+}
+
+fn find(controller: Controller, mounts: &str, own: &str, parent: Option<&Path>) -> Result<Base, Error> {
+    if let Some(dir) = parent_in(Version::One, controller, mounts, own, parent) {
+        return Ok(Base { dir, version: Version::One });
+    }
+    let absent = || Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV);
+    let dir = parent_in(Version::Two, controller, mounts, own, parent).ok_or_else(absent)?;
+    if controller != Controller::CpuTime {
+        delegate(&dir, controller)?;
+    }
+    Ok(Base { dir, version: Version::Two })
+}
+
+/// Lets the children of a version 2 group be limited. The kernel refuses it (`EBUSY`) where the
+/// group has processes of its own.
+fn delegate(dir: &Path, controller: Controller) -> Result<(), Error> {
+    let path = dir.join("cgroup.subtree_control");
+    let enabled = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    if enabled.split_ascii_whitespace().any(|word| word == controller.as_str()) {
+        return Ok(());
+    }
+    fs::write(&path, format!("+{}", controller.as_str())).map_err(Error::io("delegate controller in", &path))
+}
+
+fn parent_in(
+    version: Version,
+    controller: Controller,
+    mounts: &str,
+    own: &str,
+    parent: Option<&Path>,
+) -> Option<PathBuf> {
+    let mount = mounts.lines().filter_map(Mount::parse).find(|mount| mount.serves(version, controller))?;
+    let group = match parent {
+        Some(parent) => parent.to_owned(),
+        // Paths of groups count from the root of the hierarchy, which need not be what is mounted.
+        None => own_path(version, controller, own)?.strip_prefix(mount.root).ok()?.to_owned(),
+    };
+    Some(mount.point.join(group.strip_prefix("/").unwrap_or(&group)))
+}
+
+/// The path of this process in `/proc/self/cgroup`: lines of `id:controllers:path`.
+fn own_path(version: Version, controller: Controller, own: &str) -> Option<&Path> {
+    own.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let serves = match version {
+            Version::One => controllers.split(',').any(|name| name == controller.as_str()),
+            Version::Two => controllers.is_empty(),
+        };
+        serves.then_some(Path::new(path))
+    })
+}
+
+/// A line of `/proc/self/mountinfo`.
+struct Mount<'a> {
+    root: &'a Path,
+    point: &'a Path,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (before, after) = line.split_once(" - ")?;
+        let mut before = before.split(' ').skip(3);
+        let mut after = after.split(' ');
+        Some(Self {
+            root: Path::new(before.next()?),
+            point: Path::new(before.next()?),
+            kind: after.next()?,
+            options: after.nth(1)?,
+        })
+    }
+
+    fn serves(&self, version: Version, controller: Controller) -> bool {
+        match version {
+            Version::One => {
+                self.kind == "cgroup" && self.options.split(',').any(|o| o == controller.as_str())
+            }
+            Version::Two => self.kind == "cgroup2",
+        }
+    }
+}
+
+#[cfg(test)]
+impl Hierarchy {
+    /// Only this version 2 directory, and only to count CPU time in.
+    pub(super) fn counting_in(dir: &Path) -> Self {
+        let absent = || Err(Error::new("find", "controller", Errno::NODEV));
+        let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two });
+        Self { memory: absent(), pids: absent(), cpu: absent(), cpu_time }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw";
+    const OWN: &str = "4:memory:/docker/abc/job\n2:cpu,cpuacct:/\n0::/user.slice";
+
+    fn one(controller: Controller, parent: Option<&str>) -> Option<PathBuf> {
+        parent_in(Version::One, controller, HYBRID, OWN, parent.map(Path::new))
+    }
+
+    #[test]
+    fn the_own_group_is_found_below_what_is_mounted() {
+        assert_eq!(one(Controller::Memory, None), Some("/sys/fs/cgroup/memory/job".into()));
+        assert_eq!(one(Controller::Cpu, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
+        assert_eq!(one(Controller::CpuTime, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
+        assert_eq!(one(Controller::Pids, None), None);
+        let two = parent_in(Version::Two, Controller::Pids, HYBRID, OWN, None);
+        assert_eq!(two, Some("/sys/fs/cgroup/unified/user.slice".into()));
+    }
+
+    #[test]
+    fn a_parent_that_was_given_takes_the_place_of_the_own_group() {
+        assert_eq!(one(Controller::Cpu, Some("/a/b")), Some("/sys/fs/cgroup/cpu,cpuacct/a/b".into()));
+        assert_eq!(one(Controller::Cpu, Some("a")), Some("/sys/fs/cgroup/cpu,cpuacct/a".into()));
+    }
+
+    #[test]
+    fn a_version_2_parent_is_told_once_to_limit_its_children() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = dir.path().join("cgroup.subtree_control");
+        fs::write(&control, "cpu\n").unwrap();
+        delegate(dir.path(), Controller::Cpu).unwrap();
+        assert_eq!(fs::read_to_string(&control).unwrap(), "cpu\n");
+        delegate(dir.path(), Controller::Memory).unwrap();
+        assert_eq!(fs::read_to_string(&control).unwrap(), "+memory");
+    }
+}

@@ -1,0 +1,142 @@
+//! Descriptors: passing them over Unix sockets, keeping them from a command.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use nix::libc;
+use rustix::{
+    cmsg_space,
+    fs::{CWD, Mode, OFlags},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    },
+    pipe::PipeFlags,
+};
+
+/// The most descriptors one message carries.
+pub const MOST_PER_MESSAGE: usize = 8;
+
+/// A connected pair of stream sockets, closed on exec.
+///
+/// # Errors
+/// As `socketpair(2)`.
+pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// A pipe, read end first, closed on exec.
+///
+/// # Errors
+/// As `pipe2(2)`.
+pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+}
+
+/// Sends bytes, with descriptors attached to the first of them. Answers how many bytes were taken;
+/// the descriptors went with them.
+///
+/// # Errors
+/// As `sendmsg(2)`; `EINVAL` for more than [`MOST_PER_MESSAGE`] descriptors.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_PER_MESSAGE))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+}
+
+/// Receives bytes and appends the descriptors that came with them to `fds`, closed on exec.
+/// Zero bytes are the other side's end.
+///
+/// # Errors
+/// As `recvmsg(2)`.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_PER_MESSAGE))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
+    for part in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = part {
+            fds.extend(received);
+        }
+    }
+    Ok(message.bytes)
+}
+
+/// Makes the three streams of this process those given.
+///
+/// # Errors
+/// As `dup2(2)`.
+pub fn replace_streams(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Result<(), Errno> {
+    rustix::stdio::dup2_stdin(stdin)?;
+    rustix::stdio::dup2_stdout(stdout)?;
+    rustix::stdio::dup2_stderr(stderr)
+}
+
+/// Points standard output and standard error to `/dev/null`.
+///
+/// # Errors
+/// As `open(2)` and `dup2(2)`.
+pub fn silence_output() -> Result<(), Errno> {
+    let null = rustix::fs::openat(CWD, "/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)
+}
+
+/// Lets no descriptor but the three streams survive the next exec.
+///
+/// # Errors
+/// As `close_range(2)`.
+pub fn keep_from_command() -> Result<(), Errno> {
+    close_range(3, libc::CLOSE_RANGE_CLOEXEC)
+}
+
+pub(crate) fn close_range(first: u32, flags: u32) -> Result<(), Errno> {
+    // SAFETY: takes no pointers. Who calls it without CLOSE_RANGE_CLOEXEC guarantees that the
+    // process owns none of these descriptors.
+    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+    if answer == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+pub(crate) fn last_errno() -> Errno {
+    Errno::from_raw_os_error(nix::errno::Errno::last_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io::Read, os::fd::AsFd};
+
+    use super::*;
+
+    #[test]
+    fn descriptors_arrive_with_their_bytes_and_are_closed_on_exec() {
+        let (here, there) = socket_pair().unwrap();
+        let (read, write) = pipe().unwrap();
+        assert_eq!(send(&here, b"hello", &[write.as_fd()]).unwrap(), 5);
+        drop(write);
+
+        let (mut bytes, mut fds) = ([0; 16], Vec::new());
+        assert_eq!(receive(&there, &mut bytes, &mut fds).unwrap(), 5);
+        let received = fds.pop().unwrap();
+        assert!(rustix::io::fcntl_getfd(&received).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        rustix::io::write(&received, b"through").unwrap();
+        drop(received);
+
+        let mut text = String::new();
+        File::from(read).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+    }
+
+    #[test]
+    fn the_end_of_the_other_side_is_zero_bytes() {
+        let (here, there) = socket_pair().unwrap();
+        drop(here);
+        assert_eq!(receive(&there, &mut [0; 4], &mut Vec::new()).unwrap(), 0);
+    }
+}

@@ -1,0 +1,63 @@
+//! Pseudo-terminals.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::{io::Errno, pty::OpenptFlags, termios::Winsize};
+
+/// A pseudo-terminal's two sides, closed on exec.
+#[derive(Debug)]
+pub struct Pty {
+    /// The side of who watches and types.
+    pub controller: OwnedFd,
+    /// The side of the command.
+    pub terminal: OwnedFd,
+}
+
+/// A terminal's size in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowSize {
+    /// Columns.
+    pub columns: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+impl Pty {
+    /// Opens a pair of this size.
+    ///
+    /// # Errors
+    /// As `posix_openpt(3)`, `unlockpt(3)` and `ioctl(TIOCGPTPEER)`.
+    pub fn open(size: WindowSize) -> Result<Self, Errno> {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let controller = rustix::pty::openpt(flags)?;
+        rustix::pty::unlockpt(&controller)?;
+        // By descriptor, not by name: the name may mean another terminal in another mount namespace.
+        let terminal = rustix::pty::ioctl_tiocgptpeer(&controller, flags)?;
+        set_window_size(&controller, size)?;
+        Ok(Self { controller, terminal })
+    }
+}
+
+/// Sets a terminal's size; the processes in its foreground get SIGWINCH.
+///
+/// # Errors
+/// As `ioctl(TIOCSWINSZ)`.
+pub fn set_window_size(terminal: impl AsFd, size: WindowSize) -> Result<(), Errno> {
+    let winsize = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(terminal, winsize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_have_the_size_that_was_set() {
+        let pty = Pty::open(WindowSize { columns: 100, rows: 30 }).unwrap();
+        let size = rustix::termios::tcgetwinsize(&pty.terminal).unwrap();
+        assert_eq!((size.ws_col, size.ws_row), (100, 30));
+        set_window_size(&pty.controller, WindowSize { columns: 7, rows: 5 }).unwrap();
+        let size = rustix::termios::tcgetwinsize(&pty.terminal).unwrap();
+        assert_eq!((size.ws_col, size.ws_row), (7, 5));
+    }
+}

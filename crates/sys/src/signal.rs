@@ -1,0 +1,88 @@
+//! Signals: dispositions, the mask, and children's ends as something to poll.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::{
+    libc,
+    sys::{
+        signal::{SigSet, SigmaskHow, Signal, sigprocmask},
+        signalfd::{SfdFlags, SignalFd},
+    },
+};
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+};
+
+use crate::process::from_nix;
+
+/// Gives every signal its default disposition: ignored ones survive an exec.
+pub fn reset_dispositions() {
+    for number in 1..=libc::SIGRTMAX() {
+        // SAFETY: SIG_DFL installs no handler. The kernel and libc refuse the numbers that are
+        // not ours to set, which are at their default.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+}
+
+/// Blocks every signal.
+///
+/// # Errors
+/// As `sigprocmask(2)`.
+pub fn block_all() -> Result<(), Errno> {
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None).map_err(from_nix)
+}
+
+/// Blocks none.
+///
+/// # Errors
+/// As `sigprocmask(2)`.
+pub fn unblock_all() -> Result<(), Errno> {
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None).map_err(from_nix)
+}
+
+/// The ends of children, to be polled. SIGCHLD must be blocked.
+#[derive(Debug)]
+pub struct ChildEvents(SignalFd);
+
+impl ChildEvents {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As `signalfd(2)`.
+    pub fn open() -> Result<Self, Errno> {
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let set = SigSet::from(Signal::SIGCHLD);
+        SignalFd::with_flags(&set, flags).map(Self).map_err(from_nix)
+    }
+
+    /// Forgets what has been seen. Signals of several children are one.
+    ///
+    /// # Errors
+    /// As `read(2)`.
+    pub fn clear(&self) -> Result<(), Errno> {
+        while self.0.read_signal().map_err(from_nix)?.is_some() {}
+        Ok(())
+    }
+}
+
+impl AsFd for ChildEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until one of two descriptors can be read or is at its end; says which.
+///
+/// # Errors
+/// As `poll(2)`.
+pub fn wait_readable(first: impl AsFd, second: impl AsFd) -> Result<(bool, bool), Errno> {
+    let mut fds = [PollFd::new(&first, PollFlags::IN), PollFd::new(&second, PollFlags::IN)];
+    loop {
+        match rustix::event::poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => return Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
+        }
+    }
+}
