@@ -1,0 +1,13 @@
+-- Takes an open session that nobody live holds.
+UPDATE sessions s SET
+    lease_worker = w.id, lease_incarnation = w.incarnation, lease_epoch = s.lease_epoch + 1, home_root = w.root_id
+FROM workers w
+WHERE s.id = $1 AND s.state = 'open' AND s.expires_at > now()
+  AND w.id = $2 AND w.incarnation = $3 AND w.state = 'ready' AND w.lease_until > now()
+  AND s.spec ->> 'mode' = ANY (w.modes)
+  -- Its files, if it has any, are where this worker is.
+  AND (s.home_root IS NULL OR s.home_root = w.root_id)
+  AND NOT EXISTS (SELECT 1 FROM workers holder
+                  WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
+                    AND holder.lease_until > now())
+RETURNING s.tenant_id, s.lease_epoch, s.spec AS "spec: Json<SessionSpec>"

@@ -1,0 +1,27 @@
+-- Runs that a worker that is gone may have begun: queued again if the caller allowed it, else lost.
+-- $1 limits it to one session.
+WITH orphans AS (
+    SELECT r.id, r.attempt <= r.retries AND r.cancel_requested_at IS NULL AND s.state = 'open' AS again
+    FROM runs r JOIN sessions s ON s.id = r.session_id
+    WHERE r.state = 'running' AND ($1::uuid IS NULL OR r.session_id = $1)
+      AND NOT EXISTS (SELECT 1 FROM workers w
+                      WHERE w.id = r.worker_id AND w.incarnation = r.incarnation AND w.lease_until > now())
+    -- A row that is locked is being committed, or resolved by somebody else.
+    LIMIT $2 FOR UPDATE OF r SKIP LOCKED
+),
+retried AS (
+    UPDATE runs r SET state = 'queued', attempt = r.attempt + 1,
+                      worker_id = NULL, incarnation = NULL, lease_epoch = NULL
+    FROM orphans o WHERE r.id = o.id AND o.again
+    RETURNING r.id
+),
+wiped AS (
+    DELETE FROM run_output USING retried WHERE run_id = retried.id
+),
+lost AS (
+    UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
+        output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
+    FROM orphans o WHERE r.id = o.id AND NOT o.again
+    RETURNING r.id
+)
+SELECT (SELECT count(*) FROM retried) AS "retried!", (SELECT count(*) FROM lost) AS "lost!"

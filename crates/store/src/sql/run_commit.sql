@@ -1,0 +1,22 @@
+-- Ends a run with its result and the rest of its output, if the lease still is the worker's.
+WITH committed AS (
+    UPDATE runs r SET
+        state = 'ended', ended_at = now(), outcome = $5, exit_code = $6, usage = $7, receipt = $8,
+        sandbox_root = $9, started_at = now() - $10::interval, setup_micros = $11, prepared = $12,
+        unenforced = $13, output_bytes = $14, output_truncated = $15
+    FROM sessions s, workers w
+    WHERE r.id = $1 AND r.state = 'running'
+      AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4
+      -- The session was not taken by anybody since …
+      AND s.id = r.session_id AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+      -- … and the worker's leases have not run out.
+      AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
+    RETURNING r.id
+),
+stored AS (
+    INSERT INTO run_output (run_id, position, stream, stream_offset, data)
+    SELECT committed.id, c.position, c.stream, c.stream_offset, c.data
+    FROM committed, unnest($16::bigint[], $17::smallint[], $18::bigint[], $19::bytea[])
+        AS c (position, stream, stream_offset, data)
+)
+SELECT count(*) AS "committed!" FROM committed

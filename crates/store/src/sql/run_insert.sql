@@ -1,0 +1,32 @@
+-- Records a run: one statement that looks at the session, the quotas and the idempotency key.
+WITH session AS (
+    SELECT s.id,
+           s.state = 'open' AND s.expires_at > now() AS open,
+           -- Set if a live worker that takes runs holds the session: the run is its at once.
+           w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
+    FROM sessions s
+    LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+        AND w.lease_until > now() AND w.state = 'ready'
+    WHERE s.id = $2 AND s.tenant_id = $3
+),
+used AS (
+    SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
+    FROM runs WHERE tenant_id = $3 AND state <> 'ended'
+),
+inserted AS (
+    INSERT INTO runs (id, session_id, tenant_id, spec, labels, retries, idempotency_key, request_hash,
+                      state, worker_id, incarnation, lease_epoch)
+    SELECT $1, session.id, $3, $4, $5, $6, $7, $8,
+           CASE WHEN session.worker_id IS NULL THEN 'queued' ELSE 'running' END,
+           session.worker_id, session.incarnation,
+           CASE WHEN session.worker_id IS NOT NULL THEN session.lease_epoch END
+    FROM session, used
+    WHERE session.open AND used.active < $9 AND used.queued < $10
+    ON CONFLICT (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+    RETURNING created_at
+)
+SELECT session.open AS "open!", used.active AS "active!", used.queued AS "queued!",
+       inserted.created_at AS "created_at?",
+       session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
+       session.address AS "address?", session.lease_epoch AS "lease_epoch!"
+FROM session CROSS JOIN used LEFT JOIN inserted ON true
