@@ -12,6 +12,18 @@ pub enum Error {
     /// The database refused a statement or a row could not be read: a defect.
     #[error("the database refused a statement")]
     Statement(#[source] sqlx::Error),
+    /// A row holds a word that this program does not know: a defect, or a newer program wrote it.
+    #[error("the column {column} holds an unknown word")]
+    UnknownWord {
+        /// Which column.
+        column: &'static str,
+    },
+    /// A row that was just written is not there: somebody deleted it meanwhile.
+    #[error("the {what} vanished")]
+    Vanished {
+        /// What vanished.
+        what: &'static str,
+    },
     /// A migration failed.
     #[error("a migration failed")]
     Migrate(#[source] sqlx::migrate::MigrateError),
@@ -43,4 +55,10 @@ impl From<sqlx::Error> for Error {
             _ => Self::Statement(error),
         }
     }
+}
+
+/// Whether a statement failed because `constraint` holds already.
+pub(crate) fn is_unique_violation(error: &sqlx::Error, constraint: &str) -> bool {
+    matches!(error, sqlx::Error::Database(detail)
+        if detail.is_unique_violation() && detail.constraint() == Some(constraint))
 }

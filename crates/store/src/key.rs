@@ -5,7 +5,7 @@ use std::str::FromStr;
 use codelia_policy::{KeyId, TenantId};
 use time::OffsetDateTime;
 
-use crate::{Error, Quotas, Store};
+use crate::{Error, Quotas, Store, row};
 
 /// What a key may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,21 +96,105 @@ pub struct Caller {
 impl Store {
     /// Stores a key; `None` if there is no such tenant.
     pub async fn key_create(&self, key: NewKey<'_>) -> Result<Option<Key>, Error> {
-        todo!()
+        let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
+        sqlx::query_as!(
+            KeyRow,
+            "INSERT INTO api_keys (id, tenant_id, display_name, secret_hash, scopes)
+             SELECT $1, id, $3, $4, $5 FROM tenants WHERE id = $2
+             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at",
+            KeyId::generate().0,
+            key.tenant.as_str(),
+            key.display_name,
+            &key.secret_hash,
+            &scopes,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Key::try_from)
+        .transpose()
     }
 
     /// Finds the caller behind a secret; `None` if no key that is not revoked has it.
     pub async fn key_caller(&self, secret_hash: &[u8; 32]) -> Result<Option<Caller>, Error> {
-        todo!()
+        let row = sqlx::query!(
+            "SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
+                    t.quota_requests_per_second, t.quota_output_bytes
+             FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+             WHERE k.secret_hash = $1 AND k.revoked_at IS NULL",
+            secret_hash,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(Caller {
+            key: KeyId(row.id),
+            tenant: row::word("api_keys.tenant_id", &row.tenant_id)?,
+            scopes: row::words("api_keys.scopes", &row.scopes)?,
+            quotas: Quotas {
+                sessions: row.quota_sessions,
+                concurrent_runs: row.quota_concurrent_runs,
+                queued_runs: row.quota_queued_runs,
+                requests_per_second: row.quota_requests_per_second,
+                output_bytes: row.quota_output_bytes,
+            },
+        }))
     }
 
     /// Lists a tenant's keys, oldest first, after `after`.
     pub async fn key_list(&self, tenant: &TenantId, after: Option<KeyId>, limit: i64) -> Result<Vec<Key>, Error> {
-        todo!()
+        sqlx::query_as!(
+            KeyRow,
+            "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at
+             FROM api_keys WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id > $2)
+             ORDER BY id LIMIT $3",
+            tenant.as_str(),
+            after.map(|id| id.0),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Key::try_from)
+        .collect()
     }
 
     /// Revokes a key; a revoked one stays revoked as it was.
     pub async fn key_revoke(&self, tenant: &TenantId, id: KeyId) -> Result<Option<Key>, Error> {
-        todo!()
+        sqlx::query_as!(
+            KeyRow,
+            "UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
+             WHERE tenant_id = $1 AND id = $2
+             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at",
+            tenant.as_str(),
+            id.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Key::try_from)
+        .transpose()
+    }
+}
+
+struct KeyRow {
+    id: uuid::Uuid,
+    tenant_id: String,
+    display_name: String,
+    scopes: Vec<String>,
+    created_at: OffsetDateTime,
+    revoked_at: Option<OffsetDateTime>,
+}
+
+impl TryFrom<KeyRow> for Key {
+    type Error = Error;
+
+    fn try_from(row: KeyRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: KeyId(row.id),
+            tenant: row::word("api_keys.tenant_id", &row.tenant_id)?,
+            display_name: row.display_name,
+            scopes: row::words("api_keys.scopes", &row.scopes)?,
+            created_at: row.created_at,
+            revoked_at: row.revoked_at,
+        })
     }
 }

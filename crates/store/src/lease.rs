@@ -2,7 +2,9 @@
 
 use codelia_policy::{Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId};
 
-use crate::{Error, SessionSpec, Store};
+use sqlx::{PgExecutor, types::Json};
+
+use crate::{Error, SessionSpec, Store, row};
 
 /// A worker's right to a session.
 #[derive(Debug, Clone)]
@@ -50,7 +52,23 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<Option<Lease>, Error> {
-        todo!()
+        let mut tx = self.pool.begin().await?;
+        let taken = sqlx::query_file!("src/sql/lease_acquire.sql", session.0, worker.as_str(), incarnation.0)
+            .fetch_optional(&mut *tx)
+            .await?;
+        let Some(taken) = taken else { return Ok(None) };
+        let has_files = taken.lease_epoch > 1;
+        if has_files {
+            resolve_orphan_runs(&mut *tx, Some(session), i64::MAX).await?;
+        }
+        tx.commit().await?;
+        Ok(Some(Lease {
+            session,
+            tenant: row::word("sessions.tenant_id", &taken.tenant_id)?,
+            epoch: LeaseEpoch(taken.lease_epoch),
+            spec: taken.spec.0,
+            has_files,
+        }))
     }
 
     /// Gives a session back, if none of its runs is running.
@@ -61,7 +79,30 @@ impl Store {
         incarnation: Incarnation,
         epoch: LeaseEpoch,
     ) -> Result<Released, Error> {
-        todo!()
+        let row = sqlx::query!(
+            r#"WITH held AS (
+                   SELECT id, EXISTS (SELECT 1 FROM runs WHERE session_id = $1 AND state = 'running') AS busy
+                   FROM sessions
+                   WHERE id = $1 AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4
+                   FOR UPDATE
+               ),
+               released AS (
+                   UPDATE sessions s SET lease_worker = NULL, lease_incarnation = NULL
+                   FROM held WHERE s.id = held.id AND NOT held.busy
+               )
+               SELECT busy AS "busy!" FROM held"#,
+            session.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(match row {
+            None => Released::NotHeld,
+            Some(row) if row.busy => Released::Busy,
+            Some(_) => Released::Yes,
+        })
     }
 
     /// Open sessions with queued runs that nobody live holds and this worker may take: fairly,
@@ -72,12 +113,43 @@ impl Store {
         incarnation: Incarnation,
         limit: i64,
     ) -> Result<Vec<SessionId>, Error> {
-        todo!()
+        let ids = sqlx::query_file_scalar!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
+            .fetch_all(&self.pool)
+            .await?;
+        Ok(ids.into_iter().map(SessionId).collect())
     }
 
     /// Ends the leases of workers that are gone: started runs become lost, or queued again if
     /// their caller allowed retries. Idempotent; any api or worker may call it.
     pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<Swept, Error> {
-        todo!()
+        let sessions = sqlx::query!(
+            "WITH dead AS (
+                 SELECT s.id FROM sessions s
+                 WHERE s.lease_worker IS NOT NULL
+                   AND NOT EXISTS (SELECT 1 FROM workers w
+                                   WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                                     AND w.lease_until > now())
+                 LIMIT $1 FOR UPDATE OF s SKIP LOCKED
+             )
+             UPDATE sessions s SET lease_worker = NULL, lease_incarnation = NULL FROM dead WHERE s.id = dead.id",
+            limit,
+        )
+        .execute(&self.pool)
+        .await?
+        .rows_affected();
+        let (retried, lost) = resolve_orphan_runs(&self.pool, None, limit).await?;
+        self.run_cancel_stranded_any_tenant(limit).await?;
+        Ok(Swept { sessions, retried, lost })
     }
+}
+
+async fn resolve_orphan_runs(
+    on: impl PgExecutor<'_>,
+    session: Option<SessionId>,
+    limit: i64,
+) -> Result<(u64, u64), Error> {
+    let row = sqlx::query_file!("src/sql/orphan_runs_resolve.sql", session.map(|id| id.0), limit)
+        .fetch_one(on)
+        .await?;
+    Ok((row.retried.unsigned_abs(), row.lost.unsigned_abs()))
 }

@@ -10,6 +10,7 @@ mod error;
 mod key;
 mod lease;
 mod output;
+mod row;
 mod run;
 mod server;
 mod session;
@@ -32,6 +33,10 @@ pub use server::{Server, ServerError};
 pub use session::{EndReason, NewSession, Session, SessionCreated, SessionRef, SessionSpec, SessionState};
 pub use tenant::{Quotas, QuotasChange, Tenant, Used};
 pub use worker::{Candidate, Heartbeat, NewWorker, Worker, WorkerState};
+
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
+
+const UNDEFINED_TABLE: &str = "42P01";
 
 /// A handle on the database; cheap to clone.
 #[derive(Debug, Clone)]
@@ -80,7 +85,9 @@ impl Store {
     /// # Errors
     /// If one fails, or one that was applied has been edited since.
     pub async fn migrate(&self) -> Result<usize, Error> {
-        todo!()
+        let before = self.migrations_applied().await?;
+        MIGRATIONS.run(&self.pool).await.map_err(Error::Migrate)?;
+        Ok(MIGRATIONS.iter().count().saturating_sub(before))
     }
 
     /// Fails unless every migration of this program is applied.
@@ -88,7 +95,22 @@ impl Store {
     /// # Errors
     /// [`Error::NotMigrated`] if one is missing.
     pub async fn check_migrated(&self) -> Result<(), Error> {
-        todo!()
+        if self.migrations_applied().await? < MIGRATIONS.iter().count() {
+            return Err(Error::NotMigrated);
+        }
+        Ok(())
+    }
+
+    async fn migrations_applied(&self) -> Result<usize, Error> {
+        // The table is there after the first migration alone, so this is not a checked query.
+        let count: Result<i64, _> = sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
+            .fetch_one(&self.pool)
+            .await;
+        match count {
+            Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether the database answers.

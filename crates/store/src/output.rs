@@ -4,6 +4,9 @@ use codelia_policy::{Incarnation, LeaseEpoch, RunId, TenantId, WorkerId};
 
 use crate::{Error, Store};
 
+/// Rows looked at in one read.
+const READ_ROWS: i64 = 64;
+
 /// Where output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -26,6 +29,38 @@ pub struct Chunk {
     pub data: Vec<u8>,
 }
 
+/// Chunks as columns, the form in which they are sent to the database in one statement.
+#[derive(Default)]
+pub(crate) struct Columns<'a> {
+    pub(crate) positions: Vec<i64>,
+    pub(crate) streams: Vec<i16>,
+    pub(crate) offsets: Vec<i64>,
+    pub(crate) data: Vec<&'a [u8]>,
+}
+
+impl<'a> Columns<'a> {
+    pub(crate) fn new(chunks: &'a [Chunk]) -> Self {
+        Self {
+            positions: chunks.iter().map(|chunk| chunk.position).collect(),
+            streams: chunks.iter().map(|chunk| chunk.stream as i16).collect(),
+            offsets: chunks.iter().map(|chunk| chunk.offset).collect(),
+            data: chunks.iter().map(|chunk| chunk.data.as_slice()).collect(),
+        }
+    }
+}
+
+impl Chunk {
+    /// The part of the chunk from `position` on.
+    fn from_position(mut self, position: i64) -> Self {
+        if let Ok(skip @ 1..) = usize::try_from(position - self.position) {
+            self.data.drain(..skip.min(self.data.len()));
+            self.offset += position - self.position;
+            self.position = position;
+        }
+        self
+    }
+}
+
 impl Store {
     /// Stores output of a run that is running under this lease.
     ///
@@ -39,7 +74,37 @@ impl Store {
         epoch: LeaseEpoch,
         chunks: &[Chunk],
     ) -> Result<(), Error> {
-        todo!()
+        let columns = Columns::new(chunks);
+        let stored = sqlx::query!(
+            // The row lock makes a run that is being taken away from this worker visible here.
+            "WITH mine AS (
+                 SELECT r.id FROM runs r
+                 JOIN sessions s ON s.id = r.session_id
+                     AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+                 JOIN workers w ON w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
+                 WHERE r.id = $1 AND r.state = 'running'
+                   AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4
+                 FOR SHARE OF r
+             )
+             INSERT INTO run_output (run_id, position, stream, stream_offset, data)
+             SELECT mine.id, c.position, c.stream, c.stream_offset, c.data
+             FROM mine, unnest($5::bigint[], $6::smallint[], $7::bigint[], $8::bytea[])
+                 AS c (position, stream, stream_offset, data)",
+            run.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+            &columns.positions,
+            &columns.streams,
+            &columns.offsets,
+            &columns.data as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        if stored.rows_affected() == 0 && !chunks.is_empty() {
+            return Err(Error::Fenced);
+        }
+        Ok(())
     }
 
     /// Reads a tenant's run's output from `position` on, in order, about `max_bytes` of it (at least one
@@ -51,6 +116,37 @@ impl Store {
         position: i64,
         max_bytes: i64,
     ) -> Result<Vec<Chunk>, Error> {
-        todo!()
+        let rows = sqlx::query!(
+            r#"SELECT position, stream, stream_offset, data FROM (
+                   SELECT o.position, o.stream, o.stream_offset, o.data,
+                          sum(octet_length(o.data)) OVER (ORDER BY o.position) - octet_length(o.data) AS before
+                   FROM run_output o JOIN runs r ON r.id = o.run_id
+                   WHERE r.tenant_id = $1 AND o.run_id = $2
+                     -- No chunk is longer than 1 MiB, so this finds the one that holds the position.
+                     AND o.position > $3::bigint - 1048576
+                     AND o.position + octet_length(o.data) > $3
+                   ORDER BY o.position LIMIT $5
+               ) AS found
+               WHERE before < $4
+               ORDER BY position"#,
+            tenant.as_str(),
+            run.0,
+            position,
+            max_bytes as _,
+            READ_ROWS,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                let stream = match row.stream {
+                    1 => Stream::Stdout,
+                    2 => Stream::Stderr,
+                    _ => return Err(Error::UnknownWord { column: "run_output.stream" }),
+                };
+                let chunk = Chunk { position: row.position, stream, offset: row.stream_offset, data: row.data };
+                Ok(chunk.from_position(position))
+            })
+            .collect()
     }
 }

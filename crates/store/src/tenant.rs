@@ -3,7 +3,11 @@
 use codelia_policy::TenantId;
 use time::OffsetDateTime;
 
-use crate::{Error, Store};
+use crate::{Error, Store, error::is_unique_violation, row};
+
+/// This close to a quota, inserts of one tenant wait for each other, so that none slips through.
+/// Further away they need not: fewer than this many are under way at once.
+pub(crate) const QUOTA_MARGIN: i64 = 64;
 
 /// A tenant.
 #[derive(Debug, Clone)]
@@ -77,26 +81,134 @@ impl Store {
     /// # Errors
     /// [`Error::Exists`] if the id is in use.
     pub async fn tenant_create(&self, id: &TenantId, quotas: Quotas) -> Result<Tenant, Error> {
-        todo!()
+        let inserted = sqlx::query!(
+            "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                                  quota_requests_per_second, quota_output_bytes)
+             VALUES ($1, $2, $3, $4, $5, $6)
+             RETURNING created_at",
+            id.as_str(),
+            quotas.sessions,
+            quotas.concurrent_runs,
+            quotas.queued_runs,
+            quotas.requests_per_second,
+            quotas.output_bytes,
+        )
+        .fetch_one(&self.pool)
+        .await;
+        match inserted {
+            Ok(row) => Ok(Tenant { id: id.clone(), created_at: row.created_at, quotas }),
+            Err(error) if is_unique_violation(&error, "tenants_pkey") => Err(Error::Exists { what: "the tenant id" }),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Returns a tenant.
     pub async fn tenant_get(&self, id: &TenantId) -> Result<Option<Tenant>, Error> {
-        todo!()
+        sqlx::query_as!(
+            TenantRow,
+            "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                    quota_requests_per_second, quota_output_bytes
+             FROM tenants WHERE id = $1",
+            id.as_str(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Tenant::try_from)
+        .transpose()
     }
 
     /// Lists tenants by id, after `after`. For operators.
     pub async fn tenant_list_any_tenant(&self, after: Option<&TenantId>, limit: i64) -> Result<Vec<Tenant>, Error> {
-        todo!()
+        sqlx::query_as!(
+            TenantRow,
+            "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                    quota_requests_per_second, quota_output_bytes
+             FROM tenants WHERE id > $1 ORDER BY id LIMIT $2",
+            after.map_or("", TenantId::as_str),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Tenant::try_from)
+        .collect()
     }
 
     /// Changes a tenant's quotas. For operators.
     pub async fn tenant_set_quotas(&self, id: &TenantId, change: QuotasChange) -> Result<Option<Tenant>, Error> {
-        todo!()
+        sqlx::query_as!(
+            TenantRow,
+            "UPDATE tenants SET
+                 quota_sessions = coalesce($2, quota_sessions),
+                 quota_concurrent_runs = coalesce($3, quota_concurrent_runs),
+                 quota_queued_runs = coalesce($4, quota_queued_runs),
+                 quota_requests_per_second = coalesce($5, quota_requests_per_second),
+                 quota_output_bytes = coalesce($6, quota_output_bytes)
+             WHERE id = $1
+             RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                       quota_requests_per_second, quota_output_bytes",
+            id.as_str(),
+            change.sessions,
+            change.concurrent_runs,
+            change.queued_runs,
+            change.requests_per_second,
+            change.output_bytes,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Tenant::try_from)
+        .transpose()
     }
 
     /// Counts what a tenant uses.
     pub async fn tenant_usage(&self, id: &TenantId) -> Result<Used, Error> {
-        todo!()
+        let used = sqlx::query_as!(
+            Used,
+            r#"SELECT
+                 (SELECT count(*) FROM sessions WHERE tenant_id = $1 AND state = 'open') AS "sessions!",
+                 (SELECT count(*) FROM runs WHERE tenant_id = $1 AND state <> 'ended') AS "concurrent_runs!",
+                 (SELECT count(*) FROM runs WHERE tenant_id = $1 AND state = 'queued') AS "queued_runs!",
+                 (SELECT coalesce(sum(output_bytes), 0)::bigint FROM runs
+                  WHERE tenant_id = $1 AND output_bytes > 0) AS "output_bytes!""#,
+            id.as_str(),
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(used)
+    }
+
+    /// A transaction that is the only one of its kind for the tenant.
+    pub(crate) async fn tenant_lock(&self, id: &TenantId) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, Error> {
+        let mut tx = self.pool.begin().await?;
+        sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", id.as_str()).execute(&mut *tx).await?;
+        Ok(tx)
+    }
+}
+
+struct TenantRow {
+    id: String,
+    created_at: OffsetDateTime,
+    quota_sessions: i64,
+    quota_concurrent_runs: i64,
+    quota_queued_runs: i64,
+    quota_requests_per_second: i64,
+    quota_output_bytes: i64,
+}
+
+impl TryFrom<TenantRow> for Tenant {
+    type Error = Error;
+
+    fn try_from(row: TenantRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: row::word("tenants.id", &row.id)?,
+            created_at: row.created_at,
+            quotas: Quotas {
+                sessions: row.quota_sessions,
+                concurrent_runs: row.quota_concurrent_runs,
+                queued_runs: row.quota_queued_runs,
+                requests_per_second: row.quota_requests_per_second,
+                output_bytes: row.quota_output_bytes,
+            },
+        })
     }
 }

@@ -1,12 +1,12 @@
 //! The table `workers`: one heartbeat row for each, on which all its session leases hang.
 
-use std::time::Duration;
+use std::{str::FromStr, time::Duration};
 
 use codelia_policy::{Incarnation, Mode, SessionId, WorkerId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Store};
+use crate::{Error, Store, row};
 
 /// A worker, as operators see it.
 #[derive(Debug, Clone)]
@@ -40,6 +40,19 @@ pub enum WorkerState {
     Draining,
     /// Its heartbeat stopped, or it left.
     Gone,
+}
+
+impl FromStr for WorkerState {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "ready" => Ok(Self::Ready),
+            "draining" => Ok(Self::Draining),
+            "left" => Ok(Self::Gone),
+            _ => Err(()),
+        }
+    }
 }
 
 /// A worker that registers.
@@ -90,7 +103,27 @@ pub struct Candidate {
 impl Store {
     /// Registers a worker. An earlier incarnation of the same id is fenced by it.
     pub async fn worker_register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
-        todo!()
+        let modes: Vec<String> = worker.modes.iter().map(|mode| mode.as_str().to_owned()).collect();
+        let row = sqlx::query!(
+            r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until)
+               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8)
+               ON CONFLICT (id) DO UPDATE SET
+                   incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
+                   modes = excluded.modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
+                   state = 'ready', registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
+               RETURNING now() AS "now!""#,
+            worker.id.as_str(),
+            worker.incarnation.0,
+            worker.root_id,
+            worker.address,
+            &modes,
+            worker.slots,
+            worker.version,
+            row::interval(worker.lease_ttl),
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(Heartbeat { now: row.now, drain: false })
     }
 
     /// Renews all leases of a worker in one statement.
@@ -104,32 +137,126 @@ impl Store {
         lease_ttl: Duration,
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
-        todo!()
+        // An expired lease is never renewed: somebody may have taken its sessions.
+        sqlx::query_as!(
+            Heartbeat,
+            r#"UPDATE workers SET heartbeat_at = now(), lease_until = now() + $3, busy_slots = $4
+               WHERE id = $1 AND incarnation = $2 AND state <> 'left' AND lease_until > now()
+               RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
+            id.as_str(),
+            incarnation.0,
+            row::interval(lease_ttl),
+            busy_slots,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::Fenced)
     }
 
     /// Marks a worker as draining, by itself or by an operator. `None` if it is unknown or gone.
     pub async fn worker_drain(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
-        todo!()
+        let updated = sqlx::query!(
+            "UPDATE workers SET state = 'draining' WHERE id = $1 AND state <> 'left' AND lease_until > now()",
+            id.as_str(),
+        )
+        .execute(&self.pool)
+        .await?;
+        if updated.rows_affected() == 0 {
+            return Ok(None);
+        }
+        Ok(self.worker_select(Some(id), None, 1).await?.pop())
     }
 
     /// The worker leaves: its row says so and its leases end now.
     pub async fn worker_leave(&self, id: &WorkerId, incarnation: Incarnation) -> Result<(), Error> {
-        todo!()
+        sqlx::query!(
+            "UPDATE workers SET state = 'left', lease_until = now() WHERE id = $1 AND incarnation = $2",
+            id.as_str(),
+            incarnation.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
     }
 
     /// Lists workers by id, after `after`.
     pub async fn worker_list(&self, after: Option<&WorkerId>, limit: i64) -> Result<Vec<Worker>, Error> {
-        todo!()
+        self.worker_select(None, after, limit).await
+    }
+
+    async fn worker_select(
+        &self,
+        only: Option<&WorkerId>,
+        after: Option<&WorkerId>,
+        limit: i64,
+    ) -> Result<Vec<Worker>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT w.id, w.modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
+                      CASE WHEN w.lease_until > now() THEN w.state ELSE 'left' END AS "state!",
+                      (SELECT count(*) FROM sessions s
+                       WHERE s.lease_worker = w.id AND s.lease_incarnation = w.incarnation) AS "sessions!"
+               FROM workers w
+               WHERE ($1::text IS NULL OR w.id = $1) AND ($2::text IS NULL OR w.id > $2)
+               ORDER BY w.id LIMIT $3"#,
+            only.map(WorkerId::as_str),
+            after.map(WorkerId::as_str),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(Worker {
+                    id: row::word("workers.id", &row.id)?,
+                    state: row::word("workers.state", &row.state)?,
+                    modes: row::words("workers.modes", &row.modes)?,
+                    slots: row.slots,
+                    busy_slots: row.busy_slots,
+                    sessions: row.sessions,
+                    heartbeat_at: row.heartbeat_at,
+                    version: row.version,
+                    address: row.address,
+                })
+            })
+            .collect()
     }
 
     /// Up to two random live, ready workers that may take this session (they have its mode, and
     /// its files if it has any).
     pub async fn worker_candidates(&self, session: SessionId, mode: Mode) -> Result<Vec<Candidate>, Error> {
-        todo!()
+        let rows = sqlx::query!(
+            "SELECT w.id, w.incarnation, w.address, w.slots, w.busy_slots
+             FROM workers w JOIN sessions s ON s.id = $1
+             WHERE w.state = 'ready' AND w.lease_until > now() AND $2 = ANY (w.modes)
+               AND (s.home_root IS NULL OR s.home_root = w.root_id)
+             ORDER BY random() LIMIT 2",
+            session.0,
+            mode.as_str(),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(Candidate {
+                    id: row::word("workers.id", &row.id)?,
+                    incarnation: Incarnation(row.incarnation),
+                    address: row.address,
+                    slots: row.slots,
+                    busy_slots: row.busy_slots,
+                })
+            })
+            .collect()
     }
 
     /// Whether any live worker, ready or draining, has this mode.
     pub async fn worker_has_mode(&self, mode: Mode) -> Result<bool, Error> {
-        todo!()
+        let found = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM workers
+                              WHERE lease_until > now() AND state <> 'left' AND $1 = ANY (modes)) AS "found!""#,
+            mode.as_str(),
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(found)
     }
 }
