@@ -1,13 +1,36 @@
 //! The table `runs`: every run reaches exactly one outcome.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{
     Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, WorkerId,
 };
+use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
-use crate::{Chunk, Error, Quotas, SessionSpec, Store};
+use crate::{Chunk, Error, Quotas, SessionRef, SessionSpec, Store, output::Columns, row, tenant::QUOTA_MARGIN};
+
+/// Reads runs; the condition and its arguments follow.
+macro_rules! select_runs {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            RunRow,
+            r#"SELECT r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
+                      r.labels AS "labels: Json<BTreeMap<String, String>>", r.state,
+                      r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.attempt, r.worker_id, r.lease_epoch,
+                      r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced,
+                      r.outcome AS "outcome: Json<Outcome>", r.usage AS "usage: Json<Usage>",
+                      r.receipt AS "receipt: Json<Receipt>", r.output_bytes, r.output_truncated,
+                      w.address AS "worker_address?"
+               FROM runs r
+               LEFT JOIN workers w ON r.state = 'running' AND w.id = r.worker_id AND w.incarnation = r.incarnation
+                   AND w.lease_until > now()
+               WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
 
 /// A run.
 #[derive(Debug, Clone)]
@@ -69,6 +92,24 @@ pub enum RunState {
     Running,
     /// It has its outcome.
     Ended,
+}
+
+impl RunState {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+impl FromStr for RunState {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        [Self::Queued, Self::Running, Self::Ended].into_iter().find(|state| state.as_str() == text).ok_or(())
+    }
 }
 
 /// A run to be recorded.
@@ -177,31 +218,146 @@ impl Store {
     /// Records a run, in one statement that also checks the session, the quotas and the
     /// idempotency key. If a live worker holds the session the run is recorded as running for it.
     pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<Admission, Error> {
-        todo!()
+        let within = |margin| (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
+        match self.run_insert_within(&self.pool, &new, within(QUOTA_MARGIN)).await? {
+            Admission::OverQuota(_) => {}
+            admission => return Ok(admission),
+        }
+        // Near a quota inserts wait for each other, so that none slips through.
+        let mut tx = self.tenant_lock(new.tenant).await?;
+        let admission = self.run_insert_within(&mut *tx, &new, within(0)).await?;
+        tx.commit().await?;
+        Ok(admission)
+    }
+
+    async fn run_insert_within(
+        &self,
+        on: impl PgExecutor<'_>,
+        new: &NewRun<'_>,
+        (most_active, most_queued): (i64, i64),
+    ) -> Result<Admission, Error> {
+        let found = sqlx::query_file!(
+            "src/sql/run_insert.sql",
+            new.id.0,
+            new.session.0,
+            new.tenant.as_str(),
+            Json(new.spec) as _,
+            Json(new.labels) as _,
+            new.retries,
+            new.idempotency.map(|(key, _)| key),
+            new.idempotency.map(|(_, hash)| hash),
+            most_active,
+            most_queued,
+        )
+        .fetch_optional(on)
+        .await?;
+        let Some(found) = found else { return Ok(Admission::NoSession) };
+        if let Some(created_at) = found.created_at {
+            let worker = found.worker_id.map(|id| row::word("runs.worker_id", &id)).transpose()?;
+            let held = worker.is_some();
+            let run = Run {
+                lease_epoch: held.then_some(LeaseEpoch(found.lease_epoch)),
+                worker,
+                worker_address: found.address,
+                ..Run::recorded(new, created_at, if held { RunState::Running } else { RunState::Queued })
+            };
+            return Ok(Admission::Recorded { run: Box::new(run), incarnation: found.incarnation.map(Incarnation) });
+        }
+        // A known key comes first: it must answer the same when a quota or the session has ended since.
+        if let Some(known) = self.run_known(new).await? {
+            return Ok(known);
+        }
+        Ok(match found.open {
+            false => Admission::SessionEnded,
+            true if found.active >= most_active => Admission::OverQuota("concurrent_runs"),
+            true => Admission::OverQuota("queued_runs"),
+        })
+    }
+
+    /// The run that an idempotency key stands for already.
+    async fn run_known(&self, new: &NewRun<'_>) -> Result<Option<Admission>, Error> {
+        let Some((key, hash)) = new.idempotency else { return Ok(None) };
+        let found = sqlx::query!(
+            "SELECT id, request_hash FROM runs WHERE tenant_id = $1 AND session_id = $2 AND idempotency_key = $3",
+            new.tenant.as_str(),
+            new.session.0,
+            key,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(found) = found else { return Ok(None) };
+        if found.request_hash.as_deref() != Some(hash) {
+            return Ok(Some(Admission::KeyReused));
+        }
+        let run = self.run_get(new.tenant, RunId(found.id)).await?;
+        Ok(run.map(|run| Admission::Known(Box::new(run))))
     }
 
     /// What a run of this session starts from; `None` if the tenant has no such session.
     pub async fn run_session(
         &self,
         tenant: &TenantId,
-        which: &crate::SessionRef,
+        which: &SessionRef,
     ) -> Result<Option<(SessionId, SessionSpec)>, Error> {
-        todo!()
+        let (id, alias) = which.columns();
+        let row = sqlx::query!(
+            r#"SELECT id, spec AS "spec: Json<SessionSpec>" FROM sessions
+               WHERE tenant_id = $1 AND (id = $2 OR (alias = $3 AND state = 'open'))"#,
+            tenant.as_str(),
+            id,
+            alias,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row.map(|row| (SessionId(row.id), row.spec.0)))
     }
 
     /// Returns a tenant's run.
     pub async fn run_get(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
-        todo!()
+        select_runs!("r.tenant_id = $1 AND r.id = $2", tenant.as_str(), id.0)
+            .fetch_optional(&self.pool)
+            .await?
+            .map(Run::try_from)
+            .transpose()
     }
 
     /// Lists a tenant's runs, newest first.
     pub async fn run_list(&self, tenant: &TenantId, filter: &RunFilter, limit: i64) -> Result<Vec<Run>, Error> {
-        todo!()
+        select_runs!(
+            "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
+               AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
+               AND ($6::uuid IS NULL OR r.id < $6)
+             ORDER BY r.id DESC LIMIT $7",
+            tenant.as_str(),
+            filter.session.map(|id| id.0),
+            filter.state.map(RunState::as_str),
+            filter.created_after,
+            filter.created_before,
+            filter.before.map(|id| id.0),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Run::try_from)
+        .collect()
     }
 
     /// Asks for a run's end. A queued one ends as canceled at once; an ended one stays as it is.
     pub async fn run_cancel(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
-        todo!()
+        sqlx::query!(
+            r#"UPDATE runs SET
+                   cancel_requested_at = coalesce(cancel_requested_at, now()),
+                   state = CASE state WHEN 'queued' THEN 'ended' ELSE state END,
+                   ended_at = CASE state WHEN 'queued' THEN now() END,
+                   outcome = CASE state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END
+               WHERE tenant_id = $1 AND id = $2 AND state <> 'ended'"#,
+            tenant.as_str(),
+            id.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        self.run_get(tenant, id).await
     }
 
     /// Lets the lease holder begin a queued run. `None` if it may not: it is not queued any more,
@@ -213,13 +369,47 @@ impl Store {
         incarnation: Incarnation,
         epoch: LeaseEpoch,
     ) -> Result<Option<Assigned>, Error> {
-        todo!()
+        sqlx::query_as!(
+            AssignedRow,
+            r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4
+               FROM sessions s, workers w
+               WHERE r.id = $1 AND r.state = 'queued'
+                 AND s.id = r.session_id AND s.state = 'open'
+                 AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+                 AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
+               RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
+                         r.lease_epoch AS "lease_epoch!", r.attempt,
+                         r.cancel_requested_at IS NOT NULL AS "cancel_requested!""#,
+            id.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Assigned::try_from)
+        .transpose()
     }
 
-    /// Hands a run back that was recorded for this worker and that it has not begun. `false` if
-    /// it was not there to hand back.
+    /// Hands a run back that was recorded for this worker and that it has not begun: it is queued, or
+    /// canceled if its session has ended. `false` if it was not there to hand back.
     pub async fn run_hand_back(&self, id: RunId, worker: &WorkerId, incarnation: Incarnation) -> Result<bool, Error> {
-        todo!()
+        let handed = sqlx::query!(
+            r#"UPDATE runs r SET
+                   state = CASE s.state WHEN 'open' THEN 'queued' ELSE 'ended' END,
+                   ended_at = CASE s.state WHEN 'open' THEN NULL ELSE now() END,
+                   outcome = CASE s.state WHEN 'open' THEN NULL ELSE '{"kind": "canceled"}'::jsonb END,
+                   worker_id = NULL, incarnation = NULL, lease_epoch = NULL
+               FROM sessions s
+               WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3
+                 AND s.id = r.session_id"#,
+            id.0,
+            worker.as_str(),
+            incarnation.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(handed.rows_affected() > 0)
     }
 
     /// Stores a run's result.
@@ -235,12 +425,53 @@ impl Store {
         epoch: LeaseEpoch,
         result: &Committed,
     ) -> Result<(), Error> {
-        todo!()
+        let exit_code = match result.outcome {
+            Outcome::Exited(code) => Some(code),
+            _ => None,
+        };
+        let columns = Columns::new(&result.tail);
+        let committed = sqlx::query_file_scalar!(
+            "src/sql/run_commit.sql",
+            id.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+            Json(&result.outcome) as _,
+            exit_code,
+            Json(&result.usage) as _,
+            Json(&result.receipt) as _,
+            result.sandbox_root,
+            result.started_ago.map(row::interval) as _,
+            result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX)),
+            result.prepared,
+            &result.unenforced,
+            result.output_bytes,
+            result.output_truncated,
+            &columns.positions,
+            &columns.streams,
+            &columns.offsets,
+            &columns.data as _,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        if committed == 0 { Err(Error::Fenced) } else { Ok(()) }
     }
 
     /// Runs recorded as running for this incarnation: pushes that were lost are among them.
     pub async fn run_list_assigned(&self, worker: &WorkerId, incarnation: Incarnation) -> Result<Vec<Assigned>, Error> {
-        todo!()
+        sqlx::query_as!(
+            AssignedRow,
+            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt,
+                      cancel_requested_at IS NOT NULL AS "cancel_requested!"
+               FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
+            worker.as_str(),
+            incarnation.0,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Assigned::try_from)
+        .collect()
     }
 
     /// Queued runs of the sessions this incarnation holds, oldest first: `(run, session, tenant)`.
@@ -250,11 +481,159 @@ impl Store {
         incarnation: Incarnation,
         limit: i64,
     ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
-        todo!()
+        let rows = sqlx::query!(
+            "SELECT r.id, r.session_id, r.tenant_id
+             FROM runs r JOIN sessions s ON s.id = r.session_id
+             WHERE r.state = 'queued' AND s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
+             ORDER BY r.created_at LIMIT $3",
+            worker.as_str(),
+            incarnation.0,
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| Ok((RunId(row.id), SessionId(row.session_id), row::word("runs.tenant_id", &row.tenant_id)?)))
+            .collect()
     }
 
     /// How many runs of any tenant are queued.
     pub async fn run_queue_depth_any_tenant(&self) -> Result<i64, Error> {
-        todo!()
+        let depth = sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM runs WHERE state = 'queued'"#)
+            .fetch_one(&self.pool)
+            .await?;
+        Ok(depth)
+    }
+
+    /// Cancels queued runs whose session ended in the moment they were recorded.
+    pub(crate) async fn run_cancel_stranded_any_tenant(&self, limit: i64) -> Result<(), Error> {
+        sqlx::query!(
+            r#"WITH stranded AS (
+                   SELECT r.id FROM runs r JOIN sessions s ON s.id = r.session_id
+                   WHERE r.state = 'queued' AND s.state = 'ended'
+                   LIMIT $1 FOR UPDATE OF r SKIP LOCKED
+               )
+               UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}'
+               FROM stranded WHERE r.id = stranded.id"#,
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+}
+
+impl Run {
+    /// A run that was just recorded.
+    fn recorded(new: &NewRun<'_>, created_at: OffsetDateTime, state: RunState) -> Self {
+        Self {
+            id: new.id,
+            session: new.session,
+            tenant: new.tenant.clone(),
+            spec: new.spec.clone(),
+            labels: new.labels.clone(),
+            state,
+            cancel_requested: false,
+            attempt: 1,
+            worker: None,
+            lease_epoch: None,
+            sandbox_root: None,
+            created_at,
+            started_at: None,
+            ended_at: None,
+            setup_time: None,
+            prepared: None,
+            unenforced: Vec::new(),
+            outcome: None,
+            usage: None,
+            receipt: None,
+            output_bytes: 0,
+            output_truncated: false,
+            worker_address: None,
+        }
+    }
+}
+
+struct RunRow {
+    id: Uuid,
+    session_id: Uuid,
+    tenant_id: String,
+    spec: Json<RunSpec>,
+    labels: Json<BTreeMap<String, String>>,
+    state: String,
+    cancel_requested: bool,
+    attempt: i32,
+    worker_id: Option<String>,
+    lease_epoch: Option<i64>,
+    sandbox_root: Option<String>,
+    created_at: OffsetDateTime,
+    started_at: Option<OffsetDateTime>,
+    ended_at: Option<OffsetDateTime>,
+    setup_micros: Option<i64>,
+    prepared: Option<bool>,
+    unenforced: Option<Vec<String>>,
+    outcome: Option<Json<Outcome>>,
+    usage: Option<Json<Usage>>,
+    receipt: Option<Json<Receipt>>,
+    output_bytes: i64,
+    output_truncated: bool,
+    worker_address: Option<String>,
+}
+
+impl TryFrom<RunRow> for Run {
+    type Error = Error;
+
+    fn try_from(row: RunRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: RunId(row.id),
+            session: SessionId(row.session_id),
+            tenant: row::word("runs.tenant_id", &row.tenant_id)?,
+            spec: row.spec.0,
+            labels: row.labels.0,
+            state: row::word("runs.state", &row.state)?,
+            cancel_requested: row.cancel_requested,
+            attempt: row.attempt,
+            worker: row.worker_id.map(|text| row::word("runs.worker_id", &text)).transpose()?,
+            lease_epoch: row.lease_epoch.map(LeaseEpoch),
+            sandbox_root: row.sandbox_root,
+            created_at: row.created_at,
+            started_at: row.started_at,
+            ended_at: row.ended_at,
+            setup_time: row.setup_micros.map(|micros| Duration::from_micros(micros.unsigned_abs())),
+            prepared: row.prepared,
+            unenforced: row.unenforced.unwrap_or_default(),
+            outcome: row.outcome.map(|json| json.0),
+            usage: row.usage.map(|json| json.0),
+            receipt: row.receipt.map(|json| json.0),
+            output_bytes: row.output_bytes,
+            output_truncated: row.output_truncated,
+            worker_address: row.worker_address,
+        })
+    }
+}
+
+struct AssignedRow {
+    id: Uuid,
+    session_id: Uuid,
+    tenant_id: String,
+    spec: Json<RunSpec>,
+    lease_epoch: i64,
+    attempt: i32,
+    cancel_requested: bool,
+}
+
+impl TryFrom<AssignedRow> for Assigned {
+    type Error = Error;
+
+    fn try_from(row: AssignedRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: RunId(row.id),
+            session: SessionId(row.session_id),
+            tenant: row::word("runs.tenant_id", &row.tenant_id)?,
+            spec: row.spec.0,
+            epoch: LeaseEpoch(row.lease_epoch),
+            attempt: row.attempt,
+            cancel_requested: row.cancel_requested,
+        })
     }
 }

@@ -1,13 +1,32 @@
 //! The table `sessions`, but for its lease columns, which `lease.rs` owns.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{Incarnation, LeaseEpoch, LimitsRequest, Mode, NetworkMode, SessionId, TenantId, WorkerId};
 use serde::{Deserialize, Serialize};
+use sqlx::{PgExecutor, postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Quotas, Store};
+use crate::{Error, Quotas, Store, error::is_unique_violation, row, tenant::QUOTA_MARGIN};
+
+/// Reads sessions with their live holder; the condition and its arguments follow.
+macro_rules! select_sessions {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            SessionRow,
+            r#"SELECT s.id, s.tenant_id, s.alias, s.spec AS "spec: Json<SessionSpec>",
+                      s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
+                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch,
+                      w.id AS "holder?", w.address AS "holder_address?"
+               FROM sessions s
+               LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                   AND w.lease_until > now()
+               WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
 
 /// What a session was created with; its runs start from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +92,36 @@ pub enum EndReason {
     Idle,
 }
 
+impl SessionState {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+impl FromStr for SessionState {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        [Self::Open, Self::Ended].into_iter().find(|state| state.as_str() == text).ok_or(())
+    }
+}
+
+impl FromStr for EndReason {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "closed" => Ok(Self::Closed),
+            "expired" => Ok(Self::Expired),
+            "idle" => Ok(Self::Idle),
+            _ => Err(()),
+        }
+    }
+}
+
 /// How a caller names a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionRef {
@@ -80,6 +129,16 @@ pub enum SessionRef {
     Id(SessionId),
     /// By alias; finds open sessions alone.
     Alias(String),
+}
+
+impl SessionRef {
+    /// Id and alias, one of them set, as statements take them.
+    pub(crate) fn columns(&self) -> (Option<Uuid>, Option<&str>) {
+        match self {
+            Self::Id(id) => (Some(id.0), None),
+            Self::Alias(alias) => (None, Some(alias)),
+        }
+    }
 }
 
 /// A session to be created.
@@ -122,12 +181,76 @@ impl Store {
     /// # Errors
     /// [`Error::Exists`] if an open session has the alias.
     pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
-        todo!()
+        if !self.session_insert(&self.pool, &new, quotas.sessions - QUOTA_MARGIN).await? {
+            if let Some(known) = self.session_known(&new).await? {
+                return Ok(known);
+            }
+            // Near the quota creations wait for each other, so that none slips through.
+            let mut tx = self.tenant_lock(new.tenant).await?;
+            let inserted = self.session_insert(&mut *tx, &new, quotas.sessions).await?;
+            tx.commit().await?;
+            if !inserted {
+                return Ok(self.session_known(&new).await?.unwrap_or(SessionCreated::OverQuota));
+            }
+        }
+        let session = self.session_get(new.tenant, &SessionRef::Id(new.id)).await?;
+        session.map(|session| SessionCreated::New(Box::new(session))).ok_or(Error::Vanished { what: "session" })
+    }
+
+    async fn session_insert(&self, on: impl PgExecutor<'_>, new: &NewSession<'_>, most: i64) -> Result<bool, Error> {
+        let inserted = sqlx::query_file!(
+            "src/sql/session_create.sql",
+            new.id.0,
+            new.tenant.as_str(),
+            new.alias,
+            Json(new.spec) as _,
+            Json(new.labels) as _,
+            row::interval(new.ttl),
+            new.idle_ttl.map(row::interval),
+            new.idempotency.map(|(key, _)| key),
+            new.idempotency.map(|(_, hash)| hash),
+            most,
+        )
+        .fetch_optional(on)
+        .await;
+        match inserted {
+            Ok(row) => Ok(row.is_some()),
+            Err(error) if is_unique_violation(&error, "sessions_by_alias") => Err(Error::Exists { what: "the alias" }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The session that an idempotency key stands for already.
+    async fn session_known(&self, new: &NewSession<'_>) -> Result<Option<SessionCreated>, Error> {
+        let Some((key, hash)) = new.idempotency else { return Ok(None) };
+        let found = sqlx::query!(
+            "SELECT id, request_hash FROM sessions WHERE tenant_id = $1 AND idempotency_key = $2",
+            new.tenant.as_str(),
+            key,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(found) = found else { return Ok(None) };
+        if found.request_hash.as_deref() != Some(hash) {
+            return Ok(Some(SessionCreated::KeyReused));
+        }
+        let session = self.session_get(new.tenant, &SessionRef::Id(SessionId(found.id))).await?;
+        Ok(session.map(|session| SessionCreated::Known(Box::new(session))))
     }
 
     /// Returns a tenant's session.
     pub async fn session_get(&self, tenant: &TenantId, which: &SessionRef) -> Result<Option<Session>, Error> {
-        todo!()
+        let (id, alias) = which.columns();
+        select_sessions!(
+            "s.tenant_id = $1 AND (s.id = $2 OR (s.alias = $3 AND s.state = 'open'))",
+            tenant.as_str(),
+            id,
+            alias,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Session::try_from)
+        .transpose()
     }
 
     /// Lists a tenant's sessions, newest first, before `before`.
@@ -138,7 +261,19 @@ impl Store {
         before: Option<SessionId>,
         limit: i64,
     ) -> Result<Vec<Session>, Error> {
-        todo!()
+        select_sessions!(
+            "s.tenant_id = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
+             ORDER BY s.id DESC LIMIT $4",
+            tenant.as_str(),
+            state.map(SessionState::as_str),
+            before.map(|id| id.0),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Session::try_from)
+        .collect()
     }
 
     /// Moves an open session's end to `ttl` from now. `None` if it is not there or not open.
@@ -148,18 +283,41 @@ impl Store {
         which: &SessionRef,
         ttl: Duration,
     ) -> Result<Option<Session>, Error> {
-        todo!()
+        let (id, alias) = which.columns();
+        let extended = sqlx::query_scalar!(
+            "UPDATE sessions SET expires_at = now() + $4::interval
+             WHERE tenant_id = $1 AND (id = $2 OR alias = $3) AND state = 'open' AND expires_at > now()
+             RETURNING id",
+            tenant.as_str(),
+            id,
+            alias,
+            row::interval(ttl),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        match extended {
+            Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
+            None => Ok(None),
+        }
     }
 
     /// Ends a session as closed and its queued runs as canceled. An ended one stays as it is.
     pub async fn session_close(&self, tenant: &TenantId, which: &SessionRef) -> Result<Option<Session>, Error> {
-        todo!()
+        let (id, alias) = which.columns();
+        let found = sqlx::query_file_scalar!("src/sql/session_close.sql", tenant.as_str(), id, alias)
+            .fetch_optional(&self.pool)
+            .await?;
+        match found {
+            Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
+            None => Ok(None),
+        }
     }
 
     /// Ends open sessions of any tenant whose absolute or idle time is over and that have no run
     /// that has not ended. Returns how many.
     pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
-        todo!()
+        let ended = sqlx::query_file!("src/sql/session_expire.sql", limit).execute(&self.pool).await?;
+        Ok(ended.rows_affected())
     }
 
     /// Ended sessions with files on this root that no other live worker holds.
@@ -170,22 +328,112 @@ impl Store {
         root_id: Uuid,
         limit: i64,
     ) -> Result<Vec<SessionId>, Error> {
-        todo!()
+        let ids = sqlx::query_scalar!(
+            "SELECT s.id FROM sessions s
+             WHERE s.state = 'ended' AND s.removed_at IS NULL AND s.home_root = $3
+               AND ((s.lease_worker = $1 AND s.lease_incarnation = $2)
+                    OR NOT EXISTS (SELECT 1 FROM workers w
+                                   WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                                     AND w.lease_until > now()))
+             ORDER BY s.ended_at LIMIT $4",
+            worker.as_str(),
+            incarnation.0,
+            root_id,
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(ids.into_iter().map(SessionId).collect())
     }
 
-    /// Records that an ended session's directory is gone, and ends its lease.
+    /// Records that an ended session's directory is gone, and ends its lease. Does nothing while a
+    /// run of it is running: that one must be committed first.
     pub async fn session_removed(&self, id: SessionId, root_id: Uuid) -> Result<(), Error> {
-        todo!()
+        sqlx::query!(
+            "UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
+             WHERE s.id = $1 AND s.state = 'ended' AND s.home_root = $2 AND s.removed_at IS NULL
+               AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = s.id AND r.state = 'running')",
+            id.0,
+            root_id,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
     }
 
-    /// Of these ids, those that are not open or have their files on another root: directories of
-    /// theirs found on this root belong to nobody.
+    /// Of these ids, those that are unknown, removed, or have their files on another root:
+    /// directories of theirs found on this root belong to nobody.
     pub async fn session_orphans(&self, root_id: Uuid, ids: &[SessionId]) -> Result<Vec<SessionId>, Error> {
-        todo!()
+        let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+        let orphans = sqlx::query_scalar!(
+            r#"SELECT found.id AS "id!" FROM unnest($2::uuid[]) AS found (id)
+               LEFT JOIN sessions s ON s.id = found.id
+               -- An ended one is removed in the ordinary way, unless that was done already.
+               WHERE s.id IS NULL OR s.removed_at IS NOT NULL OR s.home_root IS DISTINCT FROM $1"#,
+            root_id,
+            &ids,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(orphans.into_iter().map(SessionId).collect())
     }
 
     /// Deletes the rows of sessions that ended longer ago than `keep`, with their runs and output.
     pub async fn session_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
-        todo!()
+        let purged = sqlx::query!(
+            "WITH old AS (
+                 SELECT id FROM sessions
+                 WHERE state = 'ended' AND removed_at IS NOT NULL AND ended_at < now() - $1::interval
+                   AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = sessions.id AND r.state <> 'ended')
+                 LIMIT $2 FOR UPDATE SKIP LOCKED
+             ),
+             runs_gone AS (DELETE FROM runs USING old WHERE runs.session_id = old.id)
+             DELETE FROM sessions USING old WHERE sessions.id = old.id",
+            row::interval(keep),
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(purged.rows_affected())
+    }
+}
+
+struct SessionRow {
+    id: Uuid,
+    tenant_id: String,
+    alias: Option<String>,
+    spec: Json<SessionSpec>,
+    labels: Json<BTreeMap<String, String>>,
+    state: String,
+    end_reason: Option<String>,
+    created_at: OffsetDateTime,
+    expires_at: OffsetDateTime,
+    idle_ttl: Option<PgInterval>,
+    ended_at: Option<OffsetDateTime>,
+    lease_epoch: i64,
+    holder: Option<String>,
+    holder_address: Option<String>,
+}
+
+impl TryFrom<SessionRow> for Session {
+    type Error = Error;
+
+    fn try_from(row: SessionRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: SessionId(row.id),
+            tenant: row::word("sessions.tenant_id", &row.tenant_id)?,
+            alias: row.alias,
+            spec: row.spec.0,
+            labels: row.labels.0,
+            state: row::word("sessions.state", &row.state)?,
+            end_reason: row.end_reason.map(|text| row::word("sessions.end_reason", &text)).transpose()?,
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            idle_ttl: row.idle_ttl.as_ref().map(row::duration),
+            ended_at: row.ended_at,
+            holder: row.holder.map(|text| row::word("sessions.lease_worker", &text)).transpose()?,
+            lease_epoch: LeaseEpoch(row.lease_epoch),
+            holder_address: row.holder_address,
+        })
     }
 }
