@@ -45,10 +45,14 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
         match &error {
-            E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Tls(_) => Self::Unavailable(error),
+            E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Tls(_) => {
+                Self::Unavailable(error)
+            }
             // 57P*: the server is stopping or starting; 08*: the connection broke; 53*: out of resources.
             E::Database(detail)
-                if detail.code().is_some_and(|c| c.starts_with("57P") || c.starts_with("08") || c.starts_with("53")) =>
+                if detail
+                    .code()
+                    .is_some_and(|c| c.starts_with("57P") || c.starts_with("08") || c.starts_with("53")) =>
             {
                 Self::Unavailable(error)
             }

@@ -26,7 +26,8 @@ pub enum Scope {
 
 impl Scope {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Run, Self::Files, Self::Approve, Self::Audit, Self::Admin, Self::Operator];
+    pub const ALL: [Self; 6] =
+        [Self::Run, Self::Files, Self::Approve, Self::Audit, Self::Admin, Self::Operator];
 
     /// The word for it.
     #[must_use]
@@ -141,7 +142,12 @@ impl Store {
     }
 
     /// Lists a tenant's keys, oldest first, after `after`.
-    pub async fn key_list(&self, tenant: &TenantId, after: Option<KeyId>, limit: i64) -> Result<Vec<Key>, Error> {
+    pub async fn key_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<KeyId>,
+        limit: i64,
+    ) -> Result<Vec<Key>, Error> {
         sqlx::query_as!(
             KeyRow,
             "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at

@@ -113,9 +113,10 @@ impl Store {
         incarnation: Incarnation,
         limit: i64,
     ) -> Result<Vec<SessionId>, Error> {
-        let ids = sqlx::query_file_scalar!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
-            .fetch_all(&self.pool)
-            .await?;
+        let ids =
+            sqlx::query_file_scalar!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
+                .fetch_all(&self.pool)
+                .await?;
         Ok(ids.into_iter().map(SessionId).collect())
     }
 

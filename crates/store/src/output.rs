@@ -144,7 +144,8 @@ impl Store {
                     2 => Stream::Stderr,
                     _ => return Err(Error::UnknownWord { column: "run_output.stream" }),
                 };
-                let chunk = Chunk { position: row.position, stream, offset: row.stream_offset, data: row.data };
+                let chunk =
+                    Chunk { position: row.position, stream, offset: row.stream_offset, data: row.data };
                 Ok(chunk.from_position(position))
             })
             .collect()

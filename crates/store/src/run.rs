@@ -9,7 +9,9 @@ use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Chunk, Error, Quotas, SessionRef, SessionSpec, Store, output::Columns, row, tenant::QUOTA_MARGIN};
+use crate::{
+    Chunk, Error, Quotas, SessionRef, SessionSpec, Store, output::Columns, row, tenant::QUOTA_MARGIN,
+};
 
 /// Reads runs; the condition and its arguments follow.
 macro_rules! select_runs {
@@ -261,7 +263,10 @@ impl Store {
                 worker_address: found.address,
                 ..Run::recorded(new, created_at, if held { RunState::Running } else { RunState::Queued })
             };
-            return Ok(Admission::Recorded { run: Box::new(run), incarnation: found.incarnation.map(Incarnation) });
+            return Ok(Admission::Recorded {
+                run: Box::new(run),
+                incarnation: found.incarnation.map(Incarnation),
+            });
         }
         // A known key comes first: it must answer the same when a quota or the session has ended since.
         if let Some(known) = self.run_known(new).await? {
@@ -322,7 +327,12 @@ impl Store {
     }
 
     /// Lists a tenant's runs, newest first.
-    pub async fn run_list(&self, tenant: &TenantId, filter: &RunFilter, limit: i64) -> Result<Vec<Run>, Error> {
+    pub async fn run_list(
+        &self,
+        tenant: &TenantId,
+        filter: &RunFilter,
+        limit: i64,
+    ) -> Result<Vec<Run>, Error> {
         select_runs!(
             "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
                AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
@@ -393,7 +403,12 @@ impl Store {
 
     /// Hands a run back that was recorded for this worker and that it has not begun: it is queued, or
     /// canceled if its session has ended. `false` if it was not there to hand back.
-    pub async fn run_hand_back(&self, id: RunId, worker: &WorkerId, incarnation: Incarnation) -> Result<bool, Error> {
+    pub async fn run_hand_back(
+        &self,
+        id: RunId,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+    ) -> Result<bool, Error> {
         let handed = sqlx::query!(
             r#"UPDATE runs r SET
                    state = CASE s.state WHEN 'open' THEN 'queued' ELSE 'ended' END,
@@ -458,7 +473,11 @@ impl Store {
     }
 
     /// Runs recorded as running for this incarnation: pushes that were lost are among them.
-    pub async fn run_list_assigned(&self, worker: &WorkerId, incarnation: Incarnation) -> Result<Vec<Assigned>, Error> {
+    pub async fn run_list_assigned(
+        &self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+    ) -> Result<Vec<Assigned>, Error> {
         sqlx::query_as!(
             AssignedRow,
             r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt,
@@ -493,7 +512,9 @@ impl Store {
         .fetch_all(&self.pool)
         .await?;
         rows.into_iter()
-            .map(|row| Ok((RunId(row.id), SessionId(row.session_id), row::word("runs.tenant_id", &row.tenant_id)?)))
+            .map(|row| {
+                Ok((RunId(row.id), SessionId(row.session_id), row::word("runs.tenant_id", &row.tenant_id)?))
+            })
             .collect()
     }
 

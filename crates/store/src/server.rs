@@ -208,7 +208,10 @@ fn find_binaries() -> Option<PathBuf> {
     let complete = |dir: &PathBuf| dir.join("postgres").is_file() && dir.join("initdb").is_file();
     std::env::split_paths(&path).find(complete).or_else(|| {
         let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
-        versions.filter_map(|entry| Some(entry.ok()?.path().join("bin"))).filter(complete).max_by_key(version_of)
+        versions
+            .filter_map(|entry| Some(entry.ok()?.path().join("bin")))
+            .filter(complete)
+            .max_by_key(version_of)
     })
 }
 
@@ -246,14 +249,23 @@ fn make_directory(dir: &Path, owner: Owner) -> Result<(), ServerError> {
 
 fn check_socket_path(dir: &Path) -> Result<(), ServerError> {
     let socket = dir.join(format!(".s.PGSQL.{PORT}.lock"));
-    if socket.as_os_str().len() > SOCKET_PATH_MAX { Err(ServerError::PathTooLong(dir.to_owned())) } else { Ok(()) }
+    if socket.as_os_str().len() > SOCKET_PATH_MAX {
+        Err(ServerError::PathTooLong(dir.to_owned()))
+    } else {
+        Ok(())
+    }
 }
 
 /// A command that runs as the server's owner, with nothing of our surroundings.
 fn as_owner(program: &Path, owner: Owner) -> Command {
     let mut command = Command::new(program);
     // Its own process group: a Ctrl-C on our terminal is not for it.
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C.UTF-8").stdin(Stdio::null()).process_group(0);
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::null())
+        .process_group(0);
     if let Some((uid, gid)) = owner {
         command.uid(uid).gid(gid);
     }
@@ -265,7 +277,15 @@ fn init_cluster(binaries: &Path, dir: &Path, data: &Path, owner: Owner) -> Resul
     // Only the owner and root can reach the socket, so who gets there is trusted.
     let output = as_owner(&initdb, owner)
         .current_dir(dir)
-        .args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions", "--username", ROLE, "-D"])
+        .args([
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C.UTF-8",
+            "--no-instructions",
+            "--username",
+            ROLE,
+            "-D",
+        ])
         .arg(data)
         .output()
         .map_err(file("run", &initdb))?;
@@ -284,12 +304,20 @@ fn spawn_server(
     durability: Durability,
 ) -> Result<Child, ServerError> {
     let log_path = dir.join("log");
-    let log = fs::OpenOptions::new().create(true).append(true).open(&log_path).map_err(file("open", &log_path))?;
+    let log =
+        fs::OpenOptions::new().create(true).append(true).open(&log_path).map_err(file("open", &log_path))?;
     let errors = log.try_clone().map_err(file("open", &log_path))?;
     let program = binaries.join("postgres");
     let mut command = as_owner(&program, owner);
     command.current_dir(dir).arg("-D").arg(data).arg("-k").arg(dir).arg("-p").arg(PORT.to_string());
-    command.args(["-c", "listen_addresses=", "-c", "unix_socket_permissions=0700", "-c", "max_connections=200"]);
+    command.args([
+        "-c",
+        "listen_addresses=",
+        "-c",
+        "unix_socket_permissions=0700",
+        "-c",
+        "max_connections=200",
+    ]);
     if durability == Durability::None {
         command.args(["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]);
     }
@@ -312,7 +340,8 @@ async fn stop_leftover(data: &Path) -> Result<(), ServerError> {
 
 /// The process that serves this data, if one does: its pid file names it and it works there.
 fn leftover_pid(data: &Path) -> Option<i32> {
-    let pid: i32 = fs::read_to_string(data.join("postmaster.pid")).ok()?.lines().next()?.trim().parse().ok()?;
+    let pid: i32 =
+        fs::read_to_string(data.join("postmaster.pid")).ok()?.lines().next()?.trim().parse().ok()?;
     let works_in = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
     (works_in == fs::canonicalize(data).ok()?).then_some(pid)
 }

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{Incarnation, LeaseEpoch, LimitsRequest, Mode, NetworkMode, SessionId, TenantId, WorkerId};
+use codelia_policy::{
+    Incarnation, LeaseEpoch, LimitsRequest, Mode, NetworkMode, SessionId, TenantId, WorkerId,
+};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgExecutor, postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
@@ -194,10 +196,17 @@ impl Store {
             }
         }
         let session = self.session_get(new.tenant, &SessionRef::Id(new.id)).await?;
-        session.map(|session| SessionCreated::New(Box::new(session))).ok_or(Error::Vanished { what: "session" })
+        session
+            .map(|session| SessionCreated::New(Box::new(session)))
+            .ok_or(Error::Vanished { what: "session" })
     }
 
-    async fn session_insert(&self, on: impl PgExecutor<'_>, new: &NewSession<'_>, most: i64) -> Result<bool, Error> {
+    async fn session_insert(
+        &self,
+        on: impl PgExecutor<'_>,
+        new: &NewSession<'_>,
+        most: i64,
+    ) -> Result<bool, Error> {
         let inserted = sqlx::query_file!(
             "src/sql/session_create.sql",
             new.id.0,
@@ -215,7 +224,9 @@ impl Store {
         .await;
         match inserted {
             Ok(row) => Ok(row.is_some()),
-            Err(error) if is_unique_violation(&error, "sessions_by_alias") => Err(Error::Exists { what: "the alias" }),
+            Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
+                Err(Error::Exists { what: "the alias" })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -302,7 +313,11 @@ impl Store {
     }
 
     /// Ends a session as closed and its queued runs as canceled. An ended one stays as it is.
-    pub async fn session_close(&self, tenant: &TenantId, which: &SessionRef) -> Result<Option<Session>, Error> {
+    pub async fn session_close(
+        &self,
+        tenant: &TenantId,
+        which: &SessionRef,
+    ) -> Result<Option<Session>, Error> {
         let (id, alias) = which.columns();
         let found = sqlx::query_file_scalar!("src/sql/session_close.sql", tenant.as_str(), id, alias)
             .fetch_optional(&self.pool)

@@ -97,7 +97,9 @@ impl Store {
         .await;
         match inserted {
             Ok(row) => Ok(Tenant { id: id.clone(), created_at: row.created_at, quotas }),
-            Err(error) if is_unique_violation(&error, "tenants_pkey") => Err(Error::Exists { what: "the tenant id" }),
+            Err(error) if is_unique_violation(&error, "tenants_pkey") => {
+                Err(Error::Exists { what: "the tenant id" })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -118,7 +120,11 @@ impl Store {
     }
 
     /// Lists tenants by id, after `after`. For operators.
-    pub async fn tenant_list_any_tenant(&self, after: Option<&TenantId>, limit: i64) -> Result<Vec<Tenant>, Error> {
+    pub async fn tenant_list_any_tenant(
+        &self,
+        after: Option<&TenantId>,
+        limit: i64,
+    ) -> Result<Vec<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
             "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
@@ -135,7 +141,11 @@ impl Store {
     }
 
     /// Changes a tenant's quotas. For operators.
-    pub async fn tenant_set_quotas(&self, id: &TenantId, change: QuotasChange) -> Result<Option<Tenant>, Error> {
+    pub async fn tenant_set_quotas(
+        &self,
+        id: &TenantId,
+        change: QuotasChange,
+    ) -> Result<Option<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
             "UPDATE tenants SET
@@ -178,9 +188,14 @@ impl Store {
     }
 
     /// A transaction that is the only one of its kind for the tenant.
-    pub(crate) async fn tenant_lock(&self, id: &TenantId) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, Error> {
+    pub(crate) async fn tenant_lock(
+        &self,
+        id: &TenantId,
+    ) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, Error> {
         let mut tx = self.pool.begin().await?;
-        sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", id.as_str()).execute(&mut *tx).await?;
+        sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", id.as_str())
+            .execute(&mut *tx)
+            .await?;
         Ok(tx)
     }
 }
