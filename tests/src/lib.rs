@@ -1,1 +1,38 @@
-//! Placeholder.
+//! The harness of the end-to-end tests: real processes of the built `codelia`, a real Postgres,
+//! real sockets. Everything a test starts ends with it, also when it panics, and what is left
+//! behind fails it.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::expect_used, reason = "all of this is test code")]
+
+mod certificates;
+mod client;
+mod cluster;
+mod eventually;
+mod exec;
+mod leak;
+mod methods;
+mod postgres;
+mod process;
+mod program;
+mod require;
+mod scratch;
+mod terminal;
+mod transcript;
+mod up;
+
+pub use certificates::Certificates;
+pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
+pub use cluster::{Cluster, Shape, WORKER_LEASE};
+pub use eventually::{PATIENCE, eventually, within};
+pub use exec::Exec;
+pub use leak::Traces;
+pub use methods::{Method, all_methods, call, reflected_methods};
+pub use postgres::{Database, POSTGRES_URL};
+pub use process::{Finished, Process};
+pub use program::Program;
+pub use require::{available, is_root};
+pub use scratch::Scratch;
+pub use terminal::Terminal;
+pub use transcript::Transcript;
+pub use up::Up;

@@ -1,0 +1,143 @@
+//! Tenants, keys and scopes.
+
+use anyhow::Result;
+use codelia_proto::v1::{
+    CreateKeyRequest, CreateTenantRequest, GetTenantRequest, ListKeysRequest, ListSessionsRequest,
+    ListTenantsRequest, ListWorkersRequest, Quotas, RevokeKeyRequest, Scope, UpdateQuotasRequest,
+    WorkerState,
+};
+use codelia_store::Scope as Granted;
+use codelia_tests::{Client, Cluster, Shape, refusal, shell};
+use tonic::Code;
+
+async fn list_sessions(client: &Client) -> Result<(), tonic::Status> {
+    client.sessions().list_sessions(ListSessionsRequest::default()).await.map(drop)
+}
+
+fn key_request(parent: &str, scopes: &[Scope]) -> CreateKeyRequest {
+    let scopes = scopes.iter().map(|&scope| scope.into()).collect();
+    CreateKeyRequest { parent: parent.into(), display_name: "ci".into(), scopes }
+}
+
+#[tokio::test]
+async fn a_call_without_a_live_key_is_refused() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    for secret in ["", "cdl_", "nonsense", &format!("cdl_{}", "A".repeat(43)), &client.secret.to_uppercase()]
+    {
+        let refused = refusal(&list_sessions(&client.with_secret(secret)?).await.expect_err("no such key"));
+        assert_eq!(refused.code, Code::Unauthenticated, "{secret:?}");
+    }
+    let mut bare = codelia_proto::v1::session_service_client::SessionServiceClient::new(client.channel());
+    let status = bare.list_sessions(ListSessionsRequest::default()).await.expect_err("no key at all");
+    assert_eq!(refusal(&status).code, Code::Unauthenticated);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_key_is_shown_once_stored_as_a_hash_and_revoked_at_once() -> Result<()> {
+    let cluster = Cluster::with(Shape { apis: 2, ..Shape::default() }).await?;
+    let client = cluster.tenant("a").await?;
+    let made = client.admin().create_key(key_request("tenants/-", &[Scope::Run])).await?.into_inner();
+    let key = made.key.unwrap_or_default();
+    let here = client.with_secret(&made.secret)?;
+    let there = Client::connect(&cluster.endpoint(1), &made.secret).await?;
+    list_sessions(&here).await?;
+    list_sessions(&there).await?;
+
+    let listed = client
+        .admin()
+        .list_keys(ListKeysRequest { parent: "tenants/a".into(), ..Default::default() })
+        .await?;
+    assert!(listed.into_inner().keys.iter().any(|listed| listed.name == key.name));
+    let stored =
+        cluster.database.number("SELECT count(*) FROM api_keys WHERE api_keys::text LIKE '%cdl\\_%'").await?;
+    assert_eq!(stored, 0, "a secret is stored in the clear");
+
+    for _ in 0..2 {
+        client.admin().revoke_key(RevokeKeyRequest { name: key.name.clone() }).await?;
+    }
+    for revoked in [&here, &there] {
+        let refused = refusal(&list_sessions(revoked).await.expect_err("the key is revoked"));
+        assert_eq!(refused.code, Code::Unauthenticated);
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_key_can_do_what_its_scopes_say_and_no_more() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let denied =
+        |status: tonic::Status| assert_eq!(refusal(&status).code, Code::PermissionDenied, "{status:?}");
+
+    let files_only = client.with_secret(&cluster.key("a", &[Granted::Files]).await?)?;
+    denied(list_sessions(&files_only).await.expect_err("needs run"));
+    denied(files_only.start(shell("sessions/x", "true")).await.expect_err("needs run"));
+
+    let run_only = client.with_secret(&cluster.key("a", &[Granted::Run]).await?)?;
+    list_sessions(&run_only).await?;
+    denied(
+        run_only.admin().create_key(key_request("tenants/-", &[Scope::Run])).await.expect_err("needs admin"),
+    );
+
+    denied(
+        client
+            .admin()
+            .create_key(key_request("tenants/-", &[Scope::Operator]))
+            .await
+            .expect_err("lacks it itself"),
+    );
+    denied(client.admin().list_workers(ListWorkersRequest::default()).await.expect_err("needs operator"));
+    let create = CreateTenantRequest { tenant_id: "mine".into(), quotas: None };
+    denied(client.admin().create_tenant(create).await.expect_err("needs operator"));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn an_operator_makes_tenants_and_changes_their_quotas() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let operator = cluster.operator().await?;
+    let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
+    let create = CreateTenantRequest { tenant_id: "team-7".into(), quotas };
+    operator.admin().create_tenant(create.clone()).await?;
+    let again = refusal(&operator.admin().create_tenant(create).await.expect_err("the id is in use"));
+    assert_eq!((again.code, again.reason.as_str()), (Code::AlreadyExists, "TENANT_EXISTS"));
+
+    let key = operator.admin().create_key(key_request("tenants/team-7", &[Scope::Run])).await?.into_inner();
+    let member = operator.with_secret(&key.secret)?;
+    member.session().await?;
+    assert_eq!(refusal(&member.session().await.expect_err("one is all")).code, Code::ResourceExhausted);
+    let change = UpdateQuotasRequest {
+        name: "tenants/team-7".into(),
+        quotas: Some(Quotas { sessions: Some(2), ..Default::default() }),
+    };
+    operator.admin().update_quotas(change).await?;
+    member.session().await?;
+
+    let shown =
+        operator.admin().get_tenant(GetTenantRequest { name: "tenants/team-7".into() }).await?.into_inner();
+    let shown = shown.tenant.unwrap_or_default();
+    assert_eq!(shown.quotas.unwrap_or_default().sessions, Some(2));
+    assert_eq!(shown.usage.unwrap_or_default().sessions, 2);
+    let all = operator.admin().list_tenants(ListTenantsRequest::default()).await?.into_inner().tenants;
+    assert_eq!(
+        all.iter().map(|tenant| tenant.tenant_id.as_str()).collect::<Vec<_>>(),
+        ["operators", "team-7"]
+    );
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn an_operator_sees_the_workers() -> Result<()> {
+    let cluster = Cluster::with(Shape { workers: 2, slots: 3, ..Shape::default() }).await?;
+    let operator = cluster.operator().await?;
+    let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
+    assert_eq!(
+        workers.iter().map(|worker| worker.worker_id.as_str()).collect::<Vec<_>>(),
+        ["worker-0", "worker-1"]
+    );
+    assert!(workers.iter().all(|worker| worker.state() == WorkerState::Ready && worker.slots == 3));
+    assert!(workers.iter().all(|worker| !worker.modes.is_empty() && !worker.version.is_empty()));
+    cluster.end().await
+}

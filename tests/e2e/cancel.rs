@@ -1,0 +1,77 @@
+//! Runs that are ended: by a caller, by the clock, by the end of their session.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use codelia_proto::{
+    duration_to_proto,
+    v1::{CancelRunRequest, Canceled, Limits, StartRunRequest, TimedOut, outcome::Kind},
+};
+use codelia_tests::{Cluster, Exec, shell};
+
+use crate::exec::{nothing_works_in, session_root};
+
+/// Ignores requests to end and has children that do too.
+const STUBBORN: &str = "pwd; trap '' TERM INT HUP; (setsid sleep 100 &); while :; do sleep 0.1; done";
+
+#[tokio::test]
+async fn cancel_ends_the_whole_tree_even_when_it_ignores_requests() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let mut exec = Exec::start(&client, shell(&session.name, STUBBORN)).await?;
+    let directory = session_root(&mut exec).await?;
+    let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
+    for _ in 0..2 {
+        client.runs().cancel_run(CancelRunRequest { name: name.clone() }).await?;
+    }
+    assert_eq!(exec.finish().await?.outcome(), Kind::Canceled(Canceled {}));
+    nothing_works_in(&directory).await;
+
+    let after = client.runs().cancel_run(CancelRunRequest { name }).await?.into_inner();
+    assert!(after.run.is_some_and(|run| run.outcome.is_some()), "canceling an ended run is no error");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_ends_when_its_time_is_over() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let limits = Limits { timeout: Some(duration_to_proto(Duration::from_millis(300))), ..Limits::default() };
+    let request = StartRunRequest { limits: Some(limits), ..shell(&session.name, STUBBORN) };
+    let mut exec = Exec::start(&client, request).await?;
+    let directory = session_root(&mut exec).await?;
+    assert_eq!(exec.finish().await?.outcome(), Kind::TimedOut(TimedOut {}));
+    nothing_works_in(&directory).await;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_command_may_tidy_up_when_it_is_asked_to_end() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let script = "trap 'echo tidy; exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    let mut exec = Exec::start(&client, shell(&session.name, script)).await?;
+    exec.until_stdout("up").await?;
+    let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
+    client.runs().cancel_run(CancelRunRequest { name }).await?;
+    let seen = exec.finish().await?;
+    assert!(seen.stdout_text().contains("tidy"));
+    assert_eq!(seen.outcome(), Kind::Canceled(Canceled {}), "whatever its exit status");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn closing_a_session_ends_its_runs() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let mut exec = Exec::start(&client, shell(&session.name, "pwd; exec sleep 100")).await?;
+    let directory = session_root(&mut exec).await?;
+    client.close(&session.name).await?;
+    assert_eq!(exec.finish().await?.outcome(), Kind::Canceled(Canceled {}));
+    nothing_works_in(&directory).await;
+    cluster.end().await
+}

@@ -1,0 +1,46 @@
+//! One tenant's flood is another's patience of at most one slot turn.
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::Run;
+use codelia_tests::{Client, Cluster, Shape, shell};
+
+fn nanos(time: Option<&prost_types::Timestamp>) -> Result<i128> {
+    let time = time.context("a time")?;
+    Ok(i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos))
+}
+
+async fn ended(client: &Client, runs: &[Run]) -> Result<Vec<Run>> {
+    let mut ended = Vec::new();
+    for run in runs {
+        ended.extend(client.watch_to_end(&run.name, 0).await?.finished);
+    }
+    Ok(ended)
+}
+
+#[tokio::test]
+async fn a_flooding_tenant_delays_another_by_at_most_one_slot_turn() -> Result<()> {
+    let cluster = Cluster::with(Shape { slots: 1, ..Shape::default() }).await?;
+    let flooding = cluster.tenant("flood").await?;
+    let quiet = cluster.tenant("quiet").await?;
+    let (many, one) = (flooding.session().await?, quiet.session().await?);
+    quiet.exec(&one.name, "true").await?;
+
+    let mut flood = Vec::new();
+    for _ in 0..30 {
+        flood.push(flooding.start(shell(&many.name, "sleep 0.1")).await?);
+    }
+    let run = quiet.start(shell(&one.name, "true")).await?;
+    let run = quiet.watch_to_end(&run.name, 0).await?.finished.context("an end")?;
+    let (asked, began) = (nanos(run.create_time.as_ref())?, nanos(run.start_time.as_ref())?);
+
+    let starts = ended(&flooding, &flood)
+        .await?
+        .iter()
+        .map(|run| nanos(run.start_time.as_ref()))
+        .collect::<Result<Vec<_>>>()?;
+    let between = starts.iter().filter(|start| (asked..began).contains(*start)).count();
+    assert!(between <= 1, "{between} runs of the flood were started before the quiet tenant's");
+    let after = starts.iter().filter(|start| **start > began).count();
+    assert!(after > 10, "the flood was over before the quiet tenant came: {after} left");
+    cluster.end().await
+}

@@ -1,0 +1,26 @@
+//! The whole path, from a caller to a command and back, against real processes. One file for each
+//! topic; each test has an installation of its own.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::expect_used, reason = "all of this is test code")]
+
+mod admin;
+mod cancel;
+mod cli;
+mod clients;
+mod configuration;
+mod exec;
+mod fairness;
+mod idempotency;
+mod interactive;
+mod listing;
+mod load;
+mod malformed;
+mod output;
+mod quotas;
+mod service;
+mod sessions;
+mod tenants;
+mod tls;
+mod up;
+mod workers;

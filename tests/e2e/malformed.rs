@@ -1,0 +1,353 @@
+//! Malformed input: every field of every request of every method is spoilt in every way its type
+//! allows, found in the descriptors, so that a new field or method cannot be forgotten. Each time
+//! the field must be named, and in the end nothing may be stored.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::*;
+use codelia_tests::{Client, Cluster, Method, all_methods, call, refusal, shell};
+use prost::Message;
+use prost_reflect::{
+    DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value,
+};
+use tonic::Code;
+
+/// Longer than any text the API takes.
+const OVERSIZED: usize = 200_000;
+
+/// Names of things that exist, for requests that are right but for one field.
+struct Ids {
+    session: String,
+    run: String,
+    key: String,
+}
+
+/// Requests that each method would accept, with every field set that has an inside. A method that
+/// is not here fails the test.
+fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
+    let Ids { session, run, key } = ids;
+    let name = || session.clone();
+    let run_name = || run.clone();
+    let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let now = Some(prost_types::Timestamp { seconds: 1, nanos: 0 });
+    let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
+    let tenant = || "tenants/operators".to_owned();
+    let start = || {
+        let mut request = shell(session, "true");
+        if let Some(command) = &mut request.command {
+            command.terminal = Some(Terminal { columns: 80, rows: 24 });
+        }
+        StartRunRequest { limits: Some(Limits::default()), ..request }
+    };
+    let watch = || WatchRunRequest { name: run_name(), position: 0 };
+    let exec = |kind| ExecRequest { kind: Some(kind) }.encode_to_vec();
+    let one = |request: Vec<u8>| vec![request];
+    Some(match method {
+        "codelia.v1.SessionService.CreateSession" => one(CreateSessionRequest {
+            limits: Some(Limits::default()),
+            ttl: seconds(60),
+            idle_ttl: seconds(60),
+            ..Default::default()
+        }
+        .encode_to_vec()),
+        "codelia.v1.SessionService.ListSessions" => one(Vec::new()),
+        "codelia.v1.SessionService.GetSession" => one(GetSessionRequest { name: name() }.encode_to_vec()),
+        "codelia.v1.SessionService.ExtendSession" => {
+            one(ExtendSessionRequest { name: name(), ttl: seconds(60) }.encode_to_vec())
+        }
+        "codelia.v1.SessionService.CloseSession" => one(CloseSessionRequest { name: name() }.encode_to_vec()),
+        "codelia.v1.RunService.StartRun" => one(start().encode_to_vec()),
+        "codelia.v1.RunService.WatchRun" => one(watch().encode_to_vec()),
+        "codelia.v1.RunService.Exec" => {
+            vec![exec(exec_request::Kind::Start(start())), exec(exec_request::Kind::Attach(watch()))]
+        }
+        "codelia.v1.RunService.GetRun" => one(GetRunRequest { name: run_name() }.encode_to_vec()),
+        "codelia.v1.RunService.ListRuns" => one(ListRunsRequest {
+            parent: name(),
+            created_after: now,
+            created_before: now,
+            ..Default::default()
+        }
+        .encode_to_vec()),
+        "codelia.v1.RunService.CancelRun" => one(CancelRunRequest { name: run_name() }.encode_to_vec()),
+        "codelia.v1.AdminService.CreateTenant" => {
+            one(CreateTenantRequest { tenant_id: "new".into(), quotas }.encode_to_vec())
+        }
+        "codelia.v1.AdminService.GetTenant" => one(GetTenantRequest { name: tenant() }.encode_to_vec()),
+        "codelia.v1.AdminService.ListTenants" | "codelia.v1.AdminService.ListWorkers" => one(Vec::new()),
+        "codelia.v1.AdminService.UpdateQuotas" => {
+            one(UpdateQuotasRequest { name: tenant(), quotas }.encode_to_vec())
+        }
+        "codelia.v1.AdminService.CreateKey" => one(CreateKeyRequest {
+            parent: tenant(),
+            display_name: "new".into(),
+            scopes: vec![Scope::Run.into()],
+        }
+        .encode_to_vec()),
+        "codelia.v1.AdminService.ListKeys" => {
+            one(ListKeysRequest { parent: tenant(), ..Default::default() }.encode_to_vec())
+        }
+        "codelia.v1.AdminService.RevokeKey" => one(RevokeKeyRequest { name: key.clone() }.encode_to_vec()),
+        "codelia.v1.AdminService.DrainWorker" => {
+            one(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
+        }
+        _ => return None,
+    })
+}
+
+/// A request with one field spoilt.
+struct Spoilt {
+    field: String,
+    message: DynamicMessage,
+}
+
+/// Every way to spoil one field of a message.
+fn spoil(message: &DynamicMessage) -> Vec<Spoilt> {
+    let fields = message.descriptor();
+    // Of a oneof, the member that is set.
+    let present = |field: &FieldDescriptor| {
+        field.containing_oneof().is_none_or(|one| one.is_synthetic()) || message.has_field(field)
+    };
+    fields.fields().filter(present).flat_map(|field| spoil_field(message, &field)).collect()
+}
+
+fn spoil_field(message: &DynamicMessage, field: &FieldDescriptor) -> Vec<Spoilt> {
+    let with = |value: Value| {
+        let mut copy = message.clone();
+        copy.set_field(field, value);
+        copy
+    };
+    let mut spoilt: Vec<Spoilt> = bad_values(field)
+        .into_iter()
+        .map(|value| Spoilt { field: field.name().to_owned(), message: with(value) })
+        .collect();
+    if let (Kind::Message(inside), false) = (field.kind(), field.is_list() || field.is_map())
+        && !is_well_known(&inside)
+        && let Some(inner) = message.get_field(field).as_message()
+    {
+        spoilt.extend(spoil(inner).into_iter().map(|spoilt| Spoilt {
+            field: format!("{}.{}", field.name(), spoilt.field),
+            message: with(Value::Message(spoilt.message)),
+        }));
+    }
+    spoilt
+}
+
+fn is_well_known(message: &MessageDescriptor) -> bool {
+    message.full_name().starts_with("google.protobuf.")
+}
+
+/// Values that no field of this type may have.
+fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
+    if field.is_map() {
+        return bad_maps();
+    }
+    if field.is_list() {
+        return bad_lists(field);
+    }
+    match field.kind() {
+        Kind::String => bad_texts(field.name()),
+        Kind::Int32 => vec![Value::I32(-1), Value::I32(i32::MIN)],
+        Kind::Int64 => vec![Value::I64(-1), Value::I64(i64::MIN)],
+        Kind::Enum(_) => vec![Value::EnumNumber(9999), Value::EnumNumber(-1)],
+        Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside),
+        Kind::Message(_) | Kind::Bool => Vec::new(),
+        other => panic!("this test cannot spoil a field of type {other:?} yet: {}", field.full_name()),
+    }
+}
+
+fn bad_texts(field: &str) -> Vec<Value> {
+    let mut texts = vec!["a\0b".to_owned(), "x".repeat(OVERSIZED)];
+    if matches!(field, "name" | "parent") {
+        let wrong = [
+            "",
+            "nonsense",
+            "sessions/",
+            "sessions/../..",
+            "sessions/A B",
+            "tenants/A/keys/1",
+            "workers/",
+            "é",
+        ];
+        texts.extend(wrong.map(str::to_owned));
+    }
+    texts.into_iter().map(Value::String).collect()
+}
+
+fn bad_times(message: &MessageDescriptor) -> Vec<Value> {
+    let pairs: &[(i64, i32)] = match message.name() {
+        "Duration" => &[(-1, 0), (0, -1), (0, 0), (1, 2_000_000_000), (i64::MAX, 0), (i64::MIN, 0)],
+        "Timestamp" => &[(i64::MAX, 0), (i64::MIN, 0), (1, -1), (1, 2_000_000_000)],
+        other => panic!("this test cannot spoil a {other} yet"),
+    };
+    let time = |&(seconds, nanos): &(i64, i32)| {
+        let mut time = DynamicMessage::new(message.clone());
+        time.set_field_by_name("seconds", Value::I64(seconds));
+        time.set_field_by_name("nanos", Value::I32(nanos));
+        Value::Message(time)
+    };
+    pairs.iter().map(time).collect()
+}
+
+fn bad_maps() -> Vec<Value> {
+    let entry = |key: &str, value: &str| (MapKey::String(key.to_owned()), Value::String(value.to_owned()));
+    let mut maps =
+        vec![entry("", "x"), entry("a\0", "x"), entry("a", "\0"), entry(&"k".repeat(OVERSIZED), "")]
+            .into_iter()
+            .map(|entry| Value::Map(HashMap::from([entry])))
+            .collect::<Vec<_>>();
+    maps.push(Value::Map((0..20_000).map(|number| entry(&format!("k{number}"), "")).collect()));
+    maps
+}
+
+fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
+    let text = |text: &str| Value::String(text.to_owned());
+    let lists = match field.kind() {
+        Kind::String => {
+            let oversized = text(&"x".repeat(OVERSIZED));
+            vec![vec![], vec![text("")], vec![text("a\0")], vec![oversized], vec![text("x"); 100_000]]
+        }
+        Kind::Enum(_) => vec![vec![], vec![Value::EnumNumber(0)], vec![Value::EnumNumber(9999)]],
+        other => panic!("this test cannot spoil a list of {other:?} yet: {}", field.full_name()),
+    };
+    lists.into_iter().map(Value::List).collect()
+}
+
+/// Whether the answer names the spoilt field. In a stream of several kinds of messages the kind
+/// may be left out.
+fn names(told: &str, field: &str) -> bool {
+    told == field
+        || field.strip_prefix("start.").or(field.strip_prefix("attach.")).is_some_and(|rest| rest == told)
+}
+
+async fn refused(client: &Client, method: &Method, spoilt: &Spoilt) {
+    let at = format!("{} with a bad {}", method.full_name(), spoilt.field);
+    let Err(status) = call(client, method, spoilt.message.encode_to_vec()).await else {
+        panic!("{at} was accepted")
+    };
+    assert_eq!(status.code(), Code::InvalidArgument, "{at}: {status:?}");
+    let refusal = refusal(&status);
+    assert!(refusal.fields.iter().any(|told| names(told, &spoilt.field)), "{at}: names {:?}", refusal.fields);
+}
+
+async fn existing(client: &Client) -> Result<Ids> {
+    let session = client.session().await?;
+    let run = client.exec(&session.name, "true").await?.run().name.clone();
+    let request = CreateKeyRequest {
+        parent: "tenants/-".into(),
+        scopes: vec![Scope::Run.into()],
+        ..Default::default()
+    };
+    let key = client.admin().create_key(request).await?.into_inner().key.context("the key")?;
+    Ok(Ids { session: session.name, run, key: key.name })
+}
+
+#[tokio::test]
+async fn a_bad_field_is_named_on_every_method_and_nothing_is_stored() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let operator = cluster.operator().await?;
+    let ids = existing(&operator).await?;
+    let before = cluster.database.row_counts().await?;
+    let mut tried = 0;
+    for method in all_methods()? {
+        let name = method.full_name();
+        let Some(requests) = accepted(name, &ids) else { panic!("{name} is missing in this test's table") };
+        for request in requests {
+            for spoilt in spoil(&DynamicMessage::decode(method.input(), request.as_slice())?) {
+                refused(&operator, &method, &spoilt).await;
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 200, "only {tried} requests were tried");
+    assert_eq!(cluster.database.row_counts().await?, before, "something was stored");
+    assert_eq!(operator.get_session(&ids.session).await?.state(), SessionState::Open);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn an_empty_request_names_what_is_missing() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let operator = cluster.operator().await?;
+    // Requests in which nothing is required.
+    let optional = ["CreateSession", "ListSessions", "ListTenants", "ListWorkers"];
+    for method in all_methods()?.iter().filter(|method| !optional.contains(&method.name())) {
+        let name = method.full_name();
+        let status = call(&operator, method, Vec::new()).await.expect_err(name);
+        assert_eq!(status.code(), Code::InvalidArgument, "{name}: {status:?}");
+        assert!(!refusal(&status).fields.is_empty(), "{name}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_million_environment_variables_are_refused_by_name() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let mut request = shell(&session.name, "true");
+    let command = request.command.as_mut().context("a command")?;
+    command.env = (0..1_000_000).map(|number| (format!("V{number}"), String::new())).collect();
+    let status = client.start(request).await.expect_err("a million variables");
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    assert_eq!(refusal(&status).fields, ["command.env"]);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_conversation_that_begins_or_goes_on_wrongly_is_refused() -> Result<()> {
+    use exec_request::Kind::{Attach, CloseStdin as Close, Detach as Leave, Resize, Signal, Start, Stdin};
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let firsts = [
+        Stdin("x".into()),
+        Close(CloseStdin {}),
+        Resize(Terminal { columns: 1, rows: 1 }),
+        Signal(1),
+        Leave(Detach {}),
+    ];
+    for first in firsts {
+        let status = match codelia_tests::Exec::open(&client, first.clone(), 0).await {
+            Ok(mut exec) => exec.advance().await.expect_err("a wrong beginning"),
+            Err(status) => status,
+        };
+        assert_eq!(status.code(), Code::InvalidArgument, "{first:?}: {status:?}");
+    }
+    let bad = [
+        (Signal(0), "signal"),
+        (Signal(999), "signal"),
+        (Resize(Terminal { columns: 0, rows: 1 }), "resize.columns"),
+        (Stdin(vec![0; 3 << 20]), "stdin"),
+        (Start(shell(&session.name, "true")), "start"),
+        (Attach(WatchRunRequest::default()), "attach"),
+    ];
+    for (message, field) in bad {
+        let mut exec = codelia_tests::Exec::start(&client, shell(&session.name, "exec sleep 100")).await?;
+        exec.until_started().await?;
+        exec.send(message).await?;
+        let status = loop {
+            match exec.advance().await {
+                Ok(true) => {}
+                Ok(false) => panic!("{field}: accepted"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status:?}");
+        assert!(refusal(&status).fields.iter().any(|told| told.starts_with(field)), "{field}: {status:?}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_message_are_refused_and_the_service_goes_on() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    for method in all_methods()? {
+        let status = call(&client, &method, vec![0xff; 64]).await.expect_err("not a message");
+        assert_ne!(status.code(), Code::Unknown, "{}: {status:?}", method.full_name());
+    }
+    client.session().await?;
+    cluster.end().await
+}

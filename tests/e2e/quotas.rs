@@ -1,0 +1,94 @@
+//! Every quota bites, and says which one it is.
+
+use anyhow::Result;
+use codelia_proto::v1::{ListSessionsRequest, RunState};
+use codelia_store::Quotas;
+use codelia_tests::{Cluster, Shape, eventually, refusal, shell};
+use tonic::{Code, Status};
+
+/// A run that ends when a file appears.
+const WAITING: &str = "until [ -e go ]; do sleep 0.05; done";
+
+fn assert_quota<T: std::fmt::Debug>(result: Result<T, Status>, quota: &str) {
+    let refused = refusal(&result.expect_err("over the quota"));
+    assert_eq!(refused.code, Code::ResourceExhausted, "{refused:?}");
+    assert!(refused.quotas.iter().any(|name| name == quota), "{refused:?}");
+    assert!(refused.quotas.len() > 1, "a QuotaFailure beside the ErrorInfo: {refused:?}");
+}
+
+#[tokio::test]
+async fn sessions_are_bounded_and_a_closed_one_makes_room() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant_with("a", Quotas { sessions: 2, ..Quotas::default() }).await?;
+    let first = client.session().await?;
+    client.session().await?;
+    assert_quota(client.session().await, "sessions");
+    cluster.tenant("b").await?.session().await?;
+    client.close(&first.name).await?;
+    client.session().await?;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn concurrent_runs_are_bounded() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant_with("a", Quotas { concurrent_runs: 2, ..Quotas::default() }).await?;
+    let session = client.session().await?;
+    let first = client.start(shell(&session.name, WAITING)).await?;
+    client.start(shell(&session.name, WAITING)).await?;
+    assert_quota(client.start(shell(&session.name, "true")).await, "concurrent_runs");
+    client.runs().cancel_run(codelia_proto::v1::CancelRunRequest { name: first.name.clone() }).await?;
+    client.watch_to_end(&first.name, 0).await?;
+    client.start(shell(&session.name, "touch go")).await?;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn queued_runs_are_bounded() -> Result<()> {
+    let cluster = Cluster::with(Shape { slots: 1, ..Shape::default() }).await?;
+    let client = cluster.tenant_with("a", Quotas { queued_runs: 1, ..Quotas::default() }).await?;
+    let session = client.session().await?;
+    let holding = client.start(shell(&session.name, WAITING)).await?;
+    eventually("the first run is running", || async {
+        let run = client.get_run(&holding.name).await.ok()?;
+        (run.state() == RunState::Running).then_some(())
+    })
+    .await;
+    let waiting = client.start(shell(&session.name, "true")).await?;
+    eventually("the second run is queued", || async {
+        let run = client.get_run(&waiting.name).await.ok()?;
+        (run.state() == RunState::Queued).then_some(())
+    })
+    .await;
+    assert_quota(client.start(shell(&session.name, "true")).await, "queued_runs");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn the_request_rate_is_bounded_and_says_when_to_try_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant_with("a", Quotas { requests_per_second: 5, ..Quotas::default() }).await?;
+    let neighbour = cluster.tenant("b").await?;
+    let mut refused = None;
+    for _ in 0..200 {
+        if let Err(status) = client.sessions().list_sessions(ListSessionsRequest::default()).await {
+            refused = Some(status);
+            break;
+        }
+    }
+    let refused = refused.expect("200 requests at 5 each second");
+    assert!(refusal(&refused).retry_after.is_some(), "{refused:?}");
+    assert_quota::<()>(Err(refused), "requests_per_second");
+    neighbour.sessions().list_sessions(ListSessionsRequest::default()).await?;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn kept_output_is_bounded() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant_with("a", Quotas { output_bytes: 10_000, ..Quotas::default() }).await?;
+    let session = client.session().await?;
+    client.exec(&session.name, "head -c 20000 /dev/zero").await?;
+    assert_quota(client.start(shell(&session.name, "true")).await, "output_bytes");
+    cluster.end().await
+}

@@ -1,0 +1,166 @@
+//! What every service owes its operators: health, metrics, deadlines, an orderly end.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::{RunState, WatchRunRequest, outcome::Kind::Exited};
+use codelia_tests::{Client, Cluster, Exec, eventually, refusal, shell, within};
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::{Code, Request};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+/// Fetches a page over HTTP.
+pub(crate) async fn http_get(address: &str, path: &str) -> Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+        .await?;
+    let mut answer = String::new();
+    within("the page", stream.read_to_string(&mut answer)).await?;
+    let status = answer.split(' ').nth(1).context("a status")?.parse()?;
+    Ok((status, answer))
+}
+
+/// An address that was free a moment ago.
+async fn free_address() -> Result<String> {
+    Ok(tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?.to_string())
+}
+
+#[tokio::test]
+async fn health_answers_without_a_key() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let mut health = HealthClient::new(client.channel());
+    for service in ["", "codelia.v1.SessionService", "codelia.v1.RunService", "codelia.v1.AdminService"] {
+        let answer = health.check(HealthCheckRequest { service: service.into() }).await?.into_inner();
+        assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
+    }
+    let unknown = health.check(HealthCheckRequest { service: "no.such.Service".into() }).await;
+    assert_eq!(unknown.expect_err("unknown").code(), Code::NotFound);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_watch_and_an_exec_with_its_run_but_not_a_started_run() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let run = client.start(shell(&session.name, "exec sleep 100")).await?;
+    let mut request = Request::new(WatchRunRequest { name: run.name.clone(), position: 0 });
+    request.set_timeout(Duration::from_millis(500));
+    let mut stream = client.runs().watch_run(request).await?.into_inner();
+    let status = loop {
+        match within("the end of the watch", stream.message()).await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the watch ended without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refusal(&status).code, Code::DeadlineExceeded);
+    assert_eq!(client.get_run(&run.name).await?.state(), RunState::Running);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn metrics_have_the_promised_names() -> Result<()> {
+    let mut cluster =
+        Cluster::with(codelia_tests::Shape { apis: 0, workers: 0, ..Default::default() }).await?;
+    let (of_api, of_worker) = (free_address().await?, free_address().await?);
+    cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &of_worker)]).await?;
+    cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &of_api)]).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    client.exec(&session.name, "exit 3").await?;
+    client.get_run("sessions/-/runs/nonsense").await.expect_err("malformed");
+    client.close(&session.name).await?;
+
+    for address in [&of_api, &of_worker] {
+        assert_eq!(http_get(address, "/healthz").await?.0, 200);
+        assert_eq!(http_get(address, "/readyz").await?.0, 200);
+    }
+    let api = http_get(&of_api, "/metrics").await?.1;
+    for wanted in [
+        "codelia_requests_total{",
+        "code=\"InvalidArgument\"",
+        "codelia_request_seconds_bucket{",
+        "codelia_refusals_total{",
+        "step=\"admit\"",
+        "step=\"record\"",
+        "step=\"dispatch\"",
+    ] {
+        assert!(api.contains(wanted), "{wanted} is not in:\n{api}");
+    }
+    let worker = eventually("the removal is counted", || async {
+        let page = http_get(&of_worker, "/metrics").await.ok()?.1;
+        page.contains("codelia_session_directories_removed_total").then_some(page)
+    })
+    .await;
+    for wanted in [
+        "codelia_runs_total{",
+        "outcome=\"exited\"",
+        "mode=\"logical\"",
+        "codelia_isolation_setup_seconds_bucket{",
+        "step=\"setup\"",
+        "step=\"execute\"",
+        "step=\"commit\"",
+        "codelia_slots{",
+        "codelia_slots_busy{",
+        "codelia_leases{",
+        "codelia_queue_depth{",
+    ] {
+        assert!(worker.contains(wanted), "{wanted} is not in:\n{worker}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn an_api_that_stops_lets_calls_finish_and_takes_no_new_ones() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let script = "echo up; until [ -e go ]; do sleep 0.05; done; echo done";
+    let mut exec = Exec::start(&client, shell(&session.name, script)).await?;
+    exec.until_stdout("up").await?;
+    let root = client.get_run(&exec.transcript.queued.as_ref().context("queued")?.name).await?.sandbox_root;
+    cluster.apis[0].process.signal(Signal::TERM)?;
+    eventually("it takes no new connections", || async {
+        Client::connect(&client.endpoint, &client.secret).await.is_err().then_some(())
+    })
+    .await;
+    let root = if root.is_empty() { cluster.session_directories()?.remove(0) } else { root.into() };
+    std::fs::write(root.join("go"), "")?;
+    let seen = exec.finish().await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("up\ndone\n", Exited(0)));
+    drop(client);
+    assert!(cluster.apis[0].process.exited().await?.success());
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn logs_are_json_on_request_and_never_show_a_key() -> Result<()> {
+    let mut cluster = Cluster::with(codelia_tests::Shape {
+        settings: vec![("CODELIA_LOG_FORMAT", "json".into()), ("CODELIA_LOG_FILTER", "debug".into())],
+        ..Default::default()
+    })
+    .await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let run = client.exec(&session.name, "true").await?.run().run_id.clone();
+    cluster.apis[0].process.terminate().await?;
+    let log = cluster.apis[0].process.read_log();
+    for line in log.lines() {
+        serde_json::from_str::<serde_json::Value>(line).with_context(|| format!("not JSON: {line}"))?;
+    }
+    assert!(
+        log.contains(&run) && log.contains(&session.session_id),
+        "runs and sessions are named in the log:\n{log}"
+    );
+    assert!(!log.contains(&client.secret));
+    cluster.end().await
+}

@@ -1,0 +1,202 @@
+//! Tenant isolation: a walk over every method of every service. A method that is not in the table
+//! below fails the test, so that a new one cannot be forgotten.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use codelia_proto::v1::*;
+use codelia_tests::{Client, Cluster, Method, all_methods, call, reflected_methods, refusal, shell};
+use prost::Message;
+use tonic::Code;
+use uuid::Uuid;
+
+/// Ids that a caller may try: of another tenant's things, or of nothing.
+struct Ids {
+    session: String,
+    alias: String,
+    run: String,
+    tenant: String,
+    key: String,
+}
+
+/// What must come of a method when it is given ids that are not the caller's.
+enum Expected {
+    /// `NOT_FOUND` for each of these requests, with the same words as for ids of nothing.
+    NotFound(Vec<Vec<u8>>),
+    /// The method names nothing of a tenant; its answer to this request must not mention the ids.
+    Unmentioned(Vec<u8>),
+    /// Only for operators: refused for this request.
+    Denied(Vec<u8>),
+}
+
+fn not_found(requests: impl IntoIterator<Item = impl Message>) -> Expected {
+    Expected::NotFound(requests.into_iter().map(|request| request.encode_to_vec()).collect())
+}
+
+/// The table: every method with what it must answer.
+fn expected(method: &str, ids: &Ids) -> Option<Expected> {
+    let sessions = || [ids.session.clone(), ids.alias.clone()];
+    let runs =
+        || [ids.run.clone(), format!("sessions/-/runs/{}", ids.run.rsplit('/').next().unwrap_or_default())];
+    let hour = || Some(prost_types::Duration { seconds: 3600, nanos: 0 });
+    let exec = |kind| ExecRequest { kind: Some(kind) };
+    Some(match method {
+        "codelia.v1.SessionService.CreateSession" => {
+            Expected::Unmentioned(CreateSessionRequest::default().encode_to_vec())
+        }
+        "codelia.v1.SessionService.ListSessions" => {
+            Expected::Unmentioned(ListSessionsRequest::default().encode_to_vec())
+        }
+        "codelia.v1.SessionService.GetSession" => {
+            not_found(sessions().map(|name| GetSessionRequest { name }))
+        }
+        "codelia.v1.SessionService.ExtendSession" => {
+            not_found(sessions().map(|name| ExtendSessionRequest { name, ttl: hour() }))
+        }
+        "codelia.v1.SessionService.CloseSession" => {
+            not_found(sessions().map(|name| CloseSessionRequest { name }))
+        }
+        "codelia.v1.RunService.StartRun" => not_found(sessions().map(|name| shell(&name, "true"))),
+        "codelia.v1.RunService.WatchRun" => {
+            not_found(runs().map(|name| WatchRunRequest { name, position: 0 }))
+        }
+        "codelia.v1.RunService.Exec" => {
+            let starts = sessions().map(|name| exec(exec_request::Kind::Start(shell(&name, "true"))));
+            let attaches =
+                runs().map(|name| exec(exec_request::Kind::Attach(WatchRunRequest { name, position: 0 })));
+            not_found(starts.into_iter().chain(attaches))
+        }
+        "codelia.v1.RunService.GetRun" => not_found(runs().map(|name| GetRunRequest { name })),
+        "codelia.v1.RunService.ListRuns" => {
+            not_found(sessions().map(|parent| ListRunsRequest { parent, ..Default::default() }))
+        }
+        "codelia.v1.RunService.CancelRun" => not_found(runs().map(|name| CancelRunRequest { name })),
+        "codelia.v1.AdminService.GetTenant" => not_found([GetTenantRequest { name: ids.tenant.clone() }]),
+        "codelia.v1.AdminService.ListTenants" => {
+            Expected::Unmentioned(ListTenantsRequest::default().encode_to_vec())
+        }
+        "codelia.v1.AdminService.CreateKey" => not_found([CreateKeyRequest {
+            parent: ids.tenant.clone(),
+            scopes: vec![Scope::Run.into()],
+            ..Default::default()
+        }]),
+        "codelia.v1.AdminService.ListKeys" => {
+            not_found([ListKeysRequest { parent: ids.tenant.clone(), ..Default::default() }])
+        }
+        "codelia.v1.AdminService.RevokeKey" => {
+            let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
+            not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
+        }
+        "codelia.v1.AdminService.CreateTenant" => {
+            Expected::Denied(CreateTenantRequest { tenant_id: "new".into(), quotas: None }.encode_to_vec())
+        }
+        "codelia.v1.AdminService.UpdateQuotas" => {
+            let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
+            Expected::Denied(UpdateQuotasRequest { name: ids.tenant.clone(), quotas }.encode_to_vec())
+        }
+        "codelia.v1.AdminService.ListWorkers" => {
+            Expected::Denied(ListWorkersRequest::default().encode_to_vec())
+        }
+        "codelia.v1.AdminService.DrainWorker" => {
+            Expected::Denied(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
+        }
+        _ => return None,
+    })
+}
+
+/// Ids that are well formed and name nothing.
+fn nothing() -> Ids {
+    let (session, run, key) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
+    Ids {
+        session: format!("sessions/{session}"),
+        alias: "sessions/no-such-alias".into(),
+        run: format!("sessions/{session}/runs/{run}"),
+        tenant: "tenants/no-such-tenant".into(),
+        key: format!("tenants/no-such-tenant/keys/{key}"),
+    }
+}
+
+/// Ids of things that another tenant really has.
+async fn owned_by(client: &Client) -> Result<Ids> {
+    let session =
+        client.create(CreateSessionRequest { alias: "secret-alias".into(), ..Default::default() }).await?;
+    let run = client.exec(&session.name, "echo secret").await?.run().clone();
+    let request = CreateKeyRequest {
+        parent: "tenants/-".into(),
+        scopes: vec![Scope::Run.into()],
+        ..Default::default()
+    };
+    let key = client.admin().create_key(request).await?.into_inner().key.unwrap_or_default();
+    let alias = "sessions/secret-alias".into();
+    Ok(Ids { session: session.name, alias, run: run.name, tenant: "tenants/owner".into(), key: key.name })
+}
+
+/// The answer as a caller can tell one from another.
+async fn answer(client: &Client, method: &Method, request: &[u8]) -> (Code, String, Vec<u8>) {
+    match call(client, method, request.to_vec()).await {
+        Ok(_) => (Code::Ok, String::new(), Vec::new()),
+        Err(status) => (status.code(), status.message().to_owned(), status.details().to_vec()),
+    }
+}
+
+async fn check(
+    client: &Client,
+    method: &Method,
+    foreign: Expected,
+    missing: Expected,
+    ids: &Ids,
+) -> Result<()> {
+    let name = method.full_name();
+    match (foreign, missing) {
+        (Expected::NotFound(foreign), Expected::NotFound(missing)) => {
+            for (foreign, missing) in foreign.iter().zip(&missing) {
+                let told = answer(client, method, foreign).await;
+                assert_eq!(told.0, Code::NotFound, "{name}: {told:?}");
+                assert_eq!(told, answer(client, method, missing).await, "{name} tells the two apart");
+            }
+        }
+        (Expected::Denied(request), _) => {
+            let status = call(client, method, request).await.expect_err(name);
+            assert_eq!(refusal(&status).code, Code::PermissionDenied, "{name}");
+        }
+        (Expected::Unmentioned(request), _) => {
+            let answer = call(client, method, request).await?.unwrap_or_default();
+            let text = String::from_utf8_lossy(&answer);
+            for id in [&ids.session, &ids.alias, &ids.run, &ids.tenant] {
+                let id = id.rsplit('/').next().unwrap_or_default();
+                assert!(!text.contains(id), "{name} shows {id}");
+            }
+        }
+        _ => unreachable!("the table does not depend on the ids"),
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_tenants_ids_are_not_found_on_every_method() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.tenant("owner").await?;
+    let stranger = cluster.tenant("stranger").await?;
+    let (ids, missing) = (owned_by(&owner).await?, nothing());
+    for method in all_methods()? {
+        let name = method.full_name();
+        let Some(foreign) = expected(name, &ids) else { panic!("{name} is missing in this test's table") };
+        let Some(missing) = expected(name, &missing) else { unreachable!("the table has it") };
+        check(&stranger, &method, foreign, missing, &ids).await?;
+    }
+    let session = owner.get_session(&ids.session).await?;
+    assert_eq!(session.state(), SessionState::Open, "the stranger ended the owner's session");
+    assert_eq!(owner.exec(&ids.session, "echo mine").await?.stdout_text(), "mine\n");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn reflection_tells_the_methods_that_the_walk_walks() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let walked: BTreeSet<_> = all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();
+    let reflected: BTreeSet<_> = reflected_methods(&client).await?.into_iter().collect();
+    assert_eq!(reflected, walked);
+    assert!(walked.len() >= 20);
+    cluster.end().await
+}

@@ -1,0 +1,138 @@
+//! `codelia up`: everything on one machine, with nothing configured.
+
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Context, Result};
+use codelia_tests::{Client, Process, Up, available, is_root};
+use rustix::process::Signal;
+
+/// Runs `codelia run` against a place and tells what it printed.
+async fn run(place: &Up, script: &str) -> Result<codelia_tests::Finished> {
+    Process::finish(place.command(&["run", "--", "sh", "-c", script]), b"").await
+}
+
+/// A value in `client.toml`.
+fn client_file(place: &Up, key: &str) -> Result<String> {
+    let path = place.data().join("client.toml");
+    assert_eq!(path.metadata()?.permissions().mode() & 0o777, 0o600, "others can read the key");
+    let text = std::fs::read_to_string(path)?;
+    let line = text
+        .lines()
+        .find(|line| line.trim_start().starts_with(key))
+        .with_context(|| format!("{key}: {text}"))?;
+    Ok(line.split('"').nth(1).context("a string")?.to_owned())
+}
+
+/// From nothing to a run, and down again with nothing left.
+async fn serves_from_start_to_end(place: &Up) -> Result<()> {
+    let mut up = place.start().await?;
+    let said = up.printed();
+    assert!(said.to_lowercase().contains("self-check"), "{said}");
+    assert!(said.contains("ms") && said.contains("codelia run"), "{said}");
+    let done = run(place, "echo out; echo err >&2; exit 7").await?;
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("out\n", "err\n", Some(7)));
+    up.signal(Signal::INT)?;
+    assert!(up.exited().await?.success(), "{}", up.read_log());
+    place.traces().no_process().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_serves_a_first_run_and_leaves_nothing_running() -> Result<()> {
+    serves_from_start_to_end(&Up::place()?).await
+}
+
+#[tokio::test]
+async fn it_serves_an_ordinary_user() -> Result<()> {
+    if !available("user", (!is_root()).then_some("this already is an ordinary user")) {
+        return Ok(());
+    }
+    serves_from_start_to_end(&Up::place_for(65534)?).await
+}
+
+#[tokio::test]
+async fn a_second_start_finds_its_data_again() -> Result<()> {
+    let place = Up::place()?;
+    let mut first = place.start().await?;
+    let secret = client_file(&place, "api_key")?;
+    let created = Process::finish(place.command(&["session", "create", "--alias", "kept"]), b"").await?;
+    assert_eq!(created.code, Some(0), "{created:?}");
+    Process::finish(place.command(&["run", "-s", "kept", "--", "sh", "-c", "echo there > file"]), b"")
+        .await?;
+    first.terminate().await?;
+
+    let mut second = place.start().await?;
+    assert_eq!(client_file(&place, "api_key")?, secret);
+    let done = Process::finish(place.command(&["run", "-s", "kept", "--", "cat", "file"]), b"").await?;
+    assert_eq!((done.stdout.as_str(), done.code), ("there\n", Some(0)), "{done:?}");
+    second.terminate().await?;
+    place.traces().no_process().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_on_one_machine_do_not_collide_but_two_on_one_directory_do() -> Result<()> {
+    let (one, two) = (Up::place()?, Up::place()?);
+    let (first, second) = tokio::join!(one.start(), two.start());
+    let (mut first, mut second) = (first?, second?);
+    let (here, there) = tokio::join!(run(&one, "pwd"), run(&two, "pwd"));
+    assert!(here?.stdout.starts_with(one.data().to_str().context("a path")?));
+    assert!(there?.stdout.starts_with(two.data().to_str().context("a path")?));
+
+    let third = Process::finish(one.up_command(), b"").await?;
+    assert!(third.code.is_some_and(|code| code != 0) && !third.stderr.is_empty(), "{third:?}");
+    assert_eq!(run(&one, "echo still here").await?.stdout, "still here\n");
+
+    for (up, place) in [(&mut first, &one), (&mut second, &two)] {
+        up.terminate().await?;
+        place.traces().no_process().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_can_be_left_in_the_background_and_taken_down() -> Result<()> {
+    let place = Up::place()?;
+    let mut detach = place.up_command();
+    detach.arg("--detach");
+    let started = Process::finish(detach, b"").await?;
+    assert_eq!(started.code, Some(0), "{started:?}");
+    assert!(started.stdout.lines().any(|line| line.starts_with("ready")), "{started:?}");
+    assert_eq!(run(&place, "echo hi").await?.stdout, "hi\n");
+    for _ in 0..2 {
+        let down = Process::finish(place.command(&["down"]), b"").await?;
+        assert_eq!(down.code, Some(0), "{down:?}");
+        place.traces().no_process().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_running_command_does_not_keep_it_from_ending() -> Result<()> {
+    let place = Up::place()?;
+    let mut up = place.start().await?;
+    let client = Client::connect(&client_file(&place, "endpoint")?, &client_file(&place, "api_key")?).await?;
+    let session = client.session().await?;
+    let request = codelia_tests::shell(&session.name, "echo up; trap '' TERM; while :; do sleep 1; done");
+    let mut exec = codelia_tests::Exec::start(&client, request).await?;
+    exec.until_stdout("up").await?;
+    up.signal(Signal::INT)?;
+    // A second Ctrl-C, from somebody in a hurry.
+    up.signal(Signal::INT)?;
+    up.exited().await?;
+    place.traces().no_process().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_one_leaves_nothing_that_its_next_start_does_not_find() -> Result<()> {
+    let place = Up::place()?;
+    let mut up = place.start().await?;
+    up.signal(Signal::KILL)?;
+    up.exited().await?;
+    let mut again = place.start().await?;
+    assert_eq!(run(&place, "echo back").await?.stdout, "back\n");
+    again.terminate().await?;
+    place.traces().no_process().await;
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! Workers come and go; runs reach exactly one outcome.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::{
+    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState, StartRunRequest,
+    WorkerState,
+    outcome::Kind::{self, Exited},
+};
+use codelia_tests::{Client, Cluster, Shape, eventually, shell};
+use rustix::process::Signal;
+
+fn two_workers_one_root() -> Shape {
+    Shape { workers: 2, shared_root: true, slots: 1, ..Shape::default() }
+}
+
+/// Starts a run that says it is there and then waits for the file `go`.
+async fn waiting(client: &Client, session: &str) -> Result<Run> {
+    let run =
+        client.start(shell(session, "echo up; until [ -e go ]; do sleep 0.05; done; echo done")).await?;
+    let mut stream = client.watch(&run.name, 0).await?;
+    let mut seen = codelia_tests::Transcript::from_position(0);
+    while seen.stdout.is_empty() {
+        let event = codelia_tests::within("its first output", stream.message()).await?.context("an event")?;
+        seen.push(event.event.unwrap_or_default());
+    }
+    Ok(client.get_run(&run.name).await?)
+}
+
+async fn is_gone(operator: &Client, worker: &str) {
+    eventually(("the worker is gone", worker), || async {
+        let workers =
+            operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner().workers;
+        let found = workers.into_iter().find(|found| found.worker_id == worker)?;
+        (found.state() == WorkerState::Gone).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_run_whose_worker_is_killed_is_lost_and_nothing_of_it_goes_on() -> Result<()> {
+    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let run = waiting(&client, &session.name).await?;
+    let dead = cluster.worker(&run.worker_id);
+    dead.process.signal(Signal::KILL)?;
+    dead.process.exited().await?;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!(seen.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(seen.stdout_text(), "up\n", "what it wrote before is kept");
+
+    // The session goes on elsewhere, with its files, under a higher epoch.
+    let next = client.exec(&session.name, "touch go; echo here").await?;
+    assert_eq!(next.outcome(), Exited(0));
+    assert_ne!(next.run().worker_id, run.worker_id);
+    assert!(next.assigned.context("assigned")?.lease_epoch > session.lease_epoch);
+    crate::exec::nothing_works_in(&run.sandbox_root).await;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_that_was_queued_on_a_killed_worker_goes_on_elsewhere() -> Result<()> {
+    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let first = waiting(&client, &session.name).await?;
+    let queued = client.start(shell(&session.name, "echo x | tee -a log")).await?;
+    eventually("the second run waits for the slot", || async {
+        (client.get_run(&queued.name).await.ok()?.state() == RunState::Queued).then_some(())
+    })
+    .await;
+    let dead = cluster.worker(&first.worker_id);
+    dead.process.signal(Signal::KILL)?;
+    dead.process.exited().await?;
+    let seen = client.watch_to_end(&queued.name, 0).await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("x\n", Exited(0)));
+    assert_ne!(seen.run().worker_id, first.worker_id);
+    assert_eq!(
+        client.get_run(&first.name).await?.outcome.context("an outcome")?.kind,
+        Some(Kind::Lost(Lost {}))
+    );
+    assert_eq!(client.exec(&session.name, "cat log").await?.stdout_text(), "x\n", "it ran once");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_may_be_started_again_if_its_caller_said_so() -> Result<()> {
+    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    // The first attempt waits to be killed, the second finds the file and ends.
+    let script = "if [ -e tried ]; then echo again; else touch tried; echo up; exec sleep 100; fi";
+    let run = client.start(StartRunRequest { retries: 1, ..shell(&session.name, script) }).await?;
+    let holder = eventually("the first attempt was begun", || async {
+        let run = client.get_run(&run.name).await.ok()?;
+        let begun =
+            cluster.session_directories().ok()?.iter().any(|directory| directory.join("tried").exists());
+        (run.state() == RunState::Running && begun).then_some(run.worker_id)
+    })
+    .await;
+    cluster.worker(&holder).process.signal(Signal::KILL)?;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!(seen.outcome(), Exited(0));
+    assert_eq!(seen.run().attempt, 2);
+    assert!(seen.stdout_text().ends_with("again\n"));
+    cluster.worker(&holder).process.exited().await?;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_worker_that_is_asked_to_end_finishes_its_runs_and_gives_its_sessions_away() -> Result<()> {
+    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let operator = cluster.operator().await?;
+    let session = client.session().await?;
+    let running = waiting(&client, &session.name).await?;
+    let queued = client.start(shell(&session.name, "echo queued")).await?;
+    let leaving = running.worker_id.clone();
+    cluster.worker(&leaving).process.signal(Signal::TERM)?;
+    eventually("the worker drains", || async {
+        let workers =
+            operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner().workers;
+        let found = workers.into_iter().find(|found| found.worker_id == leaving)?;
+        (found.state() == WorkerState::Draining).then_some(())
+    })
+    .await;
+
+    // A new session goes elsewhere while the old one finishes.
+    let other = client.session().await?;
+    assert_ne!(client.exec(&other.name, "echo hi").await?.run().worker_id, leaving);
+    client.exec(&other.name, &format!("touch {}/go", running.sandbox_root)).await?;
+
+    let seen = client.watch_to_end(&running.name, 0).await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("up\ndone\n", Exited(0)));
+    assert_eq!(client.watch_to_end(&queued.name, 0).await?.stdout_text(), "queued\n");
+    assert!(cluster.worker(&leaving).process.exited().await?.success());
+    is_gone(&operator, &leaving).await;
+    assert_ne!(client.exec(&session.name, "true").await?.run().worker_id, leaving);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn an_operator_drains_a_worker() -> Result<()> {
+    let cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let operator = cluster.operator().await?;
+    let session = client.session().await?;
+    let holder = client.exec(&session.name, "echo x > file").await?.run().worker_id.clone();
+    let drained =
+        operator.admin().drain_worker(DrainWorkerRequest { name: format!("workers/{holder}") }).await?;
+    assert_eq!(drained.into_inner().worker.context("the worker")?.state(), WorkerState::Draining);
+    let moved = eventually("the session moves", || async {
+        let seen = client.exec(&session.name, "cat file").await.ok()?;
+        (seen.run().worker_id != holder).then(|| seen.stdout_text())
+    })
+    .await;
+    assert_eq!(moved, "x\n");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_goes_on_while_every_api_restarts() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let run = waiting(&client, &session.name).await?;
+    let address = cluster.apis[0].address.clone();
+    cluster.apis[0].process.terminate().await?;
+    cluster.add_api_with(&[("CODELIA_API_LISTEN", &address)]).await?;
+    let client = Client::connect(&cluster.endpoint(1), &client.secret).await?;
+    assert_eq!(client.get_run(&run.name).await?.state(), RunState::Running);
+    client.exec(&session.name, "touch go").await?;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("up\ndone\n", Exited(0)));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_worker_that_restarts_takes_its_sessions_again() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let first = client.exec(&session.name, "echo kept > file").await?;
+    cluster.workers[0].process.signal(Signal::KILL)?;
+    cluster.workers[0].process.exited().await?;
+    cluster.restart_worker(0).await?;
+    let seen = client.exec(&session.name, "cat file").await?;
+    assert_eq!(seen.stdout_text(), "kept\n");
+    let epoch =
+        |seen: &codelia_tests::Transcript| seen.assigned.as_ref().map(|assigned| assigned.lease_epoch);
+    assert!(epoch(&seen) > epoch(&first));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_waits_for_a_worker_when_there_is_none() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    client.exec(&session.name, "true").await?;
+    cluster.workers[0].process.terminate().await?;
+    let run = client.start(shell(&session.name, "echo late")).await?;
+    assert_eq!(run.state(), RunState::Queued);
+    cluster.restart_worker(0).await?;
+    assert_eq!(client.watch_to_end(&run.name, 0).await?.stdout_text(), "late\n");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_session_that_ended_while_its_worker_was_away() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let ttl = Some(codelia_proto::duration_to_proto(Duration::from_secs(600)));
+    let session = client.create(CreateSessionRequest { ttl, ..Default::default() }).await?;
+    client.exec(&session.name, "echo x > file").await?;
+    cluster.workers[0].process.terminate().await?;
+    client.close(&session.name).await?;
+    assert_eq!(cluster.session_directories()?.len(), 1);
+    cluster.restart_worker(0).await?;
+    eventually("the directory is removed", || async {
+        cluster.session_directories().ok()?.is_empty().then_some(())
+    })
+    .await;
+    cluster.end().await
+}

@@ -1,0 +1,23 @@
+//! Runs a command with one private Postgres for all of it: `with-postgres COMMAND ARGS…`.
+//! The tests find it by `CODELIA_TEST_POSTGRES`; it ends with the command.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use codelia_store::Server;
+use codelia_tests::{POSTGRES_URL, Scratch};
+use sqlx::ConnectOptions;
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let program = arguments.next().context("usage: with-postgres COMMAND ARGS…")?;
+    let scratch = Scratch::new()?;
+    let server = Server::start_throwaway(&scratch.join("postgres")).await?;
+    let url = server.database("postgres").await?.to_url_lossy();
+
+    let status = Command::new(&program).args(arguments).env(POSTGRES_URL, url.as_str()).status();
+    server.stop().await?;
+    let status = status.with_context(|| format!("run {}", program.display()))?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}

@@ -1,0 +1,211 @@
+//! A caller of the public API with a key.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::{
+    CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, GetSessionRequest, Run, Session,
+    StartRunRequest, WatchRunRequest, WatchRunResponse, admin_service_client::AdminServiceClient,
+    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+};
+use tonic::{
+    Code, Request, Status, Streaming,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::{Channel, ClientTlsConfig, Endpoint},
+};
+use tonic_types::StatusExt;
+
+use crate::{Exec, Transcript, within};
+
+/// A caller. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    channel: Channel,
+    bearer: Bearer,
+    /// `http://…` or `https://…`.
+    pub endpoint: String,
+    /// Its key.
+    pub secret: String,
+}
+
+/// Adds a key to every call.
+#[derive(Debug, Clone)]
+pub struct Bearer(MetadataValue<Ascii>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert("authorization", self.0.clone());
+        Ok(request)
+    }
+}
+
+/// A channel that adds a key.
+pub type Authorized = InterceptedService<Channel, Bearer>;
+
+impl Client {
+    /// Connects without TLS.
+    pub async fn connect(endpoint: &str, secret: &str) -> Result<Self> {
+        let channel = Endpoint::from_shared(endpoint.to_owned())?.connect_timeout(Duration::from_secs(5));
+        Self::over(channel, endpoint, secret).await
+    }
+
+    /// Connects with TLS.
+    pub async fn connect_tls(endpoint: &str, secret: &str, tls: ClientTlsConfig) -> Result<Self> {
+        let channel = Endpoint::from_shared(endpoint.to_owned())?.tls_config(tls)?;
+        Self::over(channel, endpoint, secret).await
+    }
+
+    async fn over(channel: Endpoint, endpoint: &str, secret: &str) -> Result<Self> {
+        let channel = channel.connect().await.with_context(|| format!("connect to {endpoint}"))?;
+        let bearer = Bearer(format!("Bearer {secret}").parse()?);
+        Ok(Self { channel, bearer, endpoint: endpoint.to_owned(), secret: secret.to_owned() })
+    }
+
+    /// The same connection with another key.
+    pub fn with_secret(&self, secret: &str) -> Result<Self> {
+        let bearer = Bearer(format!("Bearer {secret}").parse()?);
+        Ok(Self { bearer, secret: secret.to_owned(), ..self.clone() })
+    }
+
+    /// The connection without a key.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// The connection with the key.
+    #[must_use]
+    pub fn authorized(&self) -> Authorized {
+        InterceptedService::new(self.channel.clone(), self.bearer.clone())
+    }
+
+    /// Sessions.
+    #[must_use]
+    pub fn sessions(&self) -> SessionServiceClient<Authorized> {
+        SessionServiceClient::new(self.authorized())
+    }
+
+    /// Runs.
+    #[must_use]
+    pub fn runs(&self) -> RunServiceClient<Authorized> {
+        RunServiceClient::new(self.authorized()).max_decoding_message_size(64 << 20)
+    }
+
+    /// Tenants, keys, workers.
+    #[must_use]
+    pub fn admin(&self) -> AdminServiceClient<Authorized> {
+        AdminServiceClient::new(self.authorized())
+    }
+
+    /// Creates a session as asked.
+    pub async fn create(&self, request: CreateSessionRequest) -> Result<Session, Status> {
+        let response = self.sessions().create_session(request).await?.into_inner();
+        response.session.ok_or_else(|| Status::internal("no session"))
+    }
+
+    /// Creates a session with nothing asked for.
+    pub async fn session(&self) -> Result<Session, Status> {
+        self.create(CreateSessionRequest::default()).await
+    }
+
+    /// Reads a session.
+    pub async fn get_session(&self, name: &str) -> Result<Session, Status> {
+        let response = self.sessions().get_session(GetSessionRequest { name: name.to_owned() }).await?;
+        response.into_inner().session.ok_or_else(|| Status::internal("no session"))
+    }
+
+    /// Closes a session.
+    pub async fn close(&self, name: &str) -> Result<Session, Status> {
+        let response = self.sessions().close_session(CloseSessionRequest { name: name.to_owned() }).await?;
+        response.into_inner().session.ok_or_else(|| Status::internal("no session"))
+    }
+
+    /// Starts a run that goes on without its caller.
+    pub async fn start(&self, request: StartRunRequest) -> Result<Run, Status> {
+        let response = self.runs().start_run(request).await?.into_inner();
+        response.run.ok_or_else(|| Status::internal("no run"))
+    }
+
+    /// Reads a run.
+    pub async fn get_run(&self, name: &str) -> Result<Run, Status> {
+        let response = self.runs().get_run(GetRunRequest { name: name.to_owned() }).await?;
+        response.into_inner().run.ok_or_else(|| Status::internal("no run"))
+    }
+
+    /// Opens a watch.
+    pub async fn watch(&self, name: &str, position: i64) -> Result<Streaming<WatchRunResponse>, Status> {
+        let request = WatchRunRequest { name: name.to_owned(), position };
+        Ok(self.runs().watch_run(request).await?.into_inner())
+    }
+
+    /// Watches a run from `position` to its end.
+    pub async fn watch_to_end(&self, name: &str, position: i64) -> Result<Transcript, Status> {
+        let mut stream = self.watch(name, position).await?;
+        let mut transcript = Transcript::from_position(position);
+        while let Some(response) = within("the next event", stream.message()).await? {
+            transcript.push(response.event.unwrap_or_default());
+        }
+        Ok(transcript)
+    }
+
+    /// Executes a shell command in a session to its end.
+    pub async fn exec(&self, session: &str, script: &str) -> Result<Transcript> {
+        Exec::start(self, shell(session, script)).await?.finish().await
+    }
+}
+
+/// A request to run this program in a session.
+#[must_use]
+pub fn command(session: &str, argv: &[&str]) -> StartRunRequest {
+    let argv = argv.iter().map(|&word| word.to_owned()).collect();
+    StartRunRequest {
+        parent: session.to_owned(),
+        command: Some(CommandSpec { argv, ..CommandSpec::default() }),
+        ..StartRunRequest::default()
+    }
+}
+
+/// A request to run this shell script in a session.
+#[must_use]
+pub fn shell(session: &str, script: &str) -> StartRunRequest {
+    command(session, &["sh", "-c", script])
+}
+
+/// A refusal, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The gRPC code.
+    pub code: Code,
+    /// The stable word.
+    pub reason: String,
+    /// The fields at fault.
+    pub fields: Vec<String>,
+    /// The quotas that are used up.
+    pub quotas: Vec<String>,
+    /// When to try again.
+    pub retry_after: Option<Duration>,
+}
+
+/// Takes a refusal apart.
+///
+/// # Panics
+/// If it does not carry what every refusal carries.
+#[must_use]
+pub fn refusal(status: &Status) -> Refusal {
+    let details = status.get_error_details();
+    let info = details.error_info().unwrap_or_else(|| panic!("a refusal without ErrorInfo: {status:?}"));
+    assert_eq!(info.domain, "codelia", "{status:?}");
+    let bad = details.bad_request().into_iter().flat_map(|bad| &bad.field_violations);
+    let quotas = details.quota_failure().into_iter().flat_map(|failure| &failure.violations);
+    Refusal {
+        code: status.code(),
+        reason: info.reason.clone(),
+        fields: bad.map(|violation| violation.field.clone()).collect(),
+        quotas: quotas
+            .map(|violation| violation.subject.clone())
+            .chain(info.metadata.get("quota").cloned())
+            .collect(),
+        retry_after: details.retry_info().and_then(|retry| retry.retry_delay),
+    }
+}

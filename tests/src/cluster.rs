@@ -1,0 +1,293 @@
+//! A whole installation of one test: Postgres, apis and workers, each a process of its own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use codelia_policy::TenantId;
+use codelia_store::{NewKey, Quotas, Scope, Store};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::{Client, Database, Process, Program, Scratch, Traces, leak::session_directories};
+
+/// Lease time of a test's workers, in seconds: short, so that a dead one is noticed soon.
+pub const WORKER_LEASE: u64 = 3;
+
+/// What an installation consists of.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Api processes.
+    pub apis: usize,
+    /// Worker processes.
+    pub workers: usize,
+    /// Slots of each worker.
+    pub slots: usize,
+    /// Whether all workers keep their sessions in one directory.
+    pub shared_root: bool,
+    /// Settings of every process.
+    pub settings: Vec<(&'static str, String)>,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { apis: 1, workers: 1, slots: 4, shared_root: false, settings: Vec::new() }
+    }
+}
+
+/// A running installation. Call [`Cluster::end`] when the test is done: it also looks for leaks.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The api processes.
+    pub apis: Vec<Api>,
+    /// The worker processes.
+    pub workers: Vec<Worker>,
+    shape: Shape,
+    program: Program,
+    traces: Traces,
+    /// The database as the store sees it.
+    pub store: Store,
+    /// The database itself.
+    pub database: Database,
+    scratch: Scratch,
+}
+
+/// An api process.
+#[derive(Debug)]
+pub struct Api {
+    /// The process.
+    pub process: Process,
+    /// `host:port` it listens on.
+    pub address: String,
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub struct Worker {
+    /// The process.
+    pub process: Process,
+    /// Its id.
+    pub id: String,
+    /// Where its sessions live.
+    pub root: PathBuf,
+}
+
+impl Cluster {
+    /// Starts one api and one worker.
+    pub async fn start() -> Result<Self> {
+        Self::with(Shape::default()).await
+    }
+
+    /// Starts an installation; every process serves when this returns.
+    pub async fn with(shape: Shape) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let database = Database::create().await?;
+        let store = database.store().await?;
+        store.migrate().await?;
+        let (apis, workers) = (shape.apis, shape.workers);
+        let mut cluster = Self {
+            apis: Vec::new(),
+            workers: Vec::new(),
+            program: Program::find()?,
+            traces: Traces::of(scratch.path()),
+            shape,
+            store,
+            database,
+            scratch,
+        };
+        for _ in 0..workers {
+            cluster.add_worker().await?;
+        }
+        for _ in 0..apis {
+            cluster.add_api().await?;
+        }
+        Ok(cluster)
+    }
+
+    /// Starts one more api.
+    pub async fn add_api(&mut self) -> Result<()> {
+        self.add_api_with(&[("CODELIA_API_LISTEN", "127.0.0.1:0")]).await
+    }
+
+    /// Starts one more api with further settings.
+    pub async fn add_api_with(&mut self, settings: &[(&str, &str)]) -> Result<()> {
+        let name = format!("api-{}", self.apis.len());
+        let mut command = self.command("api", &name)?;
+        command.env("CODELIA_API_LISTEN", "127.0.0.1:0").envs(settings.iter().copied());
+        let mut process = Process::start(&name, command, self.scratch.path())?;
+        let address = address_in(&process.ready().await?)?;
+        self.apis.push(Api { process, address });
+        Ok(())
+    }
+
+    /// Starts one more worker.
+    pub async fn add_worker(&mut self) -> Result<()> {
+        self.add_worker_with(&[]).await
+    }
+
+    /// Starts one more worker with further settings.
+    pub async fn add_worker_with(&mut self, settings: &[(&str, &str)]) -> Result<()> {
+        let worker = self.start_worker(self.workers.len(), settings).await?;
+        self.workers.push(worker);
+        Ok(())
+    }
+
+    /// Starts a worker that has ended again, as itself.
+    pub async fn restart_worker(&mut self, number: usize) -> Result<()> {
+        ensure!(self.workers[number].process.has_ended()?, "the worker still runs");
+        self.workers[number] = self.start_worker(number, &[]).await?;
+        Ok(())
+    }
+
+    async fn start_worker(&self, number: usize, settings: &[(&str, &str)]) -> Result<Worker> {
+        let id = format!("worker-{number}");
+        let root = self.scratch.join(if self.shape.shared_root { "sessions" } else { &id }).join("root");
+        let mut command = self.command("worker", &id)?;
+        command
+            .env("CODELIA_WORKER_ID", &id)
+            .env(
+                "CODELIA_WORKER_LISTEN",
+                format!("unix:{}", self.scratch.join(&id).join("run/worker.sock").display()),
+            )
+            .env("CODELIA_WORKER_SLOTS", self.shape.slots.to_string())
+            .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE.to_string())
+            .env("CODELIA_WORKER_POLL_INTERVAL_MS", "200")
+            .env("CODELIA_SANDBOX_ROOT", &root)
+            .envs(settings.iter().copied());
+        let mut process = Process::start(&id, command, self.scratch.path())?;
+        process.ready().await?;
+        Ok(Worker { process, id, root })
+    }
+
+    /// A call of the program with this installation's settings and a data directory of its own.
+    pub fn command(&self, subcommand: &str, name: &str) -> Result<std::process::Command> {
+        let data = self.scratch.join(name);
+        fs::create_dir_all(&data)?;
+        let mut command = self.program.command();
+        command
+            .arg(subcommand)
+            .env("CODELIA_DATABASE_URL", self.database.url())
+            .env("CODELIA_DATA_DIR", data)
+            .env("CODELIA_METRICS_LISTEN", "")
+            .env("CODELIA_LOG_FILTER", "info")
+            .envs(self.shape.settings.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+
+    /// A call of a client command, as `client`.
+    #[must_use]
+    pub fn cli(&self, client: &Client, arguments: &[&str]) -> std::process::Command {
+        let mut command = self.program.command();
+        command
+            .args(arguments)
+            .env("CODELIA_DATA_DIR", self.scratch.path())
+            .env("CODELIA_ENDPOINT", &client.endpoint)
+            .env("CODELIA_API_KEY", &client.secret);
+        command
+    }
+
+    /// The test's own directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// How to recognise processes of this installation.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        &self.traces
+    }
+
+    /// The worker with this id.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn worker(&mut self, id: &str) -> &mut Worker {
+        self.workers.iter_mut().find(|worker| worker.id == id).unwrap_or_else(|| panic!("no worker {id}"))
+    }
+
+    /// `http://…` of an api.
+    #[must_use]
+    pub fn endpoint(&self, api: usize) -> String {
+        format!("http://{}", self.apis[api].address)
+    }
+
+    /// A new tenant with these quotas and a caller with all scopes but `operator`.
+    pub async fn tenant_with(&self, id: &str, quotas: Quotas) -> Result<Client> {
+        let tenant: TenantId = id.parse()?;
+        self.store.tenant_create(&tenant, quotas).await?;
+        let scopes = [Scope::Run, Scope::Files, Scope::Approve, Scope::Audit, Scope::Admin];
+        let secret = self.key(id, &scopes).await?;
+        Client::connect(&self.endpoint(0), &secret).await
+    }
+
+    /// A new tenant with the usual quotas.
+    pub async fn tenant(&self, id: &str) -> Result<Client> {
+        self.tenant_with(id, Quotas::default()).await
+    }
+
+    /// A caller with all scopes, of a tenant of its own.
+    pub async fn operator(&self) -> Result<Client> {
+        self.store.tenant_create(&"operators".parse()?, Quotas::default()).await?;
+        let secret = self.key("operators", &Scope::ALL).await?;
+        Client::connect(&self.endpoint(0), &secret).await
+    }
+
+    /// The secret of a new key.
+    pub async fn key(&self, tenant: &str, scopes: &[Scope]) -> Result<String> {
+        let random = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
+        let secret = format!("cdl_{}", &random[..43]);
+        let key = NewKey {
+            tenant: &tenant.parse()?,
+            display_name: "test",
+            secret_hash: Sha256::digest(&secret).into(),
+            scopes,
+        };
+        self.store.key_create(key).await?.context("the key's tenant")?;
+        Ok(secret)
+    }
+
+    /// Directories of sessions on all workers.
+    pub fn session_directories(&self) -> Result<Vec<PathBuf>> {
+        let mut roots: Vec<_> = self.workers.iter().map(|worker| worker.root.as_path()).collect();
+        roots.dedup();
+        let found = roots.into_iter().map(session_directories).collect::<Result<Vec<_>>>()?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Ends everything in good order and looks for what is left.
+    pub async fn end(mut self) -> Result<()> {
+        for api in &mut self.apis {
+            end_process(&mut api.process).await?;
+        }
+        for worker in &mut self.workers {
+            end_process(&mut worker.process).await?;
+        }
+        self.traces.no_process().await;
+        let cgroups = self.traces.cgroups();
+        ensure!(cgroups.is_empty(), "control groups are left: {cgroups:?}");
+        self.store.close().await;
+        self.database.end().await
+    }
+}
+
+/// Ends a process that a test may have ended before.
+async fn end_process(process: &mut Process) -> Result<()> {
+    if process.has_ended()? {
+        return Ok(());
+    }
+    let status = process.terminate().await?;
+    ensure!(status.success(), "{process:?} ended with {status}:\n{}", process.read_log());
+    Ok(())
+}
+
+/// The `host:port` in a line such as `ready … 127.0.0.1:7300`.
+pub(crate) fn address_in(line: &str) -> Result<String> {
+    let words = line.split(|c: char| c.is_whitespace() || c == '=' || c == '/' || c == ',');
+    let address = words
+        .map(|word| word.trim_matches(['.', ';', ')', '(']))
+        .find(|word| word.parse::<std::net::SocketAddr>().is_ok());
+    address.map(ToOwned::to_owned).with_context(|| format!("no address in {line:?}"))
+}

@@ -1,0 +1,41 @@
+//! Waiting: for a condition, or for a future, never longer than a deadline.
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+/// How long a test waits for something that should happen soon.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks again and again until `probe` answers, and returns its answer.
+///
+/// # Panics
+/// If it does not answer in time; `what` says what was waited for.
+pub async fn eventually<T, F, P>(what: impl Debug, mut probe: P) -> T
+where
+    P: FnMut() -> F,
+    F: Future<Output = Option<T>>,
+{
+    let poll = async {
+        let mut tick = interval(Duration::from_millis(20));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            if let Some(found) = probe().await {
+                return found;
+            }
+        }
+    };
+    within(what, poll).await
+}
+
+/// Waits for a future.
+///
+/// # Panics
+/// If it is not done in time; `what` says what was waited for.
+pub async fn within<T>(what: impl Debug, future: impl Future<Output = T>) -> T {
+    match timeout(PATIENCE, future).await {
+        Ok(done) => done,
+        Err(_) => panic!("not within {PATIENCE:?}: {what:?}"),
+    }
+}

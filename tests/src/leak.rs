@@ -1,0 +1,122 @@
+//! What a test leaves behind: processes, directories, control groups. There must be nothing.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::eventually;
+
+/// How to recognise what belongs to one test.
+#[derive(Debug)]
+pub struct Traces {
+    directory: PathBuf,
+    cgroups_before: Vec<PathBuf>,
+}
+
+impl Traces {
+    /// Remembers what is there before the test; later, what mentions `directory` is the test's.
+    pub fn of(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), cgroups_before: cgroups() }
+    }
+
+    /// Processes whose command, environment or working directory mentions the test's directory.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let own = std::process::id();
+        all_pids().filter(|pid| *pid != own && self.belongs(*pid)).collect()
+    }
+
+    fn belongs(&self, pid: u32) -> bool {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let wanted = self.directory.to_string_lossy();
+        let mentions = |file: &str| {
+            fs::read(proc.join(file)).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&*wanted))
+        };
+        let inside = || fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.directory));
+        mentions("cmdline") || mentions("environ") || inside()
+    }
+
+    /// Processes that work in `directory`: the commands of a session.
+    #[must_use]
+    pub fn working_in(directory: &Path) -> Vec<u32> {
+        let inside =
+            |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+        all_pids().filter(inside).collect()
+    }
+
+    /// Waits until no process of the test is left.
+    ///
+    /// # Panics
+    /// If one stays.
+    pub async fn no_process(&self) {
+        let gone = eventually(("no process of the test is left", &self.directory), || async {
+            self.processes().is_empty().then_some(())
+        });
+        gone.await;
+    }
+
+    /// Control groups of Codelia that appeared since and belong to no living process: they name
+    /// the id of the process that made them.
+    #[must_use]
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        let new = cgroups().into_iter().filter(|path| !self.cgroups_before.contains(path));
+        new.filter(|path| members(path).is_empty()).collect()
+    }
+}
+
+impl Drop for Traces {
+    fn drop(&mut self) {
+        // Only a test that failed comes here with something left.
+        for pid in self.processes() {
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            eprintln!("left behind, killed: {pid} {}", String::from_utf8_lossy(&command).replace('\0', " "));
+            if let Some(Err(error)) =
+                Pid::from_raw(pid.cast_signed()).map(|pid| kill_process(pid, Signal::KILL))
+            {
+                eprintln!("it could not be killed: {error}");
+            }
+        }
+    }
+}
+
+fn all_pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Control groups with `codelia` in their name, in every hierarchy.
+fn cgroups() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(directory) = open.pop() {
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            if entry.file_name().to_string_lossy().contains("codelia") {
+                found.push(entry.path());
+            }
+            open.push(entry.path());
+        }
+    }
+    found
+}
+
+fn members(cgroup: &Path) -> String {
+    fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default()
+}
+
+/// The directories of sessions under a worker's root.
+pub(crate) fn session_directories(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        let is_session = entry.file_name().to_str().is_some_and(|name| uuid::Uuid::try_parse(name).is_ok());
+        if entry.file_type()?.is_dir() && is_session {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}

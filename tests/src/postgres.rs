@@ -1,0 +1,94 @@
+//! A database for each test, on a private Postgres: the one `with-postgres` started for the whole
+//! test run, else one of the test's own.
+
+use anyhow::{Context, Result};
+use codelia_store::{Options, Server, Store};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
+use uuid::Uuid;
+
+use crate::Scratch;
+
+/// Names the server of the whole test run.
+pub const POSTGRES_URL: &str = "CODELIA_TEST_POSTGRES";
+
+/// An empty database. Call [`Database::end`] when the test is done.
+#[derive(Debug)]
+pub struct Database {
+    connect: PgConnectOptions,
+    name: String,
+    own: Option<(Server, Scratch)>,
+}
+
+impl Database {
+    /// Creates one.
+    pub async fn create() -> Result<Self> {
+        let name = format!("test_{}", Uuid::new_v4().simple());
+        if let Ok(url) = std::env::var(POSTGRES_URL) {
+            let admin: PgConnectOptions = url.parse().context(POSTGRES_URL)?;
+            execute(&admin, &format!("CREATE DATABASE {name}")).await?;
+            return Ok(Self { connect: admin.database(&name), name, own: None });
+        }
+        let scratch = Scratch::new()?;
+        let server = Server::start_throwaway(&scratch.join("postgres")).await?;
+        let connect = server.database(&name).await?;
+        Ok(Self { connect, name, own: Some((server, scratch)) })
+    }
+
+    /// How `codelia` is told of it.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.connect.to_url_lossy().to_string()
+    }
+
+    /// Connects to it.
+    pub async fn store(&self) -> Result<Store> {
+        let mut options = Options::from_url(&self.url())?;
+        options.max_connections = 4;
+        Ok(Store::connect(options).await?)
+    }
+
+    /// How many rows each table has, the tables found in the catalogue.
+    pub async fn row_counts(&self) -> Result<Vec<(String, i64)>> {
+        let mut connection = PgConnection::connect_with(&self.connect).await?;
+        let tables =
+            "SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' ORDER BY 1";
+        let mut counts = Vec::new();
+        for row in sqlx::query(tables).fetch_all(&mut connection).await? {
+            let table: String = row.get(0);
+            let count = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+            counts.push((table, sqlx::query_scalar(count).fetch_one(&mut connection).await?));
+        }
+        connection.close().await?;
+        Ok(counts)
+    }
+
+    /// Runs one query that answers one number.
+    pub async fn number(&self, query: &'static str) -> Result<i64> {
+        let mut connection = PgConnection::connect_with(&self.connect).await?;
+        let number = sqlx::query_scalar(query).fetch_one(&mut connection).await?;
+        connection.close().await?;
+        Ok(number)
+    }
+
+    /// Removes it.
+    pub async fn end(self) -> Result<()> {
+        match self.own {
+            Some((server, scratch)) => {
+                server.stop().await?;
+                drop(scratch);
+            }
+            None => {
+                let admin = self.connect.database("postgres");
+                execute(&admin, &format!("DROP DATABASE {} WITH (FORCE)", self.name)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn execute(on: &PgConnectOptions, statement: &str) -> Result<()> {
+    let mut connection = PgConnection::connect_with(on).await?;
+    sqlx::query(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await?;
+    connection.close().await?;
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! A process of the program under test, from its start to its end.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::watch;
+
+use crate::{PATIENCE, eventually, within};
+
+/// How long a dropped process may take to end by itself.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A running process. Dropped, it is asked to end, then killed; its log is shown if the test
+/// failed.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    lines: watch::Receiver<Lines>,
+    log: PathBuf,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    seen: Vec<String>,
+    closed: bool,
+}
+
+/// A process that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Process {
+    /// Starts `command`; standard error goes to a file in `logs`.
+    pub fn start(name: &str, mut command: Command, logs: &Path) -> Result<Self> {
+        let log = logs.join(format!("{name}.log"));
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::options().create(true).append(true).open(&log)?)
+            .spawn()
+            .with_context(|| format!("start {name}: {command:?}"))?;
+        let stdout = child.stdout.take().context("piped")?;
+        Ok(Self { name: name.to_owned(), child, lines: read_lines(stdout), log })
+    }
+
+    /// Runs `command` to its end with `input` on its standard input.
+    pub async fn finish(mut command: Command, input: &[u8]) -> Result<Finished> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {command:?}"))?;
+        let mut stdin = child.stdin.take().context("piped")?;
+        let input = input.to_vec();
+        // A program that reads nothing may close its input first: that is no failure of the test.
+        let writer = thread::spawn(move || drop(stdin.write_all(&input)));
+        let id = pid(&child)?;
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        thread::spawn(move || sender.send(child.wait_with_output()));
+        let finished = tokio::time::timeout(PATIENCE * 2, receiver).await;
+        if finished.is_err() {
+            kill_process(id, Signal::KILL)?;
+            bail!("did not end: {command:?}");
+        }
+        let output = finished???;
+        writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?;
+        Ok(output.into())
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The first line it prints that starts with `ready`: it serves.
+    pub async fn ready(&mut self) -> Result<String> {
+        self.line_starting("ready").await
+    }
+
+    /// The first line it prints that starts with `start`.
+    pub async fn line_starting(&mut self, start: &str) -> Result<String> {
+        let mut lines = self.lines.clone();
+        let found = |lines: &Lines| lines.seen.iter().find(|line| line.starts_with(start)).cloned();
+        let what = format!("{}: a line that starts with `{start}`", self.name);
+        let seen = within(&what, lines.wait_for(|lines| lines.closed || found(lines).is_some())).await?;
+        match found(&seen) {
+            Some(line) => Ok(line),
+            None => bail!("{what} never came; it said: {:?}\n{}", seen.seen, self.read_log()),
+        }
+    }
+
+    /// Everything it printed so far.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        self.lines.borrow().seen.join("\n")
+    }
+
+    /// Its log so far.
+    #[must_use]
+    pub fn read_log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(pid(&self.child)?, signal).with_context(|| format!("signal {}", self.name))
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Waits for its end.
+    pub async fn exited(&mut self) -> Result<ExitStatus> {
+        let what = format!("{} ends", self.name);
+        let child = &mut self.child;
+        let ended = eventually(what, || std::future::ready(child.try_wait().transpose())).await?;
+        Ok(ended)
+    }
+
+    /// Asks it to end and waits until it has.
+    pub async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.exited().await
+    }
+
+    fn end_now(&mut self) -> Result<()> {
+        if self.child.try_wait()?.is_some() {
+            return Ok(());
+        }
+        self.signal(Signal::TERM)?;
+        let deadline = Instant::now() + GRACE;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                self.child.kill()?;
+            }
+            thread::park_timeout(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A test that did not end its processes itself did not come to its end.
+        let failed = thread::panicking() || matches!(self.child.try_wait(), Ok(None));
+        if let Err(error) = self.end_now() {
+            eprintln!("{} could not be ended: {error:#}", self.name);
+        }
+        if failed {
+            eprintln!("---- {} ----\n{}\n{}", self.name, self.printed(), self.read_log());
+        }
+    }
+}
+
+impl From<Output> for Finished {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+fn pid(child: &Child) -> Result<Pid> {
+    Pid::from_raw(child.id().cast_signed()).context("a process id")
+}
+
+fn read_lines(stdout: ChildStdout) -> watch::Receiver<Lines> {
+    let (sender, receiver) = watch::channel(Lines::default());
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            sender.send_modify(|lines| lines.seen.push(line));
+        }
+        sender.send_modify(|lines| lines.closed = true);
+    });
+    receiver
+}

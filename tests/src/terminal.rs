@@ -1,0 +1,112 @@
+//! A real pseudo-terminal with a program on its other side.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+};
+
+use anyhow::{Context, Result};
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
+use tokio::sync::watch;
+
+use crate::{eventually, within};
+
+/// The user's side of a terminal.
+#[derive(Debug)]
+pub struct Terminal {
+    master: File,
+    child: Child,
+    screen: watch::Receiver<String>,
+}
+
+impl Terminal {
+    /// Starts a program with the terminal as its controlling one.
+    pub fn start(program: &Command, columns: u16, rows: u16) -> Result<Self> {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+        grantpt(&master)?;
+        unlockpt(&master)?;
+        tcsetwinsize(&master, size(columns, rows))?;
+        let name = ptsname(&master, Vec::new())?.into_string()?;
+        let side = || File::options().read(true).write(true).open(&name);
+
+        // A new session whose controlling terminal is its standard input.
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", "--wait"]).arg(program.get_program()).args(program.get_args());
+        command.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.env("TERM", "xterm-256color");
+        let child = command
+            .stdin(Stdio::from(side()?))
+            .stdout(Stdio::from(side()?))
+            .stderr(Stdio::from(side()?))
+            .spawn()
+            .context("start a program on a terminal")?;
+        let master = File::from(master);
+        Ok(Self { screen: read_screen(master.try_clone()?), master, child })
+    }
+
+    /// Types.
+    pub fn type_text(&mut self, text: &str) -> Result<()> {
+        self.master.write_all(text.as_bytes()).context("type")
+    }
+
+    /// Changes its size, as a user who drags the window.
+    pub fn resize(&self, columns: u16, rows: u16) -> Result<()> {
+        tcsetwinsize(&self.master, size(columns, rows)).context("resize")
+    }
+
+    /// Waits until what was shown since the start contains `text`, and returns all of it.
+    pub async fn shows(&self, text: &str) -> Result<String> {
+        let mut screen = self.screen.clone();
+        let seen = within(("the terminal shows", text), screen.wait_for(|shown| shown.contains(text))).await;
+        Ok(seen
+            .with_context(|| format!("the terminal closed; it showed {:?}", self.screen.borrow()))?
+            .clone())
+    }
+
+    /// Everything shown so far.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        self.screen.borrow().clone()
+    }
+
+    /// Waits for the program's end.
+    pub async fn exited(&mut self) -> Result<ExitStatus> {
+        let child = &mut self.child;
+        Ok(eventually("the program on the terminal ends", || {
+            std::future::ready(child.try_wait().transpose())
+        })
+        .await?)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            eprintln!("---- terminal ----\n{}", self.shown());
+            if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
+                eprintln!("the program on the terminal could not be ended: {error}");
+            }
+        }
+    }
+}
+
+fn size(columns: u16, rows: u16) -> Winsize {
+    Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+fn read_screen(mut master: File) -> watch::Receiver<String> {
+    let (sender, receiver) = watch::channel(String::new());
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        // EIO: the program's side is closed.
+        while let Ok(read @ 1..) = master.read(&mut buffer) {
+            sender.send_modify(|shown| shown.push_str(&String::from_utf8_lossy(&buffer[..read])));
+        }
+    });
+    receiver
+}
