@@ -1,0 +1,94 @@
+//! Taking sessions, and giving them back.
+
+use std::{collections::HashSet, sync::Arc};
+
+use codelia_policy::{LeaseEpoch, SessionId};
+use codelia_store::{Error, Lease, Released};
+use futures::{TryStreamExt, stream};
+
+use crate::{lease::Current, root::RootError, sessions::Holding, worker::Worker};
+
+/// Sessions given back at once.
+const RELEASED_AT_ONCE: usize = 8;
+
+/// Takes a session if that is possible, and prepares for its first run. Returns the epoch if the
+/// session is held now.
+pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
+    let current = worker.current();
+    if let Holding::Held { epoch, closing: false } = worker.sessions.holding(id) {
+        return Ok(Some(epoch));
+    }
+    if worker.is_draining() || !current.is_live() || !worker.sessions.begin_acquire(id) {
+        return Ok(None);
+    }
+    let answer = worker.store.lease_acquire(id, worker.id(), current.incarnation).await;
+    let Ok(Some(lease)) = answer else {
+        // Whether a failed acquisition was stored is unknown; the poll finds out.
+        worker.sessions.forget(id);
+        return answer.map(|_| None);
+    };
+    if current.fence.is_cancelled() {
+        worker.sessions.forget(id);
+        return Ok(None);
+    }
+    let epoch = lease.epoch;
+    match create_directory(worker, &lease).await {
+        Ok(()) => {
+            worker.sessions.acquired(lease);
+            worker.keep_spare(id);
+            worker.poll_now.notify_one();
+            Ok(Some(epoch))
+        }
+        Err(error) => {
+            tracing::error!(error = &error as &dyn std::error::Error, session = %id, "no directory for a session");
+            release(worker, &current, id, epoch).await?;
+            worker.sessions.forget(id);
+            Ok(None)
+        }
+    }
+}
+
+/// Gives back the sessions that have no run here.
+pub(crate) async fn release_idle(worker: &Worker) -> Result<(), Error> {
+    let current = worker.current();
+    let busy: HashSet<_> = worker.runs.all_active().iter().map(|run| run.assigned.session).collect();
+    let idle = worker.sessions.ids().into_iter().filter(|id| !busy.contains(id)).map(Ok);
+    stream::iter(idle)
+        .try_for_each_concurrent(RELEASED_AT_ONCE, |id| release_held(worker, &current, id))
+        .await
+}
+
+/// From here on nothing of the session is started. A run that the store has recorded for us keeps
+/// it busy until it is committed or handed back.
+async fn release_held(worker: &Worker, current: &Current, id: SessionId) -> Result<(), Error> {
+    let Some(epoch) = worker.sessions.begin_release(id) else { return Ok(()) };
+    if release(worker, current, id, epoch).await? != Released::Busy {
+        worker.sessions.forget(id);
+    }
+    Ok(())
+}
+
+pub(crate) async fn release(
+    worker: &Worker,
+    current: &Current,
+    id: SessionId,
+    epoch: LeaseEpoch,
+) -> Result<Released, Error> {
+    worker.store.lease_release(id, worker.id(), current.incarnation, epoch).await
+}
+
+async fn create_directory(worker: &Arc<Worker>, lease: &Lease) -> Result<(), RootError> {
+    let (id, has_files) = (lease.session, lease.has_files);
+    let worker = worker.clone();
+    let created = tokio::task::spawn_blocking(move || worker.root.create_session(id)).await;
+    match created {
+        Ok(Ok(was_there)) => {
+            if has_files && !was_there {
+                tracing::warn!(session = %id, "a session that was held before had no directory");
+            }
+            Ok(())
+        }
+        Ok(Err(error)) => Err(error),
+        Err(panic) => Err(RootError::interrupted(panic.into())),
+    }
+}

@@ -1,0 +1,168 @@
+//! From a run that is recorded for this worker to a slot: at once, or through the fair queue.
+
+use std::sync::Arc;
+
+use codelia_policy::{Incarnation, RunId, SessionId, TenantId};
+use codelia_store::Assigned;
+use codelia_telemetry::{Step, metrics, task};
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::{
+    execute::execute,
+    lease::Current,
+    runs::{ActiveRun, Known},
+    sessions::Holding,
+    worker::Worker,
+};
+
+/// A queued run that waits for a slot.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) run: RunId,
+    session: SessionId,
+    since: Instant,
+}
+
+/// The right to have a command running; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    worker: Arc<Worker>,
+    tenant: TenantId,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.worker.slots().release(&self.tenant);
+        give_slots(&self.worker);
+    }
+}
+
+/// What became of a run that is recorded for this worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Started,
+    Queued,
+    Rejected,
+}
+
+/// Takes a run that is recorded as running for this life of the worker, if it has not seen it.
+/// Returns before the command is launched.
+pub(crate) fn assign(worker: &Arc<Worker>, current: &Current, mut assigned: Assigned) -> Taken {
+    let closing = match worker.sessions.holding(assigned.session) {
+        Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
+        Holding::Held { .. } | Holding::Changing | Holding::Not => return Taken::Rejected,
+    };
+    match worker.runs.claim(assigned.id, current.incarnation) {
+        Ok(()) => {}
+        Err(Known::Active(_)) => return Taken::Started,
+        Err(Known::Waiting) => return Taken::Queued,
+        Err(Known::Ended | Known::HandedBack | Known::No) => return Taken::Rejected,
+    }
+    assigned.cancel_requested |= closing;
+    if assigned.cancel_requested {
+        start(worker, current, assigned, None);
+        return Taken::Started;
+    }
+    if worker.is_draining() {
+        task::background("hand back", give_up(worker.clone(), assigned.id, current.incarnation));
+        return Taken::Rejected;
+    }
+    if worker.slots().try_take(&assigned.tenant) {
+        let slot = Slot { worker: worker.clone(), tenant: assigned.tenant.clone() };
+        start(worker, current, assigned, Some(slot));
+        return Taken::Started;
+    }
+    task::background("queue", hand_back_and_wait(worker.clone(), current.incarnation, assigned));
+    Taken::Queued
+}
+
+/// Lets a run that the store has as queued wait for a slot here.
+pub(crate) fn enqueue(
+    worker: &Arc<Worker>,
+    life: Incarnation,
+    run: RunId,
+    session: SessionId,
+    tenant: &TenantId,
+) {
+    if worker.runs.claim_queued(run, life) {
+        wait(worker, life, run, session, tenant);
+    }
+}
+
+/// Hands a run back that was not begun; `true` if it is queued now. What fails is left to the poll.
+pub(crate) async fn hand_back(worker: &Worker, run: RunId, life: Incarnation) -> bool {
+    worker.store.run_hand_back(run, worker.id(), life).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, %run, "cannot hand a run back");
+        false
+    })
+}
+
+async fn give_up(worker: Arc<Worker>, run: RunId, life: Incarnation) {
+    if hand_back(&worker, run, life).await {
+        worker.runs.handed_back(run, life);
+    } else {
+        worker.runs.forget(run);
+    }
+}
+
+async fn hand_back_and_wait(worker: Arc<Worker>, life: Incarnation, run: Assigned) {
+    if hand_back(&worker, run.id, life).await {
+        wait(&worker, life, run.id, run.session, &run.tenant);
+    } else {
+        worker.runs.forget(run.id);
+    }
+}
+
+/// A claimed, queued run joins the queue.
+fn wait(worker: &Arc<Worker>, life: Incarnation, run: RunId, session: SessionId, tenant: &TenantId) {
+    let waiting = Waiting { run, session, since: Instant::now() };
+    let joined = worker.slots().wait(tenant, waiting);
+    match joined {
+        Ok(()) => give_slots(worker),
+        Err(_full) => worker.runs.handed_back(run, life),
+    }
+}
+
+/// Gives free slots to those who wait.
+fn give_slots(worker: &Arc<Worker>) {
+    loop {
+        let next = worker.slots().next();
+        let Some((tenant, waiting)) = next else { return };
+        let slot = Slot { worker: worker.clone(), tenant };
+        task::background("begin", begin(worker.clone(), waiting, slot));
+    }
+}
+
+/// Begins a queued run, if it may still be begun.
+async fn begin(worker: Arc<Worker>, waiting: Waiting, slot: Slot) {
+    let current = worker.current();
+    let epoch = match worker.sessions.holding(waiting.session) {
+        Holding::Held { epoch, .. } if current.is_live() => epoch,
+        _ => return worker.runs.forget(waiting.run),
+    };
+    match worker.store.run_begin(waiting.run, worker.id(), current.incarnation, epoch).await {
+        Ok(Some(assigned)) => {
+            metrics().step(Step::Queue, waiting.since.elapsed());
+            start(&worker, &current, assigned, Some(slot));
+        }
+        Ok(None) => worker.runs.forget(waiting.run),
+        Err(error) => {
+            tracing::warn!(%error, run = %waiting.run, "cannot begin a queued run; left to the poll");
+            worker.runs.forget(waiting.run);
+        }
+    }
+}
+
+fn start(worker: &Arc<Worker>, current: &Current, assigned: Assigned, slot: Option<Slot>) {
+    let span = tracing::info_span!(
+        "run",
+        run = %assigned.id,
+        session = %assigned.session,
+        tenant = %assigned.tenant,
+        attempt = assigned.attempt,
+    );
+    let (run, inlets) = ActiveRun::new(assigned, current.incarnation, &current.fence);
+    worker.runs.activate(run.clone());
+    task::background("run", execute(worker.clone(), run, inlets, slot).instrument(span));
+}

@@ -1,0 +1,304 @@
+//! One run, from its slot to its committed outcome.
+
+use std::{sync::Arc, time::Duration};
+
+use codelia_backends::{Launched, Prepared, Running};
+use codelia_policy::{Outcome, Plan, Receipt, Refusal, Usage};
+use codelia_store::Committed;
+use codelia_telemetry::{Step, metrics};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout},
+};
+
+use crate::{
+    dispatch::{self, Slot},
+    modes::{failed, refusal},
+    runs::{ActiveRun, Control, Inlets, Phase, Started},
+    stdio::{self, Ends, Terminal},
+    stream::{Lost, Streams, insist},
+    worker::Worker,
+};
+
+const SIGTERM: i32 = 15;
+
+/// A run's result, before its output is added.
+#[derive(Debug)]
+struct Report {
+    outcome: Outcome,
+    usage: Usage,
+    receipt: Receipt,
+    started_at: Option<Instant>,
+    setup_time: Option<Duration>,
+    prepared: bool,
+    unenforced: Vec<String>,
+}
+
+impl Report {
+    /// Of a run whose command never started.
+    fn unstarted(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            usage: Usage::default(),
+            receipt: Receipt::default(),
+            started_at: None,
+            setup_time: None,
+            prepared: false,
+            unenforced: Vec::new(),
+        }
+    }
+}
+
+/// Why a run has no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Undone {
+    /// The lease is lost: what becomes of the run is not ours to say.
+    Lost,
+    /// Its command was not started, and its session is not held any more.
+    NotHeld,
+}
+
+impl From<Lost> for Undone {
+    fn from(Lost: Lost) -> Self {
+        Self::Lost
+    }
+}
+
+/// Executes a run that was activated. The slot is free again when its sandbox is gone; a run that
+/// is canceled before it starts needs none.
+pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: Inlets, slot: Option<Slot>) {
+    let done = carry_out(&worker, &run, inlets).await;
+    run.output.close();
+    drop(slot);
+    let committed = match done {
+        Ok(report) => commit(&worker, &run, report).await.map_err(Undone::from),
+        Err(undone) => Err(undone),
+    };
+    match committed {
+        Ok(()) => finish(&worker, &run, Phase::Committed),
+        Err(Undone::Lost) => {
+            metrics().fenced();
+            tracing::warn!("the lease is lost: the result is dropped");
+            finish(&worker, &run, Phase::Dropped);
+        }
+        Err(Undone::NotHeld) => {
+            finish(&worker, &run, Phase::Dropped);
+            dispatch::hand_back(&worker, run.id(), run.incarnation).await;
+        }
+    }
+}
+
+fn finish(worker: &Worker, run: &ActiveRun, phase: Phase) {
+    worker.runs.end(run);
+    run.phase.send_replace(phase);
+    worker.run_ended(run.assigned.session);
+}
+
+async fn carry_out(worker: &Arc<Worker>, run: &Arc<ActiveRun>, inlets: Inlets) -> Result<Report, Undone> {
+    worker.may_start(run)?;
+    if run.cancel.is_cancelled() {
+        return Ok(Report::unstarted(Outcome::Canceled));
+    }
+    let plan = match plan(worker, run) {
+        Ok(plan) => plan,
+        Err(refusal) => return Ok(Report::unstarted(Outcome::Refused(refusal))),
+    };
+    let (sandbox, prepared) = match sandbox(worker, run, &plan).await {
+        Ok(sandbox) => sandbox,
+        Err(refusal) => return Ok(Report::unstarted(Outcome::Refused(refusal))),
+    };
+    if let Err(undone) = worker.may_start(run) {
+        sandbox.discard().await;
+        return Err(undone);
+    }
+    if run.cancel.is_cancelled() {
+        let receipt = sandbox.discard().await;
+        return Ok(Report { receipt, ..Report::unstarted(Outcome::Canceled) });
+    }
+    match launch(run, sandbox).await {
+        Ok((launched, ends)) => Ok(supervise(worker, run, inlets, plan, prepared, launched, ends).await?),
+        Err(refusal) => Ok(Report::unstarted(Outcome::Refused(refusal))),
+    }
+}
+
+fn plan(worker: &Worker, run: &ActiveRun) -> Result<Plan, Refusal> {
+    let assigned = &run.assigned;
+    worker.sessions.learn(&assigned.spec);
+    worker.modes.plan(assigned.id, assigned.session, worker.root.session(assigned.session), &assigned.spec)
+}
+
+/// The session's spare sandbox if it serves, else a new one; and whether it was prepared before.
+async fn sandbox(
+    worker: &Worker,
+    run: &ActiveRun,
+    plan: &Plan,
+) -> Result<(Box<dyn Prepared>, bool), Refusal> {
+    let asked = Instant::now();
+    if let Some(spare) = worker.sessions.take_spare(run.assigned.session, plan) {
+        let ready = spare.is_ready();
+        if let Some(sandbox) = spare.into_sandbox().await {
+            return Ok((sandbox, ready));
+        }
+    }
+    let sandbox = worker.modes.prepare(plan).await?;
+    metrics().step(Step::Prepare, asked.elapsed());
+    Ok((sandbox, false))
+}
+
+async fn launch(run: &ActiveRun, sandbox: Box<dyn Prepared>) -> Result<(Launched, Ends), Refusal> {
+    let command = &run.assigned.spec.command;
+    let (stdio, ends) = match stdio::open(command) {
+        Ok(streams) => streams,
+        Err(error) => {
+            sandbox.discard().await;
+            return Err(failed(&error));
+        }
+    };
+    let launched = sandbox.launch(command, stdio).await.map_err(refusal)?;
+    Ok((launched, ends))
+}
+
+/// Stays with a command until its sandbox is gone.
+async fn supervise(
+    worker: &Arc<Worker>,
+    run: &Arc<ActiveRun>,
+    inlets: Inlets,
+    plan: Plan,
+    prepared: bool,
+    launched: Launched,
+    ends: Ends,
+) -> Result<Report, Lost> {
+    let Launched { mut running, setup_time } = launched;
+    let started_at = Instant::now();
+    metrics().setup(plan.mode.as_str(), prepared, setup_time);
+    let started = Started { setup_time, prepared, unenforced: plan.unenforced.clone() };
+    run.phase.send_replace(Phase::Started(started));
+    let streams = Streams::start(worker, run, ends.outputs, ends.stdin.map(|writer| (writer, inlets.stdin)));
+    worker.keep_spare(run.assigned.session);
+
+    let end = wait(run, running.as_mut(), inlets.control, ends.terminal.as_ref()).await;
+    let ended = stop(worker, run, running.as_mut(), end).await;
+    metrics().step(Step::Execute, started_at.elapsed());
+    streams.finish(&run.output).await;
+    let receipt = running.destroy().await;
+    if !receipt.is_clean() {
+        metrics().receipt_unclean();
+        tracing::error!(?receipt, "a sandbox left something behind");
+    }
+    let (outcome, usage) = ended?;
+    Ok(Report {
+        outcome,
+        usage,
+        receipt,
+        started_at: Some(started_at),
+        setup_time: Some(setup_time),
+        prepared,
+        unenforced: plan.unenforced,
+    })
+}
+
+/// Why a command is over, or has to be.
+#[derive(Debug)]
+enum End {
+    Own(Outcome, Usage),
+    /// We end it, with this outcome.
+    Forced(Outcome),
+    Fenced,
+}
+
+/// Waits for the command's end or for a reason to end it; passes signals and sizes on.
+async fn wait(
+    run: &ActiveRun,
+    running: &mut dyn Running,
+    mut control: mpsc::Receiver<Control>,
+    terminal: Option<&Terminal>,
+) -> End {
+    let deadline = Instant::now() + run.assigned.spec.timeout();
+    loop {
+        let control = tokio::select! {
+            biased;
+            () = run.fence.cancelled() => return End::Fenced,
+            (outcome, usage) = running.wait() => return End::Own(outcome, usage),
+            () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
+            () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
+            () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
+                tracing::info!("the caller that the run ends with did not come");
+                run.cancel.cancel();
+                continue;
+            }
+            Some(control) = control.recv() => control,
+        };
+        match (control, terminal) {
+            (Control::Signal(signal), _) => running.signal(signal).await,
+            (Control::Resize(size), Some(terminal)) => {
+                if let Err(error) = terminal.resize(size) {
+                    tracing::warn!(%error, "the terminal cannot be resized");
+                }
+            }
+            (Control::Resize(_), None) => tracing::debug!("a resize for a run without a terminal"),
+        }
+    }
+}
+
+/// Ends the command if it has not ended: first it is asked, then it is killed. Without a lease it
+/// is killed at once.
+async fn stop(
+    worker: &Worker,
+    run: &ActiveRun,
+    running: &mut dyn Running,
+    end: End,
+) -> Result<(Outcome, Usage), Lost> {
+    let outcome = match end {
+        End::Own(outcome, usage) => return Ok((outcome, usage)),
+        End::Forced(outcome) => Some(outcome),
+        End::Fenced => None,
+    };
+    if outcome.is_some() {
+        running.signal(SIGTERM).await;
+        let grace = timeout(worker.options.kill_grace, running.wait());
+        // Killing is right in every case that is not an end by itself.
+        if let Some(Ok((_, usage))) = run.fence.run_until_cancelled(grace).await {
+            return outcome.map(|outcome| (outcome, usage)).ok_or(Lost);
+        }
+    }
+    running.kill_tree().await;
+    let (_, usage) = running.wait().await;
+    outcome.map(|outcome| (outcome, usage)).ok_or(Lost)
+}
+
+/// Stores the result with the end of the output.
+async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<(), Lost> {
+    let asked = Instant::now();
+    let assigned = &run.assigned;
+    let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
+    let started_at = report.started_at;
+    let result = committed(worker, run, report);
+    let attempt = || {
+        let result = Committed { started_ago: started_at.map(|at| at.elapsed()), ..result.clone() };
+        let (life, epoch) = (run.incarnation, assigned.epoch);
+        async move { worker.store.run_commit(assigned.id, worker.id(), life, epoch, &result).await }
+    };
+    insist("commit", run, attempt).await?;
+    run.output.stored();
+    metrics().step(Step::Commit, asked.elapsed());
+    metrics().run_ended(outcome, mode);
+    tracing::info!(outcome, took = ?started_at.map(|at| at.elapsed()), "run ended");
+    Ok(())
+}
+
+fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
+    let totals = run.output.totals();
+    Committed {
+        outcome: report.outcome,
+        usage: report.usage,
+        receipt: report.receipt,
+        sandbox_root: worker.root.session(run.assigned.session).display().to_string(),
+        started_ago: None,
+        setup_time: report.setup_time,
+        prepared: report.prepared,
+        unenforced: report.unenforced,
+        output_bytes: totals.bytes,
+        output_truncated: totals.truncated,
+        tail: run.output.unflushed().chunks,
+    }
+}

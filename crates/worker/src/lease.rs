@@ -1,0 +1,254 @@
+//! The lease keeper: one heartbeat on which every session lease of this worker hangs.
+//!
+//! The lease is measured on the monotonic clock from before the request was sent, so it always
+//! ends here before it ends in the database. What cannot be renewed in time is fenced first.
+
+use std::{future::Future, time::Duration};
+
+use codelia_policy::Incarnation;
+use codelia_store::{Error, Heartbeat};
+use time::OffsetDateTime;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+/// One life of the worker, and how long it may act.
+#[derive(Debug, Clone)]
+pub(crate) struct Current {
+    pub(crate) incarnation: Incarnation,
+    valid_until: Instant,
+    /// Cancelled when this life is over: everything it runs is to be killed and its results dropped.
+    pub(crate) fence: CancellationToken,
+    sent_at: Instant,
+    database_time: OffsetDateTime,
+}
+
+impl Current {
+    /// Before the first registration: nothing may be done.
+    pub(crate) fn none() -> Self {
+        let fence = CancellationToken::new();
+        fence.cancel();
+        let beat = Heartbeat { now: OffsetDateTime::UNIX_EPOCH, drain: false };
+        Self::new(Incarnation::generate(), fence, Instant::now(), beat, Duration::ZERO)
+    }
+
+    fn new(
+        incarnation: Incarnation,
+        fence: CancellationToken,
+        sent_at: Instant,
+        beat: Heartbeat,
+        ttl: Duration,
+    ) -> Self {
+        Self {
+            incarnation,
+            valid_until: sent_at + ttl - margin(ttl),
+            fence,
+            sent_at,
+            database_time: beat.now,
+        }
+    }
+
+    /// Whether the worker may start and commit under it.
+    pub(crate) fn is_live(&self) -> bool {
+        Instant::now() < self.valid_until && !self.fence.is_cancelled()
+    }
+
+    /// The database's clock, late by no more than one round trip.
+    pub(crate) fn database_now(&self) -> OffsetDateTime {
+        self.database_time + self.sent_at.elapsed()
+    }
+}
+
+/// How long before its end in the database a lease ends here.
+fn margin(ttl: Duration) -> Duration {
+    ttl / 5
+}
+
+/// Who renews, and what a loss does.
+pub(crate) trait Holder: Send + Sync {
+    /// Registers a new life.
+    fn register(&self, incarnation: Incarnation) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
+    /// Renews all leases.
+    fn renew(&self, incarnation: Incarnation) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
+    /// Takes notice of a heartbeat.
+    fn beat(&self, beat: Heartbeat);
+    /// Kills and forgets everything of the life that is over; the fence is cancelled already.
+    fn fence(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// Registers a first or further life.
+pub(crate) async fn register(holder: &impl Holder, ttl: Duration) -> Result<Current, Error> {
+    let incarnation = Incarnation::generate();
+    let sent_at = Instant::now();
+    let beat = holder.register(incarnation).await?;
+    holder.beat(beat);
+    Ok(Current::new(incarnation, CancellationToken::new(), sent_at, beat, ttl))
+}
+
+/// Keeps the lease; lives one life after another until it is dropped.
+pub(crate) async fn keep(holder: &impl Holder, ttl: Duration, current: &watch::Sender<Current>) {
+    loop {
+        let why = renew_until_lost(holder, ttl, current).await;
+        tracing::error!(reason = why, "the lease is lost: everything under it is killed");
+        current.borrow().fence.cancel();
+        holder.fence().await;
+        current.send_replace(register_again(holder, ttl).await);
+        tracing::info!("registered anew");
+    }
+}
+
+async fn renew_until_lost(
+    holder: &impl Holder,
+    ttl: Duration,
+    current: &watch::Sender<Current>,
+) -> &'static str {
+    loop {
+        let now = current.borrow().clone();
+        sleep_until(now.sent_at + ttl / 3).await;
+        match renew_once(holder, ttl, &now).await {
+            Ok(renewed) => current.send_replace(renewed),
+            Err(why) => return why,
+        };
+    }
+}
+
+/// Tries until it succeeds or the lease has run out here.
+async fn renew_once(holder: &impl Holder, ttl: Duration, now: &Current) -> Result<Current, &'static str> {
+    loop {
+        let sent_at = Instant::now();
+        match timeout_at(now.valid_until, holder.renew(now.incarnation)).await {
+            Ok(Ok(beat)) => {
+                holder.beat(beat);
+                return Ok(Current::new(now.incarnation, now.fence.clone(), sent_at, beat, ttl));
+            }
+            Ok(Err(Error::Fenced)) => return Err("another incarnation has it, or it ran out"),
+            Err(_) => return Err("no answer in time"),
+            Ok(Err(error)) => tracing::warn!(%error, "the lease could not be renewed; trying again"),
+        }
+        if timeout_at(now.valid_until, sleep(ttl / 20)).await.is_err() {
+            return Err("not renewed in time");
+        }
+    }
+}
+
+async fn register_again(holder: &impl Holder, ttl: Duration) -> Current {
+    loop {
+        match register(holder, ttl).await {
+            Ok(current) => return current,
+            Err(error) => tracing::warn!(%error, "cannot register; trying again"),
+        }
+        sleep(ttl / 20).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize, Ordering},
+        },
+    };
+
+    use codelia_telemetry::task::background;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(15);
+
+    #[derive(Debug, Default)]
+    struct Database {
+        hangs: AtomicBool,
+        fails: AtomicBool,
+        fences: AtomicBool,
+        lives: AtomicUsize,
+        fenced: AtomicUsize,
+    }
+
+    fn beat() -> Heartbeat {
+        Heartbeat { now: OffsetDateTime::UNIX_EPOCH, drain: false }
+    }
+
+    impl Holder for Arc<Database> {
+        async fn register(&self, _: Incarnation) -> Result<Heartbeat, Error> {
+            self.lives.fetch_add(1, Ordering::SeqCst);
+            Ok(beat())
+        }
+
+        async fn renew(&self, _: Incarnation) -> Result<Heartbeat, Error> {
+            if self.fences.load(Ordering::SeqCst) {
+                return Err(Error::Fenced);
+            }
+            if self.fails.load(Ordering::SeqCst) {
+                return Err(Error::NotMigrated);
+            }
+            if self.hangs.load(Ordering::SeqCst) { pending().await } else { Ok(beat()) }
+        }
+
+        fn beat(&self, _: Heartbeat) {}
+
+        async fn fence(&self) {
+            self.fenced.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    async fn start(database: &Arc<Database>) -> (watch::Receiver<Current>, Current) {
+        let first = register(database, TTL).await.unwrap();
+        let (sender, receiver) = watch::channel(first.clone());
+        let holder = database.clone();
+        background("keeper", async move { keep(&holder, TTL, &sender).await });
+        (receiver, first)
+    }
+
+    async fn lost_after(database: &Arc<Database>) -> Duration {
+        let (mut watch, first) = start(database).await;
+        let began = Instant::now();
+        first.fence.cancelled().await;
+        let took = began.elapsed();
+        watch.wait_for(|now| now.incarnation != first.incarnation).await.unwrap();
+        assert_eq!(database.fenced.load(Ordering::SeqCst), 1, "fenced before it registered anew");
+        assert_eq!(database.lives.load(Ordering::SeqCst), 2);
+        took
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewed_lease_lives_on() {
+        let database = Arc::new(Database::default());
+        let (watch, first) = start(&database).await;
+        sleep(TTL * 20).await;
+        let now = watch.borrow().clone();
+        assert_eq!(now.incarnation, first.incarnation);
+        assert!(now.is_live() && !first.fence.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_is_lost_before_its_end_when_the_database_does_not_answer() {
+        let database = Arc::new(Database { hangs: true.into(), ..Default::default() });
+        assert_eq!(lost_after(&database).await, TTL - margin(TTL));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_is_lost_before_its_end_when_every_renewal_fails() {
+        let database = Arc::new(Database { fails: true.into(), ..Default::default() });
+        assert_eq!(lost_after(&database).await, TTL - margin(TTL));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fenced_worker_stops_at_its_next_heartbeat() {
+        let database = Arc::new(Database { fences: true.into(), ..Default::default() });
+        assert_eq!(lost_after(&database).await, TTL / 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_on_the_clock_alone() {
+        let database = Arc::new(Database::default());
+        let current = register(&database, TTL).await.unwrap();
+        sleep(TTL - margin(TTL) - Duration::from_millis(1)).await;
+        assert!(current.is_live());
+        sleep(Duration::from_millis(1)).await;
+        assert!(!current.is_live());
+    }
+}

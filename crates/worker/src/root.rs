@@ -1,0 +1,219 @@
+//! The session root: one directory for each session, and how one is removed.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, ErrorKind, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use codelia_policy::SessionId;
+use uuid::Uuid;
+
+use crate::trash;
+
+/// A step on the session root that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("session root: cannot {step} {}", .path.display())]
+pub struct RootError {
+    step: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl RootError {
+    /// The work was not brought to its end.
+    pub(crate) fn interrupted(source: io::Error) -> Self {
+        Self { step: "finish work in", path: PathBuf::new(), source }
+    }
+
+    fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self { step, path: path.to_owned(), source }
+    }
+}
+
+/// The directory tree that holds sessions.
+#[derive(Debug)]
+pub(crate) struct Root {
+    path: PathBuf,
+    /// Names the tree; workers on a shared one have the same.
+    pub(crate) id: Uuid,
+}
+
+impl Root {
+    /// Opens the tree, creating what is missing.
+    pub(crate) fn open(path: &Path) -> Result<Self, RootError> {
+        create_private(path)?;
+        let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
+        let root = Self { id: root_id(&path)?, path };
+        create_private(&root.sessions())?;
+        create_private(&root.trash())?;
+        Ok(root)
+    }
+
+    /// Where a session's files are.
+    pub(crate) fn session(&self, id: SessionId) -> PathBuf {
+        self.sessions().join(id.to_string())
+    }
+
+    /// Creates a session's directory; tells whether it was there.
+    pub(crate) fn create_session(&self, id: SessionId) -> Result<bool, RootError> {
+        let path = self.session(id);
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(true),
+            Err(error) => Err(RootError::at("create", &path)(error)),
+        }
+    }
+
+    /// Removes a session's directory and tells how many bytes its files had. Its name is free at once.
+    /// After a failure the same call takes the removal up again.
+    pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
+        let (from, name) = (self.session(id), id.to_string());
+        let mut bytes = self.empty_trash_of(&name)?;
+        match fs::rename(&from, self.trash().join(&name)) {
+            Ok(()) => bytes += self.empty_trash_of(&name)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(RootError::at("move to the trash", &from)(error)),
+        }
+        Ok(bytes)
+    }
+
+    /// Removes what earlier removals left in the trash.
+    pub(crate) fn empty_trash(&self) -> Result<u64, RootError> {
+        let trash = self.trash();
+        let mut bytes = 0;
+        for entry in fs::read_dir(&trash).map_err(RootError::at("list", &trash))? {
+            let name = entry.map_err(RootError::at("list", &trash))?.file_name();
+            bytes += trash::remove(&trash, Path::new(&name)).map_err(RootError::at("empty", &trash))?;
+        }
+        Ok(bytes)
+    }
+
+    /// The sessions that have a directory here.
+    pub(crate) fn list_sessions(&self) -> Result<Vec<SessionId>, RootError> {
+        let dir = self.sessions();
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(RootError::at("list", &dir))? {
+            let name = entry.map_err(RootError::at("list", &dir))?.file_name();
+            match name.to_str().and_then(|name| name.parse().ok()) {
+                Some(id) => ids.push(id),
+                None => tracing::warn!(?name, "not a session's directory: left alone"),
+            }
+        }
+        Ok(ids)
+    }
+
+    fn empty_trash_of(&self, name: &str) -> Result<u64, RootError> {
+        let trash = self.trash();
+        trash::remove(&trash, Path::new(name)).map_err(RootError::at("remove from", &trash))
+    }
+
+    fn sessions(&self) -> PathBuf {
+        self.path.join("sessions")
+    }
+
+    fn trash(&self) -> PathBuf {
+        self.path.join("trash")
+    }
+}
+
+/// Creates a directory for us alone, or makes sure that one that is there is.
+fn create_private(path: &Path) -> Result<(), RootError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(RootError::at("make private", path))
+}
+
+/// Reads the tree's id, or gives it one. Of two workers that start at once, one wins.
+fn root_id(root: &Path) -> Result<Uuid, RootError> {
+    let path = root.join("root-id");
+    if !path.exists() {
+        let fresh = root.join(format!("root-id.{}", Uuid::new_v4()));
+        write_id(&fresh).map_err(RootError::at("write", &fresh))?;
+        let linked = fs::hard_link(&fresh, &path);
+        fs::remove_file(&fresh).map_err(RootError::at("remove", &fresh))?;
+        match linked {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(RootError::at("create", &path)(error));
+            }
+            _ => {}
+        }
+    }
+    let text = fs::read_to_string(&path).map_err(RootError::at("read", &path))?;
+    let invalid = |error| RootError::at("understand", &path)(io::Error::new(ErrorKind::InvalidData, error));
+    Uuid::try_parse(text.trim()).map_err(invalid)
+}
+
+fn write_id(path: &Path) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    writeln!(file, "{}", Uuid::new_v4())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::symlink, thread};
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn the_tree_and_its_sessions_are_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::open(&dir.path().join("root")).unwrap();
+        let id = SessionId::generate();
+        assert!(!root.create_session(id).unwrap());
+        assert!(root.create_session(id).unwrap(), "the second time it is there");
+        for path in [dir.path().join("root"), root.session(id)] {
+            assert_eq!(mode(&path), 0o700);
+        }
+        assert_eq!(root.list_sessions().unwrap(), [id]);
+    }
+
+    #[test]
+    fn workers_that_start_at_once_on_one_root_agree_on_its_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Root::open(dir.path()).unwrap().id;
+        let ids: Vec<Uuid> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|id| *id == ids[0]));
+        assert_eq!(open(), ids[0]);
+    }
+
+    #[test]
+    fn a_session_is_removed_with_all_it_holds_and_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("kept"), "kept").unwrap();
+        let id = SessionId::generate();
+        root.create_session(id).unwrap();
+        let session = root.session(id);
+        fs::create_dir_all(session.join("a/b")).unwrap();
+        fs::write(session.join("a/b/file"), "12345").unwrap();
+        symlink(&outside, session.join("a/link")).unwrap();
+        fs::set_permissions(session.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
+        assert_eq!(root.remove_session(id).unwrap(), 5);
+        assert!(!session.exists());
+        assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
+        assert_eq!(root.remove_session(id).unwrap(), 0, "again is no error");
+        assert_eq!(fs::read_dir(dir.path().join("trash")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_an_interrupted_removal_left_is_removed_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        fs::create_dir_all(dir.path().join("trash/old/deep")).unwrap();
+        fs::write(dir.path().join("trash/old/deep/file"), "123").unwrap();
+        assert_eq!(root.empty_trash().unwrap(), 3);
+        assert_eq!(fs::read_dir(dir.path().join("trash")).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,422 @@
+//! The sessions this worker holds, and at most one spare sandbox for each that is in use.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use codelia_backends::Prepared;
+use codelia_policy::{Ceilings, LeaseEpoch, Limits, LimitsRequest, Plan, Refusal, RunSpec, SessionId};
+use codelia_store::{Lease, SessionSpec};
+use codelia_telemetry::{metrics, task};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinHandle,
+    time::Instant,
+};
+
+use crate::modes::serves;
+
+/// A session that had no run for this long keeps no spare sandbox.
+const SPARE_IDLE: Duration = Duration::from_secs(60);
+
+/// Whether and how this worker holds a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holding {
+    /// It does not.
+    Not,
+    /// Its lease is being taken or given back: nobody can tell yet.
+    Changing,
+    /// It does, under this epoch.
+    Held {
+        epoch: LeaseEpoch,
+        /// The session has ended: its runs are to be canceled.
+        closing: bool,
+    },
+}
+
+/// A sandbox that waits, or is being made, for a session's next run.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    plan: Plan,
+    making: JoinHandle<Result<Box<dyn Prepared>, Refusal>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Spare {
+    /// Whether it is ready at once.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.making.is_finished()
+    }
+
+    /// The sandbox, when it is made; `None` if that failed.
+    pub(crate) async fn into_sandbox(self) -> Option<Box<dyn Prepared>> {
+        self.making.await.ok()?.ok()
+    }
+
+    /// Destroys it in the background.
+    pub(crate) fn discard(self) {
+        task::background("discard spare", async move {
+            if let Some(sandbox) = self.into_sandbox().await
+                && !sandbox.discard().await.is_clean()
+            {
+                metrics().receipt_unclean();
+            }
+        });
+    }
+}
+
+#[derive(Debug)]
+enum Entry {
+    Acquiring,
+    Held(Held),
+    Releasing(LeaseEpoch),
+}
+
+#[derive(Debug)]
+struct Held {
+    epoch: LeaseEpoch,
+    spec: SessionSpec,
+    closing: bool,
+    used_at: Instant,
+    spare: Option<Box<Spare>>,
+}
+
+/// All sessions of this worker.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    table: Mutex<HashMap<SessionId, Entry>>,
+    spares: Arc<Semaphore>,
+    /// The defaults that runs are admitted with, learnt from runs: the api decides them.
+    defaults: Mutex<Limits>,
+}
+
+impl Sessions {
+    pub(crate) fn new(max_spares: usize) -> Self {
+        Self {
+            table: Mutex::default(),
+            spares: Arc::new(Semaphore::new(max_spares)),
+            defaults: Mutex::new(Limits::default()),
+        }
+    }
+
+    /// How many are held.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub(crate) fn holding(&self, id: SessionId) -> Holding {
+        match self.lock().get(&id) {
+            None => Holding::Not,
+            Some(Entry::Acquiring | Entry::Releasing(_)) => Holding::Changing,
+            Some(Entry::Held(held)) => Holding::Held { epoch: held.epoch, closing: held.closing },
+        }
+    }
+
+    /// Marks a session as being taken; `false` if it is held or changing already.
+    pub(crate) fn begin_acquire(&self, id: SessionId) -> bool {
+        let mut table = self.lock();
+        if table.contains_key(&id) {
+            return false;
+        }
+        table.insert(id, Entry::Acquiring);
+        true
+    }
+
+    /// The lease is ours.
+    pub(crate) fn acquired(&self, lease: Lease) {
+        let held = Held {
+            epoch: lease.epoch,
+            spec: lease.spec,
+            closing: false,
+            used_at: Instant::now(),
+            spare: None,
+        };
+        self.lock().insert(lease.session, Entry::Held(held));
+    }
+
+    /// The session has ended; its runs are to be canceled.
+    pub(crate) fn close(&self, id: SessionId) {
+        let spare = match self.lock().get_mut(&id) {
+            Some(Entry::Held(held)) => {
+                held.closing = true;
+                held.spare.take()
+            }
+            _ => None,
+        };
+        discard(spare);
+    }
+
+    /// The session is not ours any more, or never was.
+    pub(crate) fn forget(&self, id: SessionId) {
+        let entry = self.lock().remove(&id);
+        discard(entry.and_then(Entry::into_spare));
+    }
+
+    /// Marks a held session as being given back and returns its epoch.
+    pub(crate) fn begin_release(&self, id: SessionId) -> Option<LeaseEpoch> {
+        let (epoch, spare) = {
+            let mut table = self.lock();
+            let entry = table.get_mut(&id)?;
+            let epoch = match entry {
+                Entry::Acquiring => return None,
+                Entry::Held(held) => held.epoch,
+                Entry::Releasing(epoch) => *epoch,
+            };
+            (epoch, std::mem::replace(entry, Entry::Releasing(epoch)).into_spare())
+        };
+        discard(spare);
+        Some(epoch)
+    }
+
+    /// Ids of all sessions in the table.
+    pub(crate) fn ids(&self) -> Vec<SessionId> {
+        self.lock().keys().copied().collect()
+    }
+
+    /// Forgets all: their leases are lost or released.
+    pub(crate) fn clear(&self) {
+        let all = std::mem::take(&mut *self.lock());
+        all.into_values().filter_map(Entry::into_spare).for_each(|spare| spare.discard());
+    }
+
+    /// Notes that a session is in use and takes its spare sandbox if that serves the plan.
+    pub(crate) fn take_spare(&self, id: SessionId, wanted: &Plan) -> Option<Spare> {
+        let mut table = self.lock();
+        let Some(Entry::Held(held)) = table.get_mut(&id) else { return None };
+        held.used_at = Instant::now();
+        held.spare.take_if(|spare| serves(&spare.plan, wanted)).map(|spare| *spare)
+    }
+
+    /// What a run of this session is like that asks for nothing of its own; `None` if the session is
+    /// not held or cannot be served.
+    pub(crate) fn usual_run(&self, id: SessionId) -> Option<RunSpec> {
+        let spec = match self.lock().get(&id)? {
+            Entry::Held(held) if !held.closing => held.spec.clone(),
+            _ => return None,
+        };
+        let defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        usual_run(&spec, &defaults)
+    }
+
+    /// Learns from a run which defaults hold.
+    pub(crate) fn learn(&self, spec: &RunSpec) {
+        let mut defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner);
+        learn(&mut defaults, &spec.asked, &spec.limits);
+    }
+
+    /// Gives a session its spare sandbox, unless it has one that serves, or there are too many.
+    pub(crate) fn keep_spare<F>(&self, id: SessionId, plan: Plan, make: impl FnOnce(Plan) -> F)
+    where
+        F: Future<Output = Result<Box<dyn Prepared>, Refusal>> + Send + 'static,
+    {
+        let Ok(permit) = self.spares.clone().try_acquire_owned() else { return };
+        let old = {
+            let mut table = self.lock();
+            let Some(Entry::Held(held)) = table.get_mut(&id) else { return };
+            if held.closing || held.spare.as_ref().is_some_and(|spare| serves(&spare.plan, &plan)) {
+                return;
+            }
+            let making = task::background("prepare spare", make(plan.clone()));
+            held.spare.replace(Box::new(Spare { plan, making, _permit: permit }))
+        };
+        discard(old);
+    }
+
+    /// Discards the spare sandboxes of sessions that are not in use.
+    pub(crate) fn discard_idle_spares(&self) {
+        let idle: Vec<_> = self
+            .lock()
+            .values_mut()
+            .filter_map(|entry| match entry {
+                Entry::Held(held) if held.used_at.elapsed() >= SPARE_IDLE => held.spare.take(),
+                _ => None,
+            })
+            .collect();
+        idle.into_iter().for_each(|spare| spare.discard());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn into_spare(self) -> Option<Box<Spare>> {
+        match self {
+            Self::Held(held) => held.spare,
+            Self::Acquiring | Self::Releasing(_) => None,
+        }
+    }
+}
+
+fn discard(spare: Option<Box<Spare>>) {
+    if let Some(spare) = spare {
+        spare.discard();
+    }
+}
+
+fn usual_run(spec: &SessionSpec, defaults: &Limits) -> Option<RunSpec> {
+    let most = Ceilings(Limits {
+        timeout: Duration::MAX,
+        memory_bytes: u64::MAX,
+        cpu_millis: u64::MAX,
+        pids: u64::MAX,
+        open_files: u64::MAX,
+        output_bytes: u64::MAX,
+    });
+    Some(RunSpec {
+        command: codelia_policy::CommandSpec {
+            argv: Vec::new(),
+            env: std::collections::BTreeMap::new(),
+            working_directory: String::new(),
+            terminal: None,
+            stdin: false,
+        },
+        mode: spec.mode,
+        network: spec.network,
+        limits: spec.limits.resolve(defaults, &most).ok()?,
+        asked: spec.limits.clone(),
+        ends_with_caller: false,
+    })
+}
+
+/// A limit that nobody asked for is the default.
+fn learn(defaults: &mut Limits, asked: &LimitsRequest, limits: &Limits) {
+    let note = |asked: Option<u64>, default: &mut u64, limit: u64| {
+        if asked.is_none() {
+            *default = limit;
+        }
+    };
+    note(asked.memory_bytes, &mut defaults.memory_bytes, limits.memory_bytes);
+    note(asked.cpu_millis, &mut defaults.cpu_millis, limits.cpu_millis);
+    note(asked.pids, &mut defaults.pids, limits.pids);
+    note(asked.open_files, &mut defaults.open_files, limits.open_files);
+}
+
+#[cfg(test)]
+mod tests {
+    use codelia_policy::{Enforceable, Mode, Receipt, RunId};
+
+    use super::*;
+
+    fn lease(epoch: i64) -> Lease {
+        Lease {
+            session: SessionId::generate(),
+            tenant: "team".parse().unwrap(),
+            epoch: LeaseEpoch(epoch),
+            spec: SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None },
+            has_files: false,
+        }
+    }
+
+    fn held(sessions: &Sessions) -> SessionId {
+        let lease = lease(3);
+        let id = lease.session;
+        assert!(sessions.begin_acquire(id));
+        sessions.acquired(lease);
+        id
+    }
+
+    fn plan(sessions: &Sessions, id: SessionId) -> Plan {
+        let spec = sessions.usual_run(id).unwrap();
+        Plan::logical(RunId::generate(), id, "/root".into(), &spec, Enforceable::default()).unwrap()
+    }
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    #[async_trait::async_trait]
+    impl Prepared for Nothing {
+        async fn launch(
+            self: Box<Self>,
+            _: &codelia_policy::CommandSpec,
+            _: codelia_backends::Stdio,
+        ) -> Result<codelia_backends::Launched, codelia_backends::Error> {
+            Err(codelia_backends::Error::Unenforceable { field: "nothing" })
+        }
+
+        async fn discard(self: Box<Self>) -> Receipt {
+            Receipt::default()
+        }
+    }
+
+    async fn make(_: Plan) -> Result<Box<dyn Prepared>, Refusal> {
+        Ok(Box::new(Nothing))
+    }
+
+    #[test]
+    fn a_session_is_changing_until_its_lease_is_known() {
+        let sessions = Sessions::new(1);
+        let lease = lease(7);
+        let id = lease.session;
+        assert!(sessions.begin_acquire(id));
+        assert!(!sessions.begin_acquire(id), "once at a time");
+        assert_eq!(sessions.holding(id), Holding::Changing);
+        sessions.acquired(lease);
+        assert_eq!(sessions.holding(id), Holding::Held { epoch: LeaseEpoch(7), closing: false });
+        assert_eq!(sessions.begin_release(id), Some(LeaseEpoch(7)));
+        assert_eq!(sessions.holding(id), Holding::Changing);
+        sessions.forget(id);
+        assert_eq!(sessions.holding(id), Holding::Not);
+    }
+
+    #[tokio::test]
+    async fn a_spare_serves_one_run_and_only_one_that_it_fits() {
+        let sessions = Sessions::new(1);
+        let id = held(&sessions);
+        let usual = plan(&sessions, id);
+        sessions.keep_spare(id, usual.clone(), make);
+        let other = Plan { limits: Limits { pids: 1, ..Limits::default() }, ..usual.clone() };
+        assert!(sessions.take_spare(id, &other).is_none());
+        let spare = sessions.take_spare(id, &usual).unwrap();
+        assert!(spare.into_sandbox().await.is_some());
+        assert!(sessions.take_spare(id, &usual).is_none());
+    }
+
+    #[tokio::test]
+    async fn spares_are_bounded_over_all_sessions() {
+        let sessions = Sessions::new(1);
+        let (first, second) = (held(&sessions), held(&sessions));
+        sessions.keep_spare(first, plan(&sessions, first), make);
+        sessions.keep_spare(second, plan(&sessions, second), make);
+        assert!(sessions.take_spare(second, &plan(&sessions, second)).is_none());
+        assert!(sessions.take_spare(first, &plan(&sessions, first)).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_session_loses_its_spare() {
+        let sessions = Sessions::new(1);
+        let id = held(&sessions);
+        sessions.keep_spare(id, plan(&sessions, id), make);
+        sessions.discard_idle_spares();
+        tokio::time::advance(SPARE_IDLE).await;
+        sessions.discard_idle_spares();
+        assert!(sessions.take_spare(id, &plan(&sessions, id)).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_closing_session_gets_no_spare() {
+        let sessions = Sessions::new(1);
+        let id = held(&sessions);
+        let usual = plan(&sessions, id);
+        sessions.close(id);
+        sessions.keep_spare(id, usual.clone(), make);
+        assert!(sessions.take_spare(id, &usual).is_none());
+        assert!(sessions.usual_run(id).is_none());
+    }
+
+    #[test]
+    fn the_defaults_of_the_api_are_learnt_from_runs() {
+        let sessions = Sessions::new(1);
+        let id = held(&sessions);
+        let mut spec = sessions.usual_run(id).unwrap();
+        spec.limits.memory_bytes = 77;
+        spec.limits.pids = 5;
+        spec.asked.pids = Some(5);
+        sessions.learn(&spec);
+        let learnt = sessions.usual_run(id).unwrap().limits;
+        assert_eq!((learnt.memory_bytes, learnt.pids), (77, Limits::default().pids));
+    }
+}

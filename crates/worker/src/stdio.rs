@@ -1,0 +1,183 @@
+//! The command's three streams and our ends of them: pipes, or a terminal.
+
+use std::{fs::File, io, os::fd::OwnedFd};
+
+use bytes::{Bytes, BytesMut};
+use codelia_backends::Stdio;
+use codelia_policy::{CommandSpec, TerminalSize};
+use codelia_store::Stream;
+use codelia_sys::pty::{Pty, WindowSize, set_window_size};
+use rustix::io::Errno;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::unix::pipe,
+};
+
+/// What a small command needs at most; a busy one gets more.
+const SMALL_READ: usize = 4 * 1024;
+const LARGE_READ: usize = 64 * 1024;
+/// What a terminal takes for the end of input.
+const END_OF_INPUT: &[u8] = &[4];
+
+/// Our ends.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    /// Where standard input is written, if there is any.
+    pub(crate) stdin: Option<Writer>,
+    pub(crate) outputs: Vec<(Stream, Reader)>,
+    pub(crate) terminal: Option<Terminal>,
+}
+
+/// Opens the streams that a command asks for.
+pub(crate) fn open(command: &CommandSpec) -> io::Result<(Stdio, Ends)> {
+    match command.terminal {
+        Some(size) => open_terminal(size, command.stdin),
+        None => open_pipes(command.stdin),
+    }
+}
+
+fn open_pipes(with_stdin: bool) -> io::Result<(Stdio, Ends)> {
+    let (stdout, stdout_end) = pipe::pipe()?;
+    let (stderr, stderr_end) = pipe::pipe()?;
+    let (stdin, stdin_end) = if with_stdin {
+        let (ours, theirs) = pipe::pipe()?;
+        (theirs.into_blocking_fd()?, Some(Writer::Pipe(ours)))
+    } else {
+        (File::open("/dev/null")?.into(), None)
+    };
+    let stdio = Stdio { stdin, stdout: stdout.into_blocking_fd()?, stderr: stderr.into_blocking_fd()? };
+    let outputs = vec![(Stream::Stdout, Reader::new(stdout_end)), (Stream::Stderr, Reader::new(stderr_end))];
+    Ok((stdio, Ends { stdin: stdin_end, outputs, terminal: None }))
+}
+
+fn open_terminal(size: TerminalSize, with_stdin: bool) -> io::Result<(Stdio, Ends)> {
+    let Pty { controller, terminal } = Pty::open(window(size))?;
+    rustix::io::ioctl_fionbio(&controller, true)?;
+    // Unchecked: it is no pipe, but is read, written and waited for like one.
+    let output = pipe::Receiver::from_owned_fd_unchecked(controller.try_clone()?)?;
+    let stdin = match with_stdin {
+        true => Some(Writer::Terminal(pipe::Sender::from_owned_fd_unchecked(controller.try_clone()?)?)),
+        false => None,
+    };
+    let stdio = Stdio { stdin: terminal.try_clone()?, stdout: terminal.try_clone()?, stderr: terminal };
+    let outputs = vec![(Stream::Stdout, Reader::new(output))];
+    Ok((stdio, Ends { stdin, outputs, terminal: Some(Terminal { controller }) }))
+}
+
+/// Our side of a terminal.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    controller: OwnedFd,
+}
+
+impl Terminal {
+    /// Changes its size; the command hears of it.
+    pub(crate) fn resize(&self, size: TerminalSize) -> io::Result<()> {
+        Ok(set_window_size(&self.controller, window(size))?)
+    }
+}
+
+/// Reads one output stream.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    source: pipe::Receiver,
+    buffer: BytesMut,
+    busy: bool,
+}
+
+impl Reader {
+    fn new(source: pipe::Receiver) -> Self {
+        Self { source, buffer: BytesMut::new(), busy: false }
+    }
+
+    /// The next bytes, as they are; empty at the end.
+    pub(crate) async fn read(&mut self) -> io::Result<Bytes> {
+        self.buffer.reserve(if self.busy { LARGE_READ } else { SMALL_READ });
+        let count = match self.source.read_buf(&mut self.buffer).await {
+            // The last process that had the terminal open is gone.
+            Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => 0,
+            other => other?,
+        };
+        self.busy = count >= SMALL_READ;
+        Ok(self.buffer.split().freeze())
+    }
+}
+
+/// Writes standard input.
+#[derive(Debug)]
+pub(crate) enum Writer {
+    Pipe(pipe::Sender),
+    Terminal(pipe::Sender),
+}
+
+impl Writer {
+    pub(crate) async fn write_all(&mut self, data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Pipe(pipe) | Self::Terminal(pipe) => pipe.write_all(data).await,
+        }
+    }
+
+    /// Ends standard input.
+    pub(crate) async fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Pipe(pipe) => {
+                drop(pipe);
+                Ok(())
+            }
+            Self::Terminal(mut terminal) => terminal.write_all(END_OF_INPUT).await,
+        }
+    }
+}
+
+fn window(size: TerminalSize) -> WindowSize {
+    WindowSize { columns: size.columns, rows: size.rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeMap,
+        io::{Read, Write},
+    };
+
+    use super::*;
+
+    fn command(terminal: Option<TerminalSize>, stdin: bool) -> CommandSpec {
+        CommandSpec { argv: vec![], env: BTreeMap::new(), working_directory: String::new(), terminal, stdin }
+    }
+
+    #[tokio::test]
+    async fn pipes_carry_bytes_both_ways_and_end() {
+        let (stdio, mut ends) = open(&command(None, true)).unwrap();
+        let mut stdin = ends.stdin.take().unwrap();
+        stdin.write_all(b"in\0\xff").await.unwrap();
+        stdin.finish().await.unwrap();
+        let mut got = Vec::new();
+        File::from(stdio.stdin).read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"in\0\xff");
+
+        File::from(stdio.stderr).write_all(b"err").unwrap();
+        drop(stdio.stdout);
+        assert_eq!(ends.outputs[1].1.read().await.unwrap(), "err");
+        assert!(ends.outputs[1].1.read().await.unwrap().is_empty());
+        assert!(ends.outputs[0].1.read().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn without_stdin_the_command_reads_nothing() {
+        let (stdio, ends) = open(&command(None, false)).unwrap();
+        assert!(ends.stdin.is_none());
+        assert_eq!(File::from(stdio.stdin).read(&mut [0; 8]).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_terminal_is_one_stream_that_ends_when_its_last_user_is_gone() {
+        let (stdio, mut ends) = open(&command(Some(TerminalSize { columns: 80, rows: 24 }), true)).unwrap();
+        File::from(stdio.stdout).write_all(b"hello").unwrap();
+        drop((stdio.stdin, stdio.stderr));
+        let (stream, reader) = &mut ends.outputs[0];
+        assert_eq!(*stream, Stream::Stdout);
+        assert_eq!(reader.read().await.unwrap(), "hello");
+        assert!(reader.read().await.unwrap().is_empty());
+    }
+}

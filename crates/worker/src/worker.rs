@@ -1,0 +1,189 @@
+//! What the parts of a worker share.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use codelia_policy::{Incarnation, RunId, SessionId, WorkerId};
+use codelia_store::{Error, Heartbeat, NewWorker, Store};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Options,
+    dispatch::Waiting,
+    execute::Undone,
+    lease::{Current, Holder},
+    modes::Modes,
+    root::Root,
+    runs::{ActiveRun, Runs},
+    sessions::{Holding, Sessions},
+    slots::Slots,
+};
+
+/// Runs that wait for a slot here; more wait in the store alone.
+const MAX_WAITING: usize = 16 * 1024;
+/// Spare sandboxes beside two for each slot.
+const EXTRA_SPARES: usize = 64;
+/// Fenced sandboxes are killed at once; one that takes longer cannot be killed.
+const FENCE_PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) options: Options,
+    pub(crate) store: Store,
+    pub(crate) modes: Modes,
+    pub(crate) root: Root,
+    pub(crate) sessions: Sessions,
+    pub(crate) runs: Runs,
+    pub(crate) current: watch::Sender<Current>,
+    /// Wakes the poll.
+    pub(crate) poll_now: Notify,
+    /// Wakes the janitor.
+    pub(crate) clean_now: Notify,
+    /// The worker is about to leave.
+    pub(crate) leaving: CancellationToken,
+    slots: Mutex<Slots<Waiting>>,
+    operator_drains: AtomicBool,
+    /// As it registers, but for the incarnation.
+    card: NewWorker,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        options: Options,
+        store: Store,
+        modes: Modes,
+        root: Root,
+        address: String,
+    ) -> Arc<Self> {
+        let card = NewWorker {
+            id: options.id.clone(),
+            incarnation: Incarnation::generate(),
+            root_id: root.id,
+            address,
+            modes: modes.names(),
+            slots: i32::try_from(options.slots).unwrap_or(i32::MAX),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            lease_ttl: options.lease_ttl,
+        };
+        Arc::new(Self {
+            sessions: Sessions::new(options.slots * 2 + EXTRA_SPARES),
+            runs: Runs::new(),
+            current: watch::Sender::new(Current::none()),
+            poll_now: Notify::new(),
+            clean_now: Notify::new(),
+            leaving: CancellationToken::new(),
+            slots: Mutex::new(Slots::new(options.slots, MAX_WAITING)),
+            operator_drains: AtomicBool::new(false),
+            options,
+            store,
+            modes,
+            root,
+            card,
+        })
+    }
+
+    pub(crate) fn id(&self) -> &WorkerId {
+        &self.options.id
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.card.address
+    }
+
+    pub(crate) fn current(&self) -> Current {
+        self.current.borrow().clone()
+    }
+
+    /// Whether it takes nothing new.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.leaving.is_cancelled() || self.operator_drains.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn slots(&self) -> MutexGuard<'_, Slots<Waiting>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a run's command may be started now: the lease is live and the session held.
+    pub(crate) fn may_start(&self, run: &ActiveRun) -> Result<(), Undone> {
+        let current = self.current.borrow();
+        if run.fence.is_cancelled() || current.incarnation != run.incarnation || !current.is_live() {
+            return Err(Undone::Lost);
+        }
+        match self.sessions.holding(run.assigned.session) {
+            Holding::Held { epoch, .. } if epoch == run.assigned.epoch => Ok(()),
+            Holding::Held { .. } | Holding::Changing | Holding::Not => Err(Undone::NotHeld),
+        }
+    }
+
+    /// Makes sure that a session's next run finds a prepared sandbox.
+    pub(crate) fn keep_spare(self: &Arc<Self>, session: SessionId) {
+        if self.is_draining() {
+            return;
+        }
+        let Some(spec) = self.sessions.usual_run(session) else { return };
+        let root = self.root.session(session);
+        // A session whose usual run would be refused gets no spare; the run itself says why.
+        let Ok(plan) = self.modes.plan(RunId::generate(), session, root, &spec) else { return };
+        let worker = self.clone();
+        self.sessions.keep_spare(session, plan, |plan| async move { worker.modes.prepare(&plan).await });
+    }
+
+    /// A run of this session is over: a session that has ended may wait for it to be removed.
+    pub(crate) fn run_ended(&self, session: SessionId) {
+        if let Holding::Held { closing: true, .. } = self.sessions.holding(session) {
+            self.clean_now.notify_one();
+        }
+    }
+
+    /// Ends a session's runs; what it holds is removed when they are gone.
+    pub(crate) fn close_session(&self, session: SessionId) {
+        self.sessions.close(session);
+        for run in self.runs.of_session(session) {
+            run.cancel.cancel();
+        }
+    }
+
+    /// Forgets who waits for a slot: they are queued in the store.
+    pub(crate) fn forget_waiting(&self) {
+        let waiting = self.slots().clear_waiting();
+        for waiting in waiting {
+            self.runs.forget(waiting.run);
+        }
+    }
+}
+
+impl Holder for Worker {
+    async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
+        self.store.worker_register(&NewWorker { incarnation, ..self.card.clone() }).await
+    }
+
+    async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
+        let busy = i32::try_from(self.slots().busy()).unwrap_or(i32::MAX);
+        self.store.worker_renew(self.id(), incarnation, self.options.lease_ttl, busy).await
+    }
+
+    fn beat(&self, beat: Heartbeat) {
+        if self.operator_drains.swap(beat.drain, Ordering::Relaxed) != beat.drain {
+            tracing::info!(drain = beat.drain, "an operator's word on draining");
+            self.poll_now.notify_one();
+        }
+    }
+
+    async fn fence(&self) {
+        self.forget_waiting();
+        self.sessions.clear();
+        if timeout(FENCE_PATIENCE, self.runs.none_active()).await.is_err() {
+            tracing::error!("sandboxes of a lost lease are still there");
+        }
+        self.sessions.clear();
+    }
+}
