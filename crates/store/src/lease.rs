@@ -2,7 +2,7 @@
 
 use codelia_policy::{Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId};
 
-use sqlx::{PgExecutor, types::Json};
+use sqlx::{PgConnection, types::Json};
 
 use crate::{Error, SessionSpec, Store, row};
 
@@ -53,13 +53,16 @@ impl Store {
         incarnation: Incarnation,
     ) -> Result<Option<Lease>, Error> {
         let mut tx = self.pool.begin().await?;
+        sqlx::query!("SELECT id FROM sessions WHERE id = $1 FOR UPDATE", session.0)
+            .fetch_optional(&mut *tx)
+            .await?;
         let taken = sqlx::query_file!("src/sql/lease_acquire.sql", session.0, worker.as_str(), incarnation.0)
             .fetch_optional(&mut *tx)
             .await?;
         let Some(taken) = taken else { return Ok(None) };
         let has_files = taken.lease_epoch > 1;
         if has_files {
-            resolve_orphan_runs(&mut *tx, Some(session), i64::MAX).await?;
+            resolve_orphan_runs(&mut tx, Some(session), i64::MAX).await?;
         }
         tx.commit().await?;
         Ok(Some(Lease {
@@ -123,34 +126,66 @@ impl Store {
     /// Ends the leases of workers that are gone: started runs become lost, or queued again if
     /// their caller allowed retries. Idempotent; any api or worker may call it.
     pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<Swept, Error> {
-        let sessions = sqlx::query!(
-            "WITH dead AS (
-                 SELECT s.id FROM sessions s
-                 WHERE s.lease_worker IS NOT NULL
-                   AND NOT EXISTS (SELECT 1 FROM workers w
-                                   WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
-                                     AND w.lease_until > now())
-                 LIMIT $1 FOR UPDATE OF s SKIP LOCKED
-             )
-             UPDATE sessions s SET lease_worker = NULL, lease_incarnation = NULL FROM dead WHERE s.id = dead.id",
-            limit,
-        )
-        .execute(&self.pool)
-        .await?
-        .rows_affected();
-        let (retried, lost) = resolve_orphan_runs(&self.pool, None, limit).await?;
+        let mut tx = self.pool.begin().await?;
+        let sessions = release_dead_leases(&mut tx, limit).await?;
+        let (retried, lost) = resolve_orphan_runs(&mut tx, None, limit).await?;
+        tx.commit().await?;
         self.run_cancel_stranded_any_tenant(limit).await?;
         Ok(Swept { sessions, retried, lost })
     }
 }
 
+/// Ends leases whose worker is gone. Locks first and asks again under the lock: a statement that
+/// finds a row changed goes on with what it saw of other tables, which may be out of date.
+async fn release_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, Error> {
+    let locked = sqlx::query_scalar!(
+        "SELECT s.id FROM sessions s
+         WHERE s.lease_worker IS NOT NULL
+           AND NOT EXISTS (SELECT 1 FROM workers w
+                           WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                             AND w.lease_until > now())
+         LIMIT $1 FOR UPDATE OF s SKIP LOCKED",
+        limit,
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    if locked.is_empty() {
+        return Ok(0);
+    }
+    let released = sqlx::query!(
+        "UPDATE sessions s SET lease_worker = NULL, lease_incarnation = NULL
+         WHERE s.id = ANY ($1) AND s.lease_worker IS NOT NULL
+           AND NOT EXISTS (SELECT 1 FROM workers w
+                           WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                             AND w.lease_until > now())",
+        &locked,
+    )
+    .execute(tx)
+    .await?;
+    Ok(released.rows_affected())
+}
+
+/// Ends or queues runs whose worker is gone; in the same two steps, for the same reason. A row
+/// that somebody else has locked is being committed, or resolved already.
 async fn resolve_orphan_runs(
-    on: impl PgExecutor<'_>,
+    tx: &mut PgConnection,
     session: Option<SessionId>,
     limit: i64,
 ) -> Result<(u64, u64), Error> {
-    let row = sqlx::query_file!("src/sql/orphan_runs_resolve.sql", session.map(|id| id.0), limit)
-        .fetch_one(on)
-        .await?;
+    let locked = sqlx::query_scalar!(
+        "SELECT r.id FROM runs r
+         WHERE r.state = 'running' AND ($1::uuid IS NULL OR r.session_id = $1)
+           AND NOT EXISTS (SELECT 1 FROM workers w
+                           WHERE w.id = r.worker_id AND w.incarnation = r.incarnation AND w.lease_until > now())
+         LIMIT $2 FOR UPDATE OF r SKIP LOCKED",
+        session.map(|id| id.0),
+        limit,
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    if locked.is_empty() {
+        return Ok((0, 0));
+    }
+    let row = sqlx::query_file!("src/sql/orphan_runs_resolve.sql", &locked).fetch_one(tx).await?;
     Ok((row.retried.unsigned_abs(), row.lost.unsigned_abs()))
 }

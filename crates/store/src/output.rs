@@ -51,7 +51,7 @@ impl<'a> Columns<'a> {
 
 impl Chunk {
     /// The part of the chunk from `position` on.
-    fn from_position(mut self, position: i64) -> Self {
+    fn starting_at(mut self, position: i64) -> Self {
         if let Ok(skip @ 1..) = usize::try_from(position - self.position) {
             self.data.drain(..skip.min(self.data.len()));
             self.offset += position - self.position;
@@ -146,7 +146,7 @@ impl Store {
                 };
                 let chunk =
                     Chunk { position: row.position, stream, offset: row.stream_offset, data: row.data };
-                Ok(chunk.from_position(position))
+                Ok(chunk.starting_at(position))
             })
             .collect()
     }

@@ -211,11 +211,11 @@ fn find_binaries() -> Option<PathBuf> {
         versions
             .filter_map(|entry| Some(entry.ok()?.path().join("bin")))
             .filter(complete)
-            .max_by_key(version_of)
+            .max_by_key(|dir| version_of(dir))
     })
 }
 
-fn version_of(bin: &PathBuf) -> u32 {
+fn version_of(bin: &Path) -> u32 {
     let name = bin.parent().and_then(Path::file_name).and_then(|name| name.to_str());
     name.and_then(|name| name.parse().ok()).unwrap_or(0)
 }

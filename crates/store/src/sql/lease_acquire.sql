@@ -1,4 +1,5 @@
--- Takes an open session that nobody live holds.
+-- Takes an open session that nobody live holds. The caller has locked its row, so that this looks
+-- at what is true now: a statement that waits for a lock goes on with what it saw of other tables.
 UPDATE sessions s SET
     lease_worker = w.id, lease_incarnation = w.incarnation, lease_epoch = s.lease_epoch + 1, home_root = w.root_id
 FROM workers w

@@ -1,13 +1,11 @@
--- Runs that a worker that is gone may have begun: queued again if the caller allowed it, else lost.
--- $1 limits it to one session.
+-- Runs ($1, locked by the caller) that a worker that is gone may have begun: queued again if
+-- their caller allowed it, else lost. The condition is asked again here, under the lock.
 WITH orphans AS (
     SELECT r.id, r.attempt <= r.retries AND r.cancel_requested_at IS NULL AND s.state = 'open' AS again
     FROM runs r JOIN sessions s ON s.id = r.session_id
-    WHERE r.state = 'running' AND ($1::uuid IS NULL OR r.session_id = $1)
+    WHERE r.id = ANY ($1) AND r.state = 'running'
       AND NOT EXISTS (SELECT 1 FROM workers w
                       WHERE w.id = r.worker_id AND w.incarnation = r.incarnation AND w.lease_until > now())
-    -- A row that is locked is being committed, or resolved by somebody else.
-    LIMIT $2 FOR UPDATE OF r SKIP LOCKED
 ),
 retried AS (
     UPDATE runs r SET state = 'queued', attempt = r.attempt + 1,

@@ -1,0 +1,161 @@
+//! Leases: one live holder, and a stale one can do nothing.
+
+use std::time::Duration;
+
+use codelia_policy::Outcome;
+use codelia_store::{Error, Released, RunState, Swept};
+use futures::future::join_all;
+use uuid::Uuid;
+
+use crate::world::{LONG, World};
+
+#[tokio::test]
+async fn of_many_workers_one_takes_a_session() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let names = ["w0", "w1", "w2", "w3", "w4", "w5"];
+    let workers = join_all(names.map(|name| world.worker(name))).await;
+    let leases = join_all(workers.iter().map(|worker| world.lease(&session, worker))).await;
+    assert_eq!(leases.iter().flatten().count(), 1);
+    assert_eq!(leases.into_iter().flatten().next().unwrap().epoch.0, 1);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn each_acquisition_raises_the_epoch_and_fences_the_holder_before() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let (old, new) = (world.worker("old").await, world.worker("new").await);
+    let first = world.lease(&session, &old).await.unwrap();
+    assert!(world.lease(&session, &new).await.is_none(), "a live holder keeps it");
+    let run = world.insert(session.id, 0).await;
+
+    world.worker_dies(&old).await;
+    let second = world.lease(&session, &new).await.unwrap();
+    assert_eq!(second.epoch.0, first.epoch.0 + 1);
+    assert!(second.has_files);
+
+    assert!(matches!(world.commit(run, &old, &first).await, Err(Error::Fenced)));
+    assert_eq!(world.run(run).await.outcome, Some(Outcome::Lost));
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_lease_that_ran_out_is_not_renewed_and_commits_nothing() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let worker = world.worker("w").await;
+    let lease = world.lease(&session, &worker).await.unwrap();
+    let run = world.insert(session.id, 0).await;
+    // Renewed for no time at all: it has run out when the next statement looks.
+    world.store.worker_renew(&worker.id, worker.incarnation, Duration::ZERO, 0).await.unwrap();
+
+    assert!(matches!(
+        world.store.worker_renew(&worker.id, worker.incarnation, LONG, 0).await,
+        Err(Error::Fenced)
+    ));
+    assert!(matches!(world.commit(run, &worker, &lease).await, Err(Error::Fenced)));
+    assert_eq!(world.run(run).await.state, RunState::Running, "nobody has swept it yet");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_new_incarnation_of_a_worker_fences_the_old_and_takes_its_sessions_again() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let before = world.worker("w").await;
+    world.lease(&session, &before).await.unwrap();
+    let after = world.worker("w").await;
+    assert!(matches!(
+        world.store.worker_renew(&before.id, before.incarnation, LONG, 0).await,
+        Err(Error::Fenced)
+    ));
+    assert_eq!(world.lease(&session, &after).await.unwrap().epoch.0, 2);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_session_with_files_is_taken_only_where_its_files_are() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let home = world.worker("home").await;
+    world.lease(&session, &home).await.unwrap();
+    world.worker_dies(&home).await;
+    let stranger = world.worker_on("stranger", Uuid::from_u128(2), LONG).await;
+    assert!(world.lease(&session, &stranger).await.is_none());
+    let neighbour = world.worker("neighbour").await;
+    assert!(world.lease(&session, &neighbour).await.is_some(), "the same root");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn the_sweep_loses_started_runs_once_and_queues_those_that_may_be_retried() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let worker = world.worker("w").await;
+    world.lease(&session, &worker).await.unwrap();
+    let (lost, retried) = (world.insert(session.id, 0).await, world.insert(session.id, 1).await);
+
+    assert_eq!(world.store.lease_sweep_any_tenant(100).await.unwrap(), Swept::default(), "the worker lives");
+    world.worker_dies(&worker).await;
+    let swept = world.store.lease_sweep_any_tenant(100).await.unwrap();
+    assert_eq!(swept, Swept { sessions: 1, retried: 1, lost: 1 });
+    assert_eq!(world.store.lease_sweep_any_tenant(100).await.unwrap(), Swept::default(), "once");
+
+    assert_eq!(world.run(lost).await.outcome, Some(Outcome::Lost));
+    let again = world.run(retried).await;
+    assert_eq!((again.state, again.attempt), (RunState::Queued, 2));
+
+    let second = world.worker("v").await;
+    let lease = world.lease(&session, &second).await.unwrap();
+    world.store.run_begin(retried, &second.id, second.incarnation, lease.epoch).await.unwrap().unwrap();
+    world.worker_dies(&second).await;
+    world.store.lease_sweep_any_tenant(100).await.unwrap();
+    assert_eq!(world.run(retried).await.outcome, Some(Outcome::Lost), "its retries are used up");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_session_is_released_only_when_none_of_its_runs_is_running() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let worker = world.worker("w").await;
+    let lease = world.lease(&session, &worker).await.unwrap();
+    let run = world.insert(session.id, 0).await;
+    let release = || world.store.lease_release(session.id, &worker.id, worker.incarnation, lease.epoch);
+
+    assert_eq!(release().await.unwrap(), Released::Busy);
+    world.commit(run, &worker, &lease).await.unwrap();
+    assert_eq!(release().await.unwrap(), Released::Yes);
+    assert_eq!(release().await.unwrap(), Released::NotHeld);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn unowned_sessions_with_queued_runs_are_offered_fairly() {
+    let world = World::new().await;
+    let (first, second) = (world.session().await, world.session().await);
+    world.insert(first.id, 0).await;
+    world.insert(second.id, 0).await;
+    let idle = world.session().await;
+    let worker = world.worker("w").await;
+    let wanted = world.store.lease_list_wanted(&worker.id, worker.incarnation, 10).await.unwrap();
+    assert_eq!(wanted, [first.id, second.id]);
+    assert!(!wanted.contains(&idle.id));
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_draining_worker_takes_no_session_and_gets_no_run() {
+    let world = World::new().await;
+    let (held, free) = (world.session().await, world.session().await);
+    let worker = world.worker("w").await;
+    world.lease(&held, &worker).await.unwrap();
+    world.store.worker_drain(&worker.id).await.unwrap().unwrap();
+
+    assert!(world.lease(&free, &worker).await.is_none());
+    let run = world.insert(held.id, 0).await;
+    assert_eq!(world.run(run).await.state, RunState::Queued);
+    assert!(world.store.worker_renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap().drain);
+    world.end().await;
+}

@@ -1,0 +1,188 @@
+//! A migrated database with two tenants, and the short ways to put things into it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use codelia_policy::{
+    CommandSpec, Incarnation, Limits, LimitsRequest, Mode, Outcome, Receipt, RunId, RunSpec, SessionId,
+    TenantId, Usage, WorkerId,
+};
+use codelia_store::{
+    Admission, Assigned, Committed, Lease, NewRun, NewSession, NewWorker, Quotas, Session, SessionCreated,
+    SessionSpec, Store,
+};
+use codelia_tests::Database;
+use uuid::Uuid;
+
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
+pub(crate) const ROOT: Uuid = Uuid::from_u128(1);
+
+/// A worker that registered.
+#[derive(Debug, Clone)]
+pub(crate) struct Registered {
+    pub(crate) id: WorkerId,
+    pub(crate) incarnation: Incarnation,
+}
+
+pub(crate) struct World {
+    pub(crate) store: Store,
+    pub(crate) tenant: TenantId,
+    pub(crate) other: TenantId,
+    pub(crate) quotas: Quotas,
+    database: Database,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let database = Database::create().await.unwrap();
+        let store = database.store().await.unwrap();
+        store.migrate().await.unwrap();
+        let (tenant, other): (TenantId, TenantId) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let quotas = Quotas::default();
+        store.tenant_create(&tenant, quotas).await.unwrap();
+        store.tenant_create(&other, quotas).await.unwrap();
+        Self { store, tenant, other, quotas, database }
+    }
+
+    pub(crate) async fn end(self) {
+        self.store.close().await;
+        self.database.end().await.unwrap();
+    }
+
+    pub(crate) async fn worker(&self, id: &str) -> Registered {
+        self.worker_on(id, ROOT, LONG).await
+    }
+
+    pub(crate) async fn worker_on(&self, id: &str, root_id: Uuid, lease_ttl: Duration) -> Registered {
+        let worker = NewWorker {
+            id: id.parse().unwrap(),
+            incarnation: Incarnation::generate(),
+            root_id,
+            address: format!("unix:/{id}"),
+            modes: vec![Mode::Logical],
+            slots: 4,
+            version: "test".into(),
+            lease_ttl,
+        };
+        self.store.worker_register(&worker).await.unwrap();
+        Registered { id: worker.id, incarnation: worker.incarnation }
+    }
+
+    /// The worker's leases end now, as if it had died long ago.
+    pub(crate) async fn worker_dies(&self, worker: &Registered) {
+        self.store.worker_leave(&worker.id, worker.incarnation).await.unwrap();
+    }
+
+    pub(crate) async fn session(&self) -> Session {
+        self.session_with(LONG, None).await
+    }
+
+    pub(crate) async fn session_with(&self, ttl: Duration, idle_ttl: Option<Duration>) -> Session {
+        let created = self.session_try(None, None, ttl, idle_ttl, self.quotas).await.unwrap();
+        match created {
+            SessionCreated::New(session) => *session,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn session_try(
+        &self,
+        alias: Option<&str>,
+        idempotency: Option<(&str, &[u8])>,
+        ttl: Duration,
+        idle_ttl: Option<Duration>,
+        quotas: Quotas,
+    ) -> Result<SessionCreated, codelia_store::Error> {
+        let spec = SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None };
+        let new = NewSession {
+            id: SessionId::generate(),
+            tenant: &self.tenant,
+            alias,
+            spec: &spec,
+            labels: &BTreeMap::new(),
+            ttl,
+            idle_ttl,
+            idempotency,
+        };
+        self.store.session_create(new, quotas).await
+    }
+
+    pub(crate) async fn lease(&self, session: &Session, worker: &Registered) -> Option<Lease> {
+        self.store.lease_acquire(session.id, &worker.id, worker.incarnation).await.unwrap()
+    }
+
+    pub(crate) async fn insert(&self, session: SessionId, retries: i32) -> RunId {
+        match self.insert_try(session, retries, None, self.quotas).await {
+            Admission::Recorded { run, .. } => run.id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn insert_try(
+        &self,
+        session: SessionId,
+        retries: i32,
+        idempotency: Option<(&str, &[u8])>,
+        quotas: Quotas,
+    ) -> Admission {
+        let new = NewRun {
+            id: RunId::generate(),
+            session,
+            tenant: &self.tenant,
+            spec: &run_spec(),
+            labels: &BTreeMap::new(),
+            retries,
+            idempotency,
+        };
+        self.store.run_insert(new, quotas).await.unwrap()
+    }
+
+    pub(crate) async fn assigned(&self, worker: &Registered) -> Vec<Assigned> {
+        self.store.run_list_assigned(&worker.id, worker.incarnation).await.unwrap()
+    }
+
+    pub(crate) async fn commit(
+        &self,
+        run: RunId,
+        worker: &Registered,
+        lease: &Lease,
+    ) -> Result<(), codelia_store::Error> {
+        self.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &exited(0)).await
+    }
+
+    pub(crate) async fn run(&self, id: RunId) -> codelia_store::Run {
+        self.store.run_get(&self.tenant, id).await.unwrap().unwrap()
+    }
+}
+
+pub(crate) fn run_spec() -> RunSpec {
+    RunSpec {
+        command: CommandSpec {
+            argv: vec!["true".into()],
+            env: BTreeMap::new(),
+            working_directory: String::new(),
+            terminal: None,
+            stdin: false,
+        },
+        mode: Mode::Logical,
+        network: None,
+        limits: Limits::default(),
+        asked: LimitsRequest::default(),
+        ends_with_caller: false,
+    }
+}
+
+pub(crate) fn exited(code: i32) -> Committed {
+    Committed {
+        outcome: Outcome::Exited(code),
+        usage: Usage::default(),
+        receipt: Receipt::default(),
+        sandbox_root: "/s".into(),
+        started_ago: Some(Duration::from_millis(5)),
+        setup_time: Some(Duration::from_micros(300)),
+        prepared: true,
+        unenforced: vec![],
+        output_bytes: 0,
+        output_truncated: false,
+        tail: vec![],
+    }
+}
