@@ -1,0 +1,157 @@
+//! `codelia tenants …`, `codelia keys …`, `codelia workers …`.
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::{
+    self, CreateKeyRequest, CreateTenantRequest, DrainWorkerRequest, GetTenantRequest, Key, ListKeysRequest,
+    ListTenantsRequest, ListWorkersRequest, RevokeKeyRequest, Tenant, UpdateQuotasRequest, Worker,
+};
+
+use crate::{
+    args,
+    client::{Client, pages},
+    output::Output,
+    record,
+};
+
+const NO_TENANT: &str = "the server told no tenant";
+const NO_KEY: &str = "the server told no key";
+
+/// Does what `codelia tenants` says.
+pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Output) -> Result<()> {
+    let mut admin = client.admin();
+    let tenant = match command {
+        args::Tenants::List => return list_tenants(client, output).await,
+        args::Tenants::Create { tenant, quotas } => {
+            let request = CreateTenantRequest { tenant_id: tenant, quotas: Some(wanted(&quotas)) };
+            admin.create_tenant(request).await?.into_inner().tenant
+        }
+        args::Tenants::Show { tenant } => {
+            let request = GetTenantRequest { name: tenant_name(&tenant) };
+            admin.get_tenant(request).await?.into_inner().tenant
+        }
+        args::Tenants::Quota { tenant, quotas } => {
+            let request = UpdateQuotasRequest { name: tenant_name(&tenant), quotas: Some(wanted(&quotas)) };
+            admin.update_quotas(request).await?.into_inner().tenant
+        }
+    };
+    output.record(&record::tenant(&tenant.context(NO_TENANT)?))
+}
+
+/// Does what `codelia keys` says.
+pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -> Result<()> {
+    match command {
+        args::Keys::List { tenant } => list_keys(client, &tenant, output).await,
+        args::Keys::Create { tenant, name, scopes } => {
+            create_key(client, &tenant, name, &scopes, output).await
+        }
+        args::Keys::Revoke { tenant, key } => {
+            let name = if key.contains('/') { key } else { format!("{}/keys/{key}", tenant_name(&tenant)) };
+            let revoked = client.admin().revoke_key(RevokeKeyRequest { name }).await?.into_inner();
+            output.record(&record::key(&revoked.key.context(NO_KEY)?))
+        }
+    }
+}
+
+/// Does what `codelia workers` says.
+pub(crate) async fn workers(client: &Client, command: args::Workers, output: Output) -> Result<()> {
+    match command {
+        args::Workers::List => list_workers(client, output).await,
+        args::Workers::Drain { worker } => {
+            let name = if worker.contains('/') { worker } else { format!("workers/{worker}") };
+            let drained = client.admin().drain_worker(DrainWorkerRequest { name }).await?.into_inner();
+            output.record(&record::worker(&drained.worker.context("the server told no worker")?))
+        }
+    }
+}
+
+async fn list_tenants(client: &Client, output: Output) -> Result<()> {
+    let tenants = pages(usize::MAX, async |page_token| {
+        let request = ListTenantsRequest { page_size: 0, page_token };
+        let page = client.admin().list_tenants(request).await?.into_inner();
+        Ok((page.tenants, page.next_page_token))
+    })
+    .await?;
+    output.list(&["TENANT", "CREATED"], &tenants, record::tenant, |tenant: &Tenant| {
+        vec![tenant.tenant_id.clone(), record::timestamp(tenant.create_time.as_ref()).unwrap_or_default()]
+    })
+}
+
+async fn list_keys(client: &Client, tenant: &str, output: Output) -> Result<()> {
+    let keys = pages(usize::MAX, async |page_token| {
+        let request = ListKeysRequest { parent: tenant_name(tenant), page_size: 0, page_token };
+        let page = client.admin().list_keys(request).await?.into_inner();
+        Ok((page.keys, page.next_page_token))
+    })
+    .await?;
+    output.list(&["KEY", "NAME", "SCOPES", "CREATED", "REVOKED"], &keys, record::key, |key: &Key| {
+        vec![
+            record::last(&key.name).to_owned(),
+            key.display_name.clone(),
+            key.scopes().map(record::scope).collect::<Vec<_>>().join(","),
+            record::timestamp(key.create_time.as_ref()).unwrap_or_default(),
+            record::timestamp(key.revoke_time.as_ref()).unwrap_or_default(),
+        ]
+    })
+}
+
+async fn create_key(
+    client: &Client,
+    tenant: &str,
+    display_name: String,
+    scopes: &[args::Scope],
+    output: Output,
+) -> Result<()> {
+    let scopes = scopes.iter().map(|scope| scope_to_proto(*scope).into()).collect();
+    let request = CreateKeyRequest { parent: tenant_name(tenant), display_name, scopes };
+    let created = client.admin().create_key(request).await?.into_inner();
+    let mut json = record::key(&created.key.context(NO_KEY)?);
+    json["secret"] = created.secret.into();
+    output.record(&json)
+}
+
+async fn list_workers(client: &Client, output: Output) -> Result<()> {
+    let workers = pages(usize::MAX, async |page_token| {
+        let request = ListWorkersRequest { page_size: 0, page_token };
+        let page = client.admin().list_workers(request).await?.into_inner();
+        Ok((page.workers, page.next_page_token))
+    })
+    .await?;
+    let header = ["WORKER", "STATE", "MODES", "BUSY", "SLOTS", "SESSIONS", "HEARTBEAT", "VERSION"];
+    output.list(&header, &workers, record::worker, |worker: &Worker| {
+        vec![
+            worker.worker_id.clone(),
+            record::worker_state(worker).to_owned(),
+            worker.modes().filter_map(record::mode).collect::<Vec<_>>().join(","),
+            worker.busy_slots.to_string(),
+            worker.slots.to_string(),
+            worker.sessions.to_string(),
+            record::timestamp(worker.heartbeat_time.as_ref()).unwrap_or_default(),
+            worker.version.clone(),
+        ]
+    })
+}
+
+fn tenant_name(given: &str) -> String {
+    if given.starts_with("tenants/") { given.to_owned() } else { format!("tenants/{given}") }
+}
+
+fn wanted(quotas: &args::Quotas) -> v1::Quotas {
+    v1::Quotas {
+        sessions: quotas.sessions,
+        concurrent_runs: quotas.concurrent_runs,
+        queued_runs: quotas.queued_runs,
+        requests_per_second: quotas.requests_per_second,
+        output_bytes: quotas.output_bytes,
+    }
+}
+
+fn scope_to_proto(scope: args::Scope) -> v1::Scope {
+    match scope {
+        args::Scope::Run => v1::Scope::Run,
+        args::Scope::Files => v1::Scope::Files,
+        args::Scope::Approve => v1::Scope::Approve,
+        args::Scope::Audit => v1::Scope::Audit,
+        args::Scope::Admin => v1::Scope::Admin,
+        args::Scope::Operator => v1::Scope::Operator,
+    }
+}

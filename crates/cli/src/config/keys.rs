@@ -1,0 +1,144 @@
+//! Every configuration key: its path, its variable, its default. Nothing else is accepted.
+
+/// What kind of value a key takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Text,
+    Whole,
+    Real,
+    Truth,
+}
+
+/// One key.
+#[derive(Debug)]
+pub(crate) struct Key {
+    /// Where it is in the file.
+    pub(crate) path: &'static str,
+    /// Its environment variable.
+    pub(crate) env: &'static str,
+    pub(crate) kind: Kind,
+    /// The value it has if nobody sets it.
+    pub(crate) default: Option<&'static str>,
+    /// What holds while it has no value.
+    pub(crate) unset: &'static str,
+    /// Whether it must never be printed.
+    pub(crate) secret: bool,
+}
+
+const fn key(path: &'static str, env: &'static str, kind: Kind) -> Key {
+    Key { path, env, kind, default: None, unset: "", secret: false }
+}
+
+impl Key {
+    const fn or(self, default: &'static str) -> Self {
+        Self { default: Some(default), ..self }
+    }
+
+    const fn unset(self, unset: &'static str) -> Self {
+        Self { unset, ..self }
+    }
+
+    const fn secret(self) -> Self {
+        Self { secret: true, ..self }
+    }
+}
+
+use Kind::{Real, Text, Truth, Whole};
+
+/// All keys, in the order they are shown in.
+#[rustfmt::skip]
+pub(crate) const KEYS: &[Key] = &[
+    key("data_dir", "CODELIA_DATA_DIR", Text),
+    key("profile", "CODELIA_PROFILE", Text).or("dev"),
+    key("database.url", "CODELIA_DATABASE_URL", Text).secret().unset("`up` starts a private server"),
+    key("database.max_connections", "CODELIA_DATABASE_MAX_CONNECTIONS", Whole).or("16"),
+    key("api.listen", "CODELIA_API_LISTEN", Text).or("127.0.0.1:7300"),
+    key("api.tls_cert", "CODELIA_API_TLS_CERT", Text).unset("no TLS"),
+    key("api.tls_key", "CODELIA_API_TLS_KEY", Text).unset("no TLS"),
+    key("metrics.listen", "CODELIA_METRICS_LISTEN", Text).or("127.0.0.1:7301"),
+    key("internal.tls_ca", "CODELIA_INTERNAL_TLS_CA", Text).unset("Unix sockets only"),
+    key("internal.tls_cert", "CODELIA_INTERNAL_TLS_CERT", Text).unset("Unix sockets only"),
+    key("internal.tls_key", "CODELIA_INTERNAL_TLS_KEY", Text).unset("Unix sockets only"),
+    key("worker.id", "CODELIA_WORKER_ID", Text).unset("from the host's name"),
+    key("worker.listen", "CODELIA_WORKER_LISTEN", Text).unset("a Unix socket in data_dir"),
+    key("worker.advertise", "CODELIA_WORKER_ADVERTISE", Text).unset("the address it listens on"),
+    key("worker.slots", "CODELIA_WORKER_SLOTS", Whole).unset("4 for each core"),
+    key("worker.lease_ttl_seconds", "CODELIA_WORKER_LEASE_TTL_SECONDS", Whole).or("15"),
+    key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Whole).or("500"),
+    key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Whole).unset("30; 2 for `up`"),
+    key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable"),
+    key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("sessions in data_dir"),
+    key("sandbox.ttl_seconds", "CODELIA_SANDBOX_TTL_SECONDS", Whole).or("3600"),
+    key("sandbox.network", "CODELIA_SANDBOX_NETWORK", Text).unset("what the mode can enforce"),
+    key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Real).or("1.0"),
+    key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Whole).or("512"),
+    key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Truth).unset("true, but false in profile prod"),
+    key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init beside codelia"),
+    key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
+    key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
+    key("otlp.endpoint", "CODELIA_OTLP_ENDPOINT", Text).unset("no export"),
+    key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("client.toml in data_dir"),
+    key("client.api_key", "CODELIA_API_KEY", Text).secret().unset("client.toml in data_dir"),
+    key("client.tls_ca", "CODELIA_CLIENT_TLS_CA", Text).unset("the system's certificates"),
+];
+
+/// The variable that names the configuration file.
+pub(crate) const FILE_VARIABLE: &str = "CODELIA_CONFIG";
+
+/// Variables of tests, which no configuration may know.
+const TEST_PREFIX: &str = "CODELIA_TEST_";
+
+/// The key with this path.
+pub(crate) fn by_path(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.path == path)
+}
+
+/// Whether a variable is ours to understand and nobody's name.
+pub(crate) fn is_unknown_variable(name: &str) -> bool {
+    name.starts_with("CODELIA_")
+        && !name.starts_with(TEST_PREFIX)
+        && name != FILE_VARIABLE
+        && KEYS.iter().all(|key| key.env != name)
+}
+
+/// `; did you mean X?` if one of `known` is near.
+pub(crate) fn hint<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let nearest = known.map(|name| (distance(wrong, name), name)).min();
+    nearest
+        .filter(|(far, _)| *far <= 3)
+        .map(|(_, name)| format!("; did you mean {name}?"))
+        .unwrap_or_default()
+}
+
+/// How many letters must change to make one word of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let nearest = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], nearest);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_is_named_after_its_key_but_for_the_listed_ones() {
+        let listed = ["sandbox.init", "client.endpoint", "client.api_key"];
+        for key in KEYS.iter().filter(|key| !listed.contains(&key.path)) {
+            assert_eq!(key.env, format!("CODELIA_{}", key.path.replace('.', "_").to_uppercase()));
+        }
+    }
+
+    #[test]
+    fn a_near_miss_gets_a_hint_and_nonsense_none() {
+        let names = || KEYS.iter().map(|key| key.path);
+        assert_eq!(hint("sandbox.mod", names()), "; did you mean sandbox.mode?");
+        assert_eq!(hint("completely.else", names()), "");
+    }
+}

@@ -1,0 +1,228 @@
+//! Sessions, runs, tenants, keys and workers as JSON: the shapes that `--json` promises.
+
+use codelia_policy::Mode;
+use codelia_proto::{duration_from_proto, v1};
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::ending;
+
+/// A run's whole record.
+pub(crate) fn run(run: &v1::Run) -> Value {
+    json!({
+        "run_id": run.run_id,
+        "session_id": run.session_id,
+        "worker_id": text(&run.worker_id),
+        "state": run_state(run),
+        "command": run.command.as_ref().map(|command| &command.argv),
+        "sandbox_mode": mode(run.mode()),
+        "isolation": isolation(run.mode()),
+        "sandbox_root": text(&run.sandbox_root),
+        "outcome": run.outcome.as_ref().map(ending::word),
+        "detail": run.outcome.as_ref().and_then(ending::detail),
+        "exit_code": run.outcome.as_ref().map(ending::exit_code),
+        "create_time": timestamp(run.create_time.as_ref()),
+        "start_time": timestamp(run.start_time.as_ref()),
+        "end_time": timestamp(run.end_time.as_ref()),
+        "setup_ms": millis(run.setup_time.as_ref()),
+        "usage": run.usage.as_ref().map(usage),
+        "violations": [],
+        "receipt": run.receipt.as_ref().map(receipt),
+        "output_bytes": run.output_bytes,
+        "output_truncated": run.output_truncated,
+        "unenforced": run.unenforced,
+        "attempt": run.attempt,
+        "labels": run.labels,
+    })
+}
+
+/// A session.
+pub(crate) fn session(session: &v1::Session) -> Value {
+    json!({
+        "session_id": session.session_id,
+        "alias": text(&session.alias),
+        "state": session_state(session),
+        "end_reason": match session.end_reason() {
+            v1::SessionEndReason::Unspecified => None,
+            v1::SessionEndReason::Closed => Some("closed"),
+            v1::SessionEndReason::Expired => Some("expired"),
+            v1::SessionEndReason::Idle => Some("idle"),
+        },
+        "sandbox_mode": mode(session.mode()),
+        "create_time": timestamp(session.create_time.as_ref()),
+        "expire_time": timestamp(session.expire_time.as_ref()),
+        "end_time": timestamp(session.end_time.as_ref()),
+        "idle_ttl_ms": millis(session.idle_ttl.as_ref()),
+        "worker_id": text(&session.worker_id),
+        "lease_epoch": session.lease_epoch,
+        "limits": session.limits.as_ref().map(limits),
+        "labels": session.labels,
+    })
+}
+
+/// A tenant.
+pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
+    json!({
+        "tenant_id": tenant.tenant_id,
+        "create_time": timestamp(tenant.create_time.as_ref()),
+        "quotas": tenant.quotas.as_ref().map(|quotas| json!({
+            "sessions": quotas.sessions,
+            "concurrent_runs": quotas.concurrent_runs,
+            "queued_runs": quotas.queued_runs,
+            "requests_per_second": quotas.requests_per_second,
+            "output_bytes": quotas.output_bytes,
+        })),
+        "usage": tenant.usage.as_ref().map(|used| json!({
+            "sessions": used.sessions,
+            "concurrent_runs": used.concurrent_runs,
+            "queued_runs": used.queued_runs,
+            "output_bytes": used.output_bytes,
+        })),
+    })
+}
+
+/// A key, without its secret.
+pub(crate) fn key(key: &v1::Key) -> Value {
+    json!({
+        "key_id": last(&key.name),
+        "name": key.name,
+        "display_name": text(&key.display_name),
+        "scopes": key.scopes().map(scope).collect::<Vec<_>>(),
+        "create_time": timestamp(key.create_time.as_ref()),
+        "revoke_time": timestamp(key.revoke_time.as_ref()),
+    })
+}
+
+/// A worker.
+pub(crate) fn worker(worker: &v1::Worker) -> Value {
+    json!({
+        "worker_id": worker.worker_id,
+        "state": worker_state(worker),
+        "modes": worker.modes().map(mode).collect::<Vec<_>>(),
+        "slots": worker.slots,
+        "busy_slots": worker.busy_slots,
+        "sessions": worker.sessions,
+        "heartbeat_time": timestamp(worker.heartbeat_time.as_ref()),
+        "version": worker.version,
+    })
+}
+
+/// The word for a run's state.
+pub(crate) fn run_state(run: &v1::Run) -> &'static str {
+    match run.state() {
+        v1::RunState::Unspecified => "unknown",
+        v1::RunState::Queued => "queued",
+        v1::RunState::Running => "running",
+        v1::RunState::Ended => "ended",
+    }
+}
+
+/// The word for a session's state.
+pub(crate) fn session_state(session: &v1::Session) -> &'static str {
+    match session.state() {
+        v1::SessionState::Unspecified => "unknown",
+        v1::SessionState::Open => "open",
+        v1::SessionState::Ended => "ended",
+    }
+}
+
+/// The word for a worker's state.
+pub(crate) fn worker_state(worker: &v1::Worker) -> &'static str {
+    match worker.state() {
+        v1::WorkerState::Unspecified => "unknown",
+        v1::WorkerState::Ready => "ready",
+        v1::WorkerState::Draining => "draining",
+        v1::WorkerState::Gone => "gone",
+    }
+}
+
+/// The word for a scope.
+pub(crate) fn scope(scope: v1::Scope) -> &'static str {
+    match scope {
+        v1::Scope::Unspecified => "unknown",
+        v1::Scope::Run => "run",
+        v1::Scope::Files => "files",
+        v1::Scope::Approve => "approve",
+        v1::Scope::Audit => "audit",
+        v1::Scope::Admin => "admin",
+        v1::Scope::Operator => "operator",
+    }
+}
+
+/// The word for a mode.
+pub(crate) fn mode(mode: v1::SandboxMode) -> Option<&'static str> {
+    mode.to_mode().map(Mode::as_str)
+}
+
+/// A point in time as RFC 3339, to the second.
+pub(crate) fn timestamp(time: Option<&prost_types::Timestamp>) -> Option<String> {
+    let time = OffsetDateTime::from_unix_timestamp(time?.seconds).ok()?;
+    time.format(&Rfc3339).ok()
+}
+
+/// A duration in milliseconds.
+pub(crate) fn millis(duration: Option<&prost_types::Duration>) -> Option<f64> {
+    duration.and_then(|wire| duration_from_proto(wire).ok()).map(|duration| duration.as_secs_f64() * 1000.0)
+}
+
+/// The id at the end of a resource name.
+pub(crate) fn last(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+/// `logical` isolates nothing, and its record says so.
+fn isolation(mode: v1::SandboxMode) -> Option<&'static str> {
+    mode.to_mode().map(|mode| if mode == Mode::Logical { "none" } else { mode.as_str() })
+}
+
+fn text(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn usage(usage: &v1::Usage) -> Value {
+    json!({
+        "cpu_ms": millis(usage.cpu_time.as_ref()),
+        "peak_memory_bytes": usage.peak_memory_bytes,
+        "wall_ms": millis(usage.wall_time.as_ref()),
+    })
+}
+
+fn receipt(receipt: &v1::Receipt) -> Value {
+    json!({
+        "processes": receipt.processes,
+        "mounts": receipt.mounts,
+        "cgroups": receipt.cgroups,
+        "sockets": receipt.sockets,
+        "directories": receipt.directories,
+    })
+}
+
+fn limits(limits: &v1::Limits) -> Value {
+    json!({
+        "timeout_ms": millis(limits.timeout.as_ref()),
+        "memory_bytes": limits.memory_bytes,
+        "cpu_millis": limits.cpu_millis,
+        "pids": limits.pids,
+        "open_files": limits.open_files,
+        "output_bytes": limits.output_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_logical_run_says_that_nothing_isolated_it() {
+        let record = run(&v1::Run { mode: v1::SandboxMode::Logical.into(), ..Default::default() });
+        assert_eq!(record["isolation"], "none");
+        assert_eq!(record["sandbox_mode"], "logical");
+        assert_eq!(record["violations"], json!([]));
+    }
+
+    #[test]
+    fn a_setup_time_is_shown_in_milliseconds() {
+        let wire = prost_types::Duration { seconds: 1, nanos: 500_000 };
+        assert_eq!(millis(Some(&wire)), Some(1000.5));
+    }
+}

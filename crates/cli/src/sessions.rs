@@ -1,0 +1,96 @@
+//! `codelia session …`.
+
+use anyhow::{Context, Result};
+use codelia_proto::{
+    duration_to_proto,
+    v1::{
+        CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
+        ListSessionsRequest, Session, SessionState,
+    },
+};
+
+use crate::{
+    args,
+    client::{Client, pages, session_name},
+    output::Output,
+    record, run,
+};
+
+const NO_SESSION: &str = "the server told no session";
+
+/// Does what the command says.
+pub(crate) async fn session(client: &Client, command: args::Session, output: Output) -> Result<()> {
+    match command {
+        args::Session::Create(args) => create(client, &args, output).await,
+        args::Session::List { all, limit } => list(client, all, limit, output).await,
+        args::Session::Show { session } => show(client, &session, output).await,
+        args::Session::Extend { session, ttl } => {
+            let request =
+                ExtendSessionRequest { name: session_name(&session), ttl: Some(duration_to_proto(ttl)) };
+            let extended = client.sessions().extend_session(request).await?.into_inner();
+            output.record(&record::session(&extended.session.context(NO_SESSION)?))
+        }
+        args::Session::Close { sessions } => close(client, &sessions, output).await,
+    }
+}
+
+async fn create(client: &Client, args: &args::CreateSession, output: Output) -> Result<()> {
+    let policy = &args.policy;
+    let request = CreateSessionRequest {
+        alias: args.alias.clone().unwrap_or_default(),
+        mode: run::mode(policy),
+        limits: Some(run::limits(policy)),
+        network: run::network(policy),
+        ttl: args.ttl.map(duration_to_proto),
+        idle_ttl: args.idle_ttl.map(duration_to_proto),
+        labels: policy.labels.iter().cloned().collect(),
+        idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
+    };
+    let created = client.sessions().create_session(request).await?.into_inner();
+    let session = created.session.context(NO_SESSION)?;
+    output.one(&record::session(&session), &session.session_id)
+}
+
+async fn list(client: &Client, all: bool, limit: usize, output: Output) -> Result<()> {
+    let state = if all { SessionState::Unspecified } else { SessionState::Open };
+    let sessions = pages(limit, async |page_token| {
+        let request = ListSessionsRequest { page_size: 0, page_token, state: state.into() };
+        let page = client.sessions().list_sessions(request).await?.into_inner();
+        Ok((page.sessions, page.next_page_token))
+    })
+    .await?;
+    output.list(
+        &["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "CREATED", "ENDS"],
+        &sessions,
+        record::session,
+        row,
+    )
+}
+
+fn row(session: &Session) -> Vec<String> {
+    vec![
+        session.session_id.clone(),
+        session.alias.clone(),
+        record::session_state(session).to_owned(),
+        record::mode(session.mode()).unwrap_or_default().to_owned(),
+        session.worker_id.clone(),
+        record::timestamp(session.create_time.as_ref()).unwrap_or_default(),
+        record::timestamp(session.end_time.as_ref().or(session.expire_time.as_ref())).unwrap_or_default(),
+    ]
+}
+
+async fn show(client: &Client, session: &str, output: Output) -> Result<()> {
+    let request = GetSessionRequest { name: session_name(session) };
+    let found = client.sessions().get_session(request).await?.into_inner();
+    output.record(&record::session(&found.session.context(NO_SESSION)?))
+}
+
+async fn close(client: &Client, sessions: &[String], output: Output) -> Result<()> {
+    let mut closed = Vec::new();
+    for session in sessions {
+        let request = CloseSessionRequest { name: session_name(session) };
+        let response = client.sessions().close_session(request).await?.into_inner();
+        closed.push(response.session.context(NO_SESSION)?);
+    }
+    output.list(&[], &closed, record::session, |session| vec![session.session_id.clone()])
+}
