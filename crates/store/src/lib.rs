@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assignment;
 mod error;
 mod key;
 mod lease;
@@ -24,11 +25,12 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
+pub use assignment::{Assigned, Committed};
 pub use error::Error;
 pub use key::{Caller, Key, NewKey, Scope};
 pub use lease::{Lease, Released, Swept};
 pub use output::{Chunk, Stream};
-pub use run::{Admission, Assigned, Committed, NewRun, Run, RunFilter, RunState};
+pub use run::{Admission, NewRun, Run, RunFilter, RunState};
 pub use server::{Server, ServerError};
 pub use session::{EndReason, NewSession, Session, SessionCreated, SessionRef, SessionSpec, SessionState};
 pub use tenant::{Quotas, QuotasChange, Tenant, Used};

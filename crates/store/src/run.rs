@@ -9,9 +9,7 @@ use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{
-    Chunk, Error, Quotas, SessionRef, SessionSpec, Store, output::Columns, row, tenant::QUOTA_MARGIN,
-};
+use crate::{Error, Quotas, SessionRef, SessionSpec, Store, row, tenant::QUOTA_MARGIN};
 
 /// Reads runs; the condition and its arguments follow.
 macro_rules! select_runs {
@@ -153,52 +151,6 @@ pub enum Admission {
     SessionEnded,
     /// The tenant is at this quota: `concurrent_runs` or `queued_runs`.
     OverQuota(&'static str),
-}
-
-/// A run that a worker is to execute.
-#[derive(Debug, Clone)]
-pub struct Assigned {
-    /// Its id.
-    pub id: RunId,
-    /// Its session.
-    pub session: SessionId,
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// As it was admitted.
-    pub spec: RunSpec,
-    /// Under which lease.
-    pub epoch: LeaseEpoch,
-    /// Which attempt this is.
-    pub attempt: i32,
-    /// Whether somebody asked for its end.
-    pub cancel_requested: bool,
-}
-
-/// A run's result.
-#[derive(Debug, Clone)]
-pub struct Committed {
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What it used.
-    pub usage: Usage,
-    /// What its sandbox left behind.
-    pub receipt: Receipt,
-    /// The session's directory.
-    pub sandbox_root: String,
-    /// How long ago its command started; `None` if it never did.
-    pub started_ago: Option<Duration>,
-    /// From the launch being asked for to the command's execve.
-    pub setup_time: Option<Duration>,
-    /// Whether its sandbox was prepared before it was needed.
-    pub prepared: bool,
-    /// Limits that its mode could not enforce.
-    pub unenforced: Vec<String>,
-    /// All bytes of output kept, flushed before or in `tail`.
-    pub output_bytes: i64,
-    /// Whether output was cut.
-    pub output_truncated: bool,
-    /// Output that was not flushed before.
-    pub tail: Vec<Chunk>,
 }
 
 /// Which runs to list.
@@ -370,154 +322,6 @@ impl Store {
         self.run_get(tenant, id).await
     }
 
-    /// Lets the lease holder begin a queued run. `None` if it may not: it is not queued any more,
-    /// or the lease is not the caller's.
-    pub async fn run_begin(
-        &self,
-        id: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-    ) -> Result<Option<Assigned>, Error> {
-        sqlx::query_as!(
-            AssignedRow,
-            r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4
-               FROM sessions s, workers w
-               WHERE r.id = $1 AND r.state = 'queued'
-                 AND s.id = r.session_id AND s.state = 'open'
-                 AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
-                 AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
-               RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
-                         r.lease_epoch AS "lease_epoch!", r.attempt,
-                         r.cancel_requested_at IS NOT NULL AS "cancel_requested!""#,
-            id.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
-        )
-        .fetch_optional(&self.pool)
-        .await?
-        .map(Assigned::try_from)
-        .transpose()
-    }
-
-    /// Hands a run back that was recorded for this worker and that it has not begun: it is queued, or
-    /// canceled if its session has ended. `false` if it was not there to hand back.
-    pub async fn run_hand_back(
-        &self,
-        id: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-    ) -> Result<bool, Error> {
-        let handed = sqlx::query!(
-            r#"UPDATE runs r SET
-                   state = CASE s.state WHEN 'open' THEN 'queued' ELSE 'ended' END,
-                   ended_at = CASE s.state WHEN 'open' THEN NULL ELSE now() END,
-                   outcome = CASE s.state WHEN 'open' THEN NULL ELSE '{"kind": "canceled"}'::jsonb END,
-                   worker_id = NULL, incarnation = NULL, lease_epoch = NULL
-               FROM sessions s
-               WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3
-                 AND s.id = r.session_id"#,
-            id.0,
-            worker.as_str(),
-            incarnation.0,
-        )
-        .execute(&self.pool)
-        .await?;
-        Ok(handed.rows_affected() > 0)
-    }
-
-    /// Stores a run's result.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`] if the lease is not live, or not the caller's under this epoch, or the run
-    /// is not running for it: the result must be dropped.
-    pub async fn run_commit(
-        &self,
-        id: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-        result: &Committed,
-    ) -> Result<(), Error> {
-        let exit_code = match result.outcome {
-            Outcome::Exited(code) => Some(code),
-            _ => None,
-        };
-        let columns = Columns::new(&result.tail);
-        let committed = sqlx::query_file_scalar!(
-            "src/sql/run_commit.sql",
-            id.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
-            Json(&result.outcome) as _,
-            exit_code,
-            Json(&result.usage) as _,
-            Json(&result.receipt) as _,
-            result.sandbox_root,
-            result.started_ago.map(row::interval) as _,
-            result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX)),
-            result.prepared,
-            &result.unenforced,
-            result.output_bytes,
-            result.output_truncated,
-            &columns.positions,
-            &columns.streams,
-            &columns.offsets,
-            &columns.data as _,
-        )
-        .fetch_one(&self.pool)
-        .await?;
-        if committed == 0 { Err(Error::Fenced) } else { Ok(()) }
-    }
-
-    /// Runs recorded as running for this incarnation: pushes that were lost are among them.
-    pub async fn run_list_assigned(
-        &self,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-    ) -> Result<Vec<Assigned>, Error> {
-        sqlx::query_as!(
-            AssignedRow,
-            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt,
-                      cancel_requested_at IS NOT NULL AS "cancel_requested!"
-               FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
-            worker.as_str(),
-            incarnation.0,
-        )
-        .fetch_all(&self.pool)
-        .await?
-        .into_iter()
-        .map(Assigned::try_from)
-        .collect()
-    }
-
-    /// Queued runs of the sessions this incarnation holds, oldest first: `(run, session, tenant)`.
-    pub async fn run_list_queued(
-        &self,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        limit: i64,
-    ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
-        let rows = sqlx::query!(
-            "SELECT r.id, r.session_id, r.tenant_id
-             FROM runs r JOIN sessions s ON s.id = r.session_id
-             WHERE r.state = 'queued' AND s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
-             ORDER BY r.created_at LIMIT $3",
-            worker.as_str(),
-            incarnation.0,
-            limit,
-        )
-        .fetch_all(&self.pool)
-        .await?;
-        rows.into_iter()
-            .map(|row| {
-                Ok((RunId(row.id), SessionId(row.session_id), row::word("runs.tenant_id", &row.tenant_id)?))
-            })
-            .collect()
-    }
-
     /// How many runs of any tenant are queued.
     pub async fn run_queue_depth_any_tenant(&self) -> Result<i64, Error> {
         let depth = sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM runs WHERE state = 'queued'"#)
@@ -629,32 +433,6 @@ impl TryFrom<RunRow> for Run {
             output_bytes: row.output_bytes,
             output_truncated: row.output_truncated,
             worker_address: row.worker_address,
-        })
-    }
-}
-
-struct AssignedRow {
-    id: Uuid,
-    session_id: Uuid,
-    tenant_id: String,
-    spec: Json<RunSpec>,
-    lease_epoch: i64,
-    attempt: i32,
-    cancel_requested: bool,
-}
-
-impl TryFrom<AssignedRow> for Assigned {
-    type Error = Error;
-
-    fn try_from(row: AssignedRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: RunId(row.id),
-            session: SessionId(row.session_id),
-            tenant: row::word("runs.tenant_id", &row.tenant_id)?,
-            spec: row.spec.0,
-            epoch: LeaseEpoch(row.lease_epoch),
-            attempt: row.attempt,
-            cancel_requested: row.cancel_requested,
         })
     }
 }
