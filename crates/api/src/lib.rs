@@ -1,1 +1,30 @@
-//! Placeholder.
+//! The public gRPC server: authenticates, admits, records, dispatches, streams back.
+//!
+//! Stateless: whatever it knows is in Postgres or can be asked of a worker again, so any number of
+//! them may serve the same installation. It never executes anything itself.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod admission;
+mod auth;
+mod call;
+mod context;
+mod dispatch;
+mod exec;
+mod names;
+mod options;
+mod paging;
+mod quota;
+mod render;
+mod runs;
+mod service;
+mod sessions;
+mod status;
+mod upkeep;
+mod validate;
+mod watch;
+
+pub use auth::{generate_secret, hash_secret};
+pub use options::{InternalTls, Options, ServerTls};
+pub use service::{Error, Service};

@@ -1,0 +1,335 @@
+//! `AdminService`: tenants, keys, quotas, workers. An operator administers the installation, an
+//! admin the own tenant; for an admin other tenants do not exist.
+
+use std::sync::Arc;
+
+use codelia_policy::{KeyId, TenantId, WorkerId};
+use codelia_proto::v1::{self, admin_service_server::AdminService};
+use codelia_store::{Caller, NewKey, Quotas, QuotasChange, Scope, Tenant};
+use tonic::{Request, Response, Status};
+
+use crate::{
+    auth,
+    context::Context,
+    names::{self, TenantName},
+    paging::Page,
+    render,
+    status::ApiError,
+    validate,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    pub(crate) context: Arc<Context>,
+}
+
+/// The tenant a caller means, if it may administer it.
+fn administered(caller: &Caller, name: TenantName) -> Result<TenantId, ApiError> {
+    match name {
+        TenantName::Own => Ok(caller.tenant.clone()),
+        TenantName::Id(id) if id == caller.tenant || auth::has(caller, Scope::Operator) => Ok(id),
+        TenantName::Id(_) => Err(ApiError::NotFound),
+    }
+}
+
+fn quotas_change(wire: Option<v1::Quotas>) -> Result<QuotasChange, ApiError> {
+    let wire = wire.unwrap_or_default();
+    Ok(QuotasChange {
+        sessions: validate::quota("quotas.sessions", wire.sessions)?,
+        concurrent_runs: validate::quota("quotas.concurrent_runs", wire.concurrent_runs)?,
+        queued_runs: validate::quota("quotas.queued_runs", wire.queued_runs)?,
+        requests_per_second: validate::quota("quotas.requests_per_second", wire.requests_per_second)?,
+        output_bytes: validate::quota("quotas.output_bytes", wire.output_bytes)?,
+    })
+}
+
+fn with_defaults(change: QuotasChange) -> Quotas {
+    let defaults = Quotas::default();
+    Quotas {
+        sessions: change.sessions.unwrap_or(defaults.sessions),
+        concurrent_runs: change.concurrent_runs.unwrap_or(defaults.concurrent_runs),
+        queued_runs: change.queued_runs.unwrap_or(defaults.queued_runs),
+        requests_per_second: change.requests_per_second.unwrap_or(defaults.requests_per_second),
+        output_bytes: change.output_bytes.unwrap_or(defaults.output_bytes),
+    }
+}
+
+/// The scopes of a new key: at least one, each known, in order, none twice.
+fn scopes(numbers: &[i32]) -> Result<Vec<Scope>, ApiError> {
+    let mut scopes = numbers.iter().map(|&number| scope(number)).collect::<Result<Vec<_>, _>>()?;
+    scopes.sort_unstable();
+    scopes.dedup();
+    if scopes.is_empty() { Err(ApiError::invalid("scopes", "is empty")) } else { Ok(scopes) }
+}
+
+fn scope(number: i32) -> Result<Scope, ApiError> {
+    match validate::known("scopes", number)? {
+        v1::Scope::Unspecified => Err(ApiError::invalid("scopes", "contains an unset value")),
+        v1::Scope::Run => Ok(Scope::Run),
+        v1::Scope::Files => Ok(Scope::Files),
+        v1::Scope::Approve => Ok(Scope::Approve),
+        v1::Scope::Audit => Ok(Scope::Audit),
+        v1::Scope::Admin => Ok(Scope::Admin),
+        v1::Scope::Operator => Ok(Scope::Operator),
+    }
+}
+
+/// Nobody grants what they lack; an operator lacks nothing.
+fn check_grant(caller: &Caller, scopes: &[Scope]) -> Result<(), ApiError> {
+    if auth::has(caller, Scope::Operator) {
+        return Ok(());
+    }
+    scopes.iter().try_for_each(|&scope| auth::require(caller, scope))
+}
+
+impl Admin {
+    async fn create_tenant(
+        &self,
+        caller: &Caller,
+        wire: v1::CreateTenantRequest,
+    ) -> Result<v1::Tenant, ApiError> {
+        auth::require(caller, Scope::Operator)?;
+        let id = wire.tenant_id.parse().ok().filter(|id: &TenantId| id.as_str() != "-");
+        let id =
+            id.ok_or_else(|| ApiError::invalid("tenant_id", "must match `[a-z0-9-]{1,63}` and not be `-`"))?;
+        let quotas = with_defaults(quotas_change(wire.quotas)?);
+        match self.context.store.tenant_create(&id, quotas).await {
+            Ok(tenant) => self.with_usage(&tenant).await,
+            Err(codelia_store::Error::Exists { .. }) => Err(ApiError::TenantExists),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn get_tenant(&self, caller: &Caller, name: &str) -> Result<v1::Tenant, ApiError> {
+        let id = administered(caller, names::tenant("name", name)?)?;
+        let tenant = self.context.store.tenant_get(&id).await?.ok_or(ApiError::NotFound)?;
+        self.with_usage(&tenant).await
+    }
+
+    async fn with_usage(&self, tenant: &Tenant) -> Result<v1::Tenant, ApiError> {
+        let used = self.context.store.tenant_usage(&tenant.id).await?;
+        Ok(render::tenant(tenant, Some(used)))
+    }
+
+    /// Usage is not counted here: it would cost a count for each tenant.
+    async fn list_tenants(
+        &self,
+        caller: &Caller,
+        wire: v1::ListTenantsRequest,
+    ) -> Result<v1::ListTenantsResponse, ApiError> {
+        let page = Page::<TenantId>::read(wire.page_size, &wire.page_token)?;
+        let store = &self.context.store;
+        let mut rows = if auth::has(caller, Scope::Operator) {
+            store.tenant_list_any_tenant(page.after.as_ref(), page.limit).await?
+        } else {
+            let own = store.tenant_get(&caller.tenant).await?;
+            own.into_iter()
+                .filter(|tenant| page.after.as_ref().is_none_or(|after| tenant.id > *after))
+                .collect()
+        };
+        let next_page_token = page.cut(&mut rows, |tenant| tenant.id.clone());
+        let tenants = rows.iter().map(|tenant| render::tenant(tenant, None)).collect();
+        Ok(v1::ListTenantsResponse { tenants, next_page_token })
+    }
+
+    async fn update_quotas(
+        &self,
+        caller: &Caller,
+        wire: v1::UpdateQuotasRequest,
+    ) -> Result<v1::Tenant, ApiError> {
+        auth::require(caller, Scope::Operator)?;
+        let id = administered(caller, names::tenant("name", &wire.name)?)?;
+        let change = quotas_change(wire.quotas)?;
+        let tenant = self.context.store.tenant_set_quotas(&id, change).await?.ok_or(ApiError::NotFound)?;
+        self.with_usage(&tenant).await
+    }
+
+    async fn create_key(
+        &self,
+        caller: &Caller,
+        wire: v1::CreateKeyRequest,
+    ) -> Result<v1::CreateKeyResponse, ApiError> {
+        let tenant = administered(caller, names::tenant("parent", &wire.parent)?)?;
+        let display_name = validate::display_name(wire.display_name)?;
+        let scopes = scopes(&wire.scopes)?;
+        check_grant(caller, &scopes)?;
+        let (secret, secret_hash) = auth::generate_secret();
+        let new = NewKey { tenant: &tenant, display_name: &display_name, secret_hash, scopes: &scopes };
+        let key = self.context.store.key_create(new).await?.ok_or(ApiError::NotFound)?;
+        Ok(v1::CreateKeyResponse { key: Some(render::key(key)), secret })
+    }
+
+    async fn list_keys(
+        &self,
+        caller: &Caller,
+        wire: v1::ListKeysRequest,
+    ) -> Result<v1::ListKeysResponse, ApiError> {
+        let tenant = administered(caller, names::tenant("parent", &wire.parent)?)?;
+        let page = Page::<KeyId>::read(wire.page_size, &wire.page_token)?;
+        let store = &self.context.store;
+        store.tenant_get(&tenant).await?.ok_or(ApiError::NotFound)?;
+        let mut rows = store.key_list(&tenant, page.after, page.limit).await?;
+        let next_page_token = page.cut(&mut rows, |key| key.id);
+        Ok(v1::ListKeysResponse { keys: rows.into_iter().map(render::key).collect(), next_page_token })
+    }
+
+    async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
+        let (tenant, id) = names::key("name", name)?;
+        let tenant = administered(caller, tenant)?;
+        let key = self.context.store.key_revoke(&tenant, id).await?.ok_or(ApiError::NotFound)?;
+        Ok(render::key(key))
+    }
+
+    async fn list_workers(
+        &self,
+        caller: &Caller,
+        wire: v1::ListWorkersRequest,
+    ) -> Result<v1::ListWorkersResponse, ApiError> {
+        auth::require(caller, Scope::Operator)?;
+        let page = Page::<WorkerId>::read(wire.page_size, &wire.page_token)?;
+        let mut rows = self.context.store.worker_list(page.after.as_ref(), page.limit).await?;
+        let next_page_token = page.cut(&mut rows, |worker| worker.id.clone());
+        Ok(v1::ListWorkersResponse {
+            workers: rows.into_iter().map(render::worker).collect(),
+            next_page_token,
+        })
+    }
+
+    async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
+        auth::require(caller, Scope::Operator)?;
+        let id = names::worker("name", name)?;
+        let worker = self.context.store.worker_drain(&id).await?.ok_or(ApiError::NotFound)?;
+        Ok(render::worker(worker))
+    }
+}
+
+#[tonic::async_trait]
+impl AdminService for Admin {
+    async fn create_tenant(
+        &self,
+        request: Request<v1::CreateTenantRequest>,
+    ) -> Result<Response<v1::CreateTenantResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.create_tenant(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::CreateTenantResponse { tenant: Some(tenant) }))
+    }
+
+    async fn get_tenant(
+        &self,
+        request: Request<v1::GetTenantRequest>,
+    ) -> Result<Response<v1::GetTenantResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.get_tenant(&caller, &request.into_inner().name).await?;
+        Ok(Response::new(v1::GetTenantResponse { tenant: Some(tenant) }))
+    }
+
+    async fn list_tenants(
+        &self,
+        request: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list_tenants(&caller, request.into_inner()).await?))
+    }
+
+    async fn update_quotas(
+        &self,
+        request: Request<v1::UpdateQuotasRequest>,
+    ) -> Result<Response<v1::UpdateQuotasResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.update_quotas(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::UpdateQuotasResponse { tenant: Some(tenant) }))
+    }
+
+    async fn create_key(
+        &self,
+        request: Request<v1::CreateKeyRequest>,
+    ) -> Result<Response<v1::CreateKeyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.create_key(&caller, request.into_inner()).await?))
+    }
+
+    async fn list_keys(
+        &self,
+        request: Request<v1::ListKeysRequest>,
+    ) -> Result<Response<v1::ListKeysResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list_keys(&caller, request.into_inner()).await?))
+    }
+
+    async fn revoke_key(
+        &self,
+        request: Request<v1::RevokeKeyRequest>,
+    ) -> Result<Response<v1::RevokeKeyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let key = self.revoke_key(&caller, &request.into_inner().name).await?;
+        Ok(Response::new(v1::RevokeKeyResponse { key: Some(key) }))
+    }
+
+    async fn list_workers(
+        &self,
+        request: Request<v1::ListWorkersRequest>,
+    ) -> Result<Response<v1::ListWorkersResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list_workers(&caller, request.into_inner()).await?))
+    }
+
+    async fn drain_worker(
+        &self,
+        request: Request<v1::DrainWorkerRequest>,
+    ) -> Result<Response<v1::DrainWorkerResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let worker = self.drain_worker(&caller, &request.into_inner().name).await?;
+        Ok(Response::new(v1::DrainWorkerResponse { worker: Some(worker) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller_with(scopes: &[Scope]) -> Caller {
+        Caller {
+            key: KeyId::generate(),
+            tenant: "own".parse().unwrap(),
+            scopes: scopes.to_vec(),
+            quotas: Quotas::default(),
+        }
+    }
+
+    #[test]
+    fn an_admin_sees_the_own_tenant_alone_and_an_operator_all() {
+        let other = || TenantName::Id("other".parse().unwrap());
+        let admin = caller_with(&[Scope::Admin]);
+        assert_eq!(administered(&admin, TenantName::Own).unwrap().as_str(), "own");
+        assert_eq!(administered(&admin, other()), Err(ApiError::NotFound));
+        assert_eq!(administered(&caller_with(&[Scope::Operator]), other()).unwrap().as_str(), "other");
+    }
+
+    #[test]
+    fn nobody_grants_a_scope_they_lack_but_an_operator_may() {
+        let admin = caller_with(&[Scope::Admin, Scope::Run]);
+        assert!(check_grant(&admin, &[Scope::Run]).is_ok());
+        assert_eq!(check_grant(&admin, &[Scope::Operator]), Err(ApiError::Denied { scope: "operator" }));
+        assert!(check_grant(&caller_with(&[Scope::Operator]), &[Scope::Audit]).is_ok());
+    }
+
+    #[test]
+    fn scopes_are_known_and_at_least_one() {
+        for bad in [&[][..], &[0], &[99], &[1, -1]] {
+            assert!(matches!(scopes(bad), Err(ApiError::Invalid { field, .. }) if field == "scopes"));
+        }
+        assert_eq!(scopes(&[5, 1, 5]), Ok(vec![Scope::Run, Scope::Admin]));
+    }
+
+    #[test]
+    fn a_quota_of_zero_is_refused_and_an_absent_one_takes_the_default() {
+        let zero = v1::Quotas { queued_runs: Some(0), ..Default::default() };
+        assert!(
+            matches!(quotas_change(Some(zero)), Err(ApiError::Invalid { field, .. }) if field == "quotas.queued_runs")
+        );
+        let five = v1::Quotas { sessions: Some(5), ..Default::default() };
+        let quotas = with_defaults(quotas_change(Some(five)).unwrap());
+        assert_eq!(quotas, Quotas { sessions: 5, ..Quotas::default() });
+    }
+}

@@ -1,0 +1,228 @@
+//! What the store holds, as the wire shows it. Pure.
+
+use codelia_policy::{Ceilings, CommandSpec, Limits, LimitsRequest};
+use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
+use codelia_store::{
+    Chunk, EndReason, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used, Worker,
+    WorkerState,
+};
+use time::OffsetDateTime;
+
+fn time(at: OffsetDateTime) -> prost_types::Timestamp {
+    timestamp_to_proto(at.unix_timestamp_nanos())
+}
+
+pub(crate) fn session(session: Session, defaults: &Limits) -> v1::Session {
+    v1::Session {
+        name: format!("sessions/{}", session.id),
+        session_id: session.id.to_string(),
+        alias: session.alias.unwrap_or_default(),
+        state: session_state(session.state).into(),
+        end_reason: end_reason(session.end_reason).into(),
+        mode: v1::SandboxMode::from(session.spec.mode).into(),
+        create_time: Some(time(session.created_at)),
+        expire_time: Some(time(session.expires_at)),
+        idle_ttl: session.idle_ttl.map(duration_to_proto),
+        end_time: session.ended_at.map(time),
+        worker_id: session.holder.map(String::from).unwrap_or_default(),
+        lease_epoch: session.lease_epoch.0,
+        labels: session.labels.into_iter().collect(),
+        limits: Some((&effective(&session.spec.limits, defaults)).into()),
+    }
+}
+
+/// What was asked for, else the default. It was admitted once, so today's ceilings do not matter.
+fn effective(asked: &LimitsRequest, defaults: &Limits) -> Limits {
+    let unbounded = Ceilings(Limits {
+        timeout: std::time::Duration::MAX,
+        memory_bytes: u64::MAX,
+        cpu_millis: u64::MAX,
+        pids: u64::MAX,
+        open_files: u64::MAX,
+        output_bytes: u64::MAX,
+    });
+    asked.resolve(defaults, &unbounded).unwrap_or_else(|_| defaults.clone())
+}
+
+fn session_state(state: SessionState) -> v1::SessionState {
+    match state {
+        SessionState::Open => v1::SessionState::Open,
+        SessionState::Ended => v1::SessionState::Ended,
+    }
+}
+
+fn end_reason(reason: Option<EndReason>) -> v1::SessionEndReason {
+    match reason {
+        None => v1::SessionEndReason::Unspecified,
+        Some(EndReason::Closed) => v1::SessionEndReason::Closed,
+        Some(EndReason::Expired) => v1::SessionEndReason::Expired,
+        Some(EndReason::Idle) => v1::SessionEndReason::Idle,
+    }
+}
+
+pub(crate) fn run(run: &Run) -> v1::Run {
+    v1::Run {
+        name: format!("sessions/{}/runs/{}", run.session, run.id),
+        run_id: run.id.to_string(),
+        session_id: run.session.to_string(),
+        state: run_state(run.state).into(),
+        outcome: run.outcome.as_ref().map(Into::into),
+        command: Some(command(&run.spec.command)),
+        mode: v1::SandboxMode::from(run.spec.mode).into(),
+        worker_id: worker_id(run),
+        sandbox_root: run.sandbox_root.clone().unwrap_or_default(),
+        create_time: Some(time(run.created_at)),
+        start_time: run.started_at.map(time),
+        end_time: run.ended_at.map(time),
+        setup_time: run.setup_time.map(duration_to_proto),
+        usage: run.usage.as_ref().map(Into::into),
+        receipt: run.receipt.as_ref().map(Into::into),
+        output_bytes: run.output_bytes,
+        output_truncated: run.output_truncated,
+        attempt: run.attempt,
+        labels: run.labels.clone().into_iter().collect(),
+        limits: Some((&run.spec.limits).into()),
+        unenforced: run.unenforced.clone(),
+    }
+}
+
+fn worker_id(run: &Run) -> String {
+    run.worker.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
+fn command(command: &CommandSpec) -> v1::CommandSpec {
+    v1::CommandSpec {
+        argv: command.argv.clone(),
+        env: command.env.clone().into_iter().collect(),
+        working_directory: command.working_directory.clone(),
+        terminal: command.terminal.map(Into::into),
+        stdin: command.stdin,
+    }
+}
+
+fn run_state(state: RunState) -> v1::RunState {
+    match state {
+        RunState::Queued => v1::RunState::Queued,
+        RunState::Running => v1::RunState::Running,
+        RunState::Ended => v1::RunState::Ended,
+    }
+}
+
+pub(crate) fn queued(subject: &Run) -> v1::QueuedEvent {
+    v1::QueuedEvent { run: Some(run(subject)) }
+}
+
+/// That a worker has the run; `None` if the row names none.
+pub(crate) fn assigned(run: &Run) -> Option<v1::AssignedEvent> {
+    run.worker.as_ref()?;
+    Some(v1::AssignedEvent {
+        worker_id: worker_id(run),
+        lease_epoch: run.lease_epoch.map_or(0, |epoch| epoch.0),
+    })
+}
+
+/// That the run's command was started; `None` if it was not, or the row does not know it yet.
+pub(crate) fn started(run: &Run) -> Option<v1::StartedEvent> {
+    run.started_at?;
+    Some(v1::StartedEvent {
+        mode: v1::SandboxMode::from(run.spec.mode).into(),
+        worker_id: worker_id(run),
+        setup_time: run.setup_time.map(duration_to_proto),
+        prepared: run.prepared.unwrap_or_default(),
+        unenforced: run.unenforced.clone(),
+    })
+}
+
+pub(crate) fn truncated(run: &Run) -> v1::OutputTruncatedEvent {
+    v1::OutputTruncatedEvent { limit_bytes: i64::try_from(run.spec.limits.output_bytes).unwrap_or(i64::MAX) }
+}
+
+pub(crate) fn finished(subject: &Run) -> v1::FinishedEvent {
+    v1::FinishedEvent { run: Some(run(subject)) }
+}
+
+pub(crate) fn output(chunk: Chunk) -> v1::OutputEvent {
+    let stream = match chunk.stream {
+        Stream::Stdout => v1::OutputStream::Stdout,
+        Stream::Stderr => v1::OutputStream::Stderr,
+    };
+    let len = i64::try_from(chunk.data.len()).unwrap_or(i64::MAX);
+    v1::OutputEvent {
+        stream: stream.into(),
+        offset: chunk.offset,
+        next_position: chunk.position.saturating_add(len),
+        data: chunk.data.into(),
+    }
+}
+
+pub(crate) fn tenant(tenant: &Tenant, used: Option<Used>) -> v1::Tenant {
+    v1::Tenant {
+        name: format!("tenants/{}", tenant.id),
+        tenant_id: tenant.id.to_string(),
+        create_time: Some(time(tenant.created_at)),
+        quotas: Some(quotas(tenant.quotas)),
+        usage: used.map(usage),
+    }
+}
+
+fn quotas(quotas: Quotas) -> v1::Quotas {
+    v1::Quotas {
+        sessions: Some(quotas.sessions),
+        concurrent_runs: Some(quotas.concurrent_runs),
+        queued_runs: Some(quotas.queued_runs),
+        requests_per_second: Some(quotas.requests_per_second),
+        output_bytes: Some(quotas.output_bytes),
+    }
+}
+
+fn usage(used: Used) -> v1::QuotaUsage {
+    v1::QuotaUsage {
+        sessions: used.sessions,
+        concurrent_runs: used.concurrent_runs,
+        queued_runs: used.queued_runs,
+        output_bytes: used.output_bytes,
+    }
+}
+
+pub(crate) fn key(key: Key) -> v1::Key {
+    v1::Key {
+        name: format!("tenants/{}/keys/{}", key.tenant, key.id),
+        display_name: key.display_name,
+        scopes: key.scopes.into_iter().map(|each| scope(each).into()).collect(),
+        create_time: Some(time(key.created_at)),
+        revoke_time: key.revoked_at.map(time),
+    }
+}
+
+fn scope(scope: Scope) -> v1::Scope {
+    match scope {
+        Scope::Run => v1::Scope::Run,
+        Scope::Files => v1::Scope::Files,
+        Scope::Approve => v1::Scope::Approve,
+        Scope::Audit => v1::Scope::Audit,
+        Scope::Admin => v1::Scope::Admin,
+        Scope::Operator => v1::Scope::Operator,
+    }
+}
+
+pub(crate) fn worker(worker: Worker) -> v1::Worker {
+    v1::Worker {
+        name: format!("workers/{}", worker.id),
+        worker_id: worker.id.into(),
+        state: worker_state(worker.state).into(),
+        modes: worker.modes.into_iter().map(|mode| v1::SandboxMode::from(mode).into()).collect(),
+        slots: worker.slots,
+        busy_slots: worker.busy_slots,
+        sessions: worker.sessions,
+        heartbeat_time: Some(time(worker.heartbeat_at)),
+        version: worker.version,
+    }
+}
+
+fn worker_state(state: WorkerState) -> v1::WorkerState {
+    match state {
+        WorkerState::Ready => v1::WorkerState::Ready,
+        WorkerState::Draining => v1::WorkerState::Draining,
+        WorkerState::Gone => v1::WorkerState::Gone,
+    }
+}

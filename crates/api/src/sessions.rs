@@ -1,0 +1,167 @@
+//! `SessionService`: workspaces, their ends, and the worker that holds them.
+
+use std::{sync::Arc, time::Duration};
+
+use codelia_policy::SessionId;
+use codelia_proto::v1::{self, session_service_server::SessionService};
+use codelia_store::{Caller, NewSession, Session, SessionCreated, SessionRef, SessionState, Store};
+use codelia_telemetry::task;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    admission::{SessionRequest, check_available, fingerprint},
+    auth,
+    context::Context,
+    names,
+    paging::Page,
+    render,
+    status::ApiError,
+    validate,
+};
+
+/// How long a new session waits to be taken before it is returned without a worker.
+const OFFER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Sessions {
+    async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
+        let Context { options, store, .. } = &*self.context;
+        let request = SessionRequest::read(wire, options)?;
+        let spec = request.specify(options)?;
+        check_available(store, spec.mode).await?;
+        let hash = fingerprint(&request)?;
+        let new = NewSession {
+            id: SessionId::generate(),
+            tenant: &caller.tenant,
+            alias: request.alias.as_deref(),
+            spec: &spec,
+            labels: &request.labels,
+            ttl: request.ttl.unwrap_or(options.session_ttl),
+            idle_ttl: request.idle_ttl,
+            idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
+        };
+        match store.session_create(new, caller.quotas).await {
+            Ok(SessionCreated::New(session)) => Ok(self.offer(*session).await),
+            Ok(SessionCreated::Known(session)) => Ok(*session),
+            Ok(SessionCreated::KeyReused) => Err(ApiError::KeyReused),
+            Ok(SessionCreated::OverQuota) => Err(ApiError::OverQuota { quota: "sessions" }),
+            Err(codelia_store::Error::Exists { .. }) => Err(ApiError::AliasInUse),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Offers a new session to a worker, so that its lease is there before its first run.
+    async fn offer(&self, mut session: Session) -> Session {
+        let (context, id, mode) = (self.context.clone(), session.id, session.spec.mode);
+        // A task, so that the offer goes on if the caller is not waited for any longer.
+        let offer = task::background("offer", async move { context.dispatch.offer(id, mode).await });
+        if let Ok(Ok(Some((worker, epoch)))) = tokio::time::timeout(OFFER_PATIENCE, offer).await {
+            session.holder = Some(worker);
+            session.lease_epoch = epoch;
+        }
+        session
+    }
+
+    async fn list(
+        &self,
+        caller: &Caller,
+        wire: v1::ListSessionsRequest,
+    ) -> Result<v1::ListSessionsResponse, ApiError> {
+        let page = Page::<SessionId>::read(wire.page_size, &wire.page_token)?;
+        let state = match validate::known("state", wire.state)? {
+            v1::SessionState::Unspecified => None,
+            v1::SessionState::Open => Some(SessionState::Open),
+            v1::SessionState::Ended => Some(SessionState::Ended),
+        };
+        let mut rows = self.context.store.session_list(&caller.tenant, state, page.after, page.limit).await?;
+        let next_page_token = page.cut(&mut rows, |session| session.id);
+        Ok(v1::ListSessionsResponse {
+            sessions: rows.into_iter().map(|session| self.render(session)).collect(),
+            next_page_token,
+        })
+    }
+
+    async fn extend(&self, caller: &Caller, wire: v1::ExtendSessionRequest) -> Result<Session, ApiError> {
+        let Context { options, store, .. } = &*self.context;
+        let which = names::session("name", &wire.name)?;
+        let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
+        let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "is missing"))?;
+        if let Some(session) = store.session_extend(&caller.tenant, &which, ttl).await? {
+            return Ok(session);
+        }
+        get(store, caller, &which).await?;
+        Err(ApiError::SessionEnded)
+    }
+
+    async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
+        let which = names::session("name", &wire.name)?;
+        let closed = self.context.store.session_close(&caller.tenant, &which).await?;
+        let session = closed.ok_or(ApiError::NotFound)?;
+        if let Some(address) = session.holder_address.clone() {
+            let (context, id) = (self.context.clone(), session.id);
+            task::background("close", async move { context.dispatch.close(&address, id).await });
+        }
+        Ok(session)
+    }
+
+    fn render(&self, session: Session) -> v1::Session {
+        render::session(session, &self.context.options.defaults)
+    }
+}
+
+async fn get(store: &Store, caller: &Caller, which: &SessionRef) -> Result<Session, ApiError> {
+    store.session_get(&caller.tenant, which).await?.ok_or(ApiError::NotFound)
+}
+
+#[tonic::async_trait]
+impl SessionService for Sessions {
+    async fn create_session(
+        &self,
+        request: Request<v1::CreateSessionRequest>,
+    ) -> Result<Response<v1::CreateSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let session = self.create(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::CreateSessionResponse { session: Some(self.render(session)) }))
+    }
+
+    async fn get_session(
+        &self,
+        request: Request<v1::GetSessionRequest>,
+    ) -> Result<Response<v1::GetSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let which = names::session("name", &request.into_inner().name)?;
+        let session = get(&self.context.store, &caller, &which).await?;
+        Ok(Response::new(v1::GetSessionResponse { session: Some(self.render(session)) }))
+    }
+
+    async fn list_sessions(
+        &self,
+        request: Request<v1::ListSessionsRequest>,
+    ) -> Result<Response<v1::ListSessionsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
+    }
+
+    async fn extend_session(
+        &self,
+        request: Request<v1::ExtendSessionRequest>,
+    ) -> Result<Response<v1::ExtendSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let session = self.extend(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ExtendSessionResponse { session: Some(self.render(session)) }))
+    }
+
+    async fn close_session(
+        &self,
+        request: Request<v1::CloseSessionRequest>,
+    ) -> Result<Response<v1::CloseSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let session = self.close(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::CloseSessionResponse { session: Some(self.render(session)) }))
+    }
+}

@@ -1,0 +1,388 @@
+//! Checks what callers send, field by field, before anything is stored. Pure.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Component, Path},
+    time::Duration,
+};
+
+use codelia_policy::{CommandSpec, LimitsRequest, Mode, NetworkMode, TerminalSize};
+use codelia_proto::{duration_from_proto, v1};
+use time::OffsetDateTime;
+
+use crate::{names, status::ApiError};
+
+const MAX_ARGS: usize = 10_000;
+const MAX_ENV: usize = 1_000;
+/// The kernel takes 128 KiB for one string, with its closing NUL.
+const MAX_STRING: usize = 128 * 1024 - 1;
+const MAX_STRINGS: usize = 1024 * 1024;
+const MAX_PATH: usize = 4095;
+const MAX_LABELS: usize = 64;
+const MAX_LABEL_KEY: usize = 63;
+const MAX_LABEL_VALUE: usize = 255;
+const MAX_IDEMPOTENCY_KEY: usize = 128;
+const MAX_DISPLAY_NAME: usize = 63;
+const MAX_TERMINAL: u16 = 1000;
+const MAX_SIGNAL: i32 = 64;
+const MAX_RETRIES: i32 = 10;
+const MAX_STDIN: usize = 1024 * 1024;
+/// The earliest second of a protobuf timestamp.
+const YEAR_ONE: i64 = -62_135_596_800;
+
+type Checked<T> = Result<T, ApiError>;
+
+fn invalid<T>(field: &str, message: impl Into<String>) -> Checked<T> {
+    Err(ApiError::invalid(field, message))
+}
+
+fn no_nul(field: &str, text: &str) -> Checked<()> {
+    if text.contains('\0') { invalid(field, "contains a NUL byte") } else { Ok(()) }
+}
+
+fn at_most(field: &str, what: &str, count: usize, most: usize) -> Checked<()> {
+    if count > most { invalid(field, format!("has more than {most} {what}")) } else { Ok(()) }
+}
+
+/// A command; fields are named from `command` on.
+pub(crate) fn command(wire: Option<v1::CommandSpec>) -> Checked<CommandSpec> {
+    let Some(wire) = wire else { return invalid("command", "is missing") };
+    check_argv(&wire.argv)?;
+    check_env(&wire.env)?;
+    let size = wire.argv.iter().map(String::len).chain(wire.env.iter().map(|(k, v)| k.len() + v.len())).sum();
+    at_most("command", "bytes in arguments and environment", size, MAX_STRINGS)?;
+    check_working_directory(&wire.working_directory)?;
+    Ok(CommandSpec {
+        argv: wire.argv,
+        env: wire.env.into_iter().collect(),
+        working_directory: wire.working_directory,
+        terminal: wire.terminal.map(|size| terminal("command.terminal", size)).transpose()?,
+        stdin: wire.stdin,
+    })
+}
+
+fn check_argv(argv: &[String]) -> Checked<()> {
+    const FIELD: &str = "command.argv";
+    if argv.first().is_none_or(String::is_empty) {
+        return invalid(FIELD, "names no program");
+    }
+    at_most(FIELD, "arguments", argv.len(), MAX_ARGS)?;
+    argv.iter().try_for_each(|arg| {
+        at_most(FIELD, "bytes in one argument", arg.len(), MAX_STRING)?;
+        no_nul(FIELD, arg)
+    })
+}
+
+fn check_env(env: &HashMap<String, String>) -> Checked<()> {
+    const FIELD: &str = "command.env";
+    at_most(FIELD, "variables", env.len(), MAX_ENV)?;
+    env.iter().try_for_each(|(name, value)| {
+        if name.is_empty() || name.contains('=') {
+            return invalid(FIELD, "has a name that is empty or contains `=`");
+        }
+        at_most(FIELD, "bytes in one variable", name.len() + 1 + value.len(), MAX_STRING)?;
+        no_nul(FIELD, name)?;
+        no_nul(FIELD, value)
+    })
+}
+
+fn check_working_directory(path: &str) -> Checked<()> {
+    const FIELD: &str = "command.working_directory";
+    at_most(FIELD, "bytes", path.len(), MAX_PATH)?;
+    no_nul(FIELD, path)?;
+    let inside =
+        Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if inside { Ok(()) } else { invalid(FIELD, "must be relative and without `..`") }
+}
+
+/// A terminal's size.
+pub(crate) fn terminal(field: &str, wire: v1::Terminal) -> Checked<TerminalSize> {
+    let side = |name: &str, value: i32| match u16::try_from(value) {
+        Ok(value @ 1..=MAX_TERMINAL) => Ok(value),
+        _ => invalid(&format!("{field}.{name}"), format!("must be 1 to {MAX_TERMINAL}")),
+    };
+    Ok(TerminalSize { columns: side("columns", wire.columns)?, rows: side("rows", wire.rows)? })
+}
+
+/// Limits as asked for. Whether they are granted is for admission to say.
+pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
+    let Some(wire) = wire else { return Ok(LimitsRequest::default()) };
+    let amount = |field: &str, value: Option<i64>| match value.map(u64::try_from) {
+        None => Ok(None),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(_)) => invalid(field, "must be more than zero"),
+    };
+    Ok(LimitsRequest {
+        timeout: wire.timeout.map(|value| duration("limits.timeout", &value)).transpose()?,
+        memory_bytes: amount("limits.memory_bytes", wire.memory_bytes)?,
+        cpu_millis: amount("limits.cpu_millis", wire.cpu_millis)?,
+        pids: amount("limits.pids", wire.pids)?,
+        open_files: amount("limits.open_files", wire.open_files)?,
+        output_bytes: amount("limits.output_bytes", wire.output_bytes)?,
+    })
+}
+
+fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {
+    duration_from_proto(wire).or_else(|_| invalid(field, "is negative or malformed"))
+}
+
+/// A time to live: more than zero, at most `most`; `None` if it is unset.
+pub(crate) fn ttl(
+    field: &str,
+    wire: Option<prost_types::Duration>,
+    most: Duration,
+) -> Checked<Option<Duration>> {
+    let Some(wire) = wire else { return Ok(None) };
+    let ttl = duration(field, &wire)?;
+    if ttl.is_zero() {
+        return invalid(field, "must be more than zero");
+    }
+    if ttl > most {
+        return invalid(field, format!("is above the ceiling of {most:?}"));
+    }
+    Ok(Some(ttl))
+}
+
+/// An alias; `None` if it is empty.
+pub(crate) fn alias(text: String) -> Checked<Option<String>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if !names::is_alias(&text) {
+        return invalid("alias", "must match `[a-z0-9-]{1,63}` and be neither `-` nor a UUID");
+    }
+    Ok(Some(text))
+}
+
+/// Labels, in order.
+pub(crate) fn labels(wire: HashMap<String, String>) -> Checked<BTreeMap<String, String>> {
+    const FIELD: &str = "labels";
+    at_most(FIELD, "entries", wire.len(), MAX_LABELS)?;
+    for (key, value) in &wire {
+        if key.is_empty() {
+            return invalid(FIELD, "has an empty key");
+        }
+        at_most(FIELD, "bytes in one key", key.len(), MAX_LABEL_KEY)?;
+        at_most(FIELD, "bytes in one value", value.len(), MAX_LABEL_VALUE)?;
+        no_nul(FIELD, key)?;
+        no_nul(FIELD, value)?;
+    }
+    Ok(wire.into_iter().collect())
+}
+
+/// An idempotency key; `None` if it is empty.
+pub(crate) fn idempotency_key(text: String) -> Checked<Option<String>> {
+    at_most("idempotency_key", "bytes", text.len(), MAX_IDEMPOTENCY_KEY)?;
+    no_nul("idempotency_key", &text)?;
+    Ok((!text.is_empty()).then_some(text))
+}
+
+/// A name for people.
+pub(crate) fn display_name(text: String) -> Checked<String> {
+    at_most("display_name", "bytes", text.len(), MAX_DISPLAY_NAME)?;
+    no_nul("display_name", &text)?;
+    Ok(text)
+}
+
+/// A mode; `None` if it is unset.
+pub(crate) fn mode(number: i32) -> Checked<Option<Mode>> {
+    known::<v1::SandboxMode>("mode", number).map(v1::SandboxMode::to_mode)
+}
+
+/// A network mode; `None` if it is unset.
+pub(crate) fn network(number: i32) -> Checked<Option<NetworkMode>> {
+    known::<v1::NetworkMode>("network", number).map(v1::NetworkMode::to_mode)
+}
+
+/// A value of an enum; numbers we do not know are refused, not ignored.
+pub(crate) fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Checked<E> {
+    E::try_from(number).or_else(|_| invalid(field, "is not a known value"))
+}
+
+/// How often a run may be started again.
+pub(crate) fn retries(count: i32) -> Checked<i32> {
+    if (0..=MAX_RETRIES).contains(&count) {
+        Ok(count)
+    } else {
+        invalid("retries", format!("must be 0 to {MAX_RETRIES}"))
+    }
+}
+
+/// Where to resume output.
+pub(crate) fn position(position: i64) -> Checked<i64> {
+    if position >= 0 { Ok(position) } else { invalid("position", "must not be negative") }
+}
+
+/// A signal's number.
+pub(crate) fn signal(number: i32) -> Checked<i32> {
+    if (1..=MAX_SIGNAL).contains(&number) {
+        Ok(number)
+    } else {
+        invalid("signal", format!("must be 1 to {MAX_SIGNAL}"))
+    }
+}
+
+/// The size of one piece of standard input.
+pub(crate) fn stdin(bytes: &[u8]) -> Checked<()> {
+    at_most("stdin", "bytes", bytes.len(), MAX_STDIN)
+}
+
+/// A point in time; `None` if it is unset.
+pub(crate) fn time(field: &str, wire: Option<prost_types::Timestamp>) -> Checked<Option<OffsetDateTime>> {
+    let Some(wire) = wire else { return Ok(None) };
+    let nanos = i128::from(wire.seconds) * 1_000_000_000 + i128::from(wire.nanos);
+    let time = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
+    let in_range = wire.seconds >= YEAR_ONE && (0..1_000_000_000).contains(&wire.nanos);
+    match time.filter(|_| in_range) {
+        Some(time) => Ok(Some(time)),
+        None => invalid(field, "is not a point in time"),
+    }
+}
+
+/// A new quota; `None` if it is unset.
+pub(crate) fn quota(field: &str, value: Option<i64>) -> Checked<Option<i64>> {
+    match value {
+        Some(value) if value <= 0 => invalid(field, "must be more than zero"),
+        value => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field<T>(result: Checked<T>) -> String {
+        match result {
+            Err(ApiError::Invalid { field, .. }) => field,
+            Err(other) => panic!("refused for another reason: {other:?}"),
+            Ok(_) => panic!("accepted"),
+        }
+    }
+
+    fn spec(argv: &[&str]) -> v1::CommandSpec {
+        v1::CommandSpec { argv: argv.iter().map(|&arg| arg.into()).collect(), ..Default::default() }
+    }
+
+    fn with_env(env: impl IntoIterator<Item = (String, String)>) -> v1::CommandSpec {
+        v1::CommandSpec { env: env.into_iter().collect(), ..spec(&["true"]) }
+    }
+
+    #[test]
+    fn a_plain_command_is_accepted() {
+        let wire =
+            v1::CommandSpec { working_directory: "a/./b".into(), stdin: true, ..spec(&["sh", "-c", ""]) };
+        let command = command(Some(wire)).unwrap();
+        assert_eq!(command.argv, ["sh", "-c", ""]);
+        assert!(command.stdin);
+    }
+
+    #[test]
+    fn a_command_without_a_program_or_with_bad_arguments_is_refused() {
+        assert_eq!(field(command(None)), "command");
+        let huge = "x".repeat(MAX_STRING + 1);
+        for bad in [&[][..], &[""], &["a\0b"], &["true", "\0"], &["true", &huge]] {
+            assert_eq!(field(command(Some(spec(bad)))), "command.argv");
+        }
+        let many = vec!["x"; MAX_ARGS + 1];
+        assert_eq!(field(command(Some(spec(&many)))), "command.argv");
+    }
+
+    #[test]
+    fn a_bad_environment_is_refused() {
+        for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0")] {
+            assert_eq!(field(command(Some(with_env([(name.into(), value.into())])))), "command.env");
+        }
+        let million = (0..1_000_000).map(|n| (format!("V{n}"), String::new()));
+        assert_eq!(field(command(Some(with_env(million)))), "command.env");
+    }
+
+    #[test]
+    fn a_command_over_its_size_is_refused() {
+        let big = "x".repeat(MAX_STRING);
+        assert_eq!(field(command(Some(spec(&[big.as_str(); 9])))), "command");
+    }
+
+    #[test]
+    fn a_working_directory_must_stay_inside() {
+        for bad in ["/", "/etc", "..", "a/../b", "a\0"] {
+            let wire = v1::CommandSpec { working_directory: bad.into(), ..spec(&["true"]) };
+            assert_eq!(field(command(Some(wire))), "command.working_directory", "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_terminal_has_a_sensible_size() {
+        for (columns, rows, expected) in [
+            (0, 1, "command.terminal.columns"),
+            (1001, 1, "command.terminal.columns"),
+            (80, -1, "command.terminal.rows"),
+        ] {
+            let wire = v1::CommandSpec { terminal: Some(v1::Terminal { columns, rows }), ..spec(&["true"]) };
+            assert_eq!(field(command(Some(wire))), expected);
+        }
+        assert!(terminal("resize", v1::Terminal { columns: 1000, rows: 1 }).is_ok());
+    }
+
+    #[test]
+    fn negative_limits_and_durations_are_refused_by_name() {
+        let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+        assert_eq!(
+            field(limits(Some(v1::Limits { timeout: negative, ..Default::default() }))),
+            "limits.timeout"
+        );
+        let wire = v1::Limits { memory_bytes: Some(-1), ..Default::default() };
+        assert_eq!(field(limits(Some(wire))), "limits.memory_bytes");
+        assert_eq!(field(ttl("ttl", negative, Duration::MAX)), "ttl");
+        let zero = Some(prost_types::Duration::default());
+        assert_eq!(field(ttl("idle_ttl", zero, Duration::MAX)), "idle_ttl");
+        let long = Some(prost_types::Duration { seconds: 11, nanos: 0 });
+        assert_eq!(field(ttl("ttl", long, Duration::from_secs(10))), "ttl");
+    }
+
+    #[test]
+    fn labels_are_bounded() {
+        let one = |key: &str, value: &str| HashMap::from([(key.to_owned(), value.to_owned())]);
+        for bad in [
+            one("", "x"),
+            one(&"k".repeat(64), ""),
+            one("k", &"v".repeat(256)),
+            one("k\0", ""),
+            one("k", "\0"),
+        ] {
+            assert_eq!(field(labels(bad)), "labels");
+        }
+        assert_eq!(field(labels((0..65).map(|n| (n.to_string(), String::new())).collect())), "labels");
+        assert!(labels(one(&"k".repeat(63), &"v".repeat(255))).is_ok());
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_by_name() {
+        assert_eq!(field(mode(99)), "mode");
+        assert_eq!(field(network(-1)), "network");
+        assert_eq!(field(retries(11)), "retries");
+        assert_eq!(field(retries(-1)), "retries");
+        assert_eq!(field(position(-1)), "position");
+        assert_eq!(field(signal(0)), "signal");
+        assert_eq!(field(signal(65)), "signal");
+        assert_eq!(field(quota("quotas.sessions", Some(0))), "quotas.sessions");
+        assert_eq!(field(stdin(&vec![0; MAX_STDIN + 1])), "stdin");
+    }
+
+    #[test]
+    fn names_and_keys_are_bounded() {
+        assert_eq!(field(alias("A".into())), "alias");
+        assert_eq!(field(idempotency_key("k".repeat(129))), "idempotency_key");
+        assert_eq!(field(idempotency_key("\0".into())), "idempotency_key");
+        assert_eq!(field(display_name("n".repeat(64))), "display_name");
+        assert_eq!(idempotency_key(String::new()), Ok(None));
+    }
+
+    #[test]
+    fn a_time_out_of_range_is_refused() {
+        let at = |seconds, nanos| Some(prost_types::Timestamp { seconds, nanos });
+        assert_eq!(field(time("created_after", at(i64::MAX, 0))), "created_after");
+        assert_eq!(field(time("created_after", at(YEAR_ONE - 1, 0))), "created_after");
+        assert_eq!(field(time("created_after", at(0, -1))), "created_after");
+        assert_eq!(time("created_after", at(1, 0)).unwrap().unwrap().unix_timestamp(), 1);
+    }
+}
