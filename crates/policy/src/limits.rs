@@ -124,11 +124,21 @@ impl LimitsRequest {
         let most = &ceilings.0;
         Ok(Limits {
             timeout: pick_duration("limits.timeout", self.timeout, defaults.timeout, most.timeout)?,
-            memory_bytes: pick("limits.memory_bytes", self.memory_bytes, defaults.memory_bytes, most.memory_bytes)?,
+            memory_bytes: pick(
+                "limits.memory_bytes",
+                self.memory_bytes,
+                defaults.memory_bytes,
+                most.memory_bytes,
+            )?,
             cpu_millis: pick("limits.cpu_millis", self.cpu_millis, defaults.cpu_millis, most.cpu_millis)?,
             pids: pick("limits.pids", self.pids, defaults.pids, most.pids)?,
             open_files: pick("limits.open_files", self.open_files, defaults.open_files, most.open_files)?,
-            output_bytes: pick("limits.output_bytes", self.output_bytes, defaults.output_bytes, most.output_bytes)?,
+            output_bytes: pick(
+                "limits.output_bytes",
+                self.output_bytes,
+                defaults.output_bytes,
+                most.output_bytes,
+            )?,
         })
     }
 }
@@ -171,7 +181,10 @@ mod tests {
         for (request, field) in [
             (LimitsRequest { pids: Some(0), ..Default::default() }, "limits.pids"),
             (LimitsRequest { memory_bytes: Some(u64::MAX), ..Default::default() }, "limits.memory_bytes"),
-            (LimitsRequest { timeout: Some(Duration::from_secs(601)), ..Default::default() }, "limits.timeout"),
+            (
+                LimitsRequest { timeout: Some(Duration::from_secs(601)), ..Default::default() },
+                "limits.timeout",
+            ),
         ] {
             let error = request.resolve(&Limits::default(), &Ceilings::default()).unwrap_err();
             assert_eq!(error.field(), field);

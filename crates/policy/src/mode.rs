@@ -82,10 +82,10 @@ impl FromStr for Mode {
     type Err = UnknownWord;
 
     fn from_str(text: &str) -> Result<Self, UnknownWord> {
-        Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| UnknownWord {
-            got: text.to_owned(),
-            allowed: "logical, bwrap, nsjail, container",
-        })
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| UnknownWord { got: text.to_owned(), allowed: "logical, bwrap, nsjail, container" })
     }
 }
 
@@ -93,8 +93,9 @@ impl FromStr for NetworkMode {
     type Err = UnknownWord;
 
     fn from_str(text: &str) -> Result<Self, UnknownWord> {
-        [Self::None, Self::Proxy, Self::Host].into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| {
-            UnknownWord { got: text.to_owned(), allowed: "none, proxy, host" }
-        })
+        [Self::None, Self::Proxy, Self::Host]
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| UnknownWord { got: text.to_owned(), allowed: "none, proxy, host" })
     }
 }

@@ -20,7 +20,7 @@ pub mod internal {
 
 mod convert;
 
-pub use convert::{duration_from_proto, duration_to_proto, timestamp_to_proto, InvalidDuration};
+pub use convert::{InvalidDuration, duration_from_proto, duration_to_proto, timestamp_to_proto};
 
 /// The compiled descriptors of the public files, for server reflection.
 pub const PUBLIC_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/public.bin"));
