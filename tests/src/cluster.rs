@@ -82,8 +82,12 @@ impl Cluster {
 
     /// Starts an installation; every process serves when this returns.
     pub async fn with(shape: Shape) -> Result<Self> {
+        Self::on(Database::create().await?, shape).await
+    }
+
+    /// Starts an installation on an empty database.
+    pub async fn on(database: Database, shape: Shape) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let database = Database::create().await?;
         let store = database.store().await?;
         store.migrate().await?;
         let (apis, workers) = (shape.apis, shape.workers);

@@ -34,6 +34,12 @@ impl Database {
         Ok(Self { connect, name, own: Some((server, scratch)) })
     }
 
+    /// Creates one on a server that outlives it.
+    pub async fn on(server: &Server) -> Result<Self> {
+        let name = format!("test_{}", Uuid::new_v4().simple());
+        Ok(Self { connect: server.database(&name).await?, name, own: None })
+    }
+
     /// How `codelia` is told of it.
     #[must_use]
     pub fn url(&self) -> String {
