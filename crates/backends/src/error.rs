@@ -1,6 +1,10 @@
 //! How a sandbox can fail us.
 
+use std::{io, path::PathBuf};
+
+use codelia_init::{Failure, FrameError, Step};
 use codelia_policy::Refusal;
+use codelia_sys::Errno;
 
 /// A sandbox could not be prepared or launched.
 #[derive(Debug, thiserror::Error)]
@@ -14,4 +18,77 @@ pub enum Error {
         /// The field of the plan.
         field: &'static str,
     },
+    /// A step of the host's side failed.
+    #[error(transparent)]
+    Host(#[from] codelia_sys::Error),
+    /// The session's directory cannot be opened.
+    #[error("open the root {}: {errno}", path.display())]
+    Root {
+        /// The directory.
+        path: PathBuf,
+        /// How the kernel refused.
+        errno: Errno,
+    },
+    /// `codelia-init` is not where it should be.
+    #[error("codelia-init is not at {}; set CODELIA_INIT to its path", path.display())]
+    InitMissing {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// `codelia-init` cannot be started.
+    #[error("start {}: {source}", path.display())]
+    InitStart {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A step inside the sandbox failed.
+    #[error("codelia-init failed: {0}")]
+    Inside(Failure),
+    /// The control socket failed.
+    #[error("control socket: {0}")]
+    Control(#[from] io::Error),
+    /// `codelia-init` said what it should not, or could not be told something.
+    #[error("control protocol: {0}")]
+    Frame(#[from] FrameError),
+    /// `codelia-init` answered out of turn.
+    #[error("codelia-init answered out of turn")]
+    OutOfTurn,
+    /// `codelia-init` ended without a word.
+    #[error("codelia-init ended unexpectedly")]
+    InitEnded,
+    /// `codelia-init` did not answer in time.
+    #[error("codelia-init did not answer in time")]
+    Unresponsive,
+}
+
+impl Error {
+    /// The reason word for a command that cannot be executed.
+    pub(crate) fn refused(reason: &str, message: impl Into<String>) -> Self {
+        Self::Refused(Refusal { reason: reason.to_owned(), message: message.into() })
+    }
+
+    /// What a failed launch means to the caller.
+    pub(crate) fn launch(failure: Failure, program: &str) -> Self {
+        match (failure.step, Errno::from_raw_os_error(failure.errno)) {
+            (Step::Execute, Errno::NOENT | Errno::NOTDIR) => {
+                Self::refused("EXECUTABLE_NOT_FOUND", format!("{program:?} was not found"))
+            }
+            (Step::Execute, Errno::ACCESS | Errno::PERM | Errno::ISDIR) => {
+                Self::refused("EXECUTABLE_NOT_PERMITTED", format!("{program:?} may not be executed"))
+            }
+            (Step::WorkingDirectory, errno) => Self::working_directory(errno),
+            _ => Self::refused("LAUNCH_FAILED", failure.to_string()),
+        }
+    }
+
+    pub(crate) fn working_directory(errno: Errno) -> Self {
+        let message = match errno {
+            Errno::XDEV => "the working directory is outside the session's root".to_owned(),
+            Errno::NOENT => "the working directory does not exist".to_owned(),
+            errno => format!("the working directory cannot be entered: {errno}"),
+        };
+        Self::refused("WORKING_DIRECTORY_INVALID", message)
+    }
 }

@@ -9,8 +9,13 @@
 mod backend;
 mod control;
 mod error;
+mod init;
 mod logical;
+mod prepared;
+mod running;
+mod sandbox;
 
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
 pub use error::Error;
-pub use logical::Logical;
+pub use init::find_init;
+pub use logical::{Logical, LogicalOptions};

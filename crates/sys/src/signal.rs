@@ -16,12 +16,26 @@ use rustix::{
 
 use crate::process::from_nix;
 
+/// How many bytes the kernel's set of signals has; it has as many signals as that has bits.
+const SIGNAL_SET_BYTES: usize = 8;
+
 /// Gives every signal its default disposition: ignored ones survive an exec.
 pub fn reset_dispositions() {
-    for number in 1..=libc::SIGRTMAX() {
-        // SAFETY: SIG_DFL installs no handler. The kernel and libc refuse the numbers that are
-        // not ours to set, which are at their default.
-        unsafe { libc::signal(number, libc::SIG_DFL) };
+    // The kernel's own form: handler (zero is the default), flags, restorer, mask.
+    let default = [0_u64; 4];
+    for number in 1..=SIGNAL_SET_BYTES * 8 {
+        // Not through libc, which keeps two signals to itself and lets an inherited ignore of them
+        // stand. The kernel refuses SIGKILL and SIGSTOP, which are at their default.
+        // SAFETY: the kernel reads no more than `default` and writes nothing.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                number,
+                default.as_ptr(),
+                std::ptr::null::<u64>(),
+                SIGNAL_SET_BYTES,
+            )
+        };
     }
 }
 

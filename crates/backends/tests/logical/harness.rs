@@ -1,0 +1,230 @@
+//! Starting sandboxes and looking at what they leave.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Write},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use codelia_backends::{
+    Backend, Capabilities, Error, Launched, Logical, LogicalOptions, Prepared, Running, Stdio,
+};
+use codelia_policy::{
+    CommandSpec, Limits, LimitsRequest, Mode, Outcome, Plan, RunId, RunSpec, SessionId, Usage,
+};
+use codelia_sys::{Pid, fd};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    process::PidfdFlags,
+};
+use tempfile::TempDir;
+
+/// Long enough for anything here; a test that needs it has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A backend and a session's directory.
+pub(crate) struct Place {
+    pub(crate) backend: Logical,
+    pub(crate) host: Capabilities,
+    pub(crate) limits: Limits,
+    pub(crate) root: TempDir,
+}
+
+/// What a command did.
+pub(crate) struct Finished {
+    pub(crate) outcome: Outcome,
+    pub(crate) usage: Usage,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+}
+
+/// A command that runs, and the test's ends of its streams.
+pub(crate) struct Started {
+    pub(crate) sandbox: RunId,
+    pub(crate) running: Box<dyn Running>,
+    pub(crate) setup_time: Duration,
+    pub(crate) stdin: File,
+    pub(crate) stdout: BufReader<File>,
+    pub(crate) stderr: File,
+}
+
+impl Place {
+    pub(crate) async fn new() -> Self {
+        let backend = Logical::new(LogicalOptions { init: init_path(), cgroup_parent: None }).unwrap();
+        let host = backend.probe().await;
+        Self { backend, host, limits: Limits::default(), root: tempfile::tempdir().unwrap() }
+    }
+
+    /// One whose host can limit nothing, so that there are no control groups.
+    pub(crate) async fn without_groups() -> Self {
+        let mut place = Self::new().await;
+        place.host.enforceable = codelia_policy::Enforceable::default();
+        place
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        let spec = RunSpec {
+            command: command(&["true"]),
+            mode: Mode::Logical,
+            network: None,
+            limits: self.limits.clone(),
+            asked: LimitsRequest::default(),
+            ends_with_caller: false,
+        };
+        let root = self.root.path().to_owned();
+        Plan::logical(RunId::generate(), SessionId::generate(), root, &spec, self.host.enforceable).unwrap()
+    }
+
+    pub(crate) async fn prepare(&self) -> Box<dyn Prepared> {
+        self.backend.prepare(&self.plan()).await.unwrap()
+    }
+
+    pub(crate) async fn launch(&self, command: &CommandSpec) -> Result<Started, Error> {
+        let plan = self.plan();
+        let prepared = self.backend.prepare(&plan).await?;
+        let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
+        let stdio = Stdio { stdin: child_in, stdout: child_out, stderr: child_err };
+        let Launched { running, setup_time } = prepared.launch(command, stdio).await?;
+        Ok(Started {
+            sandbox: plan.sandbox,
+            running,
+            setup_time,
+            stdin: stdin.into(),
+            stdout: BufReader::new(stdout.into()),
+            stderr: stderr.into(),
+        })
+    }
+
+    pub(crate) async fn start(&self, argv: &[&str]) -> Started {
+        self.launch(&command(argv)).await.unwrap()
+    }
+
+    /// Runs a command with an empty stdin to its end.
+    pub(crate) async fn run(&self, argv: &[&str]) -> Finished {
+        self.run_with(&command(argv), b"").await
+    }
+
+    pub(crate) async fn run_with(&self, command: &CommandSpec, input: &[u8]) -> Finished {
+        self.launch(command).await.unwrap().finish(input.to_owned()).await
+    }
+
+    /// The reason word of a launch that must be refused.
+    pub(crate) async fn refusal(&self, command: &CommandSpec) -> String {
+        match self.launch(command).await {
+            Err(Error::Refused(refusal)) => refusal.reason,
+            Err(error) => panic!("not a refusal: {error}"),
+            Ok(_) => panic!("launched"),
+        }
+    }
+}
+
+impl Started {
+    /// Reads a line of stdout.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Feeds stdin, reads both streams to their end, waits, destroys.
+    pub(crate) async fn finish(mut self, input: Vec<u8>) -> Finished {
+        let mut stdin = self.stdin;
+        // A command that does not read its input closes it.
+        let feed = tokio::task::spawn_blocking(move || drop(stdin.write_all(&input)));
+        let stdout = tokio::task::spawn_blocking(move || read_all(self.stdout));
+        let stderr = tokio::task::spawn_blocking(move || read_all(self.stderr));
+        let (outcome, usage) = self.running.wait().await;
+        feed.await.unwrap();
+        let (stdout, stderr) = (stdout.await.unwrap(), stderr.await.unwrap());
+        assert!(self.running.destroy().await.is_clean());
+        assert_eq!(groups_of(self.sandbox), Vec::<PathBuf>::new());
+        Finished { outcome, usage, stdout, stderr }
+    }
+}
+
+impl Finished {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.stdout.clone()).unwrap()
+    }
+}
+
+pub(crate) fn command(argv: &[&str]) -> CommandSpec {
+    CommandSpec {
+        argv: argv.iter().map(|&word| word.to_owned()).collect(),
+        env: Default::default(),
+        working_directory: String::new(),
+        terminal: None,
+        stdin: true,
+    }
+}
+
+/// `codelia-init` as `make build` makes it.
+pub(crate) fn init_path() -> PathBuf {
+    let built =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
+    let path = std::env::var_os("CODELIA_INIT").map_or(built, PathBuf::from);
+    assert!(path.is_file(), "{} is missing: run `make build`", path.display());
+    path
+}
+
+/// Whether the host can limit by control groups. If not, the caller returns, unless it is required.
+pub(crate) fn has_groups(place: &Place) -> bool {
+    let can = place.host.enforceable;
+    if can.memory && can.pids && can.cpu {
+        return true;
+    }
+    let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.contains("cgroup"), "control groups are required: {:?}", place.host.gaps);
+    println!("skipped: no control groups: {:?}", place.host.gaps);
+    false
+}
+
+/// The control group directories of a sandbox that exist.
+pub(crate) fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
+    let name = format!("codelia-{sandbox}");
+    let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(dir) = open.pop() {
+        // Groups of others come and go.
+        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            if entry.file_name() == *name {
+                found.push(entry.path());
+            }
+            open.push(entry.path());
+        }
+    }
+    found
+}
+
+/// Waits for the end of a process that is not a child of the test.
+pub(crate) fn wait_for_end(pid: Pid) {
+    let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return };
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    let ended = rustix::event::poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).unwrap();
+    assert_eq!(ended, 1, "process {pid} lives on");
+}
+
+/// Waits for something that gives no event.
+pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+pub(crate) fn pid(text: &str) -> Pid {
+    Pid::from_raw(text.trim().parse().unwrap()).unwrap()
+}
+
+fn pipe() -> [OwnedFd; 2] {
+    fd::pipe().unwrap().into()
+}
+
+fn read_all(mut stream: impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}

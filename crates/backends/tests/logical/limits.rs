@@ -1,0 +1,92 @@
+//! Limits, as the kernel enforces them.
+
+use codelia_backends::{Backend, Error};
+use codelia_policy::{Outcome, RunId};
+
+use crate::harness::{Place, groups_of, has_groups};
+
+const MIB: u64 = 1024 * 1024;
+
+/// A file of the sandbox's groups: the first of these names that exists.
+fn read_limit(sandbox: RunId, names: &[&str]) -> String {
+    let groups = groups_of(sandbox);
+    let mut paths = groups.iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    let path = paths.find(|path| path.exists()).unwrap_or_else(|| panic!("no {names:?} in {groups:?}"));
+    std::fs::read_to_string(path).unwrap().trim().to_owned()
+}
+
+#[tokio::test]
+async fn a_command_that_uses_up_its_memory_is_oom() {
+    let mut place = Place::new().await;
+    if !has_groups(&place) {
+        return;
+    }
+    place.limits.memory_bytes = 32 * MIB;
+    // It keeps the one endless line it reads.
+    let finished = place.run(&["tail", "/dev/zero"]).await;
+    assert_eq!(finished.outcome, Outcome::Oom);
+    let peak = finished.usage.peak_memory_bytes;
+    assert!((16 * MIB..=32 * MIB).contains(&peak), "{peak}");
+    assert_eq!(place.run(&["sh", "-c", "tail /dev/zero; exit $?"]).await.outcome, Outcome::Oom);
+    let lived_on = place.run(&["sh", "-c", "tail /dev/zero; exit 4"]).await;
+    assert_eq!(lived_on.outcome, Outcome::Exited(4));
+}
+
+#[tokio::test]
+async fn more_processes_than_the_limit_cannot_be_started() {
+    let mut place = Place::new().await;
+    if !has_groups(&place) {
+        return;
+    }
+    let nine_children = ["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done; echo all"];
+    place.limits.pids = 10;
+    assert_eq!(place.run(&nine_children).await.text(), "all\n");
+    place.limits.pids = 9;
+    let finished = place.run(&nine_children).await;
+    assert_eq!(finished.text(), "");
+    assert_ne!(finished.outcome, Outcome::Exited(0));
+}
+
+#[tokio::test]
+async fn the_groups_hold_what_the_plan_says() {
+    let mut place = Place::new().await;
+    if !has_groups(&place) {
+        return;
+    }
+    place.limits.cpu_millis = 1500;
+    place.limits.memory_bytes = 64 * MIB;
+    place.limits.pids = 20;
+    let started = place.start(&["cat"]).await;
+    let cpu = read_limit(started.sandbox, &["cpu.cfs_quota_us", "cpu.max"]);
+    assert!(cpu == "150000" || cpu == "150000 100000", "{cpu}");
+    let memory = read_limit(started.sandbox, &["memory.limit_in_bytes", "memory.max"]);
+    assert_eq!(memory, (64 * MIB).to_string());
+    assert_eq!(read_limit(started.sandbox, &["pids.max"]), "21", "codelia-init counts too");
+    assert_eq!(started.finish(Vec::new()).await.outcome, Outcome::Exited(0));
+}
+
+#[tokio::test]
+async fn open_files_and_core_dumps_are_limited_and_cannot_be_raised() {
+    let mut place = Place::new().await;
+    place.limits.open_files = 77;
+    let text = place.run(&["sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"]).await.text();
+    assert_eq!(text, "77\n77\n0\n");
+    place.limits.open_files = u64::MAX;
+    assert_eq!(place.run(&["true"]).await.outcome, Outcome::Exited(0), "a lower limit of the host stays");
+}
+
+#[tokio::test]
+async fn a_plan_of_another_mode_is_refused_by_field() {
+    let place = Place::new().await;
+    let mut plan = place.plan();
+    plan.hostname = Some("inside".into());
+    let error = place.backend.prepare(&plan).await.unwrap_err();
+    assert!(matches!(error, Error::Unenforceable { field: "hostname" }), "{error}");
+}
+
+#[tokio::test]
+async fn the_probe_says_what_this_host_can_do() {
+    let place = Place::new().await;
+    assert!(place.host.usable, "{:?}", place.host.gaps);
+    assert!(!place.host.enforceable.network);
+}

@@ -1,0 +1,132 @@
+//! Processes that try to outlive their command.
+
+use std::{io::Write, process::Stdio};
+
+use codelia_policy::Outcome;
+use codelia_sys::{Pid, process};
+
+use crate::harness::{Place, Started, has_groups, pid, wait_for_end};
+
+/// A daemon in its own session that ignores signals, a stopped process, and an ordinary child; then
+/// a line with `ready`.
+const HOSTILE: &str = r#"
+setsid --fork sh -c 'trap "" TERM HUP INT; echo $$ >> pids; exec sleep 1000' </dev/null >/dev/null 2>&1
+sh -c 'echo $$ >> pids; kill -STOP $$' &
+sh -c 'trap "" TERM; echo $$ >> pids; sleep 1000 & wait' &
+while [ "$(wc -l < pids 2>/dev/null || echo 0)" -lt 3 ]; do :; done
+echo ready
+"#;
+
+async fn start_hostile(place: &Place, then: &str) -> (Started, Vec<Pid>) {
+    let mut started = place.start(&["sh", "-c", &format!("{HOSTILE}\n{then}")]).await;
+    assert_eq!(started.line(), "ready");
+    let text = std::fs::read_to_string(place.root.path().join("pids")).unwrap();
+    let pids: Vec<Pid> = text.lines().map(pid).collect();
+    assert_eq!(pids.len(), 3);
+    (started, pids)
+}
+
+#[tokio::test]
+async fn nothing_outlives_the_end_of_the_command() {
+    for place in [Place::new().await, Place::without_groups().await] {
+        let (started, pids) = start_hostile(&place, "read line; exit 3").await;
+        assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: they live while it does");
+        assert_eq!(started.finish(b"go\n".to_vec()).await.outcome, Outcome::Exited(3));
+        assert!(!pids.iter().any(|&pid| process::is_alive(pid)));
+    }
+}
+
+#[tokio::test]
+async fn nothing_outlives_the_kill_of_the_tree() {
+    for place in [Place::new().await, Place::without_groups().await] {
+        let (mut started, pids) = start_hostile(&place, "trap '' TERM; read line").await;
+        started.running.kill_tree().await;
+        assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
+        assert!(!pids.iter().any(|&pid| process::is_alive(pid)));
+        assert!(started.running.destroy().await.is_clean());
+    }
+}
+
+#[tokio::test]
+async fn nothing_outlives_a_sandbox_that_is_dropped() {
+    for place in [Place::new().await, Place::without_groups().await] {
+        let (started, pids) = start_hostile(&place, "read line").await;
+        drop(started.running);
+        pids.into_iter().for_each(wait_for_end);
+    }
+}
+
+/// Names the test that is started again as a process to be killed.
+const HOLDER: &str = "CODELIA_TEST_HOLDER";
+
+#[tokio::test]
+async fn nothing_outlives_a_killed_worker() {
+    if std::env::var_os(HOLDER).is_some() {
+        hold_a_sandbox().await;
+    }
+    let mut holder = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "tree::nothing_outlives_a_killed_worker", "--nocapture"])
+        .env(HOLDER, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = std::io::BufReader::new(holder.stdout.take().unwrap());
+    let held = std::io::BufRead::lines(stdout).map(Result::unwrap).find_map(|line| {
+        line.split_once("held: ").map(|(_, pids)| pids.split(' ').map(pid).collect::<Vec<_>>())
+    });
+    let pids = held.unwrap();
+    assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: they live while it does");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    pids.into_iter().for_each(wait_for_end);
+}
+
+/// Without groups: nobody removes those of a killed worker but its next life.
+async fn hold_a_sandbox() {
+    let place = Place::without_groups().await;
+    let (_started, pids) = start_hostile(&place, "read line").await;
+    println!("held: {}", pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn a_command_that_kills_its_init_is_killed_with_it() {
+    for place in [Place::new().await, Place::without_groups().await] {
+        let mut started = place.start(&["sh", "-c", "echo $$; read line; kill -9 $PPID; read line"]).await;
+        let command = pid(&started.line());
+        started.stdin.write_all(b"go\n").unwrap();
+        assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
+        wait_for_end(command);
+        let receipt = started.running.destroy().await;
+        let counted = place.host.enforceable.pids;
+        assert_eq!(receipt.is_clean(), counted, "without a group nobody can tell that nothing is left");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_stops_its_init_can_still_be_killed() {
+    let place = Place::new().await;
+    if !has_groups(&place) {
+        return;
+    }
+    let (mut started, pids) = start_hostile(&place, "kill -STOP $PPID; echo stopped; read line").await;
+    assert_eq!(started.line(), "stopped");
+    started.running.kill_tree().await;
+    assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
+    assert!(!pids.iter().any(|&pid| process::is_alive(pid)));
+    assert!(started.running.destroy().await.is_clean());
+}
+
+#[tokio::test]
+async fn a_fork_bomb_is_killed() {
+    let place = Place::new().await;
+    if !has_groups(&place) {
+        return;
+    }
+    let bomb = "bomb() { bomb 2>/dev/null | bomb 2>/dev/null & }; echo ready; bomb; read line";
+    let mut started = place.start(&["sh", "-c", bomb]).await;
+    assert_eq!(started.line(), "ready");
+    started.running.kill_tree().await;
+    started.running.wait().await;
+    assert!(started.running.destroy().await.is_clean());
+}
