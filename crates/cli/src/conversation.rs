@@ -147,7 +147,7 @@ async fn pass_stdin(say: mpsc::Sender<ExecRequest>) {
         let count = stdin.read(&mut buffer).await.unwrap_or(0);
         let message = match count {
             0 => exec_request::Kind::CloseStdin(CloseStdin {}),
-            _ => exec_request::Kind::Stdin(buffer[..count].to_vec().into()),
+            _ => exec_request::Kind::Stdin(buffer[..count].to_vec()),
         };
         if say.send(request(message)).await.is_err() || count == 0 {
             return;

@@ -228,10 +228,10 @@ impl Told {
 
 /// The key in `client.toml` if it is still good, else a new one for the tenant of development.
 async fn key(store: &Store, home: &Home) -> Result<String> {
-    if let Some(file) = home.client_file()? {
-        if store.key_caller(&codelia_api::hash_secret(&file.api_key)).await?.is_some() {
-            return Ok(file.api_key);
-        }
+    if let Some(file) = home.client_file()?
+        && store.key_caller(&codelia_api::hash_secret(&file.api_key)).await?.is_some()
+    {
+        return Ok(file.api_key);
     }
     let tenant: TenantId = TENANT.parse()?;
     if store.tenant_get(&tenant).await?.is_none() {

@@ -5,14 +5,16 @@ use std::{
     io::{Read, Seek, SeekFrom},
     path::Path,
     process::Stdio,
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
 use serde_json::json;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader, Interest, unix::AsyncFd},
+    io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
 };
 
@@ -21,7 +23,7 @@ use crate::output::{self, Output};
 
 const LOG_FILE: &str = "up.log";
 /// How long `down` waits: longer than any grace that is usual.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE_SECONDS: i64 = 120;
 
 /// Starts the same `up` in a session of its own and returns when it is ready.
 pub(crate) async fn start(data_dir: &Path) -> Result<()> {
@@ -53,8 +55,11 @@ pub(crate) async fn down(data_dir: &Path, output: Output) -> Result<()> {
         pidfd_send_signal(&process, Signal::TERM).context("cannot stop it")?;
     }
     // A process's descriptor becomes readable when the process ends.
-    let process = AsyncFd::with_interest(process, Interest::READABLE)?;
-    if tokio::time::timeout(PATIENCE, process.readable()).await.is_err() {
+    let ended = tokio::task::spawn_blocking(move || {
+        let patience = Timespec { tv_sec: PATIENCE_SECONDS, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))
+    });
+    if ended.await?? == 0 {
         bail!("it was told to stop but still runs ({})", shown(pid));
     }
     output.one(&json!({ "stopped": pid.as_raw_nonzero() }), &format!("stopped ({})", shown(pid)))

@@ -131,7 +131,8 @@ fn socket(dir: &Path) -> Result<(PathBuf, Option<TempDir>)> {
         DirBuilder::new().recursive(true).mode(0o700).create(&run)?;
         return Ok((path, None));
     }
-    let short = tempfile::Builder::new().prefix("codelia-").tempdir_in("/tmp")?;
+    let private = Permissions::from_mode(0o700);
+    let short = tempfile::Builder::new().prefix("codelia-").permissions(private).tempdir_in("/tmp")?;
     Ok((short.path().join("worker.sock"), Some(short)))
 }
 
