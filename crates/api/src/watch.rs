@@ -71,7 +71,7 @@ enum Followed {
     Nothing,
 }
 
-/// Which events of the current attempt were sent.
+/// Which events were sent; but for the first, of the current attempt.
 #[derive(Debug, Default)]
 struct Told {
     queued: bool,
@@ -157,7 +157,7 @@ impl Watcher {
     async fn begin(&mut self, run: &Run) -> Result<(), Stop> {
         if self.attempt.replace(run.attempt).is_some_and(|before| before != run.attempt) {
             self.cursor = 0;
-            self.told = Told::default();
+            self.told = Told { queued: self.told.queued, ..Told::default() };
         }
         if self.told.queued {
             return Ok(());
@@ -259,7 +259,8 @@ impl Watcher {
         }
     }
 
-    /// `false` if output before the event is neither sent nor stored (yet).
+    /// `false` if something that comes before the event was not sent: output that is not stored
+    /// (yet), or the start of a run that was over before its worker was asked. The row knows then.
     async fn forward_event(&mut self, run: &Run, event: v1::RunEvent) -> Result<bool, Stop> {
         match event.kind {
             Some(Kind::Assigned(assigned)) => self.tell_assigned(Some(assigned)).await?,
@@ -267,6 +268,7 @@ impl Watcher {
                 self.tell_assigned(render::assigned(run)).await?;
                 self.tell_started(run, Some(started)).await?;
             }
+            Some(Kind::Output(_) | Kind::OutputTruncated(_)) if !self.told.started => return Ok(false),
             Some(Kind::Output(output)) => return self.forward_output(run.id, output).await,
             Some(Kind::OutputTruncated(truncated)) => self.tell_truncated(truncated).await?,
             // The first is told by the row, the last by the outcome.
