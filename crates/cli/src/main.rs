@@ -63,7 +63,9 @@ fn execute(cli: Cli, output: Output) -> Result<ExitCode> {
 
 async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     if let Command::Completions { shell } = cli.command {
-        clap_complete::generate(shell, &mut Cli::command(), "codelia", &mut std::io::stdout());
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "codelia", &mut script);
+        output::line(String::from_utf8(script)?.trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     let loaded = config::load(cli.global.config.as_deref(), &flags(&cli))?;

@@ -3,6 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{Read, Seek, SeekFrom},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     process::Stdio,
 };
@@ -29,7 +30,7 @@ const PATIENCE_SECONDS: i64 = 120;
 pub(crate) async fn start(data_dir: &Path) -> Result<()> {
     home::make(data_dir)?;
     let path = data_dir.join(LOG_FILE);
-    let mut log = OpenOptions::new().create(true).append(true).read(true).open(&path)?;
+    let mut log = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(&path)?;
     let from = log.seek(SeekFrom::End(0))?;
     let mut child = spawn(&log)?;
     if relay(&mut child).await? {
