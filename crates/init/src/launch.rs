@@ -1,17 +1,11 @@
 //! From the order to the running command: one list of steps, in order.
 
-use std::{
-    convert::Infallible,
-    ffi::CString,
-    fs::File,
-    io::{self, Read, Write},
-    os::fd::OwnedFd,
-};
+use std::{convert::Infallible, ffi::CString, io, os::fd::OwnedFd};
 
 use codelia_init::{Failure, Launch, Request, Step};
 use codelia_sys::{
     Errno, Pid, fd,
-    process::{self, Fork, SingleThread},
+    process::{self, SingleThread},
     rlimit, signal,
 };
 
@@ -76,18 +70,13 @@ fn text(word: String) -> Result<CString, Failure> {
 
 /// Starts the command and returns when its program was executed.
 pub(crate) fn start(process: &SingleThread, order: Order) -> Result<Pid, Failure> {
-    let (outcome, report) = fd::pipe().map_err(at(Step::Fork))?;
-    match process.fork().map_err(at(Step::Fork))? {
-        Fork::Child => {
-            let Err(failure) = become_command(&order);
-            tell(report, failure);
-            process::exit_at_once(127)
-        }
-        Fork::Parent(pid) => {
-            // The command alone holds its streams, so that they end with it.
-            drop((order, report));
-            // A child that could not execute has ended; it is not left to others.
-            hear(outcome).map(|()| pid).inspect_err(|_| _ = process::reap_next())
+    let (pid, failure) = process.spawn(|| become_command(&order)).map_err(at(Step::Spawn))?;
+    match failure {
+        None => Ok(pid),
+        Some(Err(failure)) => {
+            // The child has ended; it is not left to others to collect.
+            process::reap_next().map_err(at(Step::Spawn))?;
+            Err(failure)
         }
     }
 }
@@ -126,21 +115,4 @@ fn execute(order: &Order) -> Errno {
         }
     }
     answer
-}
-
-/// The pipe is closed on exec: its end without a word is success.
-fn hear(outcome: OwnedFd) -> Result<(), Failure> {
-    let mut said = Vec::new();
-    let broken =
-        |error: io::Error| Failure::new(Step::Fork, Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    File::from(outcome).read_to_end(&mut said).map_err(broken)?;
-    if said.is_empty() {
-        return Ok(());
-    }
-    Err(serde_json::from_slice(&said).unwrap_or(Failure::new(Step::Understand, Errno::BADMSG)))
-}
-
-fn tell(report: OwnedFd, failure: Failure) {
-    // Nobody is left to hear of a failure here; the exit code follows.
-    let _ = serde_json::to_vec(&failure).map(|text| File::from(report).write_all(&text));
 }

@@ -117,8 +117,8 @@ pub enum Step {
     EnterGroups,
     /// Put arguments and environment together.
     Arguments,
-    /// Fork.
-    Fork,
+    /// Start the command's process.
+    Spawn,
     /// Have the command killed when init ends.
     DieWithInit,
     /// Begin a session for the command.

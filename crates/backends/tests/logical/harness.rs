@@ -8,9 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_backends::{
-    Backend, Capabilities, Error, Launched, Logical, LogicalOptions, Prepared, Running, Stdio,
-};
+use codelia_backends::{Backend, Capabilities, Error, Logical, LogicalOptions, Prepared, Running, Stdio};
 use codelia_policy::{
     CommandSpec, Limits, LimitsRequest, Mode, Outcome, Plan, RunId, RunSpec, SessionId, Usage,
 };
@@ -44,7 +42,6 @@ pub(crate) struct Finished {
 pub(crate) struct Started {
     pub(crate) sandbox: RunId,
     pub(crate) running: Box<dyn Running>,
-    pub(crate) setup_time: Duration,
     pub(crate) stdin: File,
     pub(crate) stdout: BufReader<File>,
     pub(crate) stderr: File,
@@ -86,11 +83,10 @@ impl Place {
         let prepared = self.backend.prepare(&plan).await?;
         let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
         let stdio = Stdio { stdin: child_in, stdout: child_out, stderr: child_err };
-        let Launched { running, setup_time } = prepared.launch(command, stdio).await?;
+        let running = prepared.launch(command, stdio).await?.running;
         Ok(Started {
             sandbox: plan.sandbox,
             running,
-            setup_time,
             stdin: stdin.into(),
             stdout: BufReader::new(stdout.into()),
             stderr: stderr.into(),
