@@ -1,20 +1,22 @@
 //! From a run that is recorded for this worker to a slot: at once, or through the fair queue.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use codelia_policy::{Incarnation, RunId, SessionId, TenantId};
 use codelia_store::Assigned;
 use codelia_telemetry::{Step, metrics, task};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use crate::{
     execute::execute,
     lease::Current,
-    runs::{ActiveRun, Known},
+    runs::{ActiveRun, Known, Source},
     sessions::Holding,
     worker::Worker,
 };
+
+const TRY_AGAIN: Duration = Duration::from_millis(100);
 
 /// A queued run that waits for a slot.
 #[derive(Debug)]
@@ -48,16 +50,21 @@ pub(crate) enum Taken {
 
 /// Takes a run that is recorded as running for this life of the worker, if it has not seen it.
 /// Returns before the command is launched.
-pub(crate) fn assign(worker: &Arc<Worker>, current: &Current, mut assigned: Assigned) -> Taken {
+pub(crate) fn assign(
+    worker: &Arc<Worker>,
+    current: &Current,
+    mut assigned: Assigned,
+    source: Source,
+) -> Taken {
     let closing = match worker.sessions.holding(assigned.session) {
         Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
         Holding::Held { .. } | Holding::Changing | Holding::Not => return Taken::Rejected,
     };
-    match worker.runs.claim(assigned.id, current.incarnation) {
+    match worker.runs.claim(assigned.id, current.incarnation, source) {
         Ok(()) => {}
         Err(Known::Active(_)) => return Taken::Started,
         Err(Known::Waiting) => return Taken::Queued,
-        Err(Known::Ended | Known::HandedBack | Known::No) => return Taken::Rejected,
+        Err(Known::Past(_) | Known::No) => return Taken::Rejected,
     }
     assigned.cancel_requested |= closing;
     if assigned.cancel_requested {
@@ -65,7 +72,8 @@ pub(crate) fn assign(worker: &Arc<Worker>, current: &Current, mut assigned: Assi
         return Taken::Started;
     }
     if worker.is_draining() {
-        task::background("hand back", give_up(worker.clone(), assigned.id, current.incarnation));
+        let (worker, current) = (worker.clone(), current.clone());
+        task::background("hand back", async move { hand_back(&worker, &current, assigned.id).await });
         return Taken::Rejected;
     }
     if worker.slots().try_take(&assigned.tenant) {
@@ -73,7 +81,7 @@ pub(crate) fn assign(worker: &Arc<Worker>, current: &Current, mut assigned: Assi
         start(worker, current, assigned, Some(slot));
         return Taken::Started;
     }
-    task::background("queue", hand_back_and_wait(worker.clone(), current.incarnation, assigned));
+    task::background("queue", hand_back_and_wait(worker.clone(), current.clone(), assigned));
     Taken::Queued
 }
 
@@ -85,32 +93,31 @@ pub(crate) fn enqueue(
     session: SessionId,
     tenant: &TenantId,
 ) {
-    if worker.runs.claim_queued(run, life) {
+    if worker.runs.claim(run, life, Source::Queued).is_ok() {
         wait(worker, life, run, session, tenant);
     }
 }
 
-/// Hands a run back that was not begun; `true` if it is queued now. What fails is left to the poll.
-pub(crate) async fn hand_back(worker: &Worker, run: RunId, life: Incarnation) -> bool {
-    worker.store.run_hand_back(run, worker.id(), life).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, %run, "cannot hand a run back");
-        false
-    })
-}
-
-async fn give_up(worker: Arc<Worker>, run: RunId, life: Incarnation) {
-    if hand_back(&worker, run, life).await {
-        worker.runs.handed_back(run, life);
-    } else {
-        worker.runs.forget(run);
+/// Hands a run back that was not begun; `true` if it is queued now. Insists: until the store has
+/// answered nobody can tell what the run is, and only the loss of the lease settles that otherwise.
+pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId) -> bool {
+    let life = current.incarnation;
+    while !current.fence.is_cancelled() {
+        match worker.store.run_hand_back(run, worker.id(), life).await {
+            Ok(is_queued) => {
+                worker.runs.handed_back(run, life);
+                return is_queued;
+            }
+            Err(error) => tracing::warn!(%error, %run, "cannot hand a run back; trying again"),
+        }
+        sleep(TRY_AGAIN).await;
     }
+    false
 }
 
-async fn hand_back_and_wait(worker: Arc<Worker>, life: Incarnation, run: Assigned) {
-    if hand_back(&worker, run.id, life).await {
-        wait(&worker, life, run.id, run.session, &run.tenant);
-    } else {
-        worker.runs.forget(run.id);
+async fn hand_back_and_wait(worker: Arc<Worker>, current: Current, run: Assigned) {
+    if hand_back(&worker, &current, run.id).await {
+        enqueue(&worker, current.incarnation, run.id, run.session, &run.tenant);
     }
 }
 
@@ -139,17 +146,17 @@ async fn begin(worker: Arc<Worker>, waiting: Waiting, slot: Slot) {
     let current = worker.current();
     let epoch = match worker.sessions.holding(waiting.session) {
         Holding::Held { epoch, .. } if current.is_live() => epoch,
-        _ => return worker.runs.forget(waiting.run),
+        _ => return worker.runs.leave(waiting.run, current.incarnation),
     };
     match worker.store.run_begin(waiting.run, worker.id(), current.incarnation, epoch).await {
         Ok(Some(assigned)) => {
             metrics().step(Step::Queue, waiting.since.elapsed());
             start(&worker, &current, assigned, Some(slot));
         }
-        Ok(None) => worker.runs.forget(waiting.run),
+        Ok(None) => worker.runs.leave(waiting.run, current.incarnation),
         Err(error) => {
             tracing::warn!(%error, run = %waiting.run, "cannot begin a queued run; left to the poll");
-            worker.runs.forget(waiting.run);
+            worker.runs.leave(waiting.run, current.incarnation);
         }
     }
 }

@@ -83,7 +83,7 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
         }
         Err(Undone::NotHeld) => {
             finish(&worker, &run, Phase::Dropped);
-            dispatch::hand_back(&worker, run.id(), run.incarnation).await;
+            dispatch::hand_back(&worker, &worker.current(), run.id()).await;
         }
     }
 }

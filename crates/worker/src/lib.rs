@@ -172,7 +172,7 @@ impl Service {
         worker.current.send_replace(current);
         let loops = CancellationToken::new();
         start_loops(&worker, &loops);
-        let stop_server = CancellationToken::new();
+        let stop_server = loops.child_token();
         let serve = server::serve(listener, service::Internal(worker.clone()), stop_server.clone());
         let server = task::background("internal server", serve);
         tracing::info!(worker = %worker.id(), address = worker.address(), modes = ?worker.modes.names(), "worker ready");

@@ -10,7 +10,7 @@ use crate::{
     acquire::{release, release_idle, take_session},
     dispatch::{Taken, assign, enqueue, hand_back},
     lease::Current,
-    runs::Known,
+    runs::{Known, Past, Source},
     sessions::Holding,
     worker::Worker,
 };
@@ -45,16 +45,17 @@ pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
 async fn take_assigned(worker: &Arc<Worker>, current: &Current, assigned: Assigned) {
     match worker.runs.known(assigned.id, current.incarnation) {
         Known::Active(run) if assigned.cancel_requested => return run.cancel.cancel(),
-        Known::No => {}
-        Known::Active(_) | Known::Waiting | Known::Ended | Known::HandedBack => return,
+        Known::No | Known::Past(Past::Left) => {}
+        Known::Past(Past::Ended) => return worker.runs.remember(assigned.id, current.incarnation),
+        Known::Active(_) | Known::Waiting | Known::Past(Past::HandedBack) => return,
     }
     let changing = worker.sessions.holding(assigned.session) == Holding::Changing;
     if changing && !worker.is_draining() {
         return;
     }
     let (id, session, epoch) = (assigned.id, assigned.session, assigned.epoch);
-    if assign(worker, current, assigned) != Taken::Rejected
-        || !hand_back(worker, id, current.incarnation).await
+    if assign(worker, current, assigned, Source::Assigned) != Taken::Rejected
+        || !hand_back(worker, current, id).await
     {
         return;
     }

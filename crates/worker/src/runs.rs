@@ -167,10 +167,47 @@ enum Entry {
     /// It waits for a slot, or is just being handed back or begun.
     Waiting,
     Active(Arc<ActiveRun>),
-    /// It ended here.
-    Ended(Incarnation),
-    /// It was given back; it may come again as queued, but never as a push.
-    HandedBack(Incarnation),
+    /// What became of it here does not matter any more.
+    Past {
+        past: Past,
+        by: Incarnation,
+        since: Instant,
+    },
+}
+
+/// What a life of the worker did with a run. The store may give it again; a push that is late or
+/// comes twice never may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// It was to begin it; whether the store knows is unknown.
+    Left,
+    /// It gave it back.
+    HandedBack,
+    /// It began it.
+    Ended,
+}
+
+/// How a worker hears of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// An api pushed it, some time ago.
+    Push,
+    /// The store has it as running for this life of the worker.
+    Assigned,
+    /// The store has it as queued.
+    Queued,
+}
+
+impl Source {
+    /// Whether a run may be taken once more.
+    fn allows(self, past: Past) -> bool {
+        match past {
+            Past::Left => self != Self::Push,
+            // What the store had it as before it was given back must not count.
+            Past::HandedBack => self == Self::Queued,
+            Past::Ended => false,
+        }
+    }
 }
 
 /// What the worker knows of a run.
@@ -180,14 +217,13 @@ pub(crate) enum Known {
     No,
     Waiting,
     Active(Arc<ActiveRun>),
-    Ended,
-    HandedBack,
+    Past(Past),
 }
 
 #[derive(Debug, Default)]
 struct Table {
     entries: HashMap<RunId, Entry>,
-    /// Ended and handed-back runs in the order they are forgotten.
+    /// Past runs in the order they are forgotten.
     fading: VecDeque<(Instant, RunId)>,
 }
 
@@ -208,26 +244,17 @@ impl Runs {
         self.lock().known(id, now)
     }
 
-    /// Claims a run that is unknown; `false` if it is not.
-    pub(crate) fn claim(&self, id: RunId, now: Incarnation) -> Result<(), Known> {
+    /// Claims a run, unless what is known of it forbids that.
+    pub(crate) fn claim(&self, id: RunId, now: Incarnation, source: Source) -> Result<(), Known> {
         let mut table = self.lock();
         match table.known(id, now) {
-            Known::No => {
+            Known::Past(past) if !source.allows(past) => Err(Known::Past(past)),
+            Known::No | Known::Past(_) => {
                 table.entries.insert(id, Entry::Waiting);
                 Ok(())
             }
             known => Err(known),
         }
-    }
-
-    /// Claims a run that the store says is queued: unlike a push it may have been handed back before.
-    pub(crate) fn claim_queued(&self, id: RunId, now: Incarnation) -> bool {
-        let mut table = self.lock();
-        let free = matches!(table.known(id, now), Known::No | Known::HandedBack);
-        if free {
-            table.entries.insert(id, Entry::Waiting);
-        }
-        free
     }
 
     /// A claimed run is executed from here on.
@@ -240,23 +267,28 @@ impl Runs {
 
     /// A run is over.
     pub(crate) fn end(&self, run: &ActiveRun) {
-        let old = self.lock().fade(run.id(), Entry::Ended(run.incarnation));
+        let old = self.lock().fade(run.id(), Past::Ended, run.incarnation);
         if matches!(old, Some(Entry::Active(_))) {
             self.active.send_modify(|count| *count = count.saturating_sub(1));
         }
     }
 
-    /// A claimed run was given back.
+    /// A run that is not executed was given back.
     pub(crate) fn handed_back(&self, id: RunId, by: Incarnation) {
-        self.lock().fade(id, Entry::HandedBack(by));
+        self.lock().fade(id, Past::HandedBack, by);
     }
 
     /// A claimed run is none of ours, or nobody knows: the poll will tell.
-    pub(crate) fn forget(&self, id: RunId) {
+    pub(crate) fn leave(&self, id: RunId, by: Incarnation) {
         let mut table = self.lock();
         if matches!(table.entries.get(&id), Some(Entry::Waiting)) {
-            table.entries.remove(&id);
+            table.fade(id, Past::Left, by);
         }
+    }
+
+    /// The store still has a run that ended here as running: it must be remembered longer.
+    pub(crate) fn remember(&self, id: RunId, by: Incarnation) {
+        self.lock().fade(id, Past::Ended, by);
     }
 
     /// The run, if it is being executed.
@@ -300,25 +332,26 @@ impl Table {
         match self.entries.get(&id) {
             Some(Entry::Waiting) => Known::Waiting,
             Some(Entry::Active(run)) => Known::Active(run.clone()),
-            Some(Entry::Ended(life)) if *life == now => Known::Ended,
-            Some(Entry::HandedBack(life)) if *life == now => Known::HandedBack,
+            Some(Entry::Past { past, by, .. }) if *by == now => Known::Past(*past),
             // What an earlier life did was fenced: the store may have queued the run again.
-            Some(Entry::Ended(_) | Entry::HandedBack(_)) | None => Known::No,
+            Some(Entry::Past { .. }) | None => Known::No,
         }
     }
 
-    fn fade(&mut self, id: RunId, entry: Entry) -> Option<Entry> {
+    /// Remembers a run for a while, and forgets those whose time is over.
+    fn fade(&mut self, id: RunId, past: Past, by: Incarnation) -> Option<Entry> {
         let now = Instant::now();
-        while let Some((since, id)) = self.fading.front()
-            && now.duration_since(*since) >= REMEMBERED
+        while let Some((then, id)) = self.fading.front().copied()
+            && now.duration_since(then) >= REMEMBERED
         {
-            if matches!(self.entries.get(id), Some(Entry::Ended(_) | Entry::HandedBack(_))) {
-                self.entries.remove(id);
-            }
             self.fading.pop_front();
+            // Unless something else became of it since.
+            if matches!(self.entries.get(&id), Some(Entry::Past { since, .. }) if *since == then) {
+                self.entries.remove(&id);
+            }
         }
         self.fading.push_back((now, id));
-        self.entries.insert(id, entry)
+        self.entries.insert(id, Entry::Past { past, by, since: now })
     }
 }
 
@@ -365,23 +398,35 @@ pub(crate) mod tests {
     async fn a_run_is_claimed_once_and_remembered_after_its_end() {
         let (runs, life) = (Runs::new(), Incarnation::generate());
         let run = active(false, life);
-        assert!(runs.claim(run.id(), life).is_ok());
-        assert!(matches!(runs.claim(run.id(), life), Err(Known::Waiting)));
+        let push = || runs.claim(run.id(), life, Source::Push);
+        assert!(push().is_ok());
+        assert!(matches!(push(), Err(Known::Waiting)));
         runs.activate(run.clone());
-        assert!(matches!(runs.claim(run.id(), life), Err(Known::Active(_))));
+        assert!(matches!(push(), Err(Known::Active(_))));
         runs.end(&run);
-        assert!(matches!(runs.claim(run.id(), life), Err(Known::Ended)));
-        assert!(!runs.claim_queued(run.id(), life));
+        for source in [Source::Push, Source::Assigned, Source::Queued] {
+            assert!(matches!(runs.claim(run.id(), life, source), Err(Known::Past(Past::Ended))));
+        }
         runs.none_active().await;
     }
 
     #[tokio::test]
     async fn a_run_that_was_handed_back_comes_again_as_queued_but_never_as_a_push() {
         let (runs, life, id) = (Runs::new(), Incarnation::generate(), RunId::generate());
-        assert!(runs.claim(id, life).is_ok());
+        assert!(runs.claim(id, life, Source::Push).is_ok());
         runs.handed_back(id, life);
-        assert!(matches!(runs.claim(id, life), Err(Known::HandedBack)));
-        assert!(runs.claim_queued(id, life));
+        assert!(runs.claim(id, life, Source::Push).is_err());
+        assert!(runs.claim(id, life, Source::Assigned).is_err(), "what the store said before is out of date");
+        assert!(runs.claim(id, life, Source::Queued).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_run_that_was_left_is_taken_again_from_the_store_alone() {
+        let (runs, life, id) = (Runs::new(), Incarnation::generate(), RunId::generate());
+        assert!(runs.claim(id, life, Source::Queued).is_ok());
+        runs.leave(id, life);
+        assert!(runs.claim(id, life, Source::Push).is_err());
+        assert!(runs.claim(id, life, Source::Assigned).is_ok());
     }
 
     #[tokio::test]
@@ -390,7 +435,7 @@ pub(crate) mod tests {
         let run = active(false, life);
         runs.activate(run.clone());
         runs.end(&run);
-        assert!(runs.claim(run.id(), Incarnation::generate()).is_ok());
+        assert!(runs.claim(run.id(), Incarnation::generate(), Source::Push).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
@@ -399,6 +444,11 @@ pub(crate) mod tests {
         let run = active(false, life);
         runs.activate(run.clone());
         runs.end(&run);
+        tokio::time::advance(REMEMBERED / 2).await;
+        runs.remember(run.id(), life);
+        tokio::time::advance(REMEMBERED / 2).await;
+        runs.handed_back(RunId::generate(), life);
+        assert!(matches!(runs.known(run.id(), life), Known::Past(Past::Ended)), "it was needed since");
         tokio::time::advance(REMEMBERED).await;
         runs.handed_back(RunId::generate(), life);
         assert!(matches!(runs.known(run.id(), life), Known::No));

@@ -26,8 +26,20 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A bound listener.
 #[derive(Debug)]
 pub(crate) enum Listener {
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, SocketFile),
     Tcp(TcpListener, ServerTlsConfig),
+}
+
+/// A socket's name, removed with its listener.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::warn!(%error, path = %self.0.display(), "cannot remove the socket");
+        }
+    }
 }
 
 /// Binds, and tells the address under which an api reaches it.
@@ -37,7 +49,7 @@ pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error>
             let listener = bind_unix(path).await.map_err(failed(path.display()))?;
             let path = fs::canonicalize(path).map_err(failed(path.display()))?;
             let address = format!("unix:{}", path.display());
-            (Listener::Unix(listener, path), address)
+            (Listener::Unix(listener, SocketFile(path)), address)
         }
         Listen::Tcp(wanted) => {
             let tls = options.internal_tls.as_ref().ok_or(Error::TlsMissing)?;
@@ -60,12 +72,10 @@ pub(crate) async fn serve(
     let service = WorkerServiceServer::new(service);
     let until = shutdown.cancelled_owned();
     match listener {
-        Listener::Unix(listener, path) => {
+        Listener::Unix(listener, _file) => {
             let mut server = server;
-            let served =
-                server.add_service(service).serve_with_incoming_shutdown(ours(listener), until).await;
-            remove_socket(&path);
-            served.map_err(Error::Serve)
+            let served = server.add_service(service).serve_with_incoming_shutdown(ours(listener), until);
+            served.await.map_err(Error::Serve)
         }
         Listener::Tcp(listener, tls) => {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -129,12 +139,6 @@ fn ours(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
             Err(error) => Some(Err(error)),
         }
     })
-}
-
-fn remove_socket(path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
-        tracing::warn!(%error, path = %path.display(), "cannot remove the socket");
-    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::{
     attach::{Watcher, pass_input},
     dispatch::{Taken, assign},
     lease::Current,
-    runs::Known,
+    runs::{Known, Source},
     worker::Worker,
 };
 
@@ -91,7 +91,7 @@ impl WorkerService for Internal {
             }
             // It is queued in the store, and ends there.
             Known::Waiting => true,
-            Known::No | Known::Ended | Known::HandedBack => false,
+            Known::No | Known::Past(_) => false,
         };
         Ok(Response::new(CancelRunResponse { known }))
     }
@@ -113,7 +113,7 @@ fn push(worker: &Arc<Worker>, request: StartRunRequest) -> Result<Taken, Status>
     if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
         return Ok(Taken::Rejected);
     }
-    Ok(assign(worker, &current, read(request)?))
+    Ok(assign(worker, &current, read(request)?, Source::Push))
 }
 
 fn is_old(request: &StartRunRequest, current: &Current) -> Result<bool, Status> {

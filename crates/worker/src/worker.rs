@@ -155,8 +155,9 @@ impl Worker {
     /// Forgets who waits for a slot: they are queued in the store.
     pub(crate) fn forget_waiting(&self) {
         let waiting = self.slots().clear_waiting();
+        let life = self.current.borrow().incarnation;
         for waiting in waiting {
-            self.runs.forget(waiting.run);
+            self.runs.leave(waiting.run, life);
         }
     }
 }

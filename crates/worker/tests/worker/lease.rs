@@ -1,0 +1,65 @@
+//! Leases: what happens to a worker that lost its own.
+
+use std::time::Duration;
+
+use codelia_policy::{Incarnation, Mode, Outcome};
+use codelia_proto::internal::v1::PushResult;
+use codelia_store::NewWorker;
+use codelia_tests::eventually;
+use uuid::Uuid;
+
+use crate::world::{Shape, World, shell};
+
+#[tokio::test]
+async fn a_fenced_worker_kills_its_commands_and_begins_a_new_life() {
+    let shape = Shape { lease_ttl: Duration::from_secs(3), ..Shape::default() };
+    let world = World::new(shape).await;
+    let session = world.held_session().await;
+    let run = world.start(session, &shell("echo $$ > pid; exec sleep 1000")).await;
+    let pid = eventually("the command runs", || async {
+        let text = std::fs::read_to_string(world.directory(session).join("pid")).ok()?;
+        text.trim().parse::<u32>().ok()
+    })
+    .await;
+    let usurper = NewWorker {
+        id: world.worker.clone(),
+        incarnation: Incarnation::generate(),
+        root_id: Uuid::new_v4(),
+        address: "unix:/nowhere".into(),
+        modes: vec![Mode::Logical],
+        slots: 1,
+        version: "0".into(),
+        lease_ttl: Duration::from_millis(1),
+    };
+    world.store.worker_register(&usurper).await.unwrap();
+    let process = std::path::PathBuf::from(format!("/proc/{pid}"));
+    eventually("the command is killed", || async { (!process.exists()).then_some(()) }).await;
+    assert_eq!(world.ended(run).await.outcome, Some(Outcome::Lost));
+    // The new life takes the session again and goes on.
+    let (next, _) = world.record(session, &shell("true")).await;
+    assert_eq!(world.ended(next.id).await.outcome, Some(Outcome::Exited(0)));
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_push_for_another_life_or_epoch_is_rejected() {
+    let world = World::new(Shape::default()).await;
+    let session = world.held_session().await;
+    let (mut run, life) = world.record(session, &shell("true")).await;
+    assert_eq!(world.push(&run, Some(Incarnation::generate())).await, PushResult::Rejected);
+    run.lease_epoch = run.lease_epoch.map(|epoch| codelia_policy::LeaseEpoch(epoch.0 + 1));
+    assert_eq!(world.push(&run, life).await, PushResult::Rejected);
+    assert_eq!(world.ended(run.id).await.outcome, Some(Outcome::Exited(0)), "the poll finds it");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn an_old_push_is_left_to_the_poll() {
+    let world = World::new(Shape::default()).await;
+    let session = world.held_session().await;
+    let (mut run, life) = world.record(session, &shell("true")).await;
+    run.created_at -= Duration::from_secs(61);
+    assert_eq!(world.push(&run, life).await, PushResult::Rejected);
+    assert_eq!(world.ended(run.id).await.outcome, Some(Outcome::Exited(0)));
+    world.end().await;
+}

@@ -1,0 +1,12 @@
+//! The worker as an api and the store see it: a real Postgres, the real internal channel, and a
+//! backend that only starts processes.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "all of this is test code")]
+
+mod drain;
+mod lease;
+mod plain;
+mod run;
+mod session;
+mod world;

@@ -1,0 +1,105 @@
+//! A backend that starts a process in its session's directory and does nothing else.
+
+use std::{
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::Stdio as Std,
+    sync::atomic::{AtomicI32, Ordering},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, Stdio};
+use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Refusal, Usage};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+
+#[derive(Debug)]
+pub(crate) struct Plain;
+
+#[async_trait]
+impl Backend for Plain {
+    fn mode(&self) -> Mode {
+        Mode::Logical
+    }
+
+    async fn probe(&self) -> Capabilities {
+        let enforceable = Enforceable::default();
+        Capabilities { mode: Mode::Logical, usable: true, enforceable, gaps: Vec::new() }
+    }
+
+    async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        Ok(Box::new(Waiting { root: plan.root.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct Waiting {
+    root: PathBuf,
+}
+
+#[async_trait]
+impl Prepared for Waiting {
+    async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
+        let child = Command::new(&command.argv[0])
+            .args(&command.argv[1..])
+            .current_dir(&self.root)
+            .stdin(Std::from(stdio.stdin))
+            .stdout(Std::from(stdio.stdout))
+            .stderr(Std::from(stdio.stderr))
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| {
+                Error::Refused(Refusal { reason: "EXECUTABLE_NOT_FOUND".into(), message: error.to_string() })
+            })?;
+        let group = AtomicI32::new(child.id().unwrap().cast_signed());
+        Ok(Launched { running: Box::new(Process { child, group }), setup_time: Duration::from_micros(1) })
+    }
+
+    async fn discard(self: Box<Self>) -> Receipt {
+        Receipt::default()
+    }
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    /// Zero once it is gone: its number may be another's then.
+    group: AtomicI32,
+}
+
+impl Process {
+    fn send(&self, signal: Signal) {
+        if let Some(group) = Pid::from_raw(self.group.load(Ordering::SeqCst)) {
+            kill_process_group(group, signal).ok();
+        }
+    }
+}
+
+#[async_trait]
+impl Running for Process {
+    async fn wait(&mut self) -> (Outcome, Usage) {
+        let status = self.child.wait().await.unwrap();
+        // What it left behind must not hold its pipes.
+        self.send(Signal::KILL);
+        self.group.store(0, Ordering::SeqCst);
+        let outcome = match (status.code(), status.signal()) {
+            (Some(code), _) => Outcome::Exited(code),
+            (None, signal) => Outcome::Signaled(signal.unwrap_or(0)),
+        };
+        (outcome, Usage::default())
+    }
+
+    async fn signal(&self, signal: i32) {
+        self.send(Signal::from_named_raw(signal).unwrap());
+    }
+
+    async fn kill_tree(&self) {
+        self.send(Signal::KILL);
+    }
+
+    async fn destroy(self: Box<Self>) -> Receipt {
+        Receipt::default()
+    }
+}

@@ -1,0 +1,272 @@
+//! One worker with a database, a root and a caller of its own.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use codelia_policy::{
+    CommandSpec, Incarnation, Limits, LimitsRequest, Mode, RunId, RunSpec, SessionId, TenantId, WorkerId,
+};
+use codelia_proto::{
+    internal::v1::{
+        Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult, StartRunRequest,
+        attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
+        worker_service_client::WorkerServiceClient,
+    },
+    timestamp_to_proto,
+    v1::run_event::Kind as Event,
+};
+use codelia_store::{Admission, NewRun, NewSession, Quotas, Run, RunState, SessionRef, SessionSpec, Store};
+use codelia_telemetry::task::background;
+use codelia_tests::{Database, Scratch, eventually, within};
+use codelia_worker::{Error, Listen, Options, Service};
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use crate::plain::Plain;
+
+pub(crate) type Caller = WorkerServiceClient<Channel>;
+
+pub(crate) struct World {
+    pub(crate) store: Store,
+    pub(crate) caller: Caller,
+    pub(crate) tenant: TenantId,
+    pub(crate) worker: WorkerId,
+    shutdown: CancellationToken,
+    service: JoinHandle<Result<(), Error>>,
+    scratch: Scratch,
+    database: Database,
+}
+
+/// What differs between tests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) slots: usize,
+    pub(crate) lease_ttl: Duration,
+    pub(crate) drain_grace: Duration,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { slots: 4, lease_ttl: Duration::from_secs(30), drain_grace: Duration::from_secs(20) }
+    }
+}
+
+impl World {
+    pub(crate) async fn new(shape: Shape) -> Self {
+        let database = Database::create().await.unwrap();
+        let store = database.store().await.unwrap();
+        store.migrate().await.unwrap();
+        let tenant: TenantId = "team".parse().unwrap();
+        store.tenant_create(&tenant, Quotas::default()).await.unwrap();
+        let scratch = Scratch::new().unwrap();
+        let worker: WorkerId = "w-1".parse().unwrap();
+        let service = Service::start(options(&worker, &scratch, shape), store.clone(), vec![Arc::new(Plain)]);
+        let service = service.await.unwrap();
+        let channel = Endpoint::from_shared(service.address().to_owned()).unwrap().connect().await.unwrap();
+        let shutdown = CancellationToken::new();
+        Self {
+            store,
+            caller: WorkerServiceClient::new(channel),
+            tenant,
+            worker,
+            service: background("worker", service.run(shutdown.clone())),
+            shutdown,
+            scratch,
+            database,
+        }
+    }
+
+    /// Asks the worker to leave and waits until it has.
+    pub(crate) async fn leave(&mut self) {
+        self.shutdown.cancel();
+        within("the worker leaves", &mut self.service).await.unwrap().unwrap();
+    }
+
+    pub(crate) async fn end(mut self) {
+        if !self.service.is_finished() {
+            self.leave().await;
+        }
+        self.store.close().await;
+        self.database.end().await.unwrap();
+    }
+
+    pub(crate) fn directory(&self, session: SessionId) -> PathBuf {
+        self.scratch.path().canonicalize().unwrap().join("root/sessions").join(session.to_string())
+    }
+
+    /// A session that nobody holds.
+    pub(crate) async fn session(&self, ttl: Duration) -> SessionId {
+        let id = SessionId::generate();
+        let spec = SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None };
+        let new = NewSession {
+            id,
+            tenant: &self.tenant,
+            alias: None,
+            spec: &spec,
+            labels: &BTreeMap::new(),
+            ttl,
+            idle_ttl: None,
+            idempotency: None,
+        };
+        self.store.session_create(new, Quotas::default()).await.unwrap();
+        id
+    }
+
+    /// A session that the worker holds.
+    pub(crate) async fn held_session(&self) -> SessionId {
+        let id = self.session(Duration::from_secs(600)).await;
+        let offer = OfferSessionRequest { session_id: id.to_string() };
+        assert!(self.caller.clone().offer_session(offer).await.unwrap().into_inner().taken);
+        id
+    }
+
+    /// Records a run, as an api would.
+    pub(crate) async fn record(&self, session: SessionId, spec: &RunSpec) -> (Run, Option<Incarnation>) {
+        let new = NewRun {
+            id: RunId::generate(),
+            session,
+            tenant: &self.tenant,
+            spec,
+            labels: &BTreeMap::new(),
+            retries: 0,
+            idempotency: None,
+        };
+        match self.store.run_insert(new, Quotas::default()).await.unwrap() {
+            Admission::Recorded { run, incarnation } => (*run, incarnation),
+            other => panic!("not recorded: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn push(&self, run: &Run, incarnation: Option<Incarnation>) -> PushResult {
+        let request = StartRunRequest {
+            run_id: run.id.to_string(),
+            session_id: run.session.to_string(),
+            tenant_id: run.tenant.to_string(),
+            incarnation: incarnation.unwrap().to_string(),
+            lease_epoch: run.lease_epoch.unwrap().0,
+            create_time: Some(timestamp_to_proto(run.created_at.unix_timestamp_nanos())),
+            spec_json: serde_json::to_string(&run.spec).unwrap(),
+            attempt: run.attempt,
+        };
+        self.caller.clone().start_run(request).await.unwrap().into_inner().result()
+    }
+
+    /// Records a run and pushes it.
+    pub(crate) async fn start(&self, session: SessionId, spec: &RunSpec) -> RunId {
+        let (run, incarnation) = self.record(session, spec).await;
+        assert_eq!(self.push(&run, incarnation).await, PushResult::Started);
+        run.id
+    }
+
+    pub(crate) async fn attach(&self, run: RunId, owner: bool) -> Attached {
+        let (input, messages) = mpsc::channel(16);
+        let attach = Attach { run_id: run.to_string(), position: 0, owner };
+        input.send(AttachRunRequest { kind: Some(Input::Attach(attach)) }).await.unwrap();
+        let events =
+            self.caller.clone().attach_run(ReceiverStream::new(messages)).await.unwrap().into_inner();
+        Attached { input, events }
+    }
+
+    pub(crate) async fn row(&self, run: RunId) -> Run {
+        self.store.run_get(&self.tenant, run).await.unwrap().unwrap()
+    }
+
+    /// Waits for a run's end.
+    pub(crate) async fn ended(&self, run: RunId) -> Run {
+        let ended = || async { Some(self.row(run).await).filter(|run| run.state == RunState::Ended) };
+        eventually("the run ends", ended).await
+    }
+
+    /// All stored output of a run.
+    pub(crate) async fn output(&self, run: RunId) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            let position = i64::try_from(all.len()).unwrap();
+            let chunks = self.store.output_read(&self.tenant, run, position, 1 << 20).await.unwrap();
+            if chunks.is_empty() {
+                return all;
+            }
+            for chunk in chunks {
+                assert_eq!(chunk.position, i64::try_from(all.len()).unwrap());
+                all.extend(chunk.data);
+            }
+        }
+    }
+
+    pub(crate) async fn holder(&self, session: SessionId) -> Option<WorkerId> {
+        self.store.session_get(&self.tenant, &SessionRef::Id(session)).await.unwrap().unwrap().holder
+    }
+}
+
+/// A caller that is attached to a run.
+pub(crate) struct Attached {
+    input: mpsc::Sender<AttachRunRequest>,
+    events: Streaming<AttachRunResponse>,
+}
+
+impl Attached {
+    pub(crate) async fn send(&self, kind: Input) {
+        self.input.send(AttachRunRequest { kind: Some(kind) }).await.unwrap();
+    }
+
+    pub(crate) async fn next(&mut self) -> Option<Answer> {
+        let message = within("an event", self.events.message()).await.unwrap()?;
+        message.kind
+    }
+
+    /// Waits until the command has written this.
+    pub(crate) async fn until(&mut self, text: &str) {
+        let mut seen = String::new();
+        while !seen.contains(text) {
+            if let Some(Event::Output(output)) = self.event().await {
+                seen.push_str(&String::from_utf8_lossy(&output.data));
+            }
+        }
+    }
+
+    /// The next event; `None` for what is none.
+    pub(crate) async fn event(&mut self) -> Option<Event> {
+        match self.next().await.expect("the stream goes on") {
+            Answer::Event(event) => event.kind,
+            Answer::StoredUntil(_) | Answer::Committed(_) => None,
+        }
+    }
+}
+
+fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Options {
+    Options {
+        id: worker.clone(),
+        root: scratch.join("root"),
+        listen: Listen::Unix(scratch.join("run/worker.sock")),
+        advertise: None,
+        internal_tls: None,
+        slots: shape.slots,
+        lease_ttl: shape.lease_ttl,
+        poll_interval: Duration::from_millis(100),
+        drain_grace: shape.drain_grace,
+        kill_grace: Duration::from_millis(200),
+        output_retention: Duration::from_secs(3600),
+    }
+}
+
+/// A run of a shell script.
+pub(crate) fn shell(script: &str) -> RunSpec {
+    RunSpec {
+        command: CommandSpec {
+            argv: vec!["sh".into(), "-c".into(), script.into()],
+            env: BTreeMap::new(),
+            working_directory: String::new(),
+            terminal: None,
+            stdin: false,
+        },
+        mode: Mode::Logical,
+        network: None,
+        limits: Limits::default(),
+        asked: LimitsRequest::default(),
+        ends_with_caller: false,
+    }
+}
