@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "all of this is test code")]
 
+mod channel;
 mod drain;
 mod lease;
 mod plain;

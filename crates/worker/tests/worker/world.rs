@@ -237,7 +237,7 @@ impl Attached {
     }
 }
 
-fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Options {
+pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Options {
     Options {
         id: worker.clone(),
         root: scratch.join("root"),

@@ -1,0 +1,67 @@
+//! The internal channel over TCP: certificates on both sides, or nothing.
+
+use std::{fs, net::SocketAddr, sync::Arc};
+
+use codelia_proto::internal::v1::{CancelRunRequest, worker_service_client::WorkerServiceClient};
+use codelia_tests::{Certificates, Database, Scratch};
+use codelia_worker::{Error, InternalTls, Listen, Options, Service};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use crate::{
+    plain::Plain,
+    world::{Shape, options},
+};
+
+fn issue(authority: &Certificates, scratch: &Scratch, name: &str) -> InternalTls {
+    authority.write(scratch.path(), name, &["codelia-worker"]).unwrap();
+    let read = |file: String| fs::read(scratch.join(&file)).unwrap();
+    InternalTls {
+        ca_pem: read(format!("{name}-ca.pem")),
+        cert_pem: read(format!("{name}.pem")),
+        key_pem: read(format!("{name}.key")),
+    }
+}
+
+/// Whether a caller who trusts `authority` and shows `identity` is answered.
+async fn is_answered(address: &str, authority: &InternalTls, identity: Option<&InternalTls>) -> bool {
+    let mut tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&authority.ca_pem))
+        .domain_name("codelia-worker");
+    if let Some(identity) = identity {
+        tls = tls.identity(Identity::from_pem(&identity.cert_pem, &identity.key_pem));
+    }
+    let endpoint = Endpoint::from_shared(address.to_owned()).unwrap().tls_config(tls).unwrap();
+    let Ok(channel) = endpoint.connect().await else { return false };
+    let request = CancelRunRequest { run_id: codelia_policy::RunId::generate().to_string() };
+    WorkerServiceClient::new(channel).cancel_run(request).await.is_ok()
+}
+
+#[tokio::test]
+async fn only_callers_with_a_certificate_of_our_authority_are_answered() {
+    let (database, scratch) = (Database::create().await.unwrap(), Scratch::new().unwrap());
+    let store = database.store().await.unwrap();
+    store.migrate().await.unwrap();
+    let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let plain =
+        Options { listen: Listen::Tcp(here), ..options(&"w-1".parse().unwrap(), &scratch, Shape::default()) };
+    let refused = Service::start(plain.clone(), store.clone(), vec![Arc::new(Plain)]).await;
+    assert!(matches!(refused, Err(Error::TlsMissing)), "never open and unauthenticated");
+
+    let (ours, foreign) = (Certificates::new().unwrap(), Certificates::new().unwrap());
+    let (worker, api) = (issue(&ours, &scratch, "worker"), issue(&ours, &scratch, "api"));
+    let stranger = issue(&foreign, &scratch, "stranger");
+    let secured = Options { internal_tls: Some(worker), ..plain };
+    let service = Service::start(secured, store.clone(), vec![Arc::new(Plain)]).await.unwrap();
+    let address = service.address().to_owned();
+    assert!(address.starts_with("https://127.0.0.1:"));
+    assert!(is_answered(&address, &api, Some(&api)).await);
+    assert!(!is_answered(&address, &api, None).await);
+    assert!(!is_answered(&address, &api, Some(&stranger)).await);
+
+    let shutdown = CancellationToken::new();
+    shutdown.cancel();
+    service.run(shutdown).await.unwrap();
+    store.close().await;
+    database.end().await.unwrap();
+}
