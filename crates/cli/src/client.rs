@@ -77,7 +77,7 @@ impl Client {
             .parse()
             .context("the API key has characters no key has")?;
         header.set_sensitive(true);
-        let reach = || format!("cannot reach {endpoint}: is the server running?");
+        let reach = || format!("cannot reach {endpoint} (is the server running?)");
         let channel = target(endpoint, ca)?.connect().await.with_context(reach)?;
         Ok(Self { service: InterceptedService::new(channel, Key(header)) })
     }

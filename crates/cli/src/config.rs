@@ -148,9 +148,9 @@ pub(crate) struct Client {
 }
 
 impl Config {
-    /// The directory session directories live in.
+    /// The directory a worker keeps its sessions in.
     pub(crate) fn sandbox_root(&self) -> PathBuf {
-        self.sandbox.root.clone().unwrap_or_else(|| self.data_dir.join("sessions"))
+        self.sandbox.root.clone().unwrap_or_else(|| self.data_dir.join("worker"))
     }
 
     /// Whether runs without isolation are admitted.

@@ -31,9 +31,12 @@ pub(crate) struct Manner {
 }
 
 /// `codelia api` and `codelia worker`.
-pub(crate) const ALONE: Manner = Manner { log_filter: "info", grace: Duration::from_secs(30) };
-/// `codelia up`: somebody waits in front of it.
-pub(crate) const TOGETHER: Manner = Manner { log_filter: "warn", grace: Duration::from_secs(2) };
+pub(crate) const ALONE: Manner =
+    Manner { log_filter: "info,opentelemetry=warn", grace: Duration::from_secs(30) };
+/// `codelia up`: somebody waits in front of it, and is told which mode was chosen and why that may
+/// not be enough.
+pub(crate) const TOGETHER: Manner =
+    Manner { log_filter: "warn,codelia_worker::modes=error", grace: Duration::from_secs(2) };
 
 /// The configured database; `None` if there is none.
 pub(crate) fn store(config: &Config) -> Result<Option<codelia_store::Options>> {

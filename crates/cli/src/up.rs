@@ -14,6 +14,7 @@ use codelia_policy::{Mode, TenantId};
 use codelia_proto::v1::Run;
 use codelia_store::{NewKey, Quotas, Scope, Server, Store};
 use codelia_telemetry::task;
+use secrecy::SecretString;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -111,7 +112,7 @@ async fn serve(
 #[derive(Debug)]
 struct Started {
     services: JoinHandle<Result<()>>,
-    client: Client,
+    key: SecretString,
     told: Told,
 }
 
@@ -135,14 +136,14 @@ async fn start(loaded: &Loaded, home: &Home, store: &Store, shutdown: &Cancellat
     let page = Page::open(config.metrics.listen, shutdown.clone()).await?;
     let api = codelia_api::Service::bind(api_options, store.clone()).await?;
     let endpoint = options::endpoint(config, api.local_addr());
-    let worker = codelia_worker::Service::start(worker_options, store.clone(), backends).await?;
-    let services = task::background("services", run_both(api, worker, shutdown.clone()));
     let key_file =
         home.write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
-    let client = Client::connect_to(&endpoint, &key.into(), config.client.tls_ca.as_deref()).await?;
     let metrics = page.address().map(|address| format!("http://{}/metrics", options::reachable(address)));
     let told = Told { endpoint, key_file: key_file.display().to_string(), metrics, mode, page };
-    Ok(Started { services, client, told })
+    // Nothing may fail between the worker's start and the task that also ends it.
+    let worker = codelia_worker::Service::start(worker_options, store.clone(), backends).await?;
+    let services = task::background("services", run_both(api, worker, shutdown.clone()));
+    Ok(Started { services, key: key.into(), told })
 }
 
 /// Each ends the other: one alone is of no use.
@@ -174,16 +175,21 @@ impl Started {
         output: Output,
     ) -> Result<()> {
         let ready = tokio::select! {
-            checked = check::check(&self.client) => checked.and_then(|run| self.told.tell(loaded, home, &run, output)),
+            checked = self.check(&loaded.config) => checked.and_then(|run| self.told.tell(loaded, home, &run, output)),
             () = shutdown.cancelled() => Ok(()),
         };
         if ready.is_ok() {
             shutdown.cancelled().await;
         }
         shutdown.cancel();
-        drop(self.client);
         let _spinner = Spinner::start("stopping…");
         ready.and(self.services.await?)
+    }
+
+    async fn check(&self, config: &Config) -> Result<Run> {
+        let ca = config.client.tls_ca.as_deref();
+        let client = Client::connect_to(&self.told.endpoint, &self.key, ca).await?;
+        check::check(&client).await
     }
 }
 

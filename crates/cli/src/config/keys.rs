@@ -67,7 +67,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Whole).or("500"),
     key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Whole).unset("30; 2 for `up`"),
     key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable"),
-    key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("sessions in data_dir"),
+    key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("worker in data_dir"),
     key("sandbox.ttl_seconds", "CODELIA_SANDBOX_TTL_SECONDS", Whole).or("3600"),
     key("sandbox.network", "CODELIA_SANDBOX_NETWORK", Text).unset("what the mode can enforce"),
     key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Real).or("1.0"),
