@@ -26,7 +26,7 @@ where
             resume_unwind(panic)
         }
     });
-    tokio::spawn(watched.instrument(tracing::info_span!("task", name)))
+    tokio::spawn(watched.instrument(tracing::info_span!("task", task = name)))
 }
 
 fn said(panic: &(dyn Any + Send)) -> &str {
