@@ -222,8 +222,11 @@ async fn wait(
             () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
             () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
-                tracing::info!("the caller that the run ends with did not come");
-                run.cancel.cancel();
+                // It may have come since this wait began.
+                if run.awaits_owner() {
+                    tracing::info!("the caller that the run ends with did not come");
+                    run.cancel.cancel();
+                }
                 continue;
             }
             Some(control) = control.recv() => control,

@@ -1,7 +1,8 @@
 //! Slots and the fair queue before them. Pure: no clock, no I/O, no task.
 //!
 //! A slot is the right to have one command running. When one is free it goes to the tenant with
-//! the fewest running runs here, then to the one that waited longest; first in, first out within a tenant.
+//! the fewest running runs here, then to the one whose last turn is longest ago; first in, first
+//! out within a tenant. A tenant that comes anew is as if its last turn was a moment ago.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -19,14 +20,20 @@ pub(crate) struct Slots<T> {
     max_waiting: usize,
     waiting: usize,
     arrivals: u64,
+    /// Turns given so far.
+    turns: u64,
     lanes: HashMap<TenantId, Lane<T>>,
-    /// Tenants with somebody waiting, the next one first: (running, arrival of its first, tenant).
-    order: BTreeSet<(usize, u64, TenantId)>,
+    /// Tenants with somebody waiting, the next one first.
+    order: BTreeSet<Place>,
 }
+
+/// A tenant's place among those that wait: (running, last turn, arrival of its first, tenant).
+type Place = (usize, u64, u64, TenantId);
 
 #[derive(Debug)]
 struct Lane<T> {
     running: usize,
+    turn: u64,
     queue: VecDeque<(u64, T)>,
 }
 
@@ -38,6 +45,7 @@ impl<T> Slots<T> {
             max_waiting,
             waiting: 0,
             arrivals: 0,
+            turns: 0,
             lanes: HashMap::new(),
             order: BTreeSet::new(),
         }
@@ -72,10 +80,11 @@ impl<T> Slots<T> {
         }
         self.arrivals += 1;
         self.waiting += 1;
-        let lane = self.lanes.entry(tenant.clone()).or_insert_with(Lane::new);
+        let turns = self.turns;
+        let lane = self.lanes.entry(tenant.clone()).or_insert_with(|| Lane::new(turns));
         lane.queue.push_back((self.arrivals, item));
         if lane.queue.len() == 1 {
-            self.order.insert((lane.running, self.arrivals, tenant.clone()));
+            self.order.extend(lane.place(tenant));
         }
         Ok(())
     }
@@ -85,13 +94,14 @@ impl<T> Slots<T> {
         if self.free() == 0 {
             return None;
         }
-        let (_, _, tenant) = self.order.pop_first()?;
+        let (.., tenant) = self.order.pop_first()?;
         let lane = self.lanes.get_mut(&tenant)?;
         let (_, item) = lane.queue.pop_front()?;
+        self.turns += 1;
         lane.running += 1;
-        if let Some((since, _)) = lane.queue.front() {
-            self.order.insert((lane.running, *since, tenant.clone()));
-        }
+        // Behind a tenant that comes before the next turn is given.
+        lane.turn = self.turns + 1;
+        self.order.extend(lane.place(&tenant));
         self.waiting -= 1;
         self.busy += 1;
         Some((tenant, item))
@@ -114,12 +124,13 @@ impl<T> Slots<T> {
     }
 
     fn change_running(&mut self, tenant: &TenantId, change: impl Fn(usize) -> usize) {
-        let lane = self.lanes.entry(tenant.clone()).or_insert_with(Lane::new);
-        if let Some((since, _)) = lane.queue.front() {
-            self.order.remove(&(lane.running, *since, tenant.clone()));
-            self.order.insert((change(lane.running), *since, tenant.clone()));
+        let turns = self.turns;
+        let lane = self.lanes.entry(tenant.clone()).or_insert_with(|| Lane::new(turns));
+        if let Some(place) = lane.place(tenant) {
+            self.order.remove(&place);
         }
         lane.running = change(lane.running);
+        self.order.extend(lane.place(tenant));
         if lane.running == 0 && lane.queue.is_empty() {
             self.lanes.remove(tenant);
         }
@@ -127,8 +138,14 @@ impl<T> Slots<T> {
 }
 
 impl<T> Lane<T> {
-    fn new() -> Self {
-        Self { running: 0, queue: VecDeque::new() }
+    fn new(turn: u64) -> Self {
+        Self { running: 0, turn, queue: VecDeque::new() }
+    }
+
+    /// Its place, if somebody waits in it.
+    fn place(&self, tenant: &TenantId) -> Option<Place> {
+        let (since, _) = self.queue.front()?;
+        Some((self.running, self.turn, *since, tenant.clone()))
     }
 }
 
@@ -154,21 +171,28 @@ mod tests {
     #[test]
     fn a_flooding_tenant_delays_another_by_at_most_one_slot_turn() {
         let (flood, quiet) = (tenant("flood"), tenant("quiet"));
-        let mut slots = Slots::new(4, 10_000);
-        while slots.try_take(&flood) {}
-        for item in 0..5_000 {
-            slots.wait(&flood, item).unwrap();
+        for capacity in [1, 4] {
+            let mut slots = Slots::new(capacity, 10_000);
+            while slots.try_take(&flood) {}
+            for item in 0..5_000 {
+                slots.wait(&flood, item).unwrap();
+            }
+            for _ in 0..10 {
+                slots.release(&flood);
+                assert!(slots.next().is_some());
+            }
+            slots.wait(&quiet, 9_999).unwrap();
+            slots.release(&flood);
+            let next = slots.next();
+            assert_eq!(next, Some((quiet.clone(), 9_999)), "the very next slot is the quiet tenant's");
         }
-        slots.wait(&quiet, 9_999).unwrap();
-        slots.release(&flood);
-        assert_eq!(slots.next(), Some((quiet, 9_999)), "the very next slot is the quiet tenant's");
     }
 
     #[test]
-    fn tenants_with_equal_shares_take_turns_by_how_long_they_waited() {
+    fn tenants_with_equal_shares_take_turns() {
         let mut slots = Slots::new(1, 100);
         assert!(slots.try_take(&tenant("z")));
-        for (name, item) in [("b", 1), ("b", 2), ("a", 3), ("a", 4)] {
+        for (name, item) in [("b", 1), ("b", 3), ("a", 2), ("a", 4)] {
             slots.wait(&tenant(name), item).unwrap();
         }
         let mut served = Vec::new();
@@ -179,7 +203,7 @@ mod tests {
             served.push(item);
             last = next;
         }
-        assert_eq!(served, [1, 2, 3, 4], "with one slot everybody runs nothing else: the longest wait wins");
+        assert_eq!(served, [1, 2, 3, 4], "one each, the one that came first first");
     }
 
     #[test]
