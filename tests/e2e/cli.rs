@@ -37,7 +37,7 @@ async fn exit_codes_tell_how_a_run_ended() -> Result<()> {
     ] {
         let done = codelia(&cluster, &client, &arguments).await?;
         assert_eq!(done.code, Some(code), "{arguments:?}: {done:?}");
-        assert_eq!(done.code == Some(125), !done.stderr.is_empty(), "our failures have a text: {done:?}");
+        assert!(code != 125 || !done.stderr.is_empty(), "our failures have a text: {done:?}");
     }
     let stranger = client.with_secret(&format!("cdl_{}", "x".repeat(43)))?;
     assert_eq!(codelia(&cluster, &stranger, &["run", "--", "true"]).await?.code, Some(125));

@@ -218,3 +218,14 @@ async fn processes_that_a_command_leaves_behind_die_with_it() -> Result<()> {
     assert_eq!(seen.run().receipt, Some(codelia_proto::v1::Receipt::default()));
     cluster.end().await
 }
+
+#[tokio::test]
+async fn a_conversation_lasts_longer_than_the_wait_for_its_caller() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    // A worker waits ten seconds for the caller that a run ends with.
+    let seen = client.exec(&session.name, "sleep 11; echo late").await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("late\n", Exited(0)));
+    cluster.end().await
+}

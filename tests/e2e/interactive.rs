@@ -13,7 +13,7 @@ async fn a_shell_on_a_terminal_behaves_like_one() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut terminal = terminal(&cluster, &client, &["bash", "--norc", "--noprofile"])?;
-    terminal.shows("$ ").await?;
+    terminal.shows("bash-").await?;
 
     // What is typed is echoed once, by the other side: the answers are computed, to tell them apart.
     terminal.type_text("[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo tty-$((20+1))\r")?;

@@ -157,5 +157,6 @@ async fn a_watcher_that_stops_reading_delays_nobody() -> Result<()> {
         late.push(response.event.unwrap_or_default());
     }
     assert_eq!(sha256(&late.stdout), sha256(&seen.stdout));
+    drop(stalled);
     cluster.end().await
 }

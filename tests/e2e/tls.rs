@@ -107,7 +107,7 @@ async fn a_worker_on_tcp_without_certificates_refuses_to_start() -> Result<()> {
     command
         .env("CODELIA_WORKER_LISTEN", "127.0.0.1:0")
         .env("CODELIA_SANDBOX_ROOT", cluster.directory().join("root"));
-    refuses_to_start(command, "tls").await?;
+    refuses_to_start(command, "certificates").await?;
     assert!(cluster.store.worker_list(None, 10).await?.is_empty());
     cluster.end().await
 }
@@ -145,7 +145,7 @@ async fn a_workers_socket_is_for_its_own_user_alone() -> Result<()> {
 
 /// A program that opens HTTP/2 on a socket as some user and tells whether it was answered.
 fn greeting_as(user: &str, socket: &Path) -> Command {
-    let script = "
+    let script = r"
 import socket, sys
 s = socket.socket(socket.AF_UNIX)
 s.settimeout(10)

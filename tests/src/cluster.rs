@@ -176,6 +176,8 @@ impl Cluster {
             .env("CODELIA_DATA_DIR", data)
             .env("CODELIA_METRICS_LISTEN", "")
             .env("CODELIA_LOG_FILTER", "info")
+            // Runs that a test leaves running are not waited for.
+            .env("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "1")
             .envs(self.shape.settings.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }
@@ -270,8 +272,6 @@ impl Cluster {
             end_process(&mut worker.process).await?;
         }
         self.traces.no_process().await;
-        let cgroups = self.traces.cgroups();
-        ensure!(cgroups.is_empty(), "control groups are left: {cgroups:?}");
         self.store.close().await;
         self.database.end().await
     }

@@ -1,6 +1,7 @@
 //! What a test leaves behind: processes, directories, control groups. There must be nothing.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -14,13 +15,13 @@ use crate::eventually;
 #[derive(Debug)]
 pub struct Traces {
     directory: PathBuf,
-    cgroups_before: Vec<PathBuf>,
 }
 
 impl Traces {
-    /// Remembers what is there before the test; later, what mentions `directory` is the test's.
+    /// What mentions `directory` is the test's.
+    #[must_use]
     pub fn of(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), cgroups_before: cgroups() }
+        Self { directory: directory.to_owned() }
     }
 
     /// Processes whose command, environment or working directory mentions the test's directory.
@@ -58,14 +59,6 @@ impl Traces {
         });
         gone.await;
     }
-
-    /// Control groups of Codelia that appeared since and belong to no living process: they name
-    /// the id of the process that made them.
-    #[must_use]
-    pub fn cgroups(&self) -> Vec<PathBuf> {
-        let new = cgroups().into_iter().filter(|path| !self.cgroups_before.contains(path));
-        new.filter(|path| members(path).is_empty()).collect()
-    }
 }
 
 impl Drop for Traces {
@@ -88,15 +81,17 @@ fn all_pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Control groups with `codelia` in their name, in every hierarchy.
-fn cgroups() -> Vec<PathBuf> {
-    let mut found = Vec::new();
+/// Control groups with `codelia` in their name, in every hierarchy. They do not say which test
+/// they belong to, so a whole test run is judged at its end.
+#[must_use]
+pub fn cgroups() -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
     let mut open = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             if entry.file_name().to_string_lossy().contains("codelia") {
-                found.push(entry.path());
+                found.insert(entry.path());
             }
             open.push(entry.path());
         }
@@ -104,19 +99,8 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-fn members(cgroup: &Path) -> String {
-    fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default()
-}
-
 /// The directories of sessions under a worker's root.
 pub(crate) fn session_directories(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(root)? {
-        let entry = entry?;
-        let is_session = entry.file_name().to_str().is_some_and(|name| uuid::Uuid::try_parse(name).is_ok());
-        if entry.file_type()?.is_dir() && is_session {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
+    let entries = fs::read_dir(root.join("sessions"))?;
+    Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
 }

@@ -26,7 +26,7 @@ pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
 pub use cluster::{Cluster, Shape, WORKER_LEASE};
 pub use eventually::{PATIENCE, eventually, within};
 pub use exec::Exec;
-pub use leak::Traces;
+pub use leak::{Traces, cgroups};
 pub use methods::{Method, all_methods, call, reflected_methods};
 pub use postgres::{Database, POSTGRES_URL};
 pub use process::{Finished, Process};

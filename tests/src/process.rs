@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::{PATIENCE, eventually, within};
 
 /// How long a dropped process may take to end by itself.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// A running process. Dropped, it is asked to end, then killed; its log is shown if the test
 /// failed.

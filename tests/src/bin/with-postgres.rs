@@ -1,11 +1,12 @@
 //! Runs a command with one private Postgres for all of it: `with-postgres COMMAND ARGS…`.
-//! The tests find it by `CODELIA_TEST_POSTGRES`; it ends with the command.
+//! The tests find it by `CODELIA_TEST_POSTGRES`; it ends with the command. Control groups that the
+//! command leaves behind are told, and fail it.
 
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use codelia_store::Server;
-use codelia_tests::{POSTGRES_URL, Scratch};
+use codelia_tests::{POSTGRES_URL, Scratch, cgroups};
 use sqlx::ConnectOptions;
 
 #[tokio::main]
@@ -16,8 +17,13 @@ async fn main() -> Result<ExitCode> {
     let server = Server::start_throwaway(&scratch.join("postgres")).await?;
     let url = server.database("postgres").await?.to_url_lossy();
 
+    let before = cgroups();
     let status = Command::new(&program).args(arguments).env(POSTGRES_URL, url.as_str()).status();
     server.stop().await?;
     let status = status.with_context(|| format!("run {}", program.display()))?;
+    let left: Vec<_> = cgroups().difference(&before).cloned().collect();
+    if !left.is_empty() {
+        bail!("control groups are left behind: {left:#?}");
+    }
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
