@@ -23,8 +23,6 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     tonic_prost_build::configure()
         .bytes(".codelia.v1.OutputEvent.data")
-        .bytes(".codelia.v1.ExecRequest.kind.stdin")
-        .bytes(".codelia.internal.v1.AttachRunRequest.kind.stdin")
         .compile_fds(protox::compile(PUBLIC.iter().chain(INTERNAL), [&root])?)?;
     Ok(())
 }

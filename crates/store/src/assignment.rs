@@ -115,7 +115,7 @@ impl Store {
         Ok(handed.rows_affected() > 0)
     }
 
-    /// Stores a run's result.
+    /// Stores a run's result. Asked again by the same worker under the same lease it changes nothing.
     ///
     /// # Errors
     /// [`Error::Fenced`] if the lease is not live, or not the caller's under this epoch, or the run
@@ -157,7 +157,7 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        if committed == 0 { Err(Error::Fenced) } else { Ok(()) }
+        if committed { Ok(()) } else { Err(Error::Fenced) }
     }
 
     /// Runs recorded as running for this incarnation: pushes that were lost are among them.

@@ -75,9 +75,10 @@ impl Store {
         chunks: &[Chunk],
     ) -> Result<(), Error> {
         let columns = Columns::new(chunks);
-        let stored = sqlx::query!(
-            // The row lock makes a run that is being taken away from this worker visible here.
-            "WITH mine AS (
+        let mine = sqlx::query_scalar!(
+            // The row lock makes a run that is being taken away from this worker visible here. A
+            // flush whose answer was lost comes again, with the same chunks.
+            r#"WITH mine AS (
                  SELECT r.id FROM runs r
                  JOIN sessions s ON s.id = r.session_id
                      AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
@@ -85,11 +86,15 @@ impl Store {
                  WHERE r.id = $1 AND r.state = 'running'
                    AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4
                  FOR SHARE OF r
+             ),
+             stored AS (
+                 INSERT INTO run_output (run_id, position, stream, stream_offset, data)
+                 SELECT mine.id, c.position, c.stream, c.stream_offset, c.data
+                 FROM mine, unnest($5::bigint[], $6::smallint[], $7::bigint[], $8::bytea[])
+                     AS c (position, stream, stream_offset, data)
+                 ON CONFLICT (run_id, position) DO NOTHING
              )
-             INSERT INTO run_output (run_id, position, stream, stream_offset, data)
-             SELECT mine.id, c.position, c.stream, c.stream_offset, c.data
-             FROM mine, unnest($5::bigint[], $6::smallint[], $7::bigint[], $8::bytea[])
-                 AS c (position, stream, stream_offset, data)",
+             SELECT count(*) AS "mine!" FROM mine"#,
             run.0,
             worker.as_str(),
             incarnation.0,
@@ -99,9 +104,9 @@ impl Store {
             &columns.offsets,
             &columns.data as _,
         )
-        .execute(&self.pool)
+        .fetch_one(&self.pool)
         .await?;
-        if stored.rows_affected() == 0 && !chunks.is_empty() {
+        if mine == 0 {
             return Err(Error::Fenced);
         }
         Ok(())

@@ -44,6 +44,7 @@ async fn a_stale_holder_stores_no_output() {
         async move { world.store.output_append(run, &worker.id, worker.incarnation, epoch, &chunks).await }
     };
     append(0).await.unwrap();
+    append(0).await.unwrap();
     world.worker_dies(&worker).await;
     assert!(matches!(append(1).await, Err(Error::Fenced)));
     world.store.lease_sweep_any_tenant(9).await.unwrap();

@@ -27,15 +27,19 @@ async fn a_run_of_a_held_session_is_its_holders_at_once() {
 }
 
 #[tokio::test]
-async fn a_result_is_committed_once() {
+async fn a_result_is_committed_once_however_often_it_is_said() {
     let world = World::new().await;
     let session = world.session().await;
     let worker = world.worker("w").await;
     let lease = world.lease(&session, &worker).await.unwrap();
     let run = world.insert(session.id, 0).await;
     world.commit(run, &worker, &lease).await.unwrap();
-    assert!(matches!(world.commit(run, &worker, &lease).await, Err(Error::Fenced)));
+    let ended_at = world.run(run).await.ended_at;
+    world.commit(run, &worker, &lease).await.unwrap();
+    let stranger = world.worker("v").await;
+    assert!(matches!(world.commit(run, &stranger, &lease).await, Err(Error::Fenced)));
     let run = world.run(run).await;
+    assert_eq!(run.ended_at, ended_at);
     assert_eq!(run.outcome, Some(Outcome::Exited(0)));
     assert!(run.started_at.unwrap() <= run.ended_at.unwrap());
     assert_eq!(run.sandbox_root.as_deref(), Some("/s"));
