@@ -155,21 +155,24 @@ async fn a_detached_run_goes_on_and_can_be_attached_to_again() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let request = reading(shell(&session.name, "echo first; read line; echo got $line"));
+    let request =
+        reading(shell(&session.name, "echo first; read line; echo got $line; read line; echo got $line"));
     let mut exec = Exec::start(&client, request).await?;
     exec.until_stdout("first").await?;
     exec.detach().await?;
+    // What is answered later shows that the detach has arrived.
+    exec.write("one\n").await?;
+    exec.until_stdout("got one").await?;
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
-    // The call is over once the api has answered everything it was told: closing our side first.
     drop(exec);
 
     let attach = Kind::Attach(WatchRunRequest { name: name.clone(), position: 0 });
     let mut again = Exec::open(&client, attach, 0).await?;
-    again.until_stdout("first").await?;
+    again.until_stdout("got one").await?;
     assert_eq!(client.get_run(&name).await?.state(), RunState::Running);
-    again.write("more\n").await?;
+    again.write("two\n").await?;
     let seen = again.finish().await?;
-    assert_eq!(seen.stdout_text(), "first\ngot more\n");
+    assert_eq!(seen.stdout_text(), "first\ngot one\ngot two\n");
     assert_eq!(seen.outcome(), Exited(0));
     cluster.end().await
 }

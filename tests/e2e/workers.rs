@@ -22,7 +22,7 @@ struct Waiting {
 }
 
 /// Starts one; it is there, and what it wrote is stored, when this returns.
-async fn waiting(client: &Client, session: &str) -> Result<Waiting> {
+async fn waiting(cluster: &Cluster, client: &Client, session: &str) -> Result<Waiting> {
     let run = client.start(shell(session, "pwd; until [ -e go ]; do sleep 0.05; done; echo done")).await?;
     let mut stream = client.watch(&run.name, 0).await?;
     let mut seen = codelia_tests::Transcript::from_position(0);
@@ -30,11 +30,12 @@ async fn waiting(client: &Client, session: &str) -> Result<Waiting> {
         let event = within("its first output", stream.message()).await?.context("an event")?;
         seen.push(event.event.unwrap_or_default());
     }
-    let run = eventually("its output is stored", || async {
-        let run = client.get_run(&run.name).await.ok()?;
-        (run.output_bytes > 0).then_some(run)
+    eventually("its output is stored", || async {
+        let stored = cluster.database.number("SELECT count(*) FROM run_output").await.ok()?;
+        (stored > 0).then_some(())
     })
     .await;
+    let run = client.get_run(&run.name).await?;
     Ok(Waiting { run, directory: seen.stdout_text().trim().to_owned() })
 }
 
@@ -53,7 +54,7 @@ async fn a_run_whose_worker_is_killed_is_lost_and_nothing_of_it_goes_on() -> Res
     let mut cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let Waiting { run, directory } = waiting(&client, &session.name).await?;
+    let Waiting { run, directory } = waiting(&cluster, &client, &session.name).await?;
     let dead = cluster.worker(&run.worker_id);
     dead.process.signal(Signal::KILL)?;
     dead.process.exited().await?;
@@ -75,7 +76,7 @@ async fn a_run_that_was_queued_on_a_killed_worker_goes_on_elsewhere() -> Result<
     let mut cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let first = waiting(&client, &session.name).await?.run;
+    let first = waiting(&cluster, &client, &session.name).await?.run;
     let queued = client.start(shell(&session.name, "echo x | tee -a log")).await?;
     eventually("the second run waits for the slot", || async {
         (client.get_run(&queued.name).await.ok()?.state() == RunState::Queued).then_some(())
@@ -126,7 +127,7 @@ async fn a_worker_that_is_asked_to_end_finishes_its_runs_and_gives_its_sessions_
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;
     let session = client.session().await?;
-    let Waiting { run: running, directory } = waiting(&client, &session.name).await?;
+    let Waiting { run: running, directory } = waiting(&cluster, &client, &session.name).await?;
     let queued = client.start(shell(&session.name, "echo queued")).await?;
     let leaving = running.worker_id.clone();
     cluster.worker(&leaving).process.signal(Signal::TERM)?;
@@ -176,7 +177,7 @@ async fn a_run_goes_on_while_every_api_restarts() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let run = waiting(&client, &session.name).await?.run;
+    let run = waiting(&cluster, &client, &session.name).await?.run;
     let address = cluster.apis[0].address.clone();
     cluster.apis[0].process.terminate().await?;
     cluster.add_api_with(&[("CODELIA_API_LISTEN", &address)]).await?;
