@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn descendants_are_found_at_any_depth() {
-        let script = "sh -c 'sleep 1000 & echo $!; exec cat' & wait";
+        let script = "sh -c 'sleep 1000 & echo $!; wait' & wait";
         let mut shell = Command::new("sh")
             .args(["-c", script])
             .stdin(Stdio::piped())
