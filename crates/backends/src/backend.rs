@@ -7,7 +7,8 @@ use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Usa
 
 use crate::Error;
 
-/// A mode. The worker calls `probe` once at its start, then `prepare` for each sandbox.
+/// A mode. The worker calls `probe` once at its start, then `prepare` for each sandbox, and `sweep`
+/// beside that.
 #[async_trait]
 pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Which mode it is.
@@ -15,6 +16,13 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Finds out by trying what this host can enforce. Never fails: a gap is part of the answer.
     async fn probe(&self) -> Capabilities;
+
+    /// Removes what the sandboxes of workers that were killed left on this host, and tells how much
+    /// it removed. Idempotent; the worker calls it at its start and again and again.
+    ///
+    /// # Errors
+    /// It could not be looked for.
+    async fn sweep(&self) -> Result<usize, Error>;
 
     /// Carries out the whole plan, with `codelia-init` waiting inside for its command.
     ///

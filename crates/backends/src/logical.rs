@@ -47,7 +47,7 @@ impl Logical {
         if limits == cgroup::Limits::default() {
             return Ok(None);
         }
-        Ok(Some(Group::create(&self.hierarchy, &format!("codelia-{}", plan.sandbox), limits)?))
+        Ok(Some(Group::create(&self.hierarchy, &plan.sandbox.to_string(), limits)?))
     }
 
     /// From here on the sandbox takes itself down.
@@ -77,7 +77,7 @@ impl Logical {
     }
 
     fn try_controller(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
-        let name = format!("codelia-probe-{}", RunId::generate());
+        let name = format!("probe-{}", RunId::generate());
         Group::create(&self.hierarchy, &name, smallest_limit(controller))?.remove()
     }
 
@@ -112,6 +112,10 @@ impl Backend for Logical {
             });
         }
         Capabilities { mode: Mode::Logical, usable: tried.is_ok(), enforceable, gaps }
+    }
+
+    async fn sweep(&self) -> Result<usize, Error> {
+        Ok(self.hierarchy.remove_orphans()?)
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

@@ -22,6 +22,7 @@ pub(crate) const ORPHANS_EVERY: Duration = Duration::from_secs(60);
 /// Sweeps once.
 pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
     worker.sessions.discard_idle_spares();
+    worker.modes.sweep().await;
     show(worker);
     let current = worker.current();
     if !current.is_live() {

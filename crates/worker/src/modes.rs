@@ -58,6 +58,19 @@ impl Modes {
         self.installed(plan.mode)?.backend.prepare(plan).await.map_err(refusal)
     }
 
+    /// Removes what sandboxes of workers that were killed left on this host.
+    pub(crate) async fn sweep(&self) {
+        for Installed { backend, .. } in self.installed.values() {
+            match backend.sweep().await {
+                Ok(0) => {}
+                Ok(removed) => tracing::info!(mode = %backend.mode(), removed, "leftovers of killed workers"),
+                Err(error) => {
+                    tracing::warn!(mode = %backend.mode(), %error, "leftovers cannot be looked for")
+                }
+            }
+        }
+    }
+
     fn installed(&self, mode: Mode) -> Result<&Installed, Refusal> {
         self.installed.get(&mode).ok_or_else(|| unavailable(mode))
     }

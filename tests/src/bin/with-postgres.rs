@@ -1,11 +1,13 @@
 //! Runs a command with one private Postgres for all of it: `with-postgres COMMAND ARGS…`.
 //! The tests find it by `CODELIA_TEST_POSTGRES`; it ends with the command. Control groups that the
-//! command leaves behind are told, and fail it.
+//! command leaves behind are told, and fail it: all but those of workers that tests killed, which
+//! the next worker to come removes, as is done here.
 
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use codelia_store::Server;
+use codelia_sys::cgroup::Hierarchy;
 use codelia_tests::{POSTGRES_URL, Scratch, cgroups};
 use sqlx::ConnectOptions;
 
@@ -21,6 +23,7 @@ async fn main() -> Result<ExitCode> {
     let status = Command::new(&program).args(arguments).env(POSTGRES_URL, url.as_str()).status();
     server.stop().await?;
     let status = status.with_context(|| format!("run {}", program.display()))?;
+    Hierarchy::detect(None)?.remove_orphans()?;
     let left: Vec<_> = cgroups().difference(&before).cloned().collect();
     if !left.is_empty() {
         bail!("control groups are left behind: {left:#?}");

@@ -4,7 +4,7 @@ use std::{fs, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Controller, Hierarchy, Version, leaf::Leaf};
+use super::{Controller, Hierarchy, Version, leaf::Leaf, owner};
 use crate::{Error, process};
 
 /// What is limited. `None` is not.
@@ -40,13 +40,14 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group with these limits. CPU time is counted where the host can.
+    /// Makes a group with these limits, whose name also tells that it is this process's. CPU time is
+    /// counted where the host can.
     ///
     /// # Errors
     /// A limit cannot be set; nothing is left then.
     pub fn create(hierarchy: &Hierarchy, name: &str, limits: Limits) -> Result<Self, Error> {
         let mut group = Self::default();
-        match group.build(hierarchy, name, limits) {
+        match group.build(hierarchy, &owner::mark(name)?, limits) {
             Ok(()) => Ok(group),
             Err(error) => {
                 group.remove()?;

@@ -6,6 +6,7 @@
 mod group;
 mod hierarchy;
 mod leaf;
+mod owner;
 
 use std::os::fd::AsFd;
 

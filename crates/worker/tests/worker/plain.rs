@@ -28,6 +28,10 @@ impl Backend for Plain {
         Capabilities { mode: Mode::Logical, usable: true, enforceable, gaps: Vec::new() }
     }
 
+    async fn sweep(&self) -> Result<usize, Error> {
+        Ok(0)
+    }
+
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         Ok(Box::new(Waiting { root: plan.root.clone() }))
     }
