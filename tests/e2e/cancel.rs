@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 use codelia_proto::{
     duration_to_proto,
-    v1::{CancelRunRequest, Canceled, Limits, StartRunRequest, TimedOut, outcome::Kind},
+    v1::{CancelRunRequest, Canceled, Limits, OutOfMemory, StartRunRequest, TimedOut, outcome::Kind},
 };
-use codelia_tests::{Cluster, Exec, shell};
+use codelia_tests::{Cluster, Exec, available, shell};
 
 use crate::exec::{nothing_works_in, session_root};
 
@@ -73,5 +73,27 @@ async fn closing_a_session_ends_its_runs() -> Result<()> {
     client.close(&session.name).await?;
     assert_eq!(exec.finish().await?.outcome(), Kind::Canceled(Canceled {}));
     nothing_works_in(&directory).await;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_that_uses_up_its_memory_ends_as_such() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
+    // `tail` keeps a line without an end in memory.
+    let request = StartRunRequest {
+        limits: Some(limits),
+        ..shell(&session.name, "head -c 500000000 /dev/zero | tail")
+    };
+    let seen = Exec::start(&client, request).await?.finish().await?;
+    let refused = match seen.outcome() {
+        Kind::Refused(refused) => Some(refused.message),
+        _ => None,
+    };
+    if available("cgroup", refused.as_deref()) {
+        assert_eq!(seen.outcome(), Kind::Oom(OutOfMemory {}));
+    }
     cluster.end().await
 }
