@@ -8,6 +8,7 @@ mod admin;
 mod cancel;
 mod cli;
 mod clients;
+mod collector;
 mod configuration;
 mod exec;
 mod fairness;
