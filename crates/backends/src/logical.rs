@@ -139,7 +139,7 @@ fn refuse_what_is_not_logical(plan: &Plan) -> Result<(), Error> {
         ("ids", plan.ids.is_none()),
         ("hostname", plan.hostname.is_none()),
         ("network", plan.network == NetworkMode::Host),
-        ("syscalls", plan.syscalls.is_none()),
+        ("security", plan.security.is_none()),
     ];
     match checks.into_iter().find(|(_, holds)| !holds) {
         Some((field, _)) => Err(Error::Unenforceable { field }),
@@ -183,6 +183,7 @@ fn idle_plan(host: Enforceable) -> Plan {
         session: SessionId::generate(),
         mode: Mode::Logical,
         root: PathBuf::from("/"),
+        workspace: PathBuf::from("/"),
         mounts: Vec::new(),
         ids: None,
         env: BTreeMap::new(),
@@ -190,7 +191,7 @@ fn idle_plan(host: Enforceable) -> Plan {
         limits: Limits::default(),
         unenforced: limits.into_iter().filter(|(_, can)| !can).map(|(name, _)| name.to_owned()).collect(),
         network: NetworkMode::Host,
-        syscalls: None,
+        security: None,
     }
 }
 

@@ -205,6 +205,9 @@ fn limits(limits: &v1::Limits) -> Value {
         "pids": limits.pids,
         "open_files": limits.open_files,
         "output_bytes": limits.output_bytes,
+        "cpu_time_ms": millis(limits.cpu_time.as_ref()),
+        "file_bytes": limits.file_bytes,
+        "tmp_bytes": limits.tmp_bytes,
     })
 }
 

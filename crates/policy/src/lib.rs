@@ -17,4 +17,4 @@ pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, Tenant
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
-pub use plan::{Enforceable, Ids, Mount, Plan, PlanError, SyscallRules};
+pub use plan::{Enforceable, Ids, Mount, Plan, PlanError, Security, SyscallRules};

@@ -18,6 +18,8 @@ pub struct Plan {
     pub mode: Mode,
     /// The session's directory on the host; the only writable place of the host.
     pub root: PathBuf,
+    /// Where that directory is inside. In mode `logical` the same.
+    pub workspace: PathBuf,
     /// Mounts, in the order they are made. Empty in mode `logical`.
     pub mounts: Vec<Mount>,
     /// Who the command runs as; `None` keeps the worker's own ids (mode `logical`).
@@ -32,8 +34,8 @@ pub struct Plan {
     pub unenforced: Vec<String>,
     /// What the command may reach.
     pub network: NetworkMode,
-    /// Syscall filter; `None` for no filter (mode `logical`).
-    pub syscalls: Option<SyscallRules>,
+    /// What holds the command inside; `None` in mode `logical` alone.
+    pub security: Option<Security>,
 }
 
 /// One mount of a plan.
@@ -60,6 +62,42 @@ pub enum Mount {
     Proc,
     /// A minimal `/dev`.
     Dev,
+    /// A symbolic link.
+    Symlink {
+        /// The link, inside.
+        target: PathBuf,
+        /// Where it leads.
+        to: PathBuf,
+    },
+    /// A small read-only file of our own.
+    File {
+        /// Inside.
+        target: PathBuf,
+        /// What it says.
+        text: String,
+    },
+    /// A place where nothing can be read or reached.
+    Hidden {
+        /// Inside.
+        target: PathBuf,
+    },
+}
+
+/// What holds a command inside: enforced by the kernel, the same in every isolating mode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Security {
+    /// Which system calls it may make.
+    pub syscalls: SyscallRules,
+    /// This many blocked calls end the run.
+    pub violation_limit: u32,
+    /// Whether it may start processes; threads it always may.
+    pub fork: bool,
+    /// Whether it may execute another program.
+    pub exec: bool,
+    /// The only programs that may be executed; `None` for any it can see.
+    pub executables: Option<Vec<PathBuf>>,
+    /// Whether its processes may trace each other.
+    pub debug: bool,
 }
 
 /// Who the command runs as, outside the sandbox.
@@ -128,6 +166,7 @@ impl Plan {
             session,
             mode: Mode::Logical,
             env: clean_env(&root),
+            workspace: root.clone(),
             root,
             mounts: Vec::new(),
             ids: None,
@@ -135,7 +174,7 @@ impl Plan {
             limits: spec.limits.clone(),
             unenforced,
             network: NetworkMode::Host,
-            syscalls: None,
+            security: None,
         })
     }
 }

@@ -98,6 +98,9 @@ impl From<&Limits> for v1::Limits {
             pids: Some(limits.pids.cast_signed()),
             open_files: Some(limits.open_files.cast_signed()),
             output_bytes: Some(limits.output_bytes.cast_signed()),
+            cpu_time: Some(duration_to_proto(limits.cpu_time)),
+            file_bytes: Some(limits.file_bytes.cast_signed()),
+            tmp_bytes: Some(limits.tmp_bytes.cast_signed()),
         }
     }
 }

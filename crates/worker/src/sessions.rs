@@ -7,7 +7,7 @@ use std::{
 };
 
 use codelia_backends::Prepared;
-use codelia_policy::{Ceilings, LeaseEpoch, Limits, LimitsRequest, Plan, Refusal, RunSpec, SessionId};
+use codelia_policy::{LeaseEpoch, Limits, LimitsRequest, Plan, Refusal, RunSpec, SessionId};
 use codelia_store::{Lease, SessionSpec};
 use codelia_telemetry::{metrics, task};
 use tokio::{
@@ -197,7 +197,7 @@ impl Sessions {
             _ => return None,
         };
         let defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        usual_run(&spec, &defaults)
+        Some(usual_run(&spec, &defaults))
     }
 
     /// Learns from a run which defaults hold.
@@ -257,16 +257,8 @@ fn discard(spare: Option<Box<Spare>>) {
     }
 }
 
-fn usual_run(spec: &SessionSpec, defaults: &Limits) -> Option<RunSpec> {
-    let most = Ceilings(Limits {
-        timeout: Duration::MAX,
-        memory_bytes: u64::MAX,
-        cpu_millis: u64::MAX,
-        pids: u64::MAX,
-        open_files: u64::MAX,
-        output_bytes: u64::MAX,
-    });
-    Some(RunSpec {
+fn usual_run(spec: &SessionSpec, defaults: &Limits) -> RunSpec {
+    RunSpec {
         command: codelia_policy::CommandSpec {
             argv: Vec::new(),
             env: std::collections::BTreeMap::new(),
@@ -276,10 +268,10 @@ fn usual_run(spec: &SessionSpec, defaults: &Limits) -> Option<RunSpec> {
         },
         mode: spec.mode,
         network: spec.network,
-        limits: spec.limits.resolve(defaults, &most).ok()?,
+        limits: spec.limits.or_default(defaults),
         asked: spec.limits.clone(),
         ends_with_caller: false,
-    })
+    }
 }
 
 /// A limit that nobody asked for is the default.
