@@ -16,5 +16,5 @@ pub use command::{CommandSpec, RunSpec, TerminalSize};
 pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
-pub use outcome::{Outcome, Receipt, Refusal, Usage};
+pub use outcome::{Outcome, Receipt, Refusal, Usage, Violation};
 pub use plan::{Enforceable, Ids, Mount, Plan, PlanError, Security, SyscallRules};
