@@ -6,15 +6,25 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod document;
 mod id;
 mod limits;
 mod mode;
 mod outcome;
 mod plan;
+mod runtime;
+pub mod syscalls;
+mod violation;
 
 pub use command::{CommandSpec, RunSpec, TerminalSize};
+pub use document::{
+    CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, NetworkPolicy, Policy,
+    ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+};
 pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
-pub use outcome::{Outcome, Receipt, Refusal, Usage, Violation};
-pub use plan::{Enforceable, Ids, Mount, Plan, PlanError, Security, SyscallRules};
+pub use outcome::{Outcome, Receipt, Refusal, Usage};
+pub use plan::{Enforceable, Host, Ids, Mount, Plan, PlanError, Security, SyscallRules, WORKSPACE};
+pub use runtime::Runtime;
+pub use violation::{Repeated, Violation, Violations};

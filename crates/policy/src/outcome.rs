@@ -66,19 +66,6 @@ pub struct Usage {
     pub wall_time: Duration,
 }
 
-/// A rule that a command tried to break, as it was seen and stopped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Violation {
-    /// Stable upper-case word, such as `SYSCALL_BLOCKED`.
-    pub kind: String,
-    /// The name of the system call.
-    pub syscall: String,
-    /// Its number.
-    pub nr: i32,
-    /// Its arguments, as the kernel passed them.
-    pub args: [u64; 6],
-}
-
 /// What a sandbox left behind when it was destroyed. All zero, or an alert.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
