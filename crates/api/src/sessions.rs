@@ -110,7 +110,7 @@ impl Sessions {
     }
 
     fn render(&self, session: Session) -> v1::Session {
-        render::session(session, &self.context.options.defaults)
+        render::session(session)
     }
 }
 

@@ -123,7 +123,6 @@ async fn carry_out(worker: &Arc<Worker>, run: &Arc<ActiveRun>, inlets: Inlets) -
 
 fn plan(worker: &Worker, run: &ActiveRun) -> Result<Plan, Refusal> {
     let assigned = &run.assigned;
-    worker.sessions.learn(&assigned.spec);
     worker.modes.plan(assigned.id, assigned.session, worker.root.session(assigned.session), &assigned.spec)
 }
 

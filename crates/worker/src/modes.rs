@@ -117,6 +117,7 @@ mod tests {
             network: None,
             limits,
             asked: LimitsRequest::default(),
+            policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
         };
         let session = SessionId(uuid::Uuid::nil());

@@ -7,7 +7,7 @@ use std::{
 };
 
 use codelia_backends::Prepared;
-use codelia_policy::{LeaseEpoch, Limits, LimitsRequest, Plan, Refusal, RunSpec, SessionId};
+use codelia_policy::{LeaseEpoch, Plan, Refusal, RunSpec, SessionId};
 use codelia_store::{Lease, SessionSpec};
 use codelia_telemetry::{metrics, task};
 use tokio::{
@@ -88,17 +88,11 @@ struct Held {
 pub(crate) struct Sessions {
     table: Mutex<HashMap<SessionId, Entry>>,
     spares: Arc<Semaphore>,
-    /// The defaults that runs are admitted with, learnt from runs: the api decides them.
-    defaults: Mutex<Limits>,
 }
 
 impl Sessions {
     pub(crate) fn new(max_spares: usize) -> Self {
-        Self {
-            table: Mutex::default(),
-            spares: Arc::new(Semaphore::new(max_spares)),
-            defaults: Mutex::new(Limits::default()),
-        }
+        Self { table: Mutex::default(), spares: Arc::new(Semaphore::new(max_spares)) }
     }
 
     /// How many are held.
@@ -192,18 +186,10 @@ impl Sessions {
     /// What a run of this session is like that asks for nothing of its own; `None` if the session is
     /// not held or cannot be served.
     pub(crate) fn usual_run(&self, id: SessionId) -> Option<RunSpec> {
-        let spec = match self.lock().get(&id)? {
-            Entry::Held(held) if !held.closing => held.spec.clone(),
-            _ => return None,
-        };
-        let defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Some(usual_run(&spec, &defaults))
-    }
-
-    /// Learns from a run which defaults hold.
-    pub(crate) fn learn(&self, spec: &RunSpec) {
-        let mut defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner);
-        learn(&mut defaults, &spec.asked, &spec.limits);
+        match self.lock().get(&id)? {
+            Entry::Held(held) if !held.closing => Some(usual_run(&held.spec)),
+            _ => None,
+        }
     }
 
     /// Gives a session its spare sandbox, unless it has one that serves, or there are too many.
@@ -257,7 +243,7 @@ fn discard(spare: Option<Box<Spare>>) {
     }
 }
 
-fn usual_run(spec: &SessionSpec, defaults: &Limits) -> RunSpec {
+fn usual_run(spec: &SessionSpec) -> RunSpec {
     RunSpec {
         command: codelia_policy::CommandSpec {
             argv: Vec::new(),
@@ -268,28 +254,16 @@ fn usual_run(spec: &SessionSpec, defaults: &Limits) -> RunSpec {
         },
         mode: spec.mode,
         network: spec.network,
-        limits: spec.limits.or_default(defaults),
-        asked: spec.limits.clone(),
+        limits: spec.limits.clone(),
+        asked: spec.asked.clone(),
+        policy: spec.policy.clone(),
         ends_with_caller: false,
     }
 }
 
-/// A limit that nobody asked for is the default.
-fn learn(defaults: &mut Limits, asked: &LimitsRequest, limits: &Limits) {
-    let note = |asked: Option<u64>, default: &mut u64, limit: u64| {
-        if asked.is_none() {
-            *default = limit;
-        }
-    };
-    note(asked.memory_bytes, &mut defaults.memory_bytes, limits.memory_bytes);
-    note(asked.cpu_millis, &mut defaults.cpu_millis, limits.cpu_millis);
-    note(asked.pids, &mut defaults.pids, limits.pids);
-    note(asked.open_files, &mut defaults.open_files, limits.open_files);
-}
-
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{Enforceable, Mode, Receipt, RunId};
+    use codelia_policy::{Enforceable, Limits, LimitsRequest, Mode, Policy, Receipt, RunId};
 
     use super::*;
 
@@ -298,7 +272,13 @@ mod tests {
             session: SessionId::generate(),
             tenant: "team".parse().unwrap(),
             epoch: LeaseEpoch(epoch),
-            spec: SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None },
+            spec: SessionSpec {
+                mode: Mode::Logical,
+                limits: Limits::default(),
+                asked: LimitsRequest::default(),
+                network: None,
+                policy: Policy::default(),
+            },
             has_files: false,
         }
     }
@@ -397,18 +377,5 @@ mod tests {
         sessions.keep_spare(id, usual.clone(), make);
         assert!(sessions.take_spare(id, &usual).is_none());
         assert!(sessions.usual_run(id).is_none());
-    }
-
-    #[test]
-    fn the_defaults_of_the_api_are_learnt_from_runs() {
-        let sessions = Sessions::new(1);
-        let id = held(&sessions);
-        let mut spec = sessions.usual_run(id).unwrap();
-        spec.limits.memory_bytes = 77;
-        spec.limits.pids = 5;
-        spec.asked.pids = Some(5);
-        sessions.learn(&spec);
-        let learnt = sessions.usual_run(id).unwrap().limits;
-        assert_eq!((learnt.memory_bytes, learnt.pids), (77, Limits::default().pids));
     }
 }
