@@ -9,6 +9,7 @@ mod error;
 pub mod cgroup;
 pub mod directory;
 pub mod fd;
+pub mod inherit;
 pub mod process;
 pub mod pty;
 pub mod rlimit;

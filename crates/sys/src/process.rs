@@ -158,6 +158,12 @@ pub fn own_id() -> Pid {
     rustix::process::getpid()
 }
 
+/// The user of this process, by number.
+#[must_use]
+pub fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// Kills a process. One that has ended already is fine.
 ///
 /// # Errors
