@@ -2,7 +2,7 @@
 //!
 //! Every field may be left out; then the policy above it holds, and at last the default.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -156,8 +156,8 @@ pub struct SyscallPolicy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<SyscallMode>,
     /// Names of system calls.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
-    pub names: BTreeSet<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
     /// This many blocked calls end the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub violation_limit: Option<u32>,

@@ -46,6 +46,27 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// The same limits, none above those of `caps`.
+    #[must_use]
+    pub fn within(&self, caps: &LimitsRequest) -> Self {
+        fn least<T: Ord + Copy>(limit: T, cap: Option<T>) -> T {
+            cap.map_or(limit, |cap| limit.min(cap))
+        }
+        Self {
+            timeout: least(self.timeout, caps.timeout),
+            memory_bytes: least(self.memory_bytes, caps.memory_bytes),
+            cpu_millis: least(self.cpu_millis, caps.cpu_millis),
+            pids: least(self.pids, caps.pids),
+            open_files: least(self.open_files, caps.open_files),
+            output_bytes: least(self.output_bytes, caps.output_bytes),
+            cpu_time: least(self.cpu_time, caps.cpu_time),
+            file_bytes: least(self.file_bytes, caps.file_bytes),
+            tmp_bytes: least(self.tmp_bytes, caps.tmp_bytes),
+        }
+    }
+}
+
 /// The most that may be asked for. Operators set them; above one is refused, never cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]

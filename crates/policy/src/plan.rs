@@ -29,7 +29,7 @@ const GROUP: &str = "root:x:0:\ncodelia:x:1000:\nnogroup:x:65534:\n";
 const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
 
 /// So many blocked system calls end a run, unless its policy says less or more.
-const VIOLATION_LIMIT: u32 = 50;
+pub(crate) const VIOLATION_LIMIT: u32 = 50;
 
 /// Everything a backend must set up around a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,6 +169,22 @@ pub struct Host {
     pub runtime: Runtime,
 }
 
+impl Host {
+    /// A host that can enforce everything, with the usual runtime.
+    #[must_use]
+    pub fn able() -> Self {
+        let enforceable = Enforceable {
+            memory: true,
+            cpu: true,
+            pids: true,
+            network: true,
+            syscalls: true,
+            executables: true,
+        };
+        Self { enforceable, runtime: Runtime::usual() }
+    }
+}
+
 /// A plan that cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("mode {mode} cannot enforce {field} on this host")]
@@ -214,6 +230,19 @@ impl Plan {
             network: NetworkMode::Host,
             security: None,
         })
+    }
+
+    /// Whether any host could carry the run out: what a caller is told before anything is recorded.
+    ///
+    /// # Errors
+    /// Names the field that no host can enforce.
+    pub fn check(spec: &RunSpec) -> Result<(), PlanError> {
+        if spec.mode == Mode::Logical {
+            return isolates_nothing(&spec.policy);
+        }
+        let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+        let ids = Ids { uid: 0, gid: 0 };
+        Self::isolated(sandbox, session, PathBuf::new(), spec, &Host::able(), ids).map(|_| ())
     }
 
     /// The plan for a run in one of the isolating modes. `ids` is who its processes are on the host.
@@ -291,6 +320,7 @@ fn missing(spec: &RunSpec, host: Enforceable) -> Option<&'static str> {
             host.executables || policy.process.allowed_executables.is_none(),
         ),
         ("policy.filesystem.max_total_bytes", policy.filesystem.max_total_bytes.is_none()),
+        ("policy.filesystem.read_write_paths", policy.filesystem.below_writable().is_none()),
         ("policy.environment.mode", policy.environment.mode != Some(EnvironmentMode::Inherit)),
     ];
     needed.into_iter().find_map(|(field, held)| (!held).then_some(field))
@@ -480,18 +510,6 @@ mod tests {
         assert_eq!(error.unwrap_err().field, "network");
     }
 
-    fn able() -> Host {
-        let enforceable = Enforceable {
-            memory: true,
-            cpu: true,
-            pids: true,
-            network: true,
-            syscalls: true,
-            executables: true,
-        };
-        Host { enforceable, runtime: Runtime::usual() }
-    }
-
     fn isolated(policy: Policy, network: Option<NetworkMode>, host: &Host) -> Result<Plan, PlanError> {
         let spec = RunSpec { mode: Mode::Bwrap, policy, ..spec(LimitsRequest::default(), network) };
         let ids = Ids { uid: 200_000, gid: 200_000 };
@@ -500,7 +518,7 @@ mod tests {
 
     #[test]
     fn only_the_workspace_is_a_writable_place_of_the_host_by_default() {
-        let plan = isolated(Policy::default(), None, &able()).unwrap();
+        let plan = isolated(Policy::default(), None, &Host::able()).unwrap();
         let writable: Vec<_> =
             plan.mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: true, .. })).collect();
         let workspace = Mount::Bind { source: "/s".into(), target: WORKSPACE.into(), writable: true };
@@ -511,10 +529,10 @@ mod tests {
 
     #[test]
     fn an_isolating_mode_refuses_what_the_host_cannot_enforce_even_by_default() {
-        let mut host = able();
+        let mut host = Host::able();
         host.enforceable.memory = false;
         assert_eq!(isolated(Policy::default(), None, &host).unwrap_err().field, "limits.memory_bytes");
-        let mut host = able();
+        let mut host = Host::able();
         host.enforceable.executables = false;
         let mut policy = Policy::default();
         assert!(isolated(policy.clone(), None, &host).is_ok());
@@ -525,10 +543,10 @@ mod tests {
     #[test]
     fn a_network_that_does_not_exist_yet_is_refused() {
         for mode in [NetworkMode::Proxy, NetworkMode::Host] {
-            assert_eq!(isolated(Policy::default(), Some(mode), &able()).unwrap_err().field, "network");
+            assert_eq!(isolated(Policy::default(), Some(mode), &Host::able()).unwrap_err().field, "network");
             let mut policy = Policy::default();
             policy.network.mode = Some(mode);
-            assert_eq!(isolated(policy, None, &able()).unwrap_err().field, "policy.network.mode");
+            assert_eq!(isolated(policy, None, &Host::able()).unwrap_err().field, "policy.network.mode");
         }
     }
 
@@ -537,7 +555,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.filesystem.read_only_paths = Some(vec!["/opt/a/b".into(), "/opt".into(), "/srv/no/x".into()]);
         policy.filesystem.denied_paths = vec!["/srv/no".into(), "/opt/secret".into()];
-        let plan = isolated(policy, None, &able()).unwrap();
+        let plan = isolated(policy, None, &Host::able()).unwrap();
         let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
         let expected = ["/opt", "/opt/a/b", "/srv/no", "/opt/secret"].map(Path::new);
         assert_eq!(tail, expected);
@@ -547,8 +565,8 @@ mod tests {
     fn a_policy_narrows_the_system_calls() {
         let mut policy = Policy::default();
         policy.syscalls.mode = Some(SyscallMode::Deny);
-        policy.syscalls.names = ["socket".to_owned()].into();
-        let security = isolated(policy, None, &able()).unwrap().security.unwrap();
+        policy.syscalls.names = vec!["socket".to_owned()];
+        let security = isolated(policy, None, &Host::able()).unwrap().security.unwrap();
         let SyscallRules::Allow(names) = security.syscalls else { panic!("a plan has an allow-list") };
         assert_eq!(names.len(), syscalls::allowed(false).len() - 1);
         assert!(!names.contains(&"socket".to_owned()));
