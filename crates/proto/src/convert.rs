@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Limits, Mode, NetworkMode, Outcome, Receipt, TerminalSize, Usage};
+use codelia_policy::{Limits, Mode, NetworkMode, Outcome, Receipt, Repeated, TerminalSize, Usage};
 
 use crate::v1;
 
@@ -138,6 +138,19 @@ impl From<&Usage> for v1::Usage {
             cpu_time: Some(duration_to_proto(usage.cpu_time)),
             peak_memory_bytes: usage.peak_memory_bytes.cast_signed(),
             wall_time: Some(duration_to_proto(usage.wall_time)),
+        }
+    }
+}
+
+impl From<&Repeated> for v1::ViolationEvent {
+    fn from(repeated: &Repeated) -> Self {
+        let violation = &repeated.violation;
+        Self {
+            kind: violation.kind.clone(),
+            syscall: violation.syscall.clone(),
+            number: violation.nr,
+            args: violation.args.to_vec(),
+            count: repeated.count.cast_signed(),
         }
     }
 }

@@ -5,6 +5,7 @@
 mod metrics;
 mod page;
 mod pipeline;
+mod window;
 pub mod task;
 
 pub use metrics::{Metrics, Step, metrics};
