@@ -105,6 +105,10 @@ pub(crate) fn worker(
         drain_grace: grace(config, manner),
         kill_grace: KILL_GRACE,
         output_retention: RETENTION,
+        uids: rustix::process::geteuid().is_root().then_some(codelia_worker::UidRange {
+            base: config.sandbox.uid_base.get(),
+            count: config.sandbox.uid_count.get(),
+        }),
     })
 }
 

@@ -26,7 +26,8 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "end_time": timestamp(run.end_time.as_ref()),
         "setup_ms": millis(run.setup_time.as_ref()),
         "usage": run.usage.as_ref().map(usage),
-        "violations": [],
+        "violations": run.violations.iter().map(violation).collect::<Vec<_>>(),
+        "violation_count": run.violation_count,
         "receipt": run.receipt.as_ref().map(receipt),
         "output_bytes": run.output_bytes,
         "output_truncated": run.output_truncated,
@@ -184,6 +185,16 @@ fn usage(usage: &v1::Usage) -> Value {
         "cpu_ms": millis(usage.cpu_time.as_ref()),
         "peak_memory_bytes": usage.peak_memory_bytes,
         "wall_ms": millis(usage.wall_time.as_ref()),
+    })
+}
+
+fn violation(violation: &v1::ViolationEvent) -> Value {
+    json!({
+        "kind": violation.kind,
+        "syscall": violation.syscall,
+        "number": violation.number,
+        "args": violation.args,
+        "count": violation.count,
     })
 }
 

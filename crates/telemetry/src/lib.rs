@@ -5,8 +5,8 @@
 mod metrics;
 mod page;
 mod pipeline;
-mod window;
 pub mod task;
+mod window;
 
 pub use metrics::{Metrics, Step, metrics};
 pub use page::serve_metrics;

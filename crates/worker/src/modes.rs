@@ -1,9 +1,13 @@
 //! The modes this worker proved it can enforce, and the plans it makes for them.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{Enforceable, Mode, Plan, Refusal, RunId, RunSpec, SessionId};
+use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, Runtime, SessionId};
 
 /// The backends that passed their probe.
 #[derive(Debug)]
@@ -14,12 +18,28 @@ pub(crate) struct Modes {
 #[derive(Debug)]
 struct Installed {
     backend: Arc<dyn Backend>,
-    host: Enforceable,
+    host: Host,
+}
+
+/// Why a run has no sandbox.
+#[derive(Debug)]
+pub(crate) struct Denial {
+    /// What the caller is told.
+    pub(crate) refusal: Refusal,
+    /// The field of the request or policy at fault.
+    pub(crate) field: Option<&'static str>,
+}
+
+impl From<Refusal> for Denial {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, field: None }
+    }
 }
 
 impl Modes {
     /// Probes every backend; one that is not usable here is left out, with the reason in the log.
     pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>) -> Self {
+        let runtime = Runtime::of(Path::exists, Path::is_symlink);
         let mut installed = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;
@@ -27,7 +47,8 @@ impl Modes {
                 tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "the host lacks something");
             }
             if found.usable {
-                installed.insert(found.mode, Installed { backend, host: found.enforceable });
+                let host = Host { enforceable: found.enforceable, runtime: runtime.clone() };
+                installed.insert(found.mode, Installed { backend, host });
             }
         }
         Self { installed }
@@ -44,21 +65,24 @@ impl Modes {
         session: SessionId,
         root: PathBuf,
         spec: &RunSpec,
-    ) -> Result<Plan, Refusal> {
-        let installed = self.installed(spec.mode)?;
-        match spec.mode {
-            Mode::Logical => Plan::logical(sandbox, session, root, spec, installed.host)
-                .map_err(|error| unenforceable(error.field, error.to_string())),
-            Mode::Bwrap | Mode::Nsjail | Mode::Container => Err(unavailable(spec.mode)),
-        }
+        ids: Ids,
+    ) -> Result<Plan, Denial> {
+        let host = &self.installed(spec.mode)?.host;
+        let plan = match spec.mode {
+            Mode::Logical => Plan::logical(sandbox, session, root, spec, host.enforceable),
+            Mode::Bwrap | Mode::Nsjail | Mode::Container => {
+                Plan::isolated(sandbox, session, root, spec, host, ids)
+            }
+        };
+        plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))
     }
 
     /// Carries a plan out.
-    pub(crate) async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Refusal> {
-        self.installed(plan.mode)?.backend.prepare(plan).await.map_err(refusal)
+    pub(crate) async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Denial> {
+        self.installed(plan.mode)?.backend.prepare(plan).await.map_err(denial)
     }
 
-    fn installed(&self, mode: Mode) -> Result<&Installed, Refusal> {
+    fn installed(&self, mode: Mode) -> Result<&Installed, Denial> {
         self.installed.get(&mode).ok_or_else(|| unavailable(mode))
     }
 }
@@ -73,13 +97,13 @@ pub(crate) fn serves(made: &Plan, wanted: &Plan) -> bool {
     made == *wanted
 }
 
-/// What the caller is told of a sandbox that could not be had.
-pub(crate) fn refusal(error: codelia_backends::Error) -> Refusal {
+/// What is said of a sandbox that could not be had.
+pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
     use codelia_backends::Error;
     match error {
-        Error::Refused(refusal) => refusal,
+        Error::Refused(refusal) => refusal.into(),
         Error::Unenforceable { field } => unenforceable(field, error.to_string()),
-        other => failed(&other),
+        other => failed(&other).into(),
     }
 }
 
@@ -89,18 +113,21 @@ pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
     Refusal { reason: "SANDBOX_FAILED".to_owned(), message: "the sandbox could not be made".to_owned() }
 }
 
-fn unenforceable(field: &str, message: String) -> Refusal {
+fn unenforceable(field: &'static str, message: String) -> Denial {
     tracing::info!(field, "the plan cannot be enforced");
-    Refusal { reason: "UNENFORCEABLE".to_owned(), message }
+    let refusal = Refusal { reason: "UNENFORCEABLE".to_owned(), message };
+    Denial { refusal, field: Some(field) }
 }
 
-fn unavailable(mode: Mode) -> Refusal {
-    Refusal { reason: "MODE_UNAVAILABLE".to_owned(), message: format!("this worker has no mode {mode}") }
+fn unavailable(mode: Mode) -> Denial {
+    let message = format!("this worker has no mode {mode}");
+    let refusal = Refusal { reason: "MODE_UNAVAILABLE".to_owned(), message };
+    Denial { refusal, field: Some("mode") }
 }
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{CommandSpec, Limits, LimitsRequest};
+    use codelia_policy::{CommandSpec, Enforceable, Limits, LimitsRequest};
 
     use super::*;
 

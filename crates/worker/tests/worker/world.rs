@@ -256,6 +256,7 @@ fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Options {
         drain_grace: shape.drain_grace,
         kill_grace: Duration::from_millis(200),
         output_retention: Duration::from_secs(3600),
+        uids: None,
     }
 }
 
