@@ -12,7 +12,7 @@ fn time(at: OffsetDateTime) -> prost_types::Timestamp {
     timestamp_to_proto(at.unix_timestamp_nanos())
 }
 
-pub(crate) fn session(session: Session, defaults: &Limits) -> v1::Session {
+pub(crate) fn session(session: Session) -> v1::Session {
     v1::Session {
         name: format!("sessions/{}", session.id),
         session_id: session.id.to_string(),
@@ -27,7 +27,7 @@ pub(crate) fn session(session: Session, defaults: &Limits) -> v1::Session {
         worker_id: session.holder.map(String::from).unwrap_or_default(),
         lease_epoch: session.lease_epoch.0,
         labels: session.labels.into_iter().collect(),
-        limits: Some((&session.spec.limits.or_default(defaults)).into()),
+        limits: Some((&session.spec.limits).into()),
     }
 }
 
@@ -70,7 +70,14 @@ pub(crate) fn run(run: &Run) -> v1::Run {
         labels: run.labels.clone().into_iter().collect(),
         limits: Some((&run.spec.limits).into()),
         unenforced: run.unenforced.clone(),
+        violations: violations(run).collect(),
+        violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
     }
+}
+
+/// What a run tried against its policy, in order.
+pub(crate) fn violations(run: &Run) -> impl Iterator<Item = v1::ViolationEvent> {
+    run.violations.seen.iter().map(Into::into)
 }
 
 fn worker_id(run: &Run) -> String {
