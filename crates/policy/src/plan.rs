@@ -232,17 +232,19 @@ impl Plan {
         })
     }
 
-    /// Whether any host could carry the run out: what a caller is told before anything is recorded.
+    /// Whether any host could carry out such a run: what a caller is told before anything is recorded.
     ///
     /// # Errors
     /// Names the field that no host can enforce.
-    pub fn check(spec: &RunSpec) -> Result<(), PlanError> {
-        if spec.mode == Mode::Logical {
-            return isolates_nothing(&spec.policy);
+    pub fn check(mode: Mode, network: Option<NetworkMode>, policy: &Policy) -> Result<(), PlanError> {
+        if mode == Mode::Logical {
+            return isolates_nothing(policy);
         }
-        let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
-        let ids = Ids { uid: 0, gid: 0 };
-        Self::isolated(sandbox, session, PathBuf::new(), spec, &Host::able(), ids).map(|_| ())
+        let missing = missing(mode, policy, Host::able().enforceable);
+        match missing.or(reach(network, policy).err()) {
+            Some(field) => Err(PlanError { field, mode }),
+            None => Ok(()),
+        }
     }
 
     /// The plan for a run in one of the isolating modes. `ids` is who its processes are on the host.
@@ -260,7 +262,7 @@ impl Plan {
         ids: Ids,
     ) -> Result<Self, PlanError> {
         let refuse = |field| PlanError { field, mode: spec.mode };
-        if let Some(field) = missing(spec, host.enforceable) {
+        if let Some(field) = missing(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
         }
         Ok(Self {
@@ -275,7 +277,7 @@ impl Plan {
             hostname: Some(HOSTNAME.to_owned()),
             limits: spec.limits.clone(),
             unenforced: Vec::new(),
-            network: network(spec).map_err(refuse)?,
+            network: reach(spec.network, &spec.policy).map_err(refuse)?,
             security: Some(security(&spec.policy)),
         })
     }
@@ -305,10 +307,9 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
 }
 
 /// The first thing that an isolating mode needs and this host, or Codelia yet, cannot enforce.
-fn missing(spec: &RunSpec, host: Enforceable) -> Option<&'static str> {
-    let policy = &spec.policy;
+fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static str> {
     let needed = [
-        ("mode", spec.mode != Mode::Logical),
+        ("mode", mode != Mode::Logical),
         ("policy.isolation_level", policy.isolation_level != Some(Level::None)),
         ("limits.memory_bytes", host.memory),
         ("limits.cpu_millis", host.cpu),
@@ -327,8 +328,8 @@ fn missing(spec: &RunSpec, host: Enforceable) -> Option<&'static str> {
 }
 
 /// What the command may reach: nothing yet but itself.
-fn network(spec: &RunSpec) -> Result<NetworkMode, &'static str> {
-    match (spec.network, spec.policy.network.mode) {
+fn reach(asked: Option<NetworkMode>, policy: &Policy) -> Result<NetworkMode, &'static str> {
+    match (asked, policy.network.mode) {
         (Some(NetworkMode::Proxy | NetworkMode::Host), _) => Err("network"),
         (Some(NetworkMode::None), _) | (None, None | Some(NetworkMode::None)) => Ok(NetworkMode::None),
         (None, Some(NetworkMode::Proxy | NetworkMode::Host)) => Err("policy.network.mode"),

@@ -98,15 +98,17 @@ fn surroundings() -> impl Strategy<Value = (EnvironmentPolicy, CommandPolicy)> {
 fn policies() -> impl Strategy<Value = Policy> {
     let level = of(select(vec![Level::None, Level::Process, Level::Full]));
     (level, filesystem(), process(), network(), resources(), syscall_policy(), surroundings()).prop_map(
-        |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| Policy {
-            isolation_level,
-            filesystem,
-            process,
-            network,
-            resources,
-            syscalls,
-            environment,
-            command,
+        |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| {
+            Policy {
+                isolation_level,
+                filesystem,
+                process,
+                network,
+                resources,
+                syscalls,
+                environment,
+                command,
+            }
         },
     )
 }
