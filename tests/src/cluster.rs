@@ -176,6 +176,8 @@ impl Cluster {
             .env("CODELIA_DATA_DIR", data)
             .env("CODELIA_METRICS_LISTEN", "")
             .env("CODELIA_LOG_FILTER", "info")
+            // What is not about isolation is tested without it; the other modes have tests of their own.
+            .env("CODELIA_SANDBOX_MODE", "logical")
             .envs(self.shape.settings.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }

@@ -44,7 +44,7 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use root::RootError;
+pub use root::{RootError, blocked_at};
 use worker::Worker;
 
 /// How long open calls may take to end when the worker leaves.
@@ -176,7 +176,7 @@ impl Service {
     ) -> Result<Self, Error> {
         check(&options)?;
         let root = root::Root::open(&options.root, options.uids)?;
-        let modes = modes::Modes::probe(backends).await;
+        let modes = modes::Modes::probe(backends, root.blocked_at()).await;
         if modes.names().is_empty() {
             return Err(Error::NoMode);
         }

@@ -38,13 +38,18 @@ impl From<Refusal> for Denial {
 
 impl Modes {
     /// Probes every backend; one that is not usable here is left out, with the reason in the log.
-    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>) -> Self {
+    /// So are those that isolate if the users of sessions cannot pass through `blocked`.
+    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, blocked: Option<PathBuf>) -> Self {
         let runtime = Runtime::of(Path::exists, Path::is_symlink);
         let mut installed = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;
             for gap in &found.gaps {
                 tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "the host lacks something");
+            }
+            if let (Some(directory), true) = (&blocked, found.mode != Mode::Logical) {
+                tracing::warn!(mode = %found.mode, directory = %directory.display(), "sessions cannot pass through a directory above them");
+                continue;
             }
             if found.usable {
                 let host = Host { enforceable: found.enforceable, runtime: runtime.clone() };

@@ -119,6 +119,11 @@ impl Root {
         Ok(ids)
     }
 
+    /// The directory above sessions that their own users cannot pass through, if there is one.
+    pub(crate) fn blocked_at(&self) -> Option<PathBuf> {
+        if self.ids.are_own() { blocked_at(&self.path) } else { None }
+    }
+
     fn free_ids(&self) -> Result<(), RootError> {
         let is_there = |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
         self.ids.free_forgotten(is_there).map_err(RootError::at("free ids in", &self.path))
@@ -136,6 +141,16 @@ impl Root {
     fn trash(&self) -> PathBuf {
         self.path.join("trash")
     }
+}
+
+/// The first directory above `root` that not everybody may pass through. What is not there yet is
+/// the worker's to make.
+#[must_use]
+pub fn blocked_at(root: &Path) -> Option<PathBuf> {
+    let is_blocked =
+        |path: &&Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
+    let above = root.parent()?;
+    above.ancestors().filter(is_blocked).last().map(Path::to_owned)
 }
 
 /// Creates a directory for us alone, or makes sure that one that is there is.
