@@ -120,7 +120,8 @@ impl RunningCommand {
             cause: self.cause(),
             oom_kills: counted.oom_kills,
             pids_refused: counted.pids_refused,
-            cpu_time_used_up: usage.cpu_time >= self.watch.cpu_time,
+            // The clock behind the signal is coarser than the group's and may run ahead of it.
+            cpu_time_used_up: usage.cpu_time * 10 >= self.watch.cpu_time * 9,
         };
         (ending::outcome(status, signs), usage)
     }
