@@ -6,6 +6,7 @@ use prost::Message;
 
 const PUBLIC: &[&str] = &[
     "codelia/v1/admin.proto",
+    "codelia/v1/policy.proto",
     "codelia/v1/run.proto",
     "codelia/v1/sandbox.proto",
     "codelia/v1/session.proto",

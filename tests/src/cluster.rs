@@ -178,6 +178,8 @@ impl Cluster {
             .env("CODELIA_LOG_FILTER", "info")
             // Runs that a test leaves running are not waited for.
             .env("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "1")
+            // What is not about isolation is tested without it; the other modes have tests of their own.
+            .env("CODELIA_SANDBOX_MODE", "logical")
             .envs(self.shape.settings.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }

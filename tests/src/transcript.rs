@@ -1,6 +1,6 @@
 //! What a run's events said, put together and checked as they arrive.
 
-use codelia_proto::v1::{AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, outcome, run_event::Kind};
+use codelia_proto::v1::{AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent, outcome, run_event::Kind};
 
 /// The events of one run so far.
 #[derive(Debug, Default)]
@@ -19,6 +19,8 @@ pub struct Transcript {
     pub position: i64,
     /// The limit that output was cut at.
     pub truncated_at: Option<i64>,
+    /// What it tried against its policy.
+    pub violations: Vec<ViolationEvent>,
     /// The run with its outcome.
     pub finished: Option<Run>,
     offsets: [Option<i64>; 2],
@@ -51,6 +53,10 @@ impl Transcript {
             }
             Kind::Output(output) => {
                 self.push_output(output.stream(), output.offset, &output.data, output.next_position)
+            }
+            Kind::Violation(violation) => {
+                assert!(self.started.is_some(), "a violation before the start");
+                self.violations.push(violation);
             }
             Kind::OutputTruncated(cut) => self.truncated_at = Some(cut.limit_bytes),
             Kind::Finished(finished) => self.finished = Some(finished.run.expect("the finished run")),

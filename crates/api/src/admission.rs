@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_policy::{CommandSpec, LimitsRequest, Mode, NetworkMode, RunSpec};
+use codelia_policy::{CommandSpec, LimitsRequest, Mode, NetworkMode, Policy, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{SessionRef, SessionSpec, Store};
 use serde::Serialize;
@@ -47,13 +47,14 @@ impl RunRequest {
     pub(crate) fn specify(&self, session: &SessionSpec, options: &Options) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
         check_allowed(mode, options)?;
-        let asked = self.limits.over(&session.limits);
+        let asked = self.limits.over(&session.asked);
         Ok(RunSpec {
             command: self.command.clone(),
             mode,
             network: self.network.or(session.network).or(default_network(mode, options)),
-            limits: asked.resolve(&options.defaults, &options.ceilings)?,
+            limits: self.limits.resolve(&session.limits, &options.ceilings)?,
             asked,
+            policy: session.policy.clone(),
             ends_with_caller: self.ends_with_caller,
         })
     }
@@ -76,13 +77,11 @@ pub(crate) struct SessionRequest {
 impl SessionRequest {
     /// Checks a request; nothing is looked up.
     pub(crate) fn read(wire: v1::CreateSessionRequest, options: &Options) -> Result<Self, ApiError> {
-        let limits = validate::limits(wire.limits)?;
-        limits.resolve(&options.defaults, &options.ceilings)?;
         Ok(Self {
             idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
             alias: validate::alias(wire.alias)?,
             mode: validate::mode(wire.mode)?,
-            limits,
+            limits: validate::limits(wire.limits)?,
             network: validate::network(wire.network)?,
             ttl: validate::ttl("ttl", wire.ttl, options.max_session_ttl)?,
             idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, options.max_session_ttl)?,
@@ -94,7 +93,13 @@ impl SessionRequest {
     pub(crate) fn specify(&self, options: &Options) -> Result<SessionSpec, ApiError> {
         let mode = self.mode.unwrap_or(options.default_mode);
         check_allowed(mode, options)?;
-        Ok(SessionSpec { mode, limits: self.limits.clone(), network: self.network })
+        Ok(SessionSpec {
+            mode,
+            limits: self.limits.resolve(&options.defaults, &options.ceilings)?,
+            asked: self.limits.clone(),
+            network: self.network,
+            policy: Policy::default(),
+        })
     }
 }
 
@@ -161,8 +166,9 @@ mod tests {
     }
 
     fn session() -> SessionSpec {
-        let limits = LimitsRequest { pids: Some(7), open_files: Some(9), ..Default::default() };
-        SessionSpec { mode: Mode::Logical, limits, network: None }
+        let asked = LimitsRequest { pids: Some(7), open_files: Some(9), ..Default::default() };
+        let limits = asked.or_default(&Limits::default());
+        SessionSpec { mode: Mode::Logical, limits, asked, network: None, policy: Policy::default() }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the store holds, as the wire shows it. Pure.
 
-use codelia_policy::{Ceilings, CommandSpec, Limits, LimitsRequest};
+use codelia_policy::{CommandSpec, Limits};
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
     Chunk, EndReason, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used, Worker,
@@ -12,7 +12,7 @@ fn time(at: OffsetDateTime) -> prost_types::Timestamp {
     timestamp_to_proto(at.unix_timestamp_nanos())
 }
 
-pub(crate) fn session(session: Session, defaults: &Limits) -> v1::Session {
+pub(crate) fn session(session: Session) -> v1::Session {
     v1::Session {
         name: format!("sessions/{}", session.id),
         session_id: session.id.to_string(),
@@ -27,21 +27,8 @@ pub(crate) fn session(session: Session, defaults: &Limits) -> v1::Session {
         worker_id: session.holder.map(String::from).unwrap_or_default(),
         lease_epoch: session.lease_epoch.0,
         labels: session.labels.into_iter().collect(),
-        limits: Some((&effective(&session.spec.limits, defaults)).into()),
+        limits: Some((&session.spec.limits).into()),
     }
-}
-
-/// What was asked for, else the default. It was admitted once, so today's ceilings do not matter.
-fn effective(asked: &LimitsRequest, defaults: &Limits) -> Limits {
-    let unbounded = Ceilings(Limits {
-        timeout: std::time::Duration::MAX,
-        memory_bytes: u64::MAX,
-        cpu_millis: u64::MAX,
-        pids: u64::MAX,
-        open_files: u64::MAX,
-        output_bytes: u64::MAX,
-    });
-    asked.resolve(defaults, &unbounded).unwrap_or_else(|_| defaults.clone())
 }
 
 fn session_state(state: SessionState) -> v1::SessionState {
@@ -83,7 +70,14 @@ pub(crate) fn run(run: &Run) -> v1::Run {
         labels: run.labels.clone().into_iter().collect(),
         limits: Some((&run.spec.limits).into()),
         unenforced: run.unenforced.clone(),
+        violations: violations(run).collect(),
+        violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
     }
+}
+
+/// What a run tried against its policy, in order.
+pub(crate) fn violations(run: &Run) -> impl Iterator<Item = v1::ViolationEvent> {
+    run.violations.seen.iter().map(Into::into)
 }
 
 fn worker_id(run: &Run) -> String {

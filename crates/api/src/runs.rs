@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc, time::Instant};
 
 use codelia_policy::{RunId, SessionId, TenantId};
 use codelia_proto::v1::{self, run_service_server::RunService};
-use codelia_store::{Admission, Caller, NewRun, Run, RunFilter, RunState, SessionRef};
+use codelia_store::{Admission, Caller, EventKind, NewRun, Run, RunFilter, RunState, SessionRef};
 use codelia_telemetry::{Step, metrics, task};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -19,7 +19,7 @@ use crate::{
     exec::{Conversation, Inputs, Opening, opening},
     names::{self, RunName},
     paging::Page,
-    render,
+    refusals, render,
     status::ApiError,
     validate,
     watch::{self, EVENTS_AHEAD, Watcher},
@@ -54,6 +54,16 @@ fn deadline<T>(request: &Request<T>) -> Deadline {
 
 impl Runs {
     async fn start(&self, caller: &Caller, request: RunRequest) -> Result<Started, ApiError> {
+        let session = request.session.clone();
+        let started = self.admit(caller, request).await;
+        if let Err(error) = &started {
+            let store = &self.context.store;
+            refusals::record(store, caller, EventKind::RunRefused, Some(&session), error).await;
+        }
+        started
+    }
+
+    async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<Started, ApiError> {
         let Context { options, store, output, .. } = &*self.context;
         let begun = Instant::now();
         let found = store.run_session(&caller.tenant, &request.session).await?;
@@ -165,7 +175,8 @@ impl Runs {
     ) -> Result<EventStream, ApiError> {
         let (started, position, starts) = match opening(&mut requests).await? {
             Opening::Start(wire) => {
-                let request = RunRequest::read(*wire, true).map_err(|error| error.within("start"))?;
+                let request = RunRequest::read(*wire, true, &self.context.options)
+                    .map_err(|error| error.within("start"))?;
                 let started = self.start(&caller, request).await.map_err(|error| error.within("start"))?;
                 (started, 0, true)
             }
@@ -198,7 +209,7 @@ impl RunService for Runs {
         request: Request<v1::StartRunRequest>,
     ) -> Result<Response<v1::StartRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let request = RunRequest::read(request.into_inner(), false)?;
+        let request = RunRequest::read(request.into_inner(), false, &self.context.options)?;
         let started = self.start(&caller, request).await?;
         Ok(Response::new(v1::StartRunResponse { run: Some(render::run(&started.run)) }))
     }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_policy::SessionId;
 use codelia_proto::v1::{self, session_service_server::SessionService};
-use codelia_store::{Caller, NewSession, Session, SessionCreated, SessionRef, SessionState, Store};
+use codelia_store::{Caller, EventKind, NewSession, Session, SessionCreated, SessionRef, SessionState, Store};
 use codelia_telemetry::task;
 use tonic::{Request, Response, Status};
 
@@ -14,7 +14,7 @@ use crate::{
     context::Context,
     names,
     paging::Page,
-    render,
+    refusals, render,
     status::ApiError,
     validate,
 };
@@ -30,6 +30,15 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
+        let created = self.admit(caller, wire).await;
+        if let Err(error) = &created {
+            let store = &self.context.store;
+            refusals::record(store, caller, EventKind::SessionRefused, None, error).await;
+        }
+        created
+    }
+
+    async fn admit(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let request = SessionRequest::read(wire, options)?;
         let spec = request.specify(options)?;
@@ -110,7 +119,7 @@ impl Sessions {
     }
 
     fn render(&self, session: Session) -> v1::Session {
-        render::session(session, &self.context.options.defaults)
+        render::session(session)
     }
 }
 

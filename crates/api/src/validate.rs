@@ -119,6 +119,9 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
         pids: amount("limits.pids", wire.pids)?,
         open_files: amount("limits.open_files", wire.open_files)?,
         output_bytes: amount("limits.output_bytes", wire.output_bytes)?,
+        cpu_time: wire.cpu_time.map(|value| duration("limits.cpu_time", &value)).transpose()?,
+        file_bytes: amount("limits.file_bytes", wire.file_bytes)?,
+        tmp_bytes: amount("limits.tmp_bytes", wire.tmp_bytes)?,
     })
 }
 

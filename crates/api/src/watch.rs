@@ -78,6 +78,8 @@ struct Told {
     assigned: bool,
     started: bool,
     truncated: bool,
+    /// This many of them; their order never changes.
+    violations: usize,
 }
 
 /// Sends one client the events of one run.
@@ -172,6 +174,9 @@ impl Watcher {
         if !self.fill(run.id, run.output_bytes).await? {
             return Err(ApiError::internal(format!("output of run {} is missing", run.id)).into());
         }
+        for (index, violation) in render::violations(run).enumerate() {
+            self.tell_violation(index, violation).await?;
+        }
         if run.output_truncated {
             self.tell_truncated(render::truncated(run)).await?;
         }
@@ -238,6 +243,7 @@ impl Watcher {
         run: &Run,
         stream: &mut Streaming<wire::AttachRunResponse>,
     ) -> Result<bool, Stop> {
+        let mut violations = 0..;
         loop {
             let message = match stream.message().await {
                 Ok(Some(message)) => message,
@@ -248,7 +254,9 @@ impl Watcher {
                 }
             };
             let whole = match message.kind {
-                Some(attach_run_response::Kind::Event(event)) => self.forward_event(run, event).await?,
+                Some(attach_run_response::Kind::Event(event)) => {
+                    self.forward_event(run, event, &mut violations).await?
+                }
                 Some(attach_run_response::Kind::StoredUntil(until)) => self.fill(run.id, until).await?,
                 Some(attach_run_response::Kind::Committed(_)) => return Ok(true),
                 None => true,
@@ -261,14 +269,25 @@ impl Watcher {
 
     /// `false` if something that comes before the event was not sent: output that is not stored
     /// (yet), or the start of a run that was over before its worker was asked. The row knows then.
-    async fn forward_event(&mut self, run: &Run, event: v1::RunEvent) -> Result<bool, Stop> {
+    async fn forward_event(
+        &mut self,
+        run: &Run,
+        event: v1::RunEvent,
+        violations: &mut std::ops::RangeFrom<usize>,
+    ) -> Result<bool, Stop> {
         match event.kind {
             Some(Kind::Assigned(assigned)) => self.tell_assigned(Some(assigned)).await?,
             Some(Kind::Started(started)) => {
                 self.tell_assigned(render::assigned(run)).await?;
                 self.tell_started(run, Some(started)).await?;
             }
-            Some(Kind::Output(_) | Kind::OutputTruncated(_)) if !self.told.started => return Ok(false),
+            Some(Kind::Output(_) | Kind::OutputTruncated(_) | Kind::Violation(_)) if !self.told.started => {
+                return Ok(false);
+            }
+            Some(Kind::Violation(violation)) => {
+                let index = violations.next().unwrap_or(usize::MAX);
+                self.tell_violation(index, violation).await?;
+            }
             Some(Kind::Output(output)) => return self.forward_output(run.id, output).await,
             Some(Kind::OutputTruncated(truncated)) => self.tell_truncated(truncated).await?,
             // The first is told by the row, the last by the outcome.
@@ -333,6 +352,15 @@ impl Watcher {
             return Ok(());
         }
         self.tell(Kind::OutputTruncated(event)).await
+    }
+
+    /// A worker tells them from the first on whenever it is attached to.
+    async fn tell_violation(&mut self, index: usize, event: v1::ViolationEvent) -> Result<(), Stop> {
+        if index < self.told.violations {
+            return Ok(());
+        }
+        self.told.violations = index.saturating_add(1);
+        self.tell(Kind::Violation(event)).await
     }
 
     async fn tell(&self, kind: Kind) -> Result<(), Stop> {

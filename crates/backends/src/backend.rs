@@ -3,7 +3,8 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
-use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Usage};
+use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Usage, Violation};
+use tokio::sync::mpsc;
 
 use crate::Error;
 
@@ -65,6 +66,12 @@ pub trait Running: Send + Sync + std::fmt::Debug {
 
     /// Sends a signal to the command's process group.
     async fn signal(&self, signal: i32);
+
+    /// What the command tries against its policy, as it tries it: bounded, and at its end when the
+    /// command is. Given once; `None` where nothing watches for it (mode `logical`).
+    fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
+        None
+    }
 
     /// Kills every process of the sandbox; `wait` then returns.
     async fn kill_tree(&self);

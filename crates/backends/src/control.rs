@@ -1,8 +1,9 @@
-//! The backend's end of the control socket.
+//! The backend's end of the control socket and of the launch socket.
 
 use std::{
+    collections::VecDeque,
     io,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use codelia_init::{Decoder, Report, Request, encode};
@@ -11,20 +12,29 @@ use tokio::{io::Interest, net::UnixStream};
 
 use crate::Error;
 
-/// Both directions of the control socket. Its end is the end of the sandbox.
+/// Both directions of a socket to `codelia-init`. The end of the control socket is the end of the
+/// sandbox.
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: UnixStream,
     decoder: Decoder,
+    /// Descriptors that arrived, in order.
+    descriptors: VecDeque<OwnedFd>,
 }
 
 impl Control {
     /// A new socket and its other end, for `codelia-init`.
     pub(crate) fn pair() -> Result<(Self, OwnedFd), Error> {
         let (here, there) = fd::socket_pair().map_err(io::Error::from)?;
-        let stream = std::os::unix::net::UnixStream::from(here);
+        Ok((Self::new(here)?, there))
+    }
+
+    /// One end of a connected socket.
+    pub(crate) fn new(socket: OwnedFd) -> Result<Self, Error> {
+        let stream = std::os::unix::net::UnixStream::from(socket);
         stream.set_nonblocking(true)?;
-        Ok((Self { stream: UnixStream::from_std(stream)?, decoder: Decoder::default() }, there))
+        let stream = UnixStream::from_std(stream)?;
+        Ok(Self { stream, decoder: Decoder::default(), descriptors: VecDeque::new() })
     }
 
     /// Says something, with descriptors. A small request without any goes in one piece, so that
@@ -49,11 +59,12 @@ impl Control {
             if let Some(report) = self.decoder.next_message()? {
                 return Ok(Some(report));
             }
-            let mut bytes = [0; 1024];
-            let count = match self.read(&mut bytes).await {
+            let (mut bytes, mut descriptors) = ([0; 1024], Vec::new());
+            let count = match self.read(&mut bytes, &mut descriptors).await {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
                 answer => answer?,
             };
+            self.descriptors.extend(descriptors);
             if count == 0 {
                 return Ok(None);
             }
@@ -61,7 +72,18 @@ impl Control {
         }
     }
 
-    async fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.async_io(Interest::READABLE, || self.stream.try_read(bytes)).await
+    /// Another descriptor of the same socket, to see whether it has ended.
+    pub(crate) fn witness(&self) -> Result<OwnedFd, Error> {
+        Ok(self.stream.as_fd().try_clone_to_owned()?)
+    }
+
+    /// The next descriptor that came with a report.
+    pub(crate) fn take_descriptor(&mut self) -> Result<OwnedFd, Error> {
+        self.descriptors.pop_front().ok_or(Error::OutOfTurn)
+    }
+
+    async fn read(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        let receive = || fd::receive(&self.stream, bytes, descriptors).map_err(io::Error::from);
+        self.stream.async_io(Interest::READABLE, receive).await
     }
 }

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use codelia_init::{Failure, FrameError, Step};
-use codelia_policy::Refusal;
+use codelia_policy::{Mode, Refusal};
 use codelia_sys::Errno;
 
 /// A sandbox could not be prepared or launched.
@@ -42,6 +42,31 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The filter of system calls cannot be made.
+    #[error("filter of system calls: {0}")]
+    Filter(#[from] libseccomp::error::SeccompError),
+    /// The tool of a mode is not there.
+    #[error("{} was not found", path.display())]
+    ToolMissing {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The tool of a mode cannot be started.
+    #[error("start {}: {source}", path.display())]
+    ToolStart {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The tool of a mode could not make the sandbox.
+    #[error("{mode}: {complaint}")]
+    Tool {
+        /// The mode.
+        mode: Mode,
+        /// In its own words.
+        complaint: String,
     },
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]

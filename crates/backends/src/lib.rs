@@ -7,15 +7,30 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod bwrap;
 mod control;
+mod ending;
 mod error;
+mod groups;
+mod hidden;
+mod holder;
+mod idle;
 mod init;
+mod isolating;
 mod logical;
+mod nsjail;
 mod prepared;
 mod running;
 mod sandbox;
+mod scratch;
+mod seccomp;
+mod setup;
+mod supervisor;
+mod tool;
 
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
+pub use bwrap::{BwrapOptions, bwrap};
 pub use error::Error;
 pub use init::find_init;
 pub use logical::{Logical, LogicalOptions};
+pub use nsjail::{NsjailOptions, nsjail};

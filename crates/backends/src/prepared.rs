@@ -3,25 +3,72 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd, OwnedFd},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
-use codelia_init::{Launch, Report, Request, Rlimit};
-use codelia_policy::{CommandSpec, Receipt};
-use codelia_sys::{directory, rlimit::Resource};
+use codelia_init::{Launch, Report, Request, Setup};
+use codelia_policy::{CommandSpec, Plan, Receipt};
+use codelia_sys::directory;
+use tokio::time::timeout;
 
-use crate::{Error, Launched, Prepared, Stdio, running::RunningCommand, sandbox::Sandbox};
+use crate::{
+    Error, Launched, Prepared, Stdio,
+    control::Control,
+    running::{RunningCommand, Watch},
+    sandbox::Sandbox,
+    supervisor::Supervisor,
+};
+
+/// How long the command's process may take to execute it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A sandbox with `codelia-init` waiting in it.
 #[derive(Debug)]
 pub(crate) struct WaitingSandbox {
-    pub(crate) sandbox: Sandbox,
-    /// The session's directory.
-    pub(crate) root: OwnedFd,
+    sandbox: Sandbox,
+    launch: Control,
+    supervisor: Option<Supervisor>,
+    /// The session's directory, where the command sees the host's.
+    root: Option<OwnedFd>,
     /// The environment below the command's own.
-    pub(crate) env: BTreeMap<String, String>,
-    pub(crate) open_files: u64,
+    env: BTreeMap<String, String>,
+    watch: Watch,
+}
+
+/// Sets a sandbox up by its plan; destroys it if that fails. With a `root` working directories are
+/// opened below it by us, without one below the set-up's workspace by `codelia-init`.
+pub(crate) async fn prepare(
+    mut sandbox: Sandbox,
+    plan: &Plan,
+    setup: Setup,
+    root: Option<OwnedFd>,
+) -> Result<Box<dyn Prepared>, Error> {
+    match set_up(&mut sandbox, plan, setup).await {
+        Ok((launch, supervisor)) => {
+            let (env, watch) = (plan.env.clone(), Watch::of(plan));
+            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, watch }))
+        }
+        Err(error) => {
+            sandbox.destroy().await;
+            Err(error)
+        }
+    }
+}
+
+async fn set_up(
+    sandbox: &mut Sandbox,
+    plan: &Plan,
+    setup: Setup,
+) -> Result<(Control, Option<Supervisor>), Error> {
+    let ready = sandbox.set_up(setup).await?;
+    let supervisor = match (ready.listener, &plan.security) {
+        (Some(listener), Some(security)) => {
+            Some(Supervisor::start(listener, ready.launch.witness()?, security)?)
+        }
+        _ => None,
+    };
+    Ok((ready.launch, supervisor))
 }
 
 #[async_trait]
@@ -31,8 +78,8 @@ impl Prepared for WaitingSandbox {
         match self.start(command, stdio).await {
             Ok(()) => {
                 let started = Instant::now();
-                let running = Box::new(RunningCommand::new(self.sandbox, started));
-                Ok(Launched { running, setup_time: started - asked })
+                let running = RunningCommand::new(self.sandbox, self.supervisor, self.watch, started);
+                Ok(Launched { running: Box::new(running), setup_time: started - asked })
             }
             Err(error) => {
                 self.sandbox.destroy().await;
@@ -48,20 +95,26 @@ impl Prepared for WaitingSandbox {
 
 impl WaitingSandbox {
     async fn start(&mut self, command: &CommandSpec, stdio: Stdio) -> Result<(), Error> {
-        let directory = directory::open_beneath(&self.root, &command.working_directory)
-            .map_err(Error::working_directory)?;
+        let directory = self.open_directory(command)?;
         let request = Request::Launch(self.order(command));
-        let fds = [stdio.stdin.as_fd(), stdio.stdout.as_fd(), stdio.stderr.as_fd(), directory.as_fd()];
-        self.sandbox.control().send(&request, &fds).await?;
+        let mut fds = vec![stdio.stdin.as_fd(), stdio.stdout.as_fd(), stdio.stderr.as_fd()];
+        fds.extend(directory.iter().map(AsFd::as_fd));
+        self.launch.send(&request, &fds).await?;
         // The command alone holds its streams, so that they end with it.
         drop((stdio, directory));
-        match self.sandbox.answer().await? {
-            Report::Started => Ok(()),
-            Report::Failed(failure) => {
+        let answer = timeout(PATIENCE, self.launch.receive()).await.map_err(|_| Error::Unresponsive)?;
+        match answer? {
+            None => Ok(()),
+            Some(Report::Failed(failure)) => {
                 Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)))
             }
-            Report::Ready | Report::Exited(_) => Err(Error::OutOfTurn),
+            Some(Report::Ready | Report::Exited(_)) => Err(Error::OutOfTurn),
         }
+    }
+
+    fn open_directory(&self, command: &CommandSpec) -> Result<Option<OwnedFd>, Error> {
+        let open = |root| directory::open_beneath(root, &command.working_directory);
+        self.root.as_ref().map(open).transpose().map_err(Error::working_directory)
     }
 
     fn order(&mut self, command: &CommandSpec) -> Launch {
@@ -70,10 +123,7 @@ impl WaitingSandbox {
         Launch {
             argv: command.argv.clone(),
             env,
-            rlimits: vec![
-                Rlimit { resource: Resource::OpenFiles, most: self.open_files },
-                Rlimit { resource: Resource::CoreBytes, most: 0 },
-            ],
+            directory: self.root.is_none().then(|| command.working_directory.clone()),
             terminal: command.terminal.is_some(),
         }
     }

@@ -6,53 +6,100 @@ use std::{
 };
 
 use async_trait::async_trait;
-use codelia_init::{Exit, Report, Request, Status};
-use codelia_policy::{Outcome, Receipt, Usage};
-use codelia_sys::cgroup;
-use tokio::time::timeout_at;
+use codelia_init::{Exit, Report, Request};
+use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
+use codelia_sys::cgroup::{self, Group};
+use tokio::{sync::mpsc, time::timeout_at};
 
-use crate::{Error, Running, sandbox::Sandbox};
+use crate::{
+    Error, Running, control::Control, ending, ending::Cause, sandbox::Sandbox, supervisor::Supervisor,
+};
 
 /// How long `codelia-init` may take to kill its tree before it is killed itself.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
-const SIGKILL: i32 = 9;
+/// CPU time is looked at no more often than this.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-/// What a shell answers when its command was killed.
-const KILLED_IN_SHELL: i32 = 128 + SIGKILL;
+/// What is watched from outside while the command runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Watch {
+    cpu_time: Duration,
+    /// The most CPU time that can be used in a second, in thousandths.
+    cpu_millis: u64,
+}
+
+impl Watch {
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let is_rated = !plan.unenforced.iter().any(|name| name == "limits.cpu_millis");
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+        let most = processors * 1000;
+        let cpu_millis = if is_rated { plan.limits.cpu_millis.min(most) } else { most };
+        Self { cpu_time: plan.limits.cpu_time, cpu_millis: cpu_millis.max(1) }
+    }
+
+    /// Waits until a group has used up its CPU time: asleep for as long as it cannot have.
+    async fn cpu_time_ends(self, group: &Group) {
+        loop {
+            let used = group.cpu_time().unwrap_or_else(|error| {
+                tracing::warn!(%error, "CPU time not read");
+                None
+            });
+            // The limit of each process still holds where nobody counts for all.
+            let Some(used) = used else { return std::future::pending().await };
+            let left = self.cpu_time.saturating_sub(used);
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(self.soonest_end(left).max(BETWEEN_LOOKS)).await;
+        }
+    }
+
+    fn soonest_end(self, left: Duration) -> Duration {
+        left.mul_f64(1000.0 / self.cpu_millis as f64)
+    }
+}
 
 /// A command in its sandbox.
 #[derive(Debug)]
 pub(crate) struct RunningCommand {
     sandbox: Sandbox,
+    supervisor: Option<Supervisor>,
+    watch: Watch,
     started: Instant,
     /// When the tree was first ordered to be killed.
     killed: OnceLock<Instant>,
+    /// Why it was, if that was decided here.
+    cause: Option<Cause>,
     ended: Option<(Outcome, Usage)>,
 }
 
 impl RunningCommand {
-    pub(crate) fn new(sandbox: Sandbox, started: Instant) -> Self {
-        Self { sandbox, started, killed: OnceLock::new(), ended: None }
+    pub(crate) fn new(
+        sandbox: Sandbox,
+        supervisor: Option<Supervisor>,
+        watch: Watch,
+        started: Instant,
+    ) -> Self {
+        Self { sandbox, supervisor, watch, started, killed: OnceLock::new(), cause: None, ended: None }
     }
 
     /// The end as `codelia-init` tells it; `None` if it cannot any more.
     async fn hear_end(&mut self) -> Option<Exit> {
-        let report = match self.killed.get() {
-            None => self.sandbox.control_mut().receive().await,
-            Some(killed) => {
-                let deadline = (*killed + KILL_PATIENCE).into();
-                let report = timeout_at(deadline, self.sandbox.control_mut().receive()).await;
-                report.unwrap_or(Err(Error::Unresponsive))
-            }
-        };
-        match report {
-            Ok(Some(Report::Exited(exit))) => Some(exit),
-            other => {
-                tracing::warn!(?other, "codelia-init did not tell how its command ended");
-                None
+        if self.cause.is_none() && self.killed.get().is_none() {
+            let (control, group) = self.sandbox.ends();
+            tokio::select! {
+                biased;
+                report = control.receive() => return exit(report),
+                cause = broken_rule(self.supervisor.as_ref(), self.watch, group) => self.cause = Some(cause),
             }
         }
+        if self.cause.is_some() {
+            self.kill_tree().await;
+        }
+        let killed = *self.killed.get_or_init(Instant::now);
+        let (control, _) = self.sandbox.ends();
+        exit(end_soon(control, killed + KILL_PATIENCE).await)
     }
 
     async fn end(&mut self) -> (Outcome, Usage) {
@@ -62,14 +109,27 @@ impl RunningCommand {
             self.sandbox.kill_hard().await;
         }
         let counted = self.counted();
-        let status = exit.as_ref().map_or(Status::Signaled(SIGKILL), |exit| exit.status);
+        let status = exit.as_ref().map_or(ending::KILLED, |exit| exit.status);
         let (cpu_time, peak) = exit.map(|exit| (exit.cpu_time, exit.peak_memory_bytes)).unwrap_or_default();
         let usage = Usage {
             cpu_time: counted.cpu_time.unwrap_or(cpu_time),
             peak_memory_bytes: counted.peak_memory_bytes.unwrap_or(peak),
             wall_time,
         };
-        (outcome(status, counted.oom_kills), usage)
+        let signs = ending::Signs {
+            cause: self.cause(),
+            oom_kills: counted.oom_kills,
+            pids_refused: counted.pids_refused,
+            // The clock behind the signal is coarser than the group's and may run ahead of it.
+            cpu_time_used_up: usage.cpu_time * 10 >= self.watch.cpu_time * 9,
+        };
+        (ending::outcome(status, signs), usage)
+    }
+
+    /// Too many violations count even if the command ended before it could be killed for them.
+    fn cause(&self) -> Option<Cause> {
+        let is_exceeded = self.supervisor.as_ref().is_some_and(Supervisor::is_exceeded);
+        if is_exceeded { Some(Cause::Violations) } else { self.cause }
     }
 
     fn counted(&self) -> cgroup::Usage {
@@ -88,13 +148,37 @@ impl RunningCommand {
     }
 }
 
-/// A command that was killed while its group ran out of memory was killed for that. One that
-/// lived on, whatever became of its children, ended as it says.
-fn outcome(status: Status, oom_kills: u64) -> Outcome {
-    match status {
-        Status::Signaled(SIGKILL) | Status::Exited(KILLED_IN_SHELL) if oom_kills > 0 => Outcome::Oom,
-        Status::Signaled(signal) => Outcome::Signaled(signal),
-        Status::Exited(code) => Outcome::Exited(code),
+async fn end_soon(control: &mut Control, deadline: Instant) -> Result<Option<Report>, Error> {
+    timeout_at(deadline.into(), control.receive()).await.unwrap_or(Err(Error::Unresponsive))
+}
+
+fn exit(report: Result<Option<Report>, Error>) -> Option<Exit> {
+    match report {
+        Ok(Some(Report::Exited(exit))) => Some(exit),
+        other => {
+            tracing::warn!(?other, "codelia-init did not tell how its command ended");
+            None
+        }
+    }
+}
+
+/// Waits until the command must be killed for a rule it broke.
+async fn broken_rule(supervisor: Option<&Supervisor>, watch: Watch, group: Option<&Group>) -> Cause {
+    let violations = async {
+        match supervisor {
+            Some(supervisor) => supervisor.exceeded().await,
+            None => std::future::pending().await,
+        }
+    };
+    let cpu_time = async {
+        match group {
+            Some(group) => watch.cpu_time_ends(group).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = violations => Cause::Violations,
+        () = cpu_time => Cause::CpuTime,
     }
 }
 
@@ -112,6 +196,10 @@ impl Running for RunningCommand {
         self.tell(Request::Signal(signal)).await;
     }
 
+    fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
+        self.supervisor.as_mut()?.violations()
+    }
+
     async fn kill_tree(&self) {
         self.killed.get_or_init(Instant::now);
         self.tell(Request::Kill).await;
@@ -123,19 +211,5 @@ impl Running for RunningCommand {
 
     async fn destroy(self: Box<Self>) -> Receipt {
         self.sandbox.destroy().await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_command_that_was_killed_is_out_of_memory() {
-        assert_eq!(outcome(Status::Signaled(SIGKILL), 1), Outcome::Oom);
-        assert_eq!(outcome(Status::Exited(137), 1), Outcome::Oom);
-        assert_eq!(outcome(Status::Signaled(SIGKILL), 0), Outcome::Signaled(9));
-        assert_eq!(outcome(Status::Exited(0), 1), Outcome::Exited(0));
-        assert_eq!(outcome(Status::Signaled(15), 1), Outcome::Signaled(15));
     }
 }

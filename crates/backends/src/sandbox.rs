@@ -1,15 +1,21 @@
-//! A sandbox as the host sees it: the control socket, `codelia-init` and its control group. Made by
-//! a mode, shared by all; it never outlives its value.
+//! A sandbox as the host sees it: the control socket, what holds `codelia-init`, and its control
+//! group. Made by a mode, shared by all; it never outlives its value.
+//!
+//! A mode creates the group, starts `codelia-init` inside with the other end of [`Control::pair`] as
+//! its standard input and nothing else, makes a [`Sandbox`] of them, and gives it to
+//! [`crate::prepared::prepare`] with the set-up of [`crate::setup::of`]. In an isolating mode init must
+//! be process 1, already have the ids of the command, and either hold `CAP_SETPCAP` in its user
+//! namespace or have an empty bounding set: it gives up all that itself and fails if it cannot.
 
-use std::{thread, time::Duration};
+use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use codelia_init::{Report, Request, Setup};
 use codelia_policy::Receipt;
-use codelia_sys::{Pid, cgroup::Group};
+use codelia_sys::cgroup::Group;
 use codelia_telemetry::task;
-use tokio::{process::Child, runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, time::timeout};
 
-use crate::{Error, control::Control};
+use crate::{Error, control::Control, holder::Holder};
 
 /// How long `codelia-init` may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,29 +43,42 @@ pub(crate) struct Sandbox {
 /// What is there until it is taken away.
 #[derive(Debug)]
 struct Remains {
-    init: Child,
+    holder: Box<dyn Holder>,
     group: Option<Group>,
 }
 
+/// What `codelia-init` gives out when it is ready.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    /// To the command's process.
+    pub(crate) launch: Control,
+    /// Tells of the calls that the filter blocks; there if there is a filter.
+    pub(crate) listener: Option<OwnedFd>,
+}
+
 impl Sandbox {
-    pub(crate) fn new(control: Control, init: Child, group: Option<Group>) -> Self {
-        Self { control, remains: Some(Remains { init, group }) }
+    pub(crate) fn new(control: Control, holder: Box<dyn Holder>, group: Option<Group>) -> Self {
+        Self { control, remains: Some(Remains { holder, group }) }
     }
 
-    /// Has `codelia-init` enter its groups and waits until it is ready.
-    pub(crate) async fn set_up(&mut self) -> Result<(), Error> {
+    /// Has `codelia-init` enter its groups and restrict itself; waits until it is ready.
+    pub(crate) async fn set_up(&mut self, setup: Setup) -> Result<Ready, Error> {
         let entries = self.group().map(Group::entries).transpose()?.unwrap_or_default();
         let fds: Vec<_> = entries.iter().map(std::os::fd::AsFd::as_fd).collect();
-        self.control.send(&Request::Setup(Setup { groups: fds.len() }), &fds).await?;
+        let is_filtered = setup.security.is_some();
+        self.control.send(&Request::Setup(Setup { groups: fds.len(), ..setup }), &fds).await?;
         match self.answer().await? {
-            Report::Ready => Ok(()),
+            Report::Ready => Ok(Ready {
+                launch: Control::new(self.control.take_descriptor()?)?,
+                listener: is_filtered.then(|| self.control.take_descriptor()).transpose()?,
+            }),
             Report::Failed(failure) => Err(Error::Inside(failure)),
-            Report::Started | Report::Exited(_) => Err(Error::OutOfTurn),
+            Report::Exited(_) => Err(Error::OutOfTurn),
         }
     }
 
     /// Waits for an answer that must come soon.
-    pub(crate) async fn answer(&mut self) -> Result<Report, Error> {
+    async fn answer(&mut self) -> Result<Report, Error> {
         let answer = timeout(PATIENCE, self.control.receive()).await.map_err(|_| Error::Unresponsive)?;
         answer?.ok_or(Error::InitEnded)
     }
@@ -68,21 +87,21 @@ impl Sandbox {
         &self.control
     }
 
-    pub(crate) fn control_mut(&mut self) -> &mut Control {
-        &mut self.control
+    /// What the command's end is heard from, and what is counted until then.
+    pub(crate) fn ends(&mut self) -> (&mut Control, Option<&Group>) {
+        (&mut self.control, self.remains.as_ref().and_then(|remains| remains.group.as_ref()))
     }
 
     pub(crate) fn group(&self) -> Option<&Group> {
         self.remains.as_ref()?.group.as_ref()
     }
 
-    /// Kills every process but `codelia-init`, as far as there is a group to find them by.
+    /// Kills every process but `codelia-init`, where it cannot be left to that alone.
     pub(crate) fn kill_group(&self) -> Result<(), Error> {
-        let init = self.remains.as_ref().and_then(|remains| Pid::from_raw(remains.init.id()?.cast_signed()));
+        let init = self.remains.as_ref().and_then(|remains| remains.holder.bare_init());
         match (self.group(), init) {
             (Some(group), Some(init)) => Ok(group.kill_others(init)?),
-            (Some(group), None) => Ok(group.kill_all()?),
-            (None, _) => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -116,18 +135,19 @@ impl Drop for Sandbox {
 
 impl Remains {
     async fn end(mut self) -> Receipt {
-        let clean = match timeout(END_PATIENCE, self.init.wait()).await {
-            Ok(Ok(status)) => status.code().is_some(),
-            Ok(Err(_)) | Err(_) => {
+        let clean = match timeout(END_PATIENCE, self.holder.ended()).await {
+            Ok(clean) => clean,
+            Err(_) => {
                 self.kill().await;
                 false
             }
         };
-        let receipt = match self.group.take() {
-            Some(group) => remove(group).await,
+        let mut receipt = self.holder.remove().await;
+        match self.group.take() {
+            Some(group) => remove(group, &mut receipt).await,
             // It ends by itself only when it has no descendants. Otherwise nobody can tell.
-            None => Receipt { processes: u32::from(!clean), ..Receipt::default() },
-        };
+            None => receipt.processes += u32::from(!clean),
+        }
         if !receipt.is_clean() {
             tracing::error!(?receipt, "a sandbox left something behind");
         }
@@ -135,13 +155,11 @@ impl Remains {
     }
 
     async fn kill(&mut self) {
-        if let Err(error) = self.init.start_kill() {
-            tracing::debug!(%error, "codelia-init has ended already");
-        }
+        self.holder.kill().await;
         if let Some(group) = &self.group {
             log(group.kill_all());
         }
-        if timeout(END_PATIENCE, self.init.wait()).await.is_err() {
+        if timeout(END_PATIENCE, self.holder.ended()).await.is_err() {
             tracing::error!("codelia-init does not die");
         }
     }
@@ -162,22 +180,19 @@ impl Drop for Remains {
     }
 }
 
-async fn remove(mut group: Group) -> Receipt {
+async fn remove(mut group: Group, receipt: &mut Receipt) {
     for _ in 0..REMOVALS {
         match group.remove() {
-            Ok(()) => return Receipt::default(),
+            Ok(()) => return,
             Err(error) => tracing::debug!(%error, "control group not removed yet"),
         }
         log(group.kill_all());
         tokio::time::sleep(BETWEEN_REMOVALS).await;
     }
     let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-    Receipt {
-        // A list that cannot be read is not an empty one.
-        processes: group.processes().map_or(1, |processes| count(processes.len())),
-        cgroups: count(group.directories().count()),
-        ..Receipt::default()
-    }
+    // A list that cannot be read is not an empty one.
+    receipt.processes += group.processes().map_or(1, |processes| count(processes.len()));
+    receipt.cgroups += count(group.directories().count());
 }
 
 fn log(result: Result<(), codelia_sys::Error>) {

@@ -115,6 +115,9 @@ pub(crate) struct Sandbox {
     pub(crate) cpu_limit: f64,
     pub(crate) memory_limit_mb: NonZeroU64,
     pub(crate) allow_logical: Option<bool>,
+    /// Users and groups that sessions get as their own, where the worker is root.
+    pub(crate) uid_base: NonZeroU32,
+    pub(crate) uid_count: NonZeroU32,
     pub(crate) init: Option<PathBuf>,
 }
 

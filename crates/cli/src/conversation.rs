@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use crate::{client::Client, signals::Signals, streams::Streams, terminal};
+use crate::{client::Client, ending, signals::Signals, streams::Streams, terminal};
 
 /// Messages to the run that wait to be sent.
 const QUEUE: usize = 16;
@@ -111,6 +111,7 @@ impl Conversation {
                 Some(Kind::Started(_)) => self.progress.started.store(true, Ordering::Release),
                 Some(Kind::Output(output)) => streams.write(&output)?,
                 Some(Kind::Finished(finished)) => return finished.run.context("the server told no outcome"),
+                Some(Kind::Violation(violation)) => eprintln!("codelia: {}", ending::attempt(&violation)),
                 Some(Kind::Assigned(_) | Kind::OutputTruncated(_)) | None => {}
             }
         }

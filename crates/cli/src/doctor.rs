@@ -50,7 +50,7 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
 
 async fn mode_rows(config: &Config) -> Vec<Row> {
     let (found, problem) = match modes::backends(config) {
-        Ok(backends) => (modes::probe(&backends).await, None),
+        Ok(backends) => (modes::probe(config, &backends).await, None),
         Err(error) => (Vec::new(), Some(format!("{error:#}"))),
     };
     Mode::ALL.into_iter().map(|mode| mode_of(mode, &found, problem.as_deref())).collect()

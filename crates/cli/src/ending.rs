@@ -1,6 +1,6 @@
 //! How a run's end is told: the exit code, the word, the sentence.
 
-use codelia_proto::v1::{Outcome, outcome::Kind};
+use codelia_proto::v1::{Outcome, ViolationEvent, outcome::Kind};
 
 /// The exit code of `codelia run` when it was refused or we failed.
 pub(crate) const OUR_FAILURE: u8 = 125;
@@ -63,6 +63,12 @@ pub(crate) fn note(outcome: &Outcome) -> Option<String> {
     }
 }
 
+/// What a command tried against its policy.
+pub(crate) fn attempt(violation: &ViolationEvent) -> String {
+    let args: Vec<String> = violation.args.iter().map(|arg| format!("{arg:#x}")).collect();
+    format!("{}: {}({})", violation.kind, violation.syscall, args.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use codelia_proto::v1;
@@ -90,5 +96,17 @@ mod tests {
             assert_eq!(exit_code(&Outcome { kind: Some(kind.clone()) }), code, "{kind:?}");
         }
         assert_eq!(exit_code(&Outcome { kind: None }), 125);
+    }
+
+    #[test]
+    fn an_attempt_is_told_with_the_call_and_its_arguments() {
+        let violation = ViolationEvent {
+            kind: "SYSCALL_BLOCKED".into(),
+            syscall: "socket".into(),
+            number: 41,
+            args: vec![38, 5],
+            count: 1,
+        };
+        assert_eq!(attempt(&violation), "SYSCALL_BLOCKED: socket(0x26, 0x5)");
     }
 }

@@ -3,49 +3,76 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use codelia_backends::{Backend, Capabilities, Logical, LogicalOptions};
+use codelia_backends::{
+    Backend, BwrapOptions, Capabilities, Gap, Logical, LogicalOptions, NsjailOptions, bwrap, nsjail,
+};
 use codelia_policy::Mode;
 
-use crate::config::Config;
+use crate::{config::Config, options};
+
+/// Which usable mode is taken if none is configured, best first: those that share the host's own
+/// programs and start in milliseconds before the one that needs an image.
+const PREFERRED: [Mode; 4] = [Mode::Bwrap, Mode::Nsjail, Mode::Container, Mode::Logical];
 
 /// The backends this program has and the configuration admits.
 pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
-    if !config.allow_logical() {
-        bail!(
-            "mode logical is not admitted in profile prod, and this program has no other (sandbox.allow_logical)"
-        );
-    }
     let init = match &config.sandbox.init {
-        Some(path) => path.clone(),
+        Some(path) => std::path::absolute(path)?,
         None => codelia_backends::find_init().context("codelia-init")?,
     };
-    let logical = Logical::new(LogicalOptions { init, cgroup_parent: None })?;
-    Ok(vec![Arc::new(logical)])
+    let mut all: Vec<Arc<dyn Backend>> = vec![
+        Arc::new(bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None })?),
+        Arc::new(nsjail(NsjailOptions {
+            init: init.clone(),
+            program: "nsjail".into(),
+            cgroup_parent: None,
+        })?),
+    ];
+    if config.allow_logical() {
+        all.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: None })?));
+    }
+    Ok(all)
 }
 
 /// Tries each backend on this host.
-pub(crate) async fn probe(backends: &[Arc<dyn Backend>]) -> Vec<Capabilities> {
+pub(crate) async fn probe(config: &Config, backends: &[Arc<dyn Backend>]) -> Vec<Capabilities> {
+    let blocked = options::uids(config).and_then(|_| codelia_worker::blocked_at(&config.sandbox_root()));
     let mut found = Vec::new();
     for backend in backends {
-        found.push(backend.probe().await);
+        let mut one = backend.probe().await;
+        if let (Some(directory), true) = (&blocked, one.mode != Mode::Logical) {
+            one.usable = false;
+            one.gaps.push(impassable(directory));
+        }
+        found.push(one);
     }
     found
 }
 
-/// The configured mode, which must be usable; else the strongest that is.
+fn impassable(directory: &std::path::Path) -> Gap {
+    Gap {
+        missing: format!("a way for the users of sessions through {}", directory.display()),
+        remedy: "choose another sandbox.root, or chmod o+x that directory".to_owned(),
+    }
+}
+
+/// The configured mode, which must be usable; else the preferred one that is.
 pub(crate) fn choose(config: &Config, found: &[Capabilities]) -> Result<Mode> {
     match config.sandbox.mode {
         Some(mode) => usable(mode, found),
         None => {
-            let strongest = found.iter().filter(|one| one.usable).map(|one| one.mode).max();
-            strongest.with_context(|| format!("no mode is usable on this host: {}", gaps(found)))
+            let usable = |mode: &Mode| found.iter().any(|one| one.usable && one.mode == *mode);
+            PREFERRED
+                .into_iter()
+                .find(usable)
+                .with_context(|| format!("no mode is usable on this host: {}", gaps(found)))
         }
     }
 }
 
 /// The mode an api takes as default: it cannot probe, its workers did.
 pub(crate) fn configured(config: &Config) -> Result<Mode> {
-    let mode = config.sandbox.mode.unwrap_or(Mode::Logical);
+    let mode = config.sandbox.mode.unwrap_or(PREFERRED[0]);
     if mode == Mode::Logical && !config.allow_logical() {
         bail!(
             "sandbox.mode: logical isolates nothing and is not admitted in profile prod (sandbox.allow_logical)"
@@ -87,9 +114,16 @@ mod tests {
     }
 
     #[test]
-    fn the_strongest_usable_mode_is_taken() {
-        let found = [found(Mode::Bwrap, true), found(Mode::Logical, true), found(Mode::Nsjail, false)];
-        assert_eq!(choose(&config(&[]), &found).unwrap(), Mode::Bwrap);
+    fn the_preferred_usable_mode_is_taken_and_logical_last() {
+        let all = |bwrap, nsjail, container| {
+            let [bwrap, nsjail] = [found(Mode::Bwrap, bwrap), found(Mode::Nsjail, nsjail)];
+            [found(Mode::Logical, true), found(Mode::Container, container), nsjail, bwrap]
+        };
+        let chosen = |found: &[Capabilities]| choose(&config(&[]), found).unwrap();
+        assert_eq!(chosen(&all(true, true, true)), Mode::Bwrap);
+        assert_eq!(chosen(&all(false, true, true)), Mode::Nsjail);
+        assert_eq!(chosen(&all(false, false, true)), Mode::Container);
+        assert_eq!(chosen(&all(false, false, false)), Mode::Logical);
     }
 
     #[test]
@@ -105,8 +139,10 @@ mod tests {
     #[test]
     fn production_refuses_a_mode_that_isolates_nothing() {
         let prod = ("CODELIA_PROFILE", "prod");
-        assert!(configured(&config(&[prod])).is_err());
+        assert!(configured(&config(&[prod, ("CODELIA_SANDBOX_MODE", "logical")])).is_err());
+        assert_eq!(configured(&config(&[prod])).unwrap(), Mode::Bwrap);
         assert!(configured(&config(&[prod, ("CODELIA_SANDBOX_MODE", "bwrap")])).is_ok());
-        assert!(configured(&config(&[prod, ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true")])).is_ok());
+        let allowed = ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true");
+        assert!(configured(&config(&[prod, allowed, ("CODELIA_SANDBOX_MODE", "logical")])).is_ok());
     }
 }

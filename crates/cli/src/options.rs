@@ -108,6 +108,15 @@ pub(crate) fn worker(
         drain_grace: grace(config, manner),
         kill_grace: KILL_GRACE,
         output_retention: RETENTION,
+        uids: uids(config),
+    })
+}
+
+/// The users that sessions get as their own: only root may give files away.
+pub(crate) fn uids(config: &Config) -> Option<codelia_worker::UidRange> {
+    rustix::process::geteuid().is_root().then_some(codelia_worker::UidRange {
+        base: config.sandbox.uid_base.get(),
+        count: config.sandbox.uid_count.get(),
     })
 }
 

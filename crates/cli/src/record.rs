@@ -26,7 +26,8 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "end_time": timestamp(run.end_time.as_ref()),
         "setup_ms": millis(run.setup_time.as_ref()),
         "usage": run.usage.as_ref().map(usage),
-        "violations": [],
+        "violations": run.violations.iter().map(violation).collect::<Vec<_>>(),
+        "violation_count": run.violation_count,
         "receipt": run.receipt.as_ref().map(receipt),
         "output_bytes": run.output_bytes,
         "output_truncated": run.output_truncated,
@@ -187,6 +188,16 @@ fn usage(usage: &v1::Usage) -> Value {
     })
 }
 
+fn violation(violation: &v1::ViolationEvent) -> Value {
+    json!({
+        "kind": violation.kind,
+        "syscall": violation.syscall,
+        "number": violation.number,
+        "args": violation.args,
+        "count": violation.count,
+    })
+}
+
 fn receipt(receipt: &v1::Receipt) -> Value {
     json!({
         "processes": receipt.processes,
@@ -205,6 +216,9 @@ fn limits(limits: &v1::Limits) -> Value {
         "pids": limits.pids,
         "open_files": limits.open_files,
         "output_bytes": limits.output_bytes,
+        "cpu_time_ms": millis(limits.cpu_time.as_ref()),
+        "file_bytes": limits.file_bytes,
+        "tmp_bytes": limits.tmp_bytes,
     })
 }
 

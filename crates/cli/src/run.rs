@@ -180,8 +180,7 @@ pub(crate) fn limits(policy: &args::Policy) -> Limits {
         memory_bytes: policy.memory_mb,
         cpu_millis: policy.cpus,
         pids: policy.pids,
-        open_files: None,
-        output_bytes: None,
+        ..Limits::default()
     }
 }
 

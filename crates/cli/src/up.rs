@@ -129,7 +129,10 @@ struct Told {
 async fn start(loaded: &Loaded, home: &Home, store: &Store, shutdown: &CancellationToken) -> Result<Started> {
     let config = &with_free_ports(loaded);
     let backends = modes::backends(config)?;
-    let mode = modes::choose(config, &modes::probe(&backends).await)?;
+    let mode = modes::choose(config, &modes::probe(config, &backends).await)?;
+    if mode == Mode::Logical {
+        tracing::warn!("runs are not isolated: `codelia doctor` tells what the other modes need");
+    }
     let worker_options = options::worker(config, &worker_id(home), home.socket(), options::TOGETHER)?;
     let api_options = options::api(config, mode, options::TOGETHER)?;
     let key = key(store, home).await?;

@@ -1,38 +1,36 @@
-//! The control socket, which is standard input.
+//! Sockets to a backend: the control socket, which is standard input, and the launch socket.
 
 use std::{
     collections::VecDeque,
-    io::Stdin,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use codelia_init::{Decoder, Failure, Report, Request, Step, encode};
 use codelia_sys::{Errno, fd};
+use serde::de::DeserializeOwned;
 
-/// Both directions of the control socket.
+/// Both directions of a socket.
 #[derive(Debug)]
-pub(crate) struct Control {
-    socket: Stdin,
+pub(crate) struct Control<S> {
+    socket: S,
     decoder: Decoder,
-    /// Descriptors that arrived, for the requests that carry them, in order.
+    /// Descriptors that arrived, for the messages that carry them, in order.
     descriptors: VecDeque<OwnedFd>,
 }
 
-impl Default for Control {
-    fn default() -> Self {
-        Self { socket: std::io::stdin(), decoder: Decoder::default(), descriptors: VecDeque::new() }
+impl<S: AsFd> Control<S> {
+    pub(crate) fn new(socket: S) -> Self {
+        Self { socket, decoder: Decoder::default(), descriptors: VecDeque::new() }
     }
-}
 
-impl Control {
     /// Says something. A backend that does not listen any more is no failure: the socket's end is
     /// seen when it is read.
-    pub(crate) fn send(&self, report: &Report) -> Result<(), Failure> {
+    pub(crate) fn send(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let frame = encode(report).map_err(|_| Failure::new(Step::Understand, Errno::MSGSIZE))?;
-        let mut rest = frame.as_slice();
+        let (mut rest, mut fds) = (frame.as_slice(), fds);
         while !rest.is_empty() {
-            match fd::send(&self.socket, rest, &[]) {
-                Ok(sent) => rest = &rest[sent..],
+            match fd::send(&self.socket, rest, fds) {
+                Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(errno) => return Err(Failure::new(Step::Understand, errno)),
             }
@@ -42,9 +40,18 @@ impl Control {
 
     /// Waits for the next request; `None` is the end of the socket.
     pub(crate) fn receive(&mut self) -> Result<Option<Request>, Failure> {
+        self.receive_message()
+    }
+
+    /// Waits for what the command's process says, from its other side.
+    pub(crate) fn receive_report(&mut self) -> Result<Option<Report>, Failure> {
+        self.receive_message()
+    }
+
+    fn receive_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         loop {
-            if let Some(request) = self.next()? {
-                return Ok(Some(request));
+            if let Some(message) = self.next()? {
+                return Ok(Some(message));
             }
             if !self.fill()? {
                 return Ok(None);
@@ -52,8 +59,8 @@ impl Control {
         }
     }
 
-    /// A request that has arrived as a whole already.
-    pub(crate) fn next(&mut self) -> Result<Option<Request>, Failure> {
+    /// A message that has arrived as a whole already.
+    pub(crate) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         self.decoder.next_message().map_err(|_| Failure::new(Step::Understand, Errno::BADMSG))
     }
 
@@ -70,16 +77,13 @@ impl Control {
         Ok(count > 0)
     }
 
-    /// The descriptors of the request that was received last.
-    pub(crate) fn take_descriptors(&mut self, count: usize) -> Result<Vec<OwnedFd>, Failure> {
-        if self.descriptors.len() < count {
-            return Err(Failure::new(Step::Understand, Errno::BADF));
-        }
-        Ok(self.descriptors.drain(..count).collect())
+    /// The next descriptor that came with a message.
+    pub(crate) fn take_descriptor(&mut self) -> Result<OwnedFd, Failure> {
+        self.descriptors.pop_front().ok_or(Failure::new(Step::Understand, Errno::BADF))
     }
 }
 
-impl AsFd for Control {
+impl<S: AsFd> AsFd for Control<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

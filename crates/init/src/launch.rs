@@ -1,13 +1,9 @@
-//! From the order to the running command: one list of steps, in order.
+//! From the order to the running command, in the command's own process: one list of steps, in order.
 
 use std::{convert::Infallible, ffi::CString, io, os::fd::OwnedFd};
 
 use codelia_init::{Failure, Launch, Request, Step};
-use codelia_sys::{
-    Errno, Pid, fd,
-    process::{self, SingleThread},
-    rlimit, signal,
-};
+use codelia_sys::{Errno, directory, fd, process};
 
 use crate::{control::Control, setup::at};
 
@@ -21,35 +17,37 @@ pub(crate) struct Order {
     programs: Vec<CString>,
     argv: Vec<CString>,
     env: Vec<CString>,
-    launch: Launch,
     streams: [OwnedFd; 3],
-    directory: OwnedFd,
+    directory: Directory,
+    terminal: bool,
 }
 
-/// Waits for the command; `None` if the sandbox is discarded instead.
-pub(crate) fn receive(control: &mut Control) -> Result<Option<Order>, Failure> {
-    let launch = match control.receive()? {
-        None | Some(Request::Kill) => return Ok(None),
-        Some(Request::Launch(launch)) => launch,
-        Some(Request::Setup(_) | Request::Signal(_)) => {
-            return Err(Failure::new(Step::Understand, Errno::PROTO));
-        }
+#[derive(Debug)]
+enum Directory {
+    Open(OwnedFd),
+    InWorkspace(String),
+}
+
+/// Waits for the command. The end of the socket is that of the sandbox.
+pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Order, Failure> {
+    let Some(Request::Launch(launch)) = socket.receive()? else {
+        return Err(Failure::new(Step::Understand, Errno::PROTO));
     };
-    let descriptors = control.take_descriptors(Launch::DESCRIPTORS)?;
-    let [stdin, stdout, stderr, directory] =
-        descriptors.try_into().map_err(|_| Failure::new(Step::Understand, Errno::BADF))?;
-    Ok(Some(Order {
-        programs: programs(&launch)?,
-        argv: launch.argv.iter().map(|word| text(word.clone())).collect::<Result<_, _>>()?,
-        env: launch
-            .env
-            .iter()
-            .map(|(key, value)| text(format!("{key}={value}")))
-            .collect::<Result<_, _>>()?,
-        launch,
-        streams: [stdin, stdout, stderr],
+    let streams = [socket.take_descriptor()?, socket.take_descriptor()?, socket.take_descriptor()?];
+    let programs = programs(&launch)?;
+    let directory = match launch.directory {
+        Some(path) => Directory::InWorkspace(path),
+        None => Directory::Open(socket.take_descriptor()?),
+    };
+    let env = launch.env.into_iter().map(|(key, value)| text(format!("{key}={value}")));
+    Ok(Order {
+        programs,
+        argv: launch.argv.into_iter().map(text).collect::<Result<_, _>>()?,
+        env: env.collect::<Result<_, _>>()?,
+        streams,
         directory,
-    }))
+        terminal: launch.terminal,
+    })
 }
 
 fn programs(launch: &Launch) -> Result<Vec<CString>, Failure> {
@@ -68,44 +66,32 @@ fn text(word: String) -> Result<CString, Failure> {
     CString::new(word).map_err(|_| Failure::new(Step::Arguments, Errno::INVAL))
 }
 
-/// Starts the command and returns when its program was executed.
-pub(crate) fn start(process: &SingleThread, order: Order) -> Result<Pid, Failure> {
-    let (pid, failure) = process.spawn(|| become_command(&order)).map_err(at(Step::Spawn))?;
-    match failure {
-        None => Ok(pid),
-        Some(Err(failure)) => {
-            // The child has ended; it is not left to others to collect.
-            process::reap_next().map_err(at(Step::Spawn))?;
-            Err(failure)
+/// The steps. Returns only if one failed.
+pub(crate) fn execute(order: &Order, workspace: Option<&OwnedFd>) -> Result<Infallible, Failure> {
+    change_directory(order, workspace).map_err(at(Step::WorkingDirectory))?;
+    let [stdin, stdout, stderr] = &order.streams;
+    fd::replace_streams(stdin, stdout, stderr).map_err(at(Step::Streams))?;
+    take_terminal(order).map_err(at(Step::TakeTerminal))?;
+    Err(Failure::new(Step::Execute, try_programs(order)))
+}
+
+fn change_directory(order: &Order, workspace: Option<&OwnedFd>) -> Result<(), Errno> {
+    match (&order.directory, workspace) {
+        (Directory::Open(directory), _) => process::change_directory(directory),
+        (Directory::InWorkspace(path), Some(workspace)) => {
+            process::change_directory(directory::open_beneath(workspace, path)?)
         }
+        (Directory::InWorkspace(_), None) => Err(Errno::BADF),
     }
 }
 
-/// The steps. Descriptors go last, since they are needed until then.
-fn become_command(order: &Order) -> Result<Infallible, Failure> {
-    let [stdin, stdout, stderr] = &order.streams;
-    process::die_with_parent().map_err(at(Step::DieWithInit))?;
-    process::new_session().map_err(at(Step::NewSession))?;
-    fd::replace_streams(stdin, stdout, stderr).map_err(at(Step::Streams))?;
-    take_terminal(order).map_err(at(Step::TakeTerminal))?;
-    process::change_directory(&order.directory).map_err(at(Step::WorkingDirectory))?;
-    limit(order).map_err(at(Step::Rlimits))?;
-    fd::keep_from_command().map_err(at(Step::KeepDescriptors))?;
-    signal::unblock_all().map_err(at(Step::UnblockSignals))?;
-    Err(Failure::new(Step::Execute, execute(order)))
-}
-
 fn take_terminal(order: &Order) -> Result<(), Errno> {
-    if order.launch.terminal { process::take_terminal(io::stdin()) } else { Ok(()) }
-}
-
-fn limit(order: &Order) -> Result<(), Errno> {
-    order.launch.rlimits.iter().try_for_each(|limit| rlimit::lower(limit.resource, limit.most))
+    if order.terminal { process::take_terminal(io::stdin()) } else { Ok(()) }
 }
 
 /// Tries each place; returns only if none could be executed. That one was found and not permitted
 /// says more than that the last one was not found.
-fn execute(order: &Order) -> Errno {
+fn try_programs(order: &Order) -> Errno {
     let mut answer = Errno::NOENT;
     for program in &order.programs {
         match process::execute(program, &order.argv, &order.env) {

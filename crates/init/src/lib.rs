@@ -6,4 +6,7 @@ mod frame;
 mod protocol;
 
 pub use frame::{Decoder, FrameError, encode};
-pub use protocol::{Exit, Failure, Launch, Report, Request, Rlimit, Setup, Status, Step};
+pub use protocol::{
+    Exit, Expected, ExpectedMount, Failure, Launch, Report, Request, Rlimit, SecuritySetup, Setup, Status,
+    Step,
+};

@@ -5,12 +5,20 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod control;
 mod launch;
+mod loader;
+mod restrict;
 mod setup;
 mod tree;
+mod waiting;
 
-use std::process::ExitCode;
+use std::{
+    io::{Stdin, stdin},
+    os::fd::AsFd,
+    process::ExitCode,
+};
 
 use codelia_init::{Failure, Report};
 
@@ -22,24 +30,26 @@ fn main() -> ExitCode {
         println!("codelia-init {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
-    let mut control = Control::default();
+    let mut control = Control::new(stdin());
     match serve(&mut control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // If the backend cannot hear it either, the exit code is all that is left to say.
-            let _ = control.send(&Report::Failed(failure));
+            let _ = control.send(&Report::Failed(failure), &[]);
             ExitCode::FAILURE
         }
     }
 }
 
-fn serve(control: &mut Control) -> Result<(), Failure> {
+fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let surroundings = setup::enter(control)?;
-    control.send(&Report::Ready)?;
-    let Some(order) = launch::receive(control)? else { return Ok(()) };
-    let main = launch::start(&surroundings.process, order)?;
-    match tree::supervise(control, &surroundings.events, main)? {
-        Some(exit) => control.send(&Report::Exited(exit)),
+    let command = waiting::start(&surroundings)?;
+    let descriptors: Vec<_> = command.descriptors.iter().map(AsFd::as_fd).collect();
+    control.send(&Report::Ready, &descriptors)?;
+    // The backend alone holds the launch socket and the listener, so that their ends mean its own.
+    drop(command.descriptors);
+    match tree::supervise(control, &surroundings.events, command.pid)? {
+        Some(exit) => control.send(&Report::Exited(exit), &[]),
         None => Ok(()),
     }
 }

@@ -1,8 +1,12 @@
-//! The messages. The order is: `setup` → `ready`; `launch` → `started`; then `signal` and `kill` at
-//! any time, until `exited`. `failed` may stand in the place of `ready`, `started` and `exited` and
-//! is the last one. The end of the socket kills everything.
+//! The messages. The order is: `setup` → `ready`; then `signal` and `kill` at any time, until
+//! `exited`. `failed` may stand in the place of `ready` and `exited` and is the last one. The end of
+//! the socket kills everything.
+//!
+//! The command's process is there when init is ready, and has a socket of its own, the launch socket,
+//! which comes with `ready`: `launch` goes there. The launch socket's end says that the command was
+//! executed; a `failed` on it, that it was not.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
 pub use codelia_sys::process::Status;
 use codelia_sys::{Errno, rlimit::Resource};
@@ -12,9 +16,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Restrict yourself. Carries the entries of the control groups.
+    /// Restrict yourself and the command's process. Carries the entries of the control groups.
     Setup(Setup),
-    /// Start the command. Carries stdin, stdout, stderr and the working directory.
+    /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, if it names no
+    /// directory, the working directory.
     Launch(Launch),
     /// Send this signal to the command's process group.
     Signal(i32),
@@ -23,10 +28,52 @@ pub enum Request {
 }
 
 /// What holds for the whole sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// How many entries of control groups come with it.
     pub groups: usize,
+    /// Limits of each process.
+    pub rlimits: Vec<Rlimit>,
+    /// Where working directories are opened, as seen inside; `None` if they come with `launch`.
+    pub workspace: Option<PathBuf>,
+    /// What holds the command inside; `None` in mode `logical`.
+    pub security: Option<SecuritySetup>,
+}
+
+/// What holds a command inside.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecuritySetup {
+    /// What init must find around itself.
+    pub expected: Expected,
+    /// The only files that may be executed; `None` for any.
+    pub executables: Option<Vec<PathBuf>>,
+    /// The filter of system calls, one BPF instruction in each word as it is in memory. Its
+    /// listener comes with `ready`.
+    pub filter: Vec<u64>,
+}
+
+/// What must be around init before it goes on. It must be process 1 of its namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expected {
+    /// The host's namespaces, by their name in `/proc/self/ns`: ours must be others.
+    pub foreign_namespaces: BTreeMap<String, u64>,
+    /// What must be mounted.
+    pub mounts: Vec<ExpectedMount>,
+    /// The host name.
+    pub hostname: Option<String>,
+    /// User and group.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// A mount that must be there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectedMount {
+    /// The mount point.
+    pub target: PathBuf,
+    /// Whether it can be written to; `None` if that does not matter.
+    pub writable: Option<bool>,
 }
 
 /// The command.
@@ -36,15 +83,10 @@ pub struct Launch {
     pub argv: Vec<String>,
     /// The whole environment.
     pub env: BTreeMap<String, String>,
-    /// Limits of each process.
-    pub rlimits: Vec<Rlimit>,
+    /// The working directory below the workspace of the set-up; `None` if its descriptor comes.
+    pub directory: Option<String>,
     /// Whether stdin is a terminal that becomes the controlling one.
     pub terminal: bool,
-}
-
-impl Launch {
-    /// How many descriptors come with it.
-    pub const DESCRIPTORS: usize = 4;
 }
 
 /// A limit of each process.
@@ -60,10 +102,9 @@ pub struct Rlimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Every restriction is in place; waiting for the command.
+    /// Every restriction is in place; the command's process waits. Carries the launch socket and,
+    /// if there is a filter, its listener.
     Ready,
-    /// The command was executed.
-    Started,
     /// A step failed; nothing runs.
     Failed(Failure),
     /// The command ended, and every other process with it.
@@ -115,26 +156,54 @@ pub enum Step {
     Signals,
     /// Enter the control groups.
     EnterGroups,
+    /// Be process 1.
+    CheckProcessId,
+    /// Be in namespaces of its own.
+    CheckNamespaces,
+    /// Find what must be mounted, as it must be.
+    CheckMounts,
+    /// Have the host name.
+    CheckHostname,
+    /// Have the ids.
+    CheckIds,
+    /// Give up for good what makes a user privileged.
+    LockSecureBits,
+    /// Give up for good every capability.
+    DropBoundingSet,
+    /// Give up the capabilities that survive an exec.
+    ClearAmbientSet,
+    /// Give up those of this process.
+    DropCapabilities,
+    /// Gain nothing by an exec.
+    NoNewPrivileges,
+    /// Make the launch socket.
+    LaunchSocket,
+    /// Start the command's process.
+    Fork,
+    /// Have it killed when init ends.
+    DieWithInit,
+    /// Begin a session for it.
+    NewSession,
+    /// Limit it.
+    Rlimits,
+    /// Open the workspace.
+    Workspace,
+    /// Restrict what it may execute.
+    RestrictExecution,
+    /// Keep every descriptor but the streams from it.
+    KeepDescriptors,
+    /// Unblock signals.
+    UnblockSignals,
+    /// Filter its system calls.
+    Filter,
     /// Put arguments and environment together.
     Arguments,
-    /// Start the command's process.
-    Spawn,
-    /// Have the command killed when init ends.
-    DieWithInit,
-    /// Begin a session for the command.
-    NewSession,
+    /// Go to its working directory.
+    WorkingDirectory,
     /// Put its streams in place.
     Streams,
     /// Give it its terminal.
     TakeTerminal,
-    /// Go to its working directory.
-    WorkingDirectory,
-    /// Limit it.
-    Rlimits,
-    /// Keep every other descriptor from it.
-    KeepDescriptors,
-    /// Unblock signals.
-    UnblockSignals,
     /// Execute it.
     Execute,
     /// Watch over it.

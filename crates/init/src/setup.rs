@@ -1,4 +1,6 @@
-//! What init does to itself before it says that it is ready: one list, in order.
+//! What init does to itself before it starts the command's process: one list, in order.
+
+use std::io::Stdin;
 
 use codelia_init::{Failure, Request, Setup, Step};
 use codelia_sys::{
@@ -7,17 +9,18 @@ use codelia_sys::{
     signal::{self, ChildEvents},
 };
 
-use crate::control::Control;
+use crate::{check, control::Control, restrict};
 
 /// What later steps need of the set-up.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
     pub(crate) process: SingleThread,
     pub(crate) events: ChildEvents,
+    pub(crate) setup: Setup,
 }
 
 /// The steps. Whatever takes away a privilege that a later step needs comes after that step.
-pub(crate) fn enter(control: &mut Control) -> Result<Surroundings, Failure> {
+pub(crate) fn enter(control: &mut Control<Stdin>) -> Result<Surroundings, Failure> {
     let process = SingleThread::claim().map_err(at(Step::Claim))?;
     fd::silence_output().map_err(at(Step::SilenceOutput))?;
     process::new_session().map_err(at(Step::LeaveSession))?;
@@ -26,8 +29,14 @@ pub(crate) fn enter(control: &mut Control) -> Result<Surroundings, Failure> {
     process::descendants(process::own_id())
         .map_err(|error| Failure::new(Step::SeeDescendants, error.errno))?;
     let events = hear_children().map_err(at(Step::Signals))?;
-    enter_groups(control)?;
-    Ok(Surroundings { process, events })
+    let setup = receive(control)?;
+    // Not earlier, so that nothing of the above counts against the command.
+    enter_groups(control, setup.groups)?;
+    if let Some(security) = &setup.security {
+        check::surroundings(&security.expected)?;
+        restrict::give_up_privileges()?;
+    }
+    Ok(Surroundings { process, events, setup })
 }
 
 /// For `map_err`: names the step that failed.
@@ -43,13 +52,13 @@ fn hear_children() -> Result<ChildEvents, Errno> {
     ChildEvents::open()
 }
 
-/// Last, so that nothing of the above counts against the command.
-fn enter_groups(control: &mut Control) -> Result<(), Failure> {
-    let Some(Request::Setup(Setup { groups })) = control.receive()? else {
-        return Err(Failure::new(Step::Understand, Errno::PROTO));
-    };
-    for entry in control.take_descriptors(groups)? {
-        cgroup::enter(&entry).map_err(at(Step::EnterGroups))?;
+fn receive(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
+    match control.receive()? {
+        Some(Request::Setup(setup)) => Ok(setup),
+        _ => Err(Failure::new(Step::Understand, Errno::PROTO)),
     }
-    Ok(())
+}
+
+fn enter_groups(control: &mut Control<Stdin>, count: usize) -> Result<(), Failure> {
+    (0..count).try_for_each(|_| cgroup::enter(control.take_descriptor()?).map_err(at(Step::EnterGroups)))
 }

@@ -1,6 +1,8 @@
-//! The processes of the sandbox: watched while the command runs, killed when it ends.
+//! The processes of the sandbox: watched until the command ends, then killed.
 
-use codelia_init::{Exit, Failure, Report, Request, Status, Step};
+use std::io::Stdin;
+
+use codelia_init::{Exit, Failure, Request, Status, Step};
 use codelia_sys::{
     Errno, Pid,
     process::{self, Reaped},
@@ -9,14 +11,14 @@ use codelia_sys::{
 
 use crate::{control::Control, setup::at};
 
-/// Tells that the command runs and watches over it until nothing of it is left. `None`: the backend
-/// is gone, there is nobody to tell.
+/// Watches over the command's process until nothing of it is left. `None`: the backend is gone,
+/// there is nobody to tell.
 pub(crate) fn supervise(
-    control: &mut Control,
+    control: &mut Control<Stdin>,
     events: &ChildEvents,
     main: Pid,
 ) -> Result<Option<Exit>, Failure> {
-    let watched = control.send(&Report::Started).and_then(|()| watch(control, events, main));
+    let watched = watch(control, events, main);
     if watched.is_err() {
         // Nothing runs unwatched. The first failure is the one to tell.
         let _ = end_all(main);
@@ -24,7 +26,7 @@ pub(crate) fn supervise(
     watched
 }
 
-fn watch(control: &mut Control, events: &ChildEvents, main: Pid) -> Result<Option<Exit>, Failure> {
+fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Result<Option<Exit>, Failure> {
     loop {
         let (asked, ended) = signal::wait_readable(&*control, events).map_err(at(Step::Supervise))?;
         if ended {
@@ -53,7 +55,7 @@ enum Next {
     Gone,
 }
 
-fn obey(control: &mut Control, main: Pid) -> Result<Next, Failure> {
+fn obey(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Failure> {
     if !control.fill()? {
         return Ok(Next::Gone);
     }
@@ -101,6 +103,10 @@ fn end_all(main: Pid) -> Result<Option<Status>, Failure> {
 }
 
 fn kill_descendants() -> Result<(), Failure> {
+    if process::own_id() == Pid::INIT {
+        // At once, so that no fork can outrun it.
+        return process::kill_all_others().map_err(at(Step::Supervise));
+    }
     let failed = |error: codelia_sys::Error| Failure::new(Step::Supervise, error.errno);
     for pid in process::descendants(process::own_id()).map_err(failed)? {
         // A process of other ids is killed by its control group or its namespace.

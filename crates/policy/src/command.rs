@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Limits, LimitsRequest, Mode, NetworkMode};
+use crate::{Limits, LimitsRequest, Mode, NetworkMode, Policy};
 
 /// Program, arguments and surroundings of one command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,9 @@ pub struct RunSpec {
     pub limits: Limits,
     /// Which of the limits somebody asked for; they must be enforced or the run is refused.
     pub asked: LimitsRequest,
+    /// What it may do: its own policy under that of its session.
+    #[serde(default)]
+    pub policy: Policy,
     /// Whether the run ends with the call that started it.
     pub ends_with_caller: bool,
 }

@@ -6,15 +6,32 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod document;
+mod explain;
+mod format;
 mod id;
 mod limits;
+mod merge;
 mod mode;
 mod outcome;
 mod plan;
+mod runtime;
+pub mod syscalls;
+mod validate;
+mod violation;
 
 pub use command::{CommandSpec, RunSpec, TerminalSize};
+pub use document::{
+    CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, NetworkPolicy, Policy,
+    ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+};
+pub use explain::{Explained, Source};
+pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
-pub use plan::{Enforceable, Ids, Mount, Plan, PlanError, SyscallRules};
+pub use plan::{Enforceable, Host, Ids, Mount, Plan, PlanError, Security, SyscallRules, WORKSPACE};
+pub use runtime::Runtime;
+pub use validate::PolicyError;
+pub use violation::{Repeated, Violation, Violations};

@@ -22,6 +22,12 @@ pub struct Limits {
     pub open_files: u64,
     /// Kept output, stdout and stderr together.
     pub output_bytes: u64,
+    /// CPU time of all processes together.
+    pub cpu_time: Duration,
+    /// The largest file it may write.
+    pub file_bytes: u64,
+    /// The size of each private temporary file system.
+    pub tmp_bytes: u64,
 }
 
 impl Default for Limits {
@@ -33,6 +39,30 @@ impl Default for Limits {
             pids: 100,
             open_files: 1024,
             output_bytes: 10 * MIB,
+            cpu_time: Duration::from_secs(120),
+            file_bytes: 1024 * MIB,
+            tmp_bytes: 64 * MIB,
+        }
+    }
+}
+
+impl Limits {
+    /// The same limits, none above those of `caps`.
+    #[must_use]
+    pub fn within(&self, caps: &LimitsRequest) -> Self {
+        fn least<T: Ord + Copy>(limit: T, cap: Option<T>) -> T {
+            cap.map_or(limit, |cap| limit.min(cap))
+        }
+        Self {
+            timeout: least(self.timeout, caps.timeout),
+            memory_bytes: least(self.memory_bytes, caps.memory_bytes),
+            cpu_millis: least(self.cpu_millis, caps.cpu_millis),
+            pids: least(self.pids, caps.pids),
+            open_files: least(self.open_files, caps.open_files),
+            output_bytes: least(self.output_bytes, caps.output_bytes),
+            cpu_time: least(self.cpu_time, caps.cpu_time),
+            file_bytes: least(self.file_bytes, caps.file_bytes),
+            tmp_bytes: least(self.tmp_bytes, caps.tmp_bytes),
         }
     }
 }
@@ -51,6 +81,9 @@ impl Default for Ceilings {
             pids: 500,
             open_files: 4096,
             output_bytes: 10 * MIB,
+            cpu_time: Duration::from_secs(600),
+            file_bytes: 10 * 1024 * MIB,
+            tmp_bytes: 1024 * MIB,
         })
     }
 }
@@ -71,6 +104,12 @@ pub struct LimitsRequest {
     pub open_files: Option<u64>,
     /// See [`Limits::output_bytes`].
     pub output_bytes: Option<u64>,
+    /// See [`Limits::cpu_time`].
+    pub cpu_time: Option<Duration>,
+    /// See [`Limits::file_bytes`].
+    pub file_bytes: Option<u64>,
+    /// See [`Limits::tmp_bytes`].
+    pub tmp_bytes: Option<u64>,
 }
 
 /// A limit that cannot be granted.
@@ -113,6 +152,25 @@ impl LimitsRequest {
             pids: self.pids.or(below.pids),
             open_files: self.open_files.or(below.open_files),
             output_bytes: self.output_bytes.or(below.output_bytes),
+            cpu_time: self.cpu_time.or(below.cpu_time),
+            file_bytes: self.file_bytes.or(below.file_bytes),
+            tmp_bytes: self.tmp_bytes.or(below.tmp_bytes),
+        }
+    }
+
+    /// What was asked for, else the default, without a look at ceilings: for what was admitted once.
+    #[must_use]
+    pub fn or_default(&self, defaults: &Limits) -> Limits {
+        Limits {
+            timeout: self.timeout.unwrap_or(defaults.timeout),
+            memory_bytes: self.memory_bytes.unwrap_or(defaults.memory_bytes),
+            cpu_millis: self.cpu_millis.unwrap_or(defaults.cpu_millis),
+            pids: self.pids.unwrap_or(defaults.pids),
+            open_files: self.open_files.unwrap_or(defaults.open_files),
+            output_bytes: self.output_bytes.unwrap_or(defaults.output_bytes),
+            cpu_time: self.cpu_time.unwrap_or(defaults.cpu_time),
+            file_bytes: self.file_bytes.unwrap_or(defaults.file_bytes),
+            tmp_bytes: self.tmp_bytes.unwrap_or(defaults.tmp_bytes),
         }
     }
 
@@ -139,6 +197,9 @@ impl LimitsRequest {
                 defaults.output_bytes,
                 most.output_bytes,
             )?,
+            cpu_time: pick_duration("limits.cpu_time", self.cpu_time, defaults.cpu_time, most.cpu_time)?,
+            file_bytes: pick("limits.file_bytes", self.file_bytes, defaults.file_bytes, most.file_bytes)?,
+            tmp_bytes: pick("limits.tmp_bytes", self.tmp_bytes, defaults.tmp_bytes, most.tmp_bytes)?,
         })
     }
 }

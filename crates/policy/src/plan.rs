@@ -1,11 +1,35 @@
 //! A plan: policy made concrete for one sandbox. Plain data that a backend carries out whole or
 //! refuses; it never carries out a part.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Limits, LimitsRequest, Mode, NetworkMode, RunId, RunSpec, SessionId};
+use crate::{
+    EnvironmentMode, Level, Limits, LimitsRequest, Mode, NetworkMode, Policy, RunId, RunSpec, Runtime,
+    SessionId, SyscallMode, syscalls,
+};
+
+/// Where the session's directory is inside a sandbox.
+pub const WORKSPACE: &str = "/workspace";
+
+/// The host name inside a sandbox.
+const HOSTNAME: &str = "codelia";
+
+/// Who the command is inside: no user of the host. The database has root's name too, for what
+/// root owns in the runtime.
+const PASSWD: &str = "root:x:0:0:root:/root:/usr/sbin/nologin
+codelia:x:1000:1000:codelia:/workspace:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+";
+const GROUP: &str = "root:x:0:\ncodelia:x:1000:\nnogroup:x:65534:\n";
+const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
+
+/// So many blocked system calls end a run, unless its policy says less or more.
+pub(crate) const VIOLATION_LIMIT: u32 = 50;
 
 /// Everything a backend must set up around a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +42,8 @@ pub struct Plan {
     pub mode: Mode,
     /// The session's directory on the host; the only writable place of the host.
     pub root: PathBuf,
+    /// Where that directory is inside. In mode `logical` the same.
+    pub workspace: PathBuf,
     /// Mounts, in the order they are made. Empty in mode `logical`.
     pub mounts: Vec<Mount>,
     /// Who the command runs as; `None` keeps the worker's own ids (mode `logical`).
@@ -32,8 +58,8 @@ pub struct Plan {
     pub unenforced: Vec<String>,
     /// What the command may reach.
     pub network: NetworkMode,
-    /// Syscall filter; `None` for no filter (mode `logical`).
-    pub syscalls: Option<SyscallRules>,
+    /// What holds the command inside; `None` in mode `logical` alone.
+    pub security: Option<Security>,
 }
 
 /// One mount of a plan.
@@ -60,6 +86,42 @@ pub enum Mount {
     Proc,
     /// A minimal `/dev`.
     Dev,
+    /// A symbolic link.
+    Symlink {
+        /// The link, inside.
+        target: PathBuf,
+        /// Where it leads.
+        to: PathBuf,
+    },
+    /// A small read-only file of our own.
+    File {
+        /// Inside.
+        target: PathBuf,
+        /// What it says.
+        text: String,
+    },
+    /// A place where nothing can be read or reached.
+    Hidden {
+        /// Inside.
+        target: PathBuf,
+    },
+}
+
+/// What holds a command inside: enforced by the kernel, the same in every isolating mode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Security {
+    /// Which system calls it may make.
+    pub syscalls: SyscallRules,
+    /// This many blocked calls end the run.
+    pub violation_limit: u32,
+    /// Whether it may start processes; threads it always may.
+    pub fork: bool,
+    /// Whether it may execute another program.
+    pub exec: bool,
+    /// The only programs that may be executed; `None` for any it can see.
+    pub executables: Option<Vec<PathBuf>>,
+    /// Whether its processes may trace each other.
+    pub debug: bool,
 }
 
 /// Who the command runs as, outside the sandbox.
@@ -92,6 +154,35 @@ pub struct Enforceable {
     pub pids: bool,
     /// A network of its own.
     pub network: bool,
+    /// Which system calls are made.
+    pub syscalls: bool,
+    /// Which programs are executed.
+    pub executables: bool,
+}
+
+/// What a plan for an isolating mode must know about the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// What it can enforce.
+    pub enforceable: Enforceable,
+    /// What a sandbox shows of it.
+    pub runtime: Runtime,
+}
+
+impl Host {
+    /// A host that can enforce everything, with the usual runtime.
+    #[must_use]
+    pub fn able() -> Self {
+        let enforceable = Enforceable {
+            memory: true,
+            cpu: true,
+            pids: true,
+            network: true,
+            syscalls: true,
+            executables: true,
+        };
+        Self { enforceable, runtime: Runtime::usual() }
+    }
 }
 
 /// A plan that cannot be made.
@@ -122,12 +213,14 @@ impl Plan {
         if matches!(spec.network, Some(NetworkMode::None | NetworkMode::Proxy)) && !host.network {
             return Err(PlanError { field: "network", mode: Mode::Logical });
         }
+        isolates_nothing(&spec.policy)?;
         let unenforced = unenforced(&spec.asked, host)?;
         Ok(Self {
             sandbox,
             session,
             mode: Mode::Logical,
             env: clean_env(&root),
+            workspace: root.clone(),
             root,
             mounts: Vec::new(),
             ids: None,
@@ -135,8 +228,211 @@ impl Plan {
             limits: spec.limits.clone(),
             unenforced,
             network: NetworkMode::Host,
-            syscalls: None,
+            security: None,
         })
+    }
+
+    /// Whether any host could carry out such a run: what a caller is told before anything is recorded.
+    ///
+    /// # Errors
+    /// Names the field that no host can enforce.
+    pub fn check(mode: Mode, network: Option<NetworkMode>, policy: &Policy) -> Result<(), PlanError> {
+        if mode == Mode::Logical {
+            return isolates_nothing(policy);
+        }
+        let missing = missing(mode, policy, Host::able().enforceable);
+        match missing.or(reach(network, policy).err()) {
+            Some(field) => Err(PlanError { field, mode }),
+            None => Ok(()),
+        }
+    }
+
+    /// The plan for a run in one of the isolating modes. `ids` is who its processes are on the host.
+    ///
+    /// All of it is enforced or it is refused: every limit, the policy, the network.
+    ///
+    /// # Errors
+    /// Names the field that cannot be enforced.
+    pub fn isolated(
+        sandbox: RunId,
+        session: SessionId,
+        root: PathBuf,
+        spec: &RunSpec,
+        host: &Host,
+        ids: Ids,
+    ) -> Result<Self, PlanError> {
+        let refuse = |field| PlanError { field, mode: spec.mode };
+        if let Some(field) = missing(spec.mode, &spec.policy, host.enforceable) {
+            return Err(refuse(field));
+        }
+        Ok(Self {
+            sandbox,
+            session,
+            mode: spec.mode,
+            mounts: mounts(&root, spec, &host.runtime),
+            root,
+            workspace: WORKSPACE.into(),
+            ids: Some(ids),
+            env: clean_env(Path::new(WORKSPACE)),
+            hostname: Some(HOSTNAME.to_owned()),
+            limits: spec.limits.clone(),
+            unenforced: Vec::new(),
+            network: reach(spec.network, &spec.policy).map_err(refuse)?,
+            security: Some(security(&spec.policy)),
+        })
+    }
+}
+
+/// Refuses what mode `logical` cannot keep of a policy.
+fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
+    let (files, process) = (&policy.filesystem, &policy.process);
+    let some = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+    let asked = [
+        ("policy.isolation_level", policy.isolation_level > Some(Level::None)),
+        ("policy.filesystem.read_only_paths", some(&files.read_only_paths)),
+        ("policy.filesystem.read_write_paths", some(&files.read_write_paths)),
+        ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
+        ("policy.filesystem.max_total_bytes", files.max_total_bytes.is_some()),
+        ("policy.process.allow_fork", process.allow_fork == Some(false)),
+        ("policy.process.allow_exec", process.allow_exec == Some(false)),
+        ("policy.process.allowed_executables", process.allowed_executables.is_some()),
+        ("policy.network.mode", matches!(policy.network.mode, Some(NetworkMode::None | NetworkMode::Proxy))),
+        ("policy.syscalls", policy.syscalls.mode.is_some()),
+        ("policy.environment.mode", policy.environment.mode == Some(EnvironmentMode::Inherit)),
+    ];
+    match asked.into_iter().find(|(_, asked)| *asked) {
+        Some((field, _)) => Err(PlanError { field, mode: Mode::Logical }),
+        None => Ok(()),
+    }
+}
+
+/// The first thing that an isolating mode needs and this host, or Codelia yet, cannot enforce.
+fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static str> {
+    let needed = [
+        ("mode", mode != Mode::Logical),
+        ("policy.isolation_level", policy.isolation_level != Some(Level::None)),
+        ("limits.memory_bytes", host.memory),
+        ("limits.cpu_millis", host.cpu),
+        ("limits.pids", host.pids),
+        ("network", host.network),
+        ("policy.syscalls", host.syscalls),
+        (
+            "policy.process.allowed_executables",
+            host.executables || policy.process.allowed_executables.is_none(),
+        ),
+        ("policy.filesystem.max_total_bytes", policy.filesystem.max_total_bytes.is_none()),
+        ("policy.filesystem.read_write_paths", policy.filesystem.below_writable().is_none()),
+        ("policy.environment.mode", policy.environment.mode != Some(EnvironmentMode::Inherit)),
+    ];
+    needed.into_iter().find_map(|(field, held)| (!held).then_some(field))
+}
+
+/// What the command may reach: nothing yet but itself.
+fn reach(asked: Option<NetworkMode>, policy: &Policy) -> Result<NetworkMode, &'static str> {
+    match (asked, policy.network.mode) {
+        (Some(NetworkMode::Proxy | NetworkMode::Host), _) => Err("network"),
+        (Some(NetworkMode::None), _) | (None, None | Some(NetworkMode::None)) => Ok(NetworkMode::None),
+        (None, Some(NetworkMode::Proxy | NetworkMode::Host)) => Err("policy.network.mode"),
+    }
+}
+
+fn security(policy: &Policy) -> Security {
+    let process = &policy.process;
+    let debug = process.debug.unwrap_or(false);
+    Security {
+        syscalls: SyscallRules::Allow(allowed_syscalls(policy, debug)),
+        violation_limit: policy.syscalls.violation_limit.unwrap_or(VIOLATION_LIMIT),
+        fork: process.allow_fork.unwrap_or(true),
+        exec: process.allow_exec.unwrap_or(true),
+        executables: process.allowed_executables.clone(),
+        debug,
+    }
+}
+
+/// The default list, narrowed by the policy.
+fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
+    let names = &policy.syscalls.names;
+    let keeps = |name: &String| match policy.syscalls.mode {
+        None => true,
+        Some(SyscallMode::Allow) => names.contains(name),
+        Some(SyscallMode::Deny) => !names.contains(name),
+    };
+    syscalls::allowed(debug).into_iter().filter(keeps).collect()
+}
+
+/// The mounts in their order: later ones cover earlier ones, so what is denied comes last.
+fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime) -> Vec<Mount> {
+    let mut mounts = Vec::new();
+    // A container has the runtime of its image.
+    if spec.mode != Mode::Container {
+        mounts.extend(runtime_mounts(runtime));
+    }
+    mounts.extend([Mount::Proc, Mount::Dev]);
+    let size_bytes = spec.limits.tmp_bytes;
+    let private = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
+    mounts.extend(private.map(|target| Mount::Tmpfs { target: target.into(), size_bytes }));
+    mounts.push(Mount::Bind { source: root.to_owned(), target: WORKSPACE.into(), writable: true });
+    mounts.extend(policy_mounts(&spec.policy));
+    mounts
+}
+
+fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
+    let mut mounts = vec![read_only(Path::new("/usr"))];
+    mounts.extend(runtime.links.iter().map(|link| Mount::Symlink {
+        to: Path::new("usr").join(link.strip_prefix("/").unwrap_or(link)),
+        target: link.clone(),
+    }));
+    mounts.extend(runtime.directories.iter().map(|path| read_only(path)));
+    let files = [
+        ("/etc/passwd", PASSWD),
+        ("/etc/group", GROUP),
+        ("/etc/hosts", HOSTS),
+        ("/etc/hostname", "codelia\n"),
+    ];
+    mounts.extend(files.map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() }));
+    mounts.extend(runtime.etc_files.iter().map(|path| read_only(path)));
+    mounts
+}
+
+/// What the policy opens of the host, then what it denies. What lies under a denied path is not
+/// opened at all.
+fn policy_mounts(policy: &Policy) -> Vec<Mount> {
+    let files = &policy.filesystem;
+    let opened = |paths: &Option<Vec<PathBuf>>, writable: bool| {
+        let open =
+            paths.iter().flatten().filter(|path| !files.denied_paths.iter().any(|no| path.starts_with(no)));
+        open.map(|path| Mount::Bind { source: path.clone(), target: path.clone(), writable })
+            .collect::<Vec<_>>()
+    };
+    let mut binds = opened(&files.read_only_paths, false);
+    binds.extend(opened(&files.read_write_paths, true));
+    // A path below another one must be mounted after it, or it would be covered.
+    binds.sort_by_key(|mount| mount.depth());
+    binds.extend(files.denied_paths.iter().map(|target| Mount::Hidden { target: target.clone() }));
+    binds
+}
+
+fn read_only(path: &Path) -> Mount {
+    Mount::Bind { source: path.to_owned(), target: path.to_owned(), writable: false }
+}
+
+impl Mount {
+    /// Where it is, inside.
+    #[must_use]
+    pub fn target(&self) -> &Path {
+        match self {
+            Self::Bind { target, .. }
+            | Self::Tmpfs { target, .. }
+            | Self::Symlink { target, .. }
+            | Self::File { target, .. }
+            | Self::Hidden { target } => target,
+            Self::Proc => Path::new("/proc"),
+            Self::Dev => Path::new("/dev"),
+        }
+    }
+
+    fn depth(&self) -> usize {
+        self.target().components().count()
     }
 }
 
@@ -158,7 +454,7 @@ fn unenforced(asked: &LimitsRequest, host: Enforceable) -> Result<Vec<String>, P
 }
 
 /// The environment a command starts from: nothing of the worker's.
-fn clean_env(home: &std::path::Path) -> BTreeMap<String, String> {
+fn clean_env(home: &Path) -> BTreeMap<String, String> {
     [
         ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ("HOME", home.display().to_string()),
@@ -187,6 +483,7 @@ mod tests {
             network,
             limits: Limits::default(),
             asked,
+            policy: Policy::default(),
             ends_with_caller: false,
         }
     }
@@ -212,5 +509,74 @@ mod tests {
     fn a_network_that_was_asked_for_is_refused_where_there_is_none() {
         let error = plan(&spec(LimitsRequest::default(), Some(NetworkMode::None)), Enforceable::default());
         assert_eq!(error.unwrap_err().field, "network");
+    }
+
+    fn isolated(policy: Policy, network: Option<NetworkMode>, host: &Host) -> Result<Plan, PlanError> {
+        let spec = RunSpec { mode: Mode::Bwrap, policy, ..spec(LimitsRequest::default(), network) };
+        let ids = Ids { uid: 200_000, gid: 200_000 };
+        Plan::isolated(RunId::generate(), SessionId::generate(), "/s".into(), &spec, host, ids)
+    }
+
+    #[test]
+    fn only_the_workspace_is_a_writable_place_of_the_host_by_default() {
+        let plan = isolated(Policy::default(), None, &Host::able()).unwrap();
+        let writable: Vec<_> =
+            plan.mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: true, .. })).collect();
+        let workspace = Mount::Bind { source: "/s".into(), target: WORKSPACE.into(), writable: true };
+        assert_eq!(writable, [&workspace]);
+        assert_eq!(plan.network, NetworkMode::None);
+        assert!(plan.unenforced.is_empty());
+    }
+
+    #[test]
+    fn an_isolating_mode_refuses_what_the_host_cannot_enforce_even_by_default() {
+        let mut host = Host::able();
+        host.enforceable.memory = false;
+        assert_eq!(isolated(Policy::default(), None, &host).unwrap_err().field, "limits.memory_bytes");
+        let mut host = Host::able();
+        host.enforceable.executables = false;
+        let mut policy = Policy::default();
+        assert!(isolated(policy.clone(), None, &host).is_ok());
+        policy.process.allowed_executables = Some(vec!["/usr/bin/git".into()]);
+        assert_eq!(isolated(policy, None, &host).unwrap_err().field, "policy.process.allowed_executables");
+    }
+
+    #[test]
+    fn a_network_that_does_not_exist_yet_is_refused() {
+        for mode in [NetworkMode::Proxy, NetworkMode::Host] {
+            assert_eq!(isolated(Policy::default(), Some(mode), &Host::able()).unwrap_err().field, "network");
+            let mut policy = Policy::default();
+            policy.network.mode = Some(mode);
+            assert_eq!(isolated(policy, None, &Host::able()).unwrap_err().field, "policy.network.mode");
+        }
+    }
+
+    #[test]
+    fn denied_paths_are_hidden_last_and_nothing_is_opened_below_them() {
+        let mut policy = Policy::default();
+        policy.filesystem.read_only_paths = Some(vec!["/opt/a/b".into(), "/opt".into(), "/srv/no/x".into()]);
+        policy.filesystem.denied_paths = vec!["/srv/no".into(), "/opt/secret".into()];
+        let plan = isolated(policy, None, &Host::able()).unwrap();
+        let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
+        let expected = ["/opt", "/opt/a/b", "/srv/no", "/opt/secret"].map(Path::new);
+        assert_eq!(tail, expected);
+    }
+
+    #[test]
+    fn a_policy_narrows_the_system_calls() {
+        let mut policy = Policy::default();
+        policy.syscalls.mode = Some(SyscallMode::Deny);
+        policy.syscalls.names = vec!["socket".to_owned()];
+        let security = isolated(policy, None, &Host::able()).unwrap().security.unwrap();
+        let SyscallRules::Allow(names) = security.syscalls else { panic!("a plan has an allow-list") };
+        assert_eq!(names.len(), syscalls::allowed(false).len() - 1);
+        assert!(!names.contains(&"socket".to_owned()));
+    }
+
+    #[test]
+    fn mode_logical_refuses_a_policy_it_cannot_keep() {
+        let mut spec = spec(LimitsRequest::default(), None);
+        spec.policy.process.allow_fork = Some(false);
+        assert_eq!(plan(&spec, Enforceable::default()).unwrap_err().field, "policy.process.allow_fork");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Limits, Mode, NetworkMode, Outcome, Receipt, TerminalSize, Usage};
+use codelia_policy::{Limits, Mode, NetworkMode, Outcome, Receipt, Repeated, TerminalSize, Usage};
 
 use crate::v1;
 
@@ -98,6 +98,9 @@ impl From<&Limits> for v1::Limits {
             pids: Some(limits.pids.cast_signed()),
             open_files: Some(limits.open_files.cast_signed()),
             output_bytes: Some(limits.output_bytes.cast_signed()),
+            cpu_time: Some(duration_to_proto(limits.cpu_time)),
+            file_bytes: Some(limits.file_bytes.cast_signed()),
+            tmp_bytes: Some(limits.tmp_bytes.cast_signed()),
         }
     }
 }
@@ -135,6 +138,19 @@ impl From<&Usage> for v1::Usage {
             cpu_time: Some(duration_to_proto(usage.cpu_time)),
             peak_memory_bytes: usage.peak_memory_bytes.cast_signed(),
             wall_time: Some(duration_to_proto(usage.wall_time)),
+        }
+    }
+}
+
+impl From<&Repeated> for v1::ViolationEvent {
+    fn from(repeated: &Repeated) -> Self {
+        let violation = &repeated.violation;
+        Self {
+            kind: violation.kind.clone(),
+            syscall: violation.syscall.clone(),
+            number: violation.nr,
+            args: violation.args.to_vec(),
+            count: repeated.count.cast_signed(),
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod internal {
 }
 
 mod convert;
+mod policy;
 
 pub use convert::{InvalidDuration, duration_from_proto, duration_to_proto, timestamp_to_proto};
 

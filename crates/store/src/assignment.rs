@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use codelia_policy::{
-    Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, WorkerId,
+    Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, Violations,
+    WorkerId,
 };
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use crate::{Chunk, Error, Store, output::Columns, row};
+use crate::{Chunk, Error, Happening, Store, event, output, row};
 
 /// A run that a worker is to execute.
 #[derive(Debug, Clone)]
@@ -55,6 +56,10 @@ pub struct Committed {
     pub output_truncated: bool,
     /// Output that was not flushed before.
     pub tail: Vec<Chunk>,
+    /// What it tried against its policy.
+    pub violations: Violations,
+    /// What happened on the way; recorded as events with the result.
+    pub events: Vec<Happening>,
 }
 
 impl Store {
@@ -132,7 +137,9 @@ impl Store {
             Outcome::Exited(code) => Some(code),
             _ => None,
         };
-        let columns = Columns::new(&result.tail);
+        let columns = output::Columns::new(&result.tail);
+        let events = event::Columns::new(&result.events);
+        let violations = (result.violations.total > 0).then_some(Json(&result.violations));
         let committed = sqlx::query_file_scalar!(
             "src/sql/run_commit.sql",
             id.0,
@@ -154,6 +161,11 @@ impl Store {
             &columns.streams,
             &columns.offsets,
             &columns.data as _,
+            violations as _,
+            &events.ids,
+            &events.kinds as _,
+            &events.fields as _,
+            &events.details as _,
         )
         .fetch_one(&self.pool)
         .await?;

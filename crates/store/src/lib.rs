@@ -8,6 +8,7 @@
 
 mod assignment;
 mod error;
+mod event;
 mod key;
 mod lease;
 mod output;
@@ -27,6 +28,7 @@ use sqlx::{
 
 pub use assignment::{Assigned, Committed};
 pub use error::Error;
+pub use event::{Concerned, Event, EventKind, Happening};
 pub use key::{Caller, Key, NewKey, Scope};
 pub use lease::{Lease, Released, Swept};
 pub use output::{Chunk, Stream};

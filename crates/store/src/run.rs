@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{
-    Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, WorkerId,
+    Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, Violations,
+    WorkerId,
 };
 use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
@@ -22,7 +23,7 @@ macro_rules! select_runs {
                       r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced,
                       r.outcome AS "outcome: Json<Outcome>", r.usage AS "usage: Json<Usage>",
                       r.receipt AS "receipt: Json<Receipt>", r.output_bytes, r.output_truncated,
-                      w.address AS "worker_address?"
+                      r.violations AS "violations: Json<Violations>", w.address AS "worker_address?"
                FROM runs r
                LEFT JOIN workers w ON r.state = 'running' AND w.id = r.worker_id AND w.incarnation = r.incarnation
                    AND w.lease_until > now()
@@ -79,6 +80,8 @@ pub struct Run {
     pub output_bytes: i64,
     /// Whether output was cut.
     pub output_truncated: bool,
+    /// What it tried against its policy.
+    pub violations: Violations,
     /// Where an api reaches the worker, while it is running on a live one.
     pub worker_address: Option<String>,
 }
@@ -374,6 +377,7 @@ impl Run {
             receipt: None,
             output_bytes: 0,
             output_truncated: false,
+            violations: Violations::default(),
             worker_address: None,
         }
     }
@@ -402,6 +406,7 @@ struct RunRow {
     receipt: Option<Json<Receipt>>,
     output_bytes: i64,
     output_truncated: bool,
+    violations: Option<Json<Violations>>,
     worker_address: Option<String>,
 }
 
@@ -432,6 +437,7 @@ impl TryFrom<RunRow> for Run {
             receipt: row.receipt.map(|json| json.0),
             output_bytes: row.output_bytes,
             output_truncated: row.output_truncated,
+            violations: row.violations.map(|json| json.0).unwrap_or_default(),
             worker_address: row.worker_address,
         })
     }

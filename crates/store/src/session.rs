@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{
-    Incarnation, LeaseEpoch, LimitsRequest, Mode, NetworkMode, SessionId, TenantId, WorkerId,
+    Incarnation, LeaseEpoch, Limits, LimitsRequest, Mode, NetworkMode, Policy, SessionId, TenantId, WorkerId,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{PgExecutor, postgres::types::PgInterval, types::Json};
@@ -35,10 +35,14 @@ macro_rules! select_sessions {
 pub struct SessionSpec {
     /// Mode of its runs.
     pub mode: Mode,
-    /// Limits asked for.
-    pub limits: LimitsRequest,
-    /// Network asked for.
+    /// Limits of its runs, unless they ask for others.
+    pub limits: Limits,
+    /// Which of the limits somebody asked for.
+    pub asked: LimitsRequest,
+    /// Network of its runs, unless they ask for another.
     pub network: Option<NetworkMode>,
+    /// What its runs may do; a run's own policy can only tighten it.
+    pub policy: Policy,
 }
 
 /// A session.

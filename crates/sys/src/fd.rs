@@ -9,6 +9,7 @@ use std::{
 use nix::libc;
 use rustix::{
     cmsg_space,
+    event::{PollFd, PollFlags, Timespec},
     fs::{CWD, Mode, OFlags},
     io::Errno,
     net::{
@@ -87,6 +88,52 @@ pub fn silence_output() -> Result<(), Errno> {
     let null = rustix::fs::openat(CWD, "/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)
+}
+
+/// Makes standard input what standard output is.
+///
+/// # Errors
+/// As `dup2(2)`.
+pub fn input_like_output() -> Result<(), Errno> {
+    rustix::stdio::dup2_stdin(std::io::stdout())
+}
+
+/// Whether something can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readable {
+    /// Now.
+    Yes,
+    /// Maybe later.
+    NotYet,
+    /// Never again.
+    Never,
+}
+
+/// Looks whether something can be read, without waiting for it.
+///
+/// # Errors
+/// As `poll(2)`.
+pub fn is_readable(fd: impl AsFd) -> Result<Readable, Errno> {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    let events = fds[0].revents();
+    Ok(match (events.contains(PollFlags::IN), events.is_empty()) {
+        (true, _) => Readable::Yes,
+        (false, true) => Readable::NotYet,
+        (false, false) => Readable::Never,
+    })
+}
+
+/// Whether the other side of a socket has ended and nothing is left to be read.
+///
+/// # Errors
+/// As `recv(2)`.
+pub fn has_ended(socket: impl AsFd) -> Result<bool, Errno> {
+    match rustix::net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((count, _)) => Ok(count == 0),
+        Err(Errno::AGAIN) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Lets no descriptor but the three streams survive the next exec.

@@ -46,50 +46,19 @@ impl SingleThread {
         Ok(Self { here: PhantomData })
     }
 
-    /// Starts a process that shares this one's memory until it executes a program or ends, and
-    /// waits for that: nothing is copied, which makes it faster than a fork. Answers its id and,
-    /// if `child` came back because it could not execute, what it came back with.
+    /// Starts a copy of this process that ends with what `child` answers. Answers its id.
     ///
     /// # Errors
-    /// As `clone(2)`.
-    pub fn spawn<T, F: FnOnce() -> T>(&self, child: F) -> Result<(Pid, Option<T>), Errno> {
-        let mut stack = vec![0_u8; CHILD_STACK];
-        let mut shared = Shared { child: Some(child), answer: None };
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        // SAFETY: the child runs on its own stack, of which the pointer is the aligned upper end,
-        // while this process, which has no other thread, is suspended: so it alone uses `shared`
-        // and the heap, and both outlive it. It never returns into a frame of this stack.
-        let pid = unsafe {
-            let top = stack.as_mut_ptr().add(CHILD_STACK);
-            let top = top.sub(top.addr() % 16);
-            libc::clone(enter_child::<T, F>, top.cast(), flags, (&raw mut shared).cast())
-        };
-        match Pid::from_raw(pid) {
-            Some(pid) if pid.as_raw_nonzero().get() > 0 => Ok((pid, shared.answer)),
+    /// As `fork(2)`.
+    pub fn fork(&self, child: impl FnOnce() -> i32) -> Result<Pid, Errno> {
+        // SAFETY: there is no other thread that could hold a lock which the copy would wait for.
+        match unsafe { libc::fork() } {
+            0 => exit_at_once(child()),
+            pid if pid > 0 => Pid::from_raw(pid).ok_or(Errno::INVAL),
             _ => Err(crate::fd::last_errno()),
         }
     }
 }
-
-/// The most of the stack that a child may use before it executes.
-const CHILD_STACK: usize = 256 * 1024;
-
-/// What a child and its suspended parent both see.
-struct Shared<T, F> {
-    child: Option<F>,
-    answer: Option<T>,
-}
-
-extern "C" fn enter_child<T, F: FnOnce() -> T>(shared: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: `spawn` passes a pointer to its `Shared` of these types and does not use it until
-    // this process has executed or ended.
-    let shared = unsafe { &mut *shared.cast::<Shared<T, F>>() };
-    shared.answer = shared.child.take().map(|child| child());
-    exit_at_once(CHILD_FAILED)
-}
-
-/// The exit code of a child that did not execute.
-const CHILD_FAILED: i32 = 127;
 
 /// Replaces the program of this process. Returns only if that failed.
 #[must_use]
@@ -158,12 +127,41 @@ pub fn own_id() -> Pid {
     rustix::process::getpid()
 }
 
+/// The user of this process, by number.
+#[must_use]
+pub fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The group of this process, by number.
+#[must_use]
+pub fn own_group() -> u32 {
+    rustix::process::getegid().as_raw()
+}
+
 /// Kills a process. One that has ended already is fine.
 ///
 /// # Errors
 /// As `kill(2)`.
 pub fn kill(pid: Pid) -> Result<(), Errno> {
     match rustix::process::kill_process(pid, Signal::KILL) {
+        Err(Errno::SRCH) => Ok(()),
+        answer => answer,
+    }
+}
+
+/// Kills every process of the namespace but this one, which must be process 1 of it. None is fine.
+///
+/// # Errors
+/// `EINVAL` for another process, else as `kill(2)`.
+pub fn kill_all_others() -> Result<(), Errno> {
+    // Elsewhere it would mean every process of the host.
+    if own_id() != Pid::INIT {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: takes no pointers.
+    let answer = unsafe { libc::kill(-1, libc::SIGKILL) };
+    match if answer == 0 { Ok(()) } else { Err(crate::fd::last_errno()) } {
         Err(Errno::SRCH) => Ok(()),
         answer => answer,
     }

@@ -14,6 +14,10 @@ pub enum Resource {
     OpenFiles,
     /// Bytes of a core dump.
     CoreBytes,
+    /// Bytes of a file that is written.
+    FileBytes,
+    /// CPU time of one process.
+    CpuSeconds,
 }
 
 /// Limits this process, for good. A lower limit that holds already stays.
@@ -21,10 +25,14 @@ pub enum Resource {
 /// # Errors
 /// As `setrlimit(2)`.
 pub fn lower(resource: Resource, most: u64) -> Result<(), Errno> {
-    let resource = match resource {
-        Resource::OpenFiles => rustix::process::Resource::Nofile,
-        Resource::CoreBytes => rustix::process::Resource::Core,
+    let (resource, grace) = match resource {
+        Resource::OpenFiles => (rustix::process::Resource::Nofile, 0),
+        Resource::CoreBytes => (rustix::process::Resource::Core, 0),
+        Resource::FileBytes => (rustix::process::Resource::Fsize, 0),
+        // At the limit itself the kernel sends a signal that says why, at the maximum it kills.
+        Resource::CpuSeconds => (rustix::process::Resource::Cpu, 1),
     };
-    let most = getrlimit(resource).maximum.map_or(most, |hard| hard.min(most));
-    setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
+    let hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let maximum = hard.min(most.saturating_add(grace));
+    setrlimit(resource, Rlimit { current: Some(most.min(maximum)), maximum: Some(maximum) })
 }

@@ -6,6 +6,7 @@ mod metrics;
 mod page;
 mod pipeline;
 pub mod task;
+mod window;
 
 pub use metrics::{Metrics, Step, metrics};
 pub use page::serve_metrics;

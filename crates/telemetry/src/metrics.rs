@@ -2,16 +2,18 @@
 
 use std::{
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicI64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use opentelemetry::{
     KeyValue, global,
-    metrics::{Counter, Gauge, Histogram, Meter},
+    metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
+
+use crate::window::Windows;
 
 /// Bounds of every latency histogram: 100 µs to 100 s.
 const SECONDS: [f64; 19] = [
@@ -64,6 +66,10 @@ pub struct Metrics {
     runs: Counter<u64>,
     step_seconds: Histogram<f64>,
     setup_seconds: Histogram<f64>,
+    setups: Arc<Windows>,
+    _setup_p95: ObservableGauge<f64>,
+    sandboxes: Counter<u64>,
+    violations: Counter<u64>,
     queue_depth: Gauge<i64>,
     slots: Gauge<i64>,
     slots_busy: Gauge<i64>,
@@ -85,6 +91,7 @@ pub fn metrics() -> &'static Metrics {
 
 impl Metrics {
     pub(crate) fn build(meter: &Meter) -> Self {
+        let setups = Arc::<Windows>::default();
         let counter = |name, about| meter.u64_counter(name).with_description(about).build();
         let gauge = |name, about| meter.i64_gauge(name).with_description(about).build();
         let seconds = |name, about| {
@@ -108,6 +115,10 @@ impl Metrics {
                 "codelia_isolation_setup",
                 "Launch asked for to execve, by mode and prepared",
             ),
+            _setup_p95: setup_p95(meter, setups.clone()),
+            setups,
+            sandboxes: counter("codelia_sandboxes", "Sandboxes that were used, by mode and prepared"),
+            violations: counter("codelia_violations", "What commands tried against their policy, by kind"),
             queue_depth: gauge("codelia_queue_depth", "Runs that wait for a worker or a slot"),
             slots: gauge("codelia_slots", "Runs this worker can execute at once"),
             slots_busy: gauge("codelia_slots_busy", "Runs this worker executes"),
@@ -151,7 +162,14 @@ impl Metrics {
     pub fn setup(&self, mode: &'static str, prepared: bool, took: Duration) {
         let labels = [KeyValue::new("mode", mode), KeyValue::new("prepared", prepared)];
         self.setup_seconds.record(took.as_secs_f64(), &labels);
+        self.sandboxes.add(1, &labels);
+        self.setups.record(mode, took, Instant::now());
         self.step(Step::Setup, took);
+    }
+
+    /// A command tried something against its policy.
+    pub fn violation(&self, kind: &str) {
+        self.violations.add(1, &[KeyValue::new("kind", kind.to_owned())]);
     }
 
     /// How many runs wait.
@@ -192,4 +210,18 @@ impl Metrics {
         let now = self.watchers_now.fetch_add(by, Ordering::Relaxed) + by;
         self.watchers.record(now, &[]);
     }
+}
+
+/// Asked for when the page is read, so that it falls back when nothing is launched any more.
+fn setup_p95(meter: &Meter, setups: Arc<Windows>) -> ObservableGauge<f64> {
+    meter
+        .f64_observable_gauge("codelia_isolation_setup_p95")
+        .with_description("95th percentile of the setup latency over the last five minutes, by mode")
+        .with_unit("s")
+        .with_callback(move |gauge| {
+            for (mode, took) in setups.p95(Instant::now()) {
+                gauge.observe(took.as_secs_f64(), &[KeyValue::new("mode", mode)]);
+            }
+        })
+        .build()
 }

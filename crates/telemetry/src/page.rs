@@ -70,6 +70,7 @@ mod tests {
         metrics.setup("logical", true, Duration::from_millis(1));
         metrics.request("StartRun", "Ok", Duration::from_millis(3));
         metrics.refused("QUOTA");
+        metrics.violation("SYSCALL_BLOCKED");
         metrics.worker(4, 1, 2);
         metrics.queue_depth(3);
         metrics.session_removed(10);
@@ -101,6 +102,9 @@ mod tests {
             r#"codelia_request_seconds_count{method="StartRun"} 1"#,
             r#"codelia_requests_total{code="Ok",method="StartRun"} 1"#,
             r#"codelia_refusals_total{reason="QUOTA"} 1"#,
+            r#"codelia_sandboxes_total{mode="logical",prepared="true"} 1"#,
+            r#"codelia_isolation_setup_p95_seconds{mode="logical"} 0.001"#,
+            r#"codelia_violations_total{kind="SYSCALL_BLOCKED"} 1"#,
             "codelia_slots 4",
             "codelia_slots_busy 1",
             "codelia_leases 2",

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use codelia_policy::{LeaseEpoch, SessionId};
+use codelia_policy::{Ids, LeaseEpoch, SessionId};
 use codelia_store::{Error, Lease, Released};
 use futures::{TryStreamExt, stream};
 
@@ -33,8 +33,8 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
     }
     let epoch = lease.epoch;
     match create_directory(worker, &lease).await {
-        Ok(()) => {
-            worker.sessions.acquired(lease);
+        Ok(ids) => {
+            worker.sessions.acquired(lease, ids);
             worker.keep_spare(id);
             worker.poll_now.notify_one();
             Ok(Some(epoch))
@@ -52,7 +52,7 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
 pub(crate) async fn release_idle(worker: &Worker) -> Result<(), Error> {
     let current = worker.current();
     let busy: HashSet<_> = worker.runs.all_active().iter().map(|run| run.assigned.session).collect();
-    let idle = worker.sessions.ids().into_iter().filter(|id| !busy.contains(id)).map(Ok);
+    let idle = worker.sessions.all().into_iter().filter(|id| !busy.contains(id)).map(Ok);
     stream::iter(idle)
         .try_for_each_concurrent(RELEASED_AT_ONCE, |id| release_held(worker, &current, id))
         .await
@@ -77,16 +77,16 @@ pub(crate) async fn release(
     worker.store.lease_release(id, worker.id(), current.incarnation, epoch).await
 }
 
-async fn create_directory(worker: &Arc<Worker>, lease: &Lease) -> Result<(), RootError> {
+async fn create_directory(worker: &Arc<Worker>, lease: &Lease) -> Result<Ids, RootError> {
     let (id, has_files) = (lease.session, lease.has_files);
     let worker = worker.clone();
     let created = tokio::task::spawn_blocking(move || worker.root.create_session(id)).await;
     match created {
-        Ok(Ok(was_there)) => {
+        Ok(Ok((was_there, ids))) => {
             if has_files && !was_there {
                 tracing::warn!(session = %id, "a session that was held before had no directory");
             }
-            Ok(())
+            Ok(ids)
         }
         Ok(Err(error)) => Err(error),
         Err(panic) => Err(RootError::interrupted(panic.into())),

@@ -61,8 +61,10 @@ pub(crate) struct Watcher {
     stage: Stage,
     position: i64,
     truncation_told: bool,
+    violations_told: usize,
     phase: watch::Receiver<Phase>,
     output: watch::Receiver<()>,
+    violations: watch::Receiver<()>,
     _owner: Option<OwnerGuard>,
     _input: DropGuard,
 }
@@ -81,8 +83,10 @@ impl Watcher {
             stage: Stage::Assigned,
             position,
             truncation_told: false,
+            violations_told: 0,
             phase: run.phase.subscribe(),
             output: run.output.subscribe(),
+            violations: run.violations.subscribe(),
             _owner: owner.then(|| OwnerGuard::new(run.clone())),
             _input: input.drop_guard(),
             run,
@@ -130,6 +134,11 @@ impl Watcher {
 
     async fn output(&mut self) -> Option<Answer> {
         self.output.mark_unchanged();
+        self.violations.mark_unchanged();
+        if let Some(violation) = self.run.violations.get(self.violations_told) {
+            self.violations_told += 1;
+            return Some(event(Event::Violation((&violation).into())));
+        }
         match self.run.output.read(self.position) {
             Found::Piece(piece) => {
                 self.position = piece.end();
@@ -149,8 +158,11 @@ impl Watcher {
                 None
             }
             Found::End { .. } => {
-                // The sender lives as long as the run that we hold.
-                let _ = self.output.changed().await;
+                // The senders live as long as the run that we hold.
+                tokio::select! {
+                    _ = self.output.changed() => {}
+                    _ = self.violations.changed() => {}
+                }
                 None
             }
         }
@@ -268,6 +280,7 @@ mod tests {
                     format!("{}@{}", String::from_utf8_lossy(&output.data), output.next_position)
                 }
                 Event::OutputTruncated(_) => "truncated".into(),
+                Event::Violation(violation) => violation.syscall.clone(),
                 Event::Finished(_) => "finished".into(),
             },
         }

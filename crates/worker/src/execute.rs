@@ -3,24 +3,29 @@
 use std::{sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
-use codelia_policy::{Outcome, Plan, Receipt, Refusal, Usage};
-use codelia_store::Committed;
-use codelia_telemetry::{Step, metrics};
+use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
+use codelia_store::{Committed, EventKind, Happening};
+use codelia_telemetry::{Step, metrics, task};
+use serde_json::json;
 use tokio::{
     sync::mpsc,
+    task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
 
 use crate::{
     dispatch::{self, Slot},
-    modes::{failed, refusal},
+    modes::{Denial, denial, failed},
     runs::{ActiveRun, Control, Inlets, Phase, Started},
     stdio::{self, Ends, Terminal},
     stream::{Lost, Streams, insist},
+    violations,
     worker::Worker,
 };
 
 const SIGTERM: i32 = 15;
+/// How long the reports of a sandbox may take to end after it.
+const STRAY_REPORTS: Duration = Duration::from_secs(1);
 
 /// A run's result, before its output is added.
 #[derive(Debug)]
@@ -32,6 +37,14 @@ struct Report {
     setup_time: Option<Duration>,
     prepared: bool,
     unenforced: Vec<String>,
+    /// The field of the request or policy that kept it from starting.
+    field: Option<&'static str>,
+}
+
+impl From<Denial> for Report {
+    fn from(Denial { refusal, field }: Denial) -> Self {
+        Self { field, ..Self::unstarted(Outcome::Refused(refusal)) }
+    }
 }
 
 impl Report {
@@ -45,6 +58,7 @@ impl Report {
             setup_time: None,
             prepared: false,
             unenforced: Vec::new(),
+            field: None,
         }
     }
 }
@@ -99,40 +113,43 @@ async fn carry_out(worker: &Arc<Worker>, run: &Arc<ActiveRun>, inlets: Inlets) -
     if run.cancel.is_cancelled() {
         return Ok(Report::unstarted(Outcome::Canceled));
     }
-    let plan = match plan(worker, run) {
+    let plan = match plan(worker, run)? {
         Ok(plan) => plan,
-        Err(refusal) => return Ok(Report::unstarted(Outcome::Refused(refusal))),
+        Err(denial) => return Ok(denial.into()),
     };
+    let asked = Instant::now();
     let (sandbox, prepared) = match sandbox(worker, run, &plan).await {
         Ok(sandbox) => sandbox,
-        Err(refusal) => return Ok(Report::unstarted(Outcome::Refused(refusal))),
+        Err(denial) => return Ok(denial.into()),
     };
     if let Err(undone) = worker.may_start(run) {
-        sandbox.discard().await;
+        worker.receipts.judge(sandbox.discard().await);
         return Err(undone);
     }
     if run.cancel.is_cancelled() {
         let receipt = sandbox.discard().await;
+        worker.receipts.judge(receipt);
         return Ok(Report { receipt, ..Report::unstarted(Outcome::Canceled) });
     }
-    match launch(run, sandbox).await {
-        Ok((launched, ends)) => Ok(supervise(worker, run, inlets, plan, prepared, launched, ends).await?),
-        Err(refusal) => Ok(Report::unstarted(Outcome::Refused(refusal))),
+    let waited = asked.elapsed();
+    match launch(worker, run, sandbox).await {
+        Ok((mut launched, ends)) => {
+            // What was not prepared before is part of the setup.
+            launched.setup_time += waited;
+            Ok(supervise(worker, run, inlets, plan, prepared, launched, ends).await?)
+        }
+        Err(denial) => Ok(denial.into()),
     }
 }
 
-fn plan(worker: &Worker, run: &ActiveRun) -> Result<Plan, Refusal> {
-    let assigned = &run.assigned;
-    worker.sessions.learn(&assigned.spec);
-    worker.modes.plan(assigned.id, assigned.session, worker.root.session(assigned.session), &assigned.spec)
+fn plan(worker: &Worker, run: &ActiveRun) -> Result<Result<Plan, Denial>, Undone> {
+    let (id, session, spec) = (run.id(), run.assigned.session, &run.assigned.spec);
+    let ids = worker.sessions.ids(session).ok_or(Undone::NotHeld)?;
+    Ok(worker.modes.plan(id, session, worker.root.session(session), spec, ids))
 }
 
 /// The session's spare sandbox if it serves, else a new one; and whether it was prepared before.
-async fn sandbox(
-    worker: &Worker,
-    run: &ActiveRun,
-    plan: &Plan,
-) -> Result<(Box<dyn Prepared>, bool), Refusal> {
+async fn sandbox(worker: &Worker, run: &ActiveRun, plan: &Plan) -> Result<(Box<dyn Prepared>, bool), Denial> {
     let asked = Instant::now();
     if let Some(spare) = worker.sessions.take_spare(run.assigned.session, plan) {
         let ready = spare.is_ready();
@@ -145,16 +162,20 @@ async fn sandbox(
     Ok((sandbox, false))
 }
 
-async fn launch(run: &ActiveRun, sandbox: Box<dyn Prepared>) -> Result<(Launched, Ends), Refusal> {
+async fn launch(
+    worker: &Worker,
+    run: &ActiveRun,
+    sandbox: Box<dyn Prepared>,
+) -> Result<(Launched, Ends), Denial> {
     let command = &run.assigned.spec.command;
     let (stdio, ends) = match stdio::open(command) {
         Ok(streams) => streams,
         Err(error) => {
-            sandbox.discard().await;
-            return Err(failed(&error));
+            worker.receipts.judge(sandbox.discard().await);
+            return Err(failed(&error).into());
         }
     };
-    let launched = sandbox.launch(command, stdio).await.map_err(refusal)?;
+    let launched = sandbox.launch(command, stdio).await.map_err(denial)?;
     Ok((launched, ends))
 }
 
@@ -174,6 +195,7 @@ async fn supervise(
     let started = Started { setup_time, prepared, unenforced: plan.unenforced.clone() };
     run.phase.send_replace(Phase::Started(started));
     let streams = Streams::start(worker, run, ends.outputs, ends.stdin.map(|writer| (writer, inlets.stdin)));
+    let violations = running.violations().map(|reports| collect(run, reports));
     worker.keep_spare(run.assigned.session);
 
     let end = wait(run, running.as_mut(), inlets.control, ends.terminal.as_ref()).await;
@@ -181,9 +203,9 @@ async fn supervise(
     metrics().step(Step::Execute, started_at.elapsed());
     streams.finish(&run.output).await;
     let receipt = running.destroy().await;
-    if !receipt.is_clean() {
-        metrics().receipt_unclean();
-        tracing::error!(?receipt, "a sandbox left something behind");
+    worker.receipts.judge(receipt);
+    if let Some(violations) = violations {
+        all_collected(violations).await;
     }
     let (outcome, usage) = ended?;
     Ok(Report {
@@ -194,7 +216,21 @@ async fn supervise(
         setup_time: Some(setup_time),
         prepared,
         unenforced: plan.unenforced,
+        field: None,
     })
+}
+
+fn collect(run: &Arc<ActiveRun>, reports: mpsc::Receiver<Violation>) -> JoinHandle<()> {
+    let run = run.clone();
+    task::background("violations", async move { run.violations.collect(reports).await })
+}
+
+/// The reports of a sandbox that is gone are at their end; if they are not, nobody waits for more.
+async fn all_collected(mut collecting: JoinHandle<()>) {
+    if timeout(STRAY_REPORTS, &mut collecting).await.is_err() {
+        tracing::error!("the reports of a sandbox that is gone do not end");
+        collecting.abort();
+    }
 }
 
 /// Why a command is over, or has to be.
@@ -291,6 +327,8 @@ async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<(), 
 
 fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
     let totals = run.output.totals();
+    let violations = run.violations.all();
+    let events = violations::happenings(&violations).chain(happenings(&report)).collect();
     Committed {
         outcome: report.outcome,
         usage: report.usage,
@@ -303,5 +341,30 @@ fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
         output_bytes: totals.bytes,
         output_truncated: totals.truncated,
         tail: run.output.unflushed().chunks,
+        violations,
+        events,
     }
+}
+
+/// What must leave a trace beside the result itself.
+fn happenings(report: &Report) -> impl Iterator<Item = Happening> {
+    let refused = match &report.outcome {
+        Outcome::Refused(refusal) if !is_callers_mistake(&refusal.reason) => {
+            let detail = json!({ "reason": refusal.reason, "message": refusal.message });
+            let field = report.field.map(str::to_owned);
+            Some(Happening { kind: EventKind::RunRefused, field, detail })
+        }
+        _ => None,
+    };
+    let unclean = (!report.receipt.is_clean()).then(|| Happening {
+        kind: EventKind::SandboxReceiptUnclean,
+        field: None,
+        detail: json!({ "receipt": report.receipt }),
+    });
+    refused.into_iter().chain(unclean)
+}
+
+/// A program or directory that is not there is nobody's refusal.
+fn is_callers_mistake(reason: &str) -> bool {
+    matches!(reason, "EXECUTABLE_NOT_FOUND" | "WORKING_DIRECTORY_INVALID")
 }

@@ -12,6 +12,8 @@ use crate::{lease::Current, root::RootError, worker::Worker};
 
 /// The most that one sweep takes on.
 const SWEEP_LIMIT: i64 = 200;
+/// The most events that one look removes.
+const PURGE_LIMIT: i64 = 10_000;
 /// Directories removed at once.
 const REMOVED_AT_ONCE: usize = 4;
 /// Directories asked about at once.
@@ -21,7 +23,7 @@ pub(crate) const ORPHANS_EVERY: Duration = Duration::from_secs(60);
 
 /// Sweeps once.
 pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
-    worker.sessions.discard_idle_spares();
+    worker.sessions.discard_old_spares();
     worker.modes.sweep().await;
     show(worker);
     let current = worker.current();
@@ -56,6 +58,7 @@ pub(crate) async fn tidy(worker: &Arc<Worker>) -> Result<(), Error> {
         }
     }
     worker.store.session_purge_any_tenant(worker.options.output_retention, SWEEP_LIMIT).await?;
+    worker.store.event_purge_any_tenant(worker.options.output_retention, PURGE_LIMIT).await?;
     Ok(())
 }
 

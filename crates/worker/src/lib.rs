@@ -11,11 +11,13 @@ mod attach;
 mod dispatch;
 mod drain;
 mod execute;
+mod ids;
 mod janitor;
 mod lease;
 mod modes;
 mod output;
 mod poll;
+mod receipts;
 mod root;
 mod runs;
 mod server;
@@ -25,6 +27,7 @@ mod slots;
 mod stdio;
 mod stream;
 mod trash;
+mod violations;
 mod worker;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -41,7 +44,7 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use root::RootError;
+pub use root::{RootError, blocked_at};
 use worker::Worker;
 
 /// How long open calls may take to end when the worker leaves.
@@ -74,6 +77,17 @@ pub struct Options {
     pub kill_grace: Duration,
     /// Rows of ended sessions are purged after it.
     pub output_retention: Duration,
+    /// Where each session gets a user and group of its own, if this user may give files away.
+    pub uids: Option<UidRange>,
+}
+
+/// User and group ids that belong to sessions and to nothing else on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UidRange {
+    /// The first.
+    pub base: u32,
+    /// How many.
+    pub count: u32,
 }
 
 /// Where an api reaches a worker.
@@ -161,8 +175,8 @@ impl Service {
         backends: Vec<Arc<dyn Backend>>,
     ) -> Result<Self, Error> {
         check(&options)?;
-        let root = root::Root::open(&options.root)?;
-        let modes = modes::Modes::probe(backends).await;
+        let root = root::Root::open(&options.root, options.uids)?;
+        let modes = modes::Modes::probe(backends, root.blocked_at()).await;
         if modes.names().is_empty() {
             return Err(Error::NoMode);
         }
@@ -237,11 +251,23 @@ fn start_loops(worker: &Arc<Worker>, stop: &CancellationToken) {
         until.run_until_cancelled(run).await;
     });
     let (w, until) = (worker.clone(), stop.clone());
+    task::background("rotation", async move {
+        until.run_until_cancelled(leave_rotation(&w)).await;
+    });
+    let (w, until) = (worker.clone(), stop.clone());
     task::background("tidy", async move {
         let never = Notify::new();
         let run = repeat("tidy", janitor::ORPHANS_EVERY, &never, || janitor::tidy(&w));
         until.run_until_cancelled(run).await;
     });
+}
+
+/// Tries until it is known that the worker is out of rotation.
+async fn leave_rotation(worker: &Worker) {
+    while let Err(error) = receipts::go_out_of_rotation(worker).await {
+        tracing::warn!(%error, "will be tried again");
+        sleep(SWEEP_EVERY).await;
+    }
 }
 
 /// Does something again and again: about every `interval`, and whenever it is asked for.

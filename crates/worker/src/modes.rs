@@ -1,9 +1,13 @@
 //! The modes this worker proved it can enforce, and the plans it makes for them.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{Enforceable, Mode, Plan, Refusal, RunId, RunSpec, SessionId};
+use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, Runtime, SessionId};
 
 /// The backends that passed their probe.
 #[derive(Debug)]
@@ -14,20 +18,42 @@ pub(crate) struct Modes {
 #[derive(Debug)]
 struct Installed {
     backend: Arc<dyn Backend>,
-    host: Enforceable,
+    host: Host,
+}
+
+/// Why a run has no sandbox.
+#[derive(Debug)]
+pub(crate) struct Denial {
+    /// What the caller is told.
+    pub(crate) refusal: Refusal,
+    /// The field of the request or policy at fault.
+    pub(crate) field: Option<&'static str>,
+}
+
+impl From<Refusal> for Denial {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, field: None }
+    }
 }
 
 impl Modes {
     /// Probes every backend; one that is not usable here is left out, with the reason in the log.
-    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>) -> Self {
+    /// So are those that isolate if the users of sessions cannot pass through `blocked`.
+    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, blocked: Option<PathBuf>) -> Self {
+        let runtime = Runtime::of(Path::exists, Path::is_symlink);
         let mut installed = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;
             for gap in &found.gaps {
                 tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "the host lacks something");
             }
+            if let (Some(directory), true) = (&blocked, found.mode != Mode::Logical) {
+                tracing::warn!(mode = %found.mode, directory = %directory.display(), "sessions cannot pass through a directory above them");
+                continue;
+            }
             if found.usable {
-                installed.insert(found.mode, Installed { backend, host: found.enforceable });
+                let host = Host { enforceable: found.enforceable, runtime: runtime.clone() };
+                installed.insert(found.mode, Installed { backend, host });
             }
         }
         Self { installed }
@@ -44,18 +70,21 @@ impl Modes {
         session: SessionId,
         root: PathBuf,
         spec: &RunSpec,
-    ) -> Result<Plan, Refusal> {
-        let installed = self.installed(spec.mode)?;
-        match spec.mode {
-            Mode::Logical => Plan::logical(sandbox, session, root, spec, installed.host)
-                .map_err(|error| unenforceable(error.field, error.to_string())),
-            Mode::Bwrap | Mode::Nsjail | Mode::Container => Err(unavailable(spec.mode)),
-        }
+        ids: Ids,
+    ) -> Result<Plan, Denial> {
+        let host = &self.installed(spec.mode)?.host;
+        let plan = match spec.mode {
+            Mode::Logical => Plan::logical(sandbox, session, root, spec, host.enforceable),
+            Mode::Bwrap | Mode::Nsjail | Mode::Container => {
+                Plan::isolated(sandbox, session, root, spec, host, ids)
+            }
+        };
+        plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))
     }
 
     /// Carries a plan out.
-    pub(crate) async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Refusal> {
-        self.installed(plan.mode)?.backend.prepare(plan).await.map_err(refusal)
+    pub(crate) async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Denial> {
+        self.installed(plan.mode)?.backend.prepare(plan).await.map_err(denial)
     }
 
     /// Removes what sandboxes of workers that were killed left on this host.
@@ -71,7 +100,7 @@ impl Modes {
         }
     }
 
-    fn installed(&self, mode: Mode) -> Result<&Installed, Refusal> {
+    fn installed(&self, mode: Mode) -> Result<&Installed, Denial> {
         self.installed.get(&mode).ok_or_else(|| unavailable(mode))
     }
 }
@@ -86,13 +115,13 @@ pub(crate) fn serves(made: &Plan, wanted: &Plan) -> bool {
     made == *wanted
 }
 
-/// What the caller is told of a sandbox that could not be had.
-pub(crate) fn refusal(error: codelia_backends::Error) -> Refusal {
+/// What is said of a sandbox that could not be had.
+pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
     use codelia_backends::Error;
     match error {
-        Error::Refused(refusal) => refusal,
+        Error::Refused(refusal) => refusal.into(),
         Error::Unenforceable { field } => unenforceable(field, error.to_string()),
-        other => failed(&other),
+        other => failed(&other).into(),
     }
 }
 
@@ -102,18 +131,21 @@ pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
     Refusal { reason: "SANDBOX_FAILED".to_owned(), message: "the sandbox could not be made".to_owned() }
 }
 
-fn unenforceable(field: &str, message: String) -> Refusal {
+fn unenforceable(field: &'static str, message: String) -> Denial {
     tracing::info!(field, "the plan cannot be enforced");
-    Refusal { reason: "UNENFORCEABLE".to_owned(), message }
+    let refusal = Refusal { reason: "UNENFORCEABLE".to_owned(), message };
+    Denial { refusal, field: Some(field) }
 }
 
-fn unavailable(mode: Mode) -> Refusal {
-    Refusal { reason: "MODE_UNAVAILABLE".to_owned(), message: format!("this worker has no mode {mode}") }
+fn unavailable(mode: Mode) -> Denial {
+    let message = format!("this worker has no mode {mode}");
+    let refusal = Refusal { reason: "MODE_UNAVAILABLE".to_owned(), message };
+    Denial { refusal, field: Some("mode") }
 }
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{CommandSpec, Limits, LimitsRequest};
+    use codelia_policy::{CommandSpec, Enforceable, Limits, LimitsRequest};
 
     use super::*;
 
@@ -130,6 +162,7 @@ mod tests {
             network: None,
             limits,
             asked: LimitsRequest::default(),
+            policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
         };
         let session = SessionId(uuid::Uuid::nil());

@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::SessionId;
+use codelia_policy::{Ids, SessionId};
 use uuid::Uuid;
 
-use crate::trash;
+use crate::{UidRange, ids::SessionIds, trash};
 
 /// A step on the session root that failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,18 +37,26 @@ impl RootError {
 #[derive(Debug)]
 pub(crate) struct Root {
     path: PathBuf,
+    ids: SessionIds,
     /// Names the tree; workers on a shared one have the same.
     pub(crate) id: Uuid,
 }
 
 impl Root {
     /// Opens the tree, creating what is missing.
-    pub(crate) fn open(path: &Path) -> Result<Self, RootError> {
+    pub(crate) fn open(path: &Path, uids: Option<UidRange>) -> Result<Self, RootError> {
         create_private(path)?;
         let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
-        let root = Self { id: root_id(&path)?, path };
+        let ids = SessionIds::open(path.join("ids"), uids);
+        let root = Self { id: root_id(&path)?, path, ids };
         create_private(&root.sessions())?;
         create_private(&root.trash())?;
+        if root.ids.are_own() {
+            // A session's own user must come through to its directory, and see nothing on the way.
+            make_passable(&root.path)?;
+            make_passable(&root.sessions())?;
+            root.free_ids()?;
+        }
         Ok(root)
     }
 
@@ -57,25 +65,31 @@ impl Root {
         self.sessions().join(id.to_string())
     }
 
-    /// Creates a session's directory; tells whether it was there.
-    pub(crate) fn create_session(&self, id: SessionId) -> Result<bool, RootError> {
+    /// Creates a session's directory; tells whether it was there, and whose it is.
+    pub(crate) fn create_session(&self, id: SessionId) -> Result<(bool, Ids), RootError> {
         let path = self.session(id);
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(false),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(true),
-            Err(error) => Err(RootError::at("create", &path)(error)),
-        }
+        let was_there = match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => false,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => true,
+            Err(error) => return Err(RootError::at("create", &path)(error)),
+        };
+        let ids = self.ids.of(id, &path).map_err(RootError::at("give away", &path))?;
+        Ok((was_there, ids))
     }
 
     /// Removes a session's directory and tells how many bytes its files had. Its name is free at once.
     /// After a failure the same call takes the removal up again.
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
         let (from, name) = (self.session(id), id.to_string());
+        let owner = self.ids.owner(&from).or_else(|| self.ids.owner(&self.trash().join(&name)));
         let mut bytes = self.empty_trash_of(&name)?;
         match fs::rename(&from, self.trash().join(&name)) {
             Ok(()) => bytes += self.empty_trash_of(&name)?,
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(RootError::at("move to the trash", &from)(error)),
+        }
+        if let Some(uid) = owner {
+            self.ids.free(id, uid).map_err(RootError::at("free the id of", &from))?;
         }
         Ok(bytes)
     }
@@ -105,6 +119,16 @@ impl Root {
         Ok(ids)
     }
 
+    /// The directory above sessions that their own users cannot pass through, if there is one.
+    pub(crate) fn blocked_at(&self) -> Option<PathBuf> {
+        if self.ids.are_own() { blocked_at(&self.path) } else { None }
+    }
+
+    fn free_ids(&self) -> Result<(), RootError> {
+        let is_there = |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
+        self.ids.free_forgotten(is_there).map_err(RootError::at("free ids in", &self.path))
+    }
+
     fn empty_trash_of(&self, name: &str) -> Result<u64, RootError> {
         let trash = self.trash();
         trash::remove(&trash, Path::new(name)).map_err(RootError::at("remove from", &trash))
@@ -119,10 +143,25 @@ impl Root {
     }
 }
 
+/// The first directory above `root` that not everybody may pass through. What is not there yet is
+/// the worker's to make.
+#[must_use]
+pub fn blocked_at(root: &Path) -> Option<PathBuf> {
+    let is_blocked =
+        |path: &&Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
+    let above = root.parent()?;
+    above.ancestors().filter(is_blocked).last().map(Path::to_owned)
+}
+
 /// Creates a directory for us alone, or makes sure that one that is there is.
 fn create_private(path: &Path) -> Result<(), RootError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(RootError::at("make private", path))
+}
+
+fn make_passable(path: &Path) -> Result<(), RootError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o711))
+        .map_err(RootError::at("open a way through", path))
 }
 
 /// Reads the tree's id, or gives it one. Of two workers that start at once, one wins.
@@ -164,10 +203,10 @@ mod tests {
     #[test]
     fn the_tree_and_its_sessions_are_private() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(&dir.path().join("root")).unwrap();
+        let root = Root::open(&dir.path().join("root"), None).unwrap();
         let id = SessionId::generate();
-        assert!(!root.create_session(id).unwrap());
-        assert!(root.create_session(id).unwrap(), "the second time it is there");
+        assert!(!root.create_session(id).unwrap().0);
+        assert!(root.create_session(id).unwrap().0, "the second time it is there");
         for path in [dir.path().join("root"), root.session(id)] {
             assert_eq!(mode(&path), 0o700);
         }
@@ -177,7 +216,7 @@ mod tests {
     #[test]
     fn workers_that_start_at_once_on_one_root_agree_on_its_id() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Root::open(dir.path()).unwrap().id;
+        let open = || Root::open(dir.path(), None).unwrap().id;
         let ids: Vec<Uuid> = thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -189,7 +228,7 @@ mod tests {
     #[test]
     fn a_session_is_removed_with_all_it_holds_and_nothing_beside_it() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(dir.path()).unwrap();
+        let root = Root::open(dir.path(), None).unwrap();
         let outside = dir.path().join("outside");
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("kept"), "kept").unwrap();
@@ -210,10 +249,30 @@ mod tests {
     #[test]
     fn what_an_interrupted_removal_left_is_removed_at_the_next_start() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(dir.path()).unwrap();
+        let root = Root::open(dir.path(), None).unwrap();
         fs::create_dir_all(dir.path().join("trash/old/deep")).unwrap();
         fs::write(dir.path().join("trash/old/deep/file"), "123").unwrap();
         assert_eq!(root.empty_trash().unwrap(), 3);
         assert_eq!(fs::read_dir(dir.path().join("trash")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_session_with_an_id_of_its_own_is_reached_by_it_alone_and_removed_with_all_it_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let range = UidRange { base: 300_000, count: 10 };
+        let root = Root::open(dir.path(), Some(range)).unwrap();
+        if !root.ids.are_own() {
+            return println!("skipped: this user may not give files away");
+        }
+        let id = SessionId::generate();
+        let (_, ids) = root.create_session(id).unwrap();
+        assert_eq!((mode(dir.path()), mode(&root.session(id))), (0o711, 0o700));
+        let inner = root.session(id).join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::write(inner.join("file"), "12").unwrap();
+        std::os::unix::fs::chown(&inner, Some(ids.uid), Some(ids.gid)).unwrap();
+        fs::set_permissions(&inner, fs::Permissions::from_mode(0o000)).unwrap();
+        assert_eq!(root.remove_session(id).unwrap(), 2);
+        assert_eq!(fs::read_dir(dir.path().join("ids")).unwrap().count(), 0);
     }
 }

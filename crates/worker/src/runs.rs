@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::output::OutputLog;
+use crate::{output::OutputLog, violations::ViolationLog};
 
 /// How long a run is remembered after its end. Longer than any push may be late.
 const REMEMBERED: Duration = Duration::from_secs(120);
@@ -69,6 +69,7 @@ pub(crate) struct ActiveRun {
     pub(crate) cancel: CancellationToken,
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) output: Arc<OutputLog>,
+    pub(crate) violations: ViolationLog,
     pub(crate) control: mpsc::Sender<Control>,
     stdin: Mutex<Option<mpsc::Sender<Bytes>>>,
     owner: Mutex<Owner>,
@@ -101,6 +102,7 @@ impl ActiveRun {
             cancel: CancellationToken::new(),
             phase: watch::Sender::new(Phase::Assigned),
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
+            violations: ViolationLog::new(),
             control,
             stdin: Mutex::new(spec.command.stdin.then_some(stdin)),
             owner: Mutex::new(if spec.ends_with_caller { Owner::Awaited } else { Owner::None }),
@@ -377,6 +379,7 @@ pub(crate) mod tests {
             network: None,
             limits: Limits::default(),
             asked: LimitsRequest::default(),
+            policy: codelia_policy::Policy::default(),
             ends_with_caller,
         };
         Assigned {

@@ -7,19 +7,21 @@ use std::{
 };
 
 use codelia_backends::Prepared;
-use codelia_policy::{Ceilings, LeaseEpoch, Limits, LimitsRequest, Plan, Refusal, RunSpec, SessionId};
+use codelia_policy::{Ids, LeaseEpoch, Plan, Refusal, RunSpec, SessionId};
 use codelia_store::{Lease, SessionSpec};
-use codelia_telemetry::{metrics, task};
+use codelia_telemetry::task;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinHandle,
     time::Instant,
 };
 
-use crate::modes::serves;
+use crate::{modes::serves, receipts::Receipts};
 
 /// A session that had no run for this long keeps no spare sandbox.
 const SPARE_IDLE: Duration = Duration::from_secs(60);
+/// A spare sandbox that is older is not used any more: what it was made from may have changed.
+const SPARE_AGE: Duration = Duration::from_secs(600);
 
 /// Whether and how this worker holds a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,7 @@ pub(crate) enum Holding {
 #[derive(Debug)]
 pub(crate) struct Spare {
     plan: Plan,
+    made_at: Instant,
     making: JoinHandle<Result<Box<dyn Prepared>, Refusal>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -56,14 +59,16 @@ impl Spare {
     }
 
     /// Destroys it in the background.
-    pub(crate) fn discard(self) {
+    fn discard(self, receipts: Arc<Receipts>) {
         task::background("discard spare", async move {
-            if let Some(sandbox) = self.into_sandbox().await
-                && !sandbox.discard().await.is_clean()
-            {
-                metrics().receipt_unclean();
+            if let Some(sandbox) = self.into_sandbox().await {
+                receipts.judge(sandbox.discard().await);
             }
         });
+    }
+
+    fn is_old(&self) -> bool {
+        self.made_at.elapsed() >= SPARE_AGE
     }
 }
 
@@ -78,6 +83,8 @@ enum Entry {
 struct Held {
     epoch: LeaseEpoch,
     spec: SessionSpec,
+    /// Who its processes are.
+    ids: Ids,
     closing: bool,
     used_at: Instant,
     spare: Option<Box<Spare>>,
@@ -88,17 +95,12 @@ struct Held {
 pub(crate) struct Sessions {
     table: Mutex<HashMap<SessionId, Entry>>,
     spares: Arc<Semaphore>,
-    /// The defaults that runs are admitted with, learnt from runs: the api decides them.
-    defaults: Mutex<Limits>,
+    receipts: Arc<Receipts>,
 }
 
 impl Sessions {
-    pub(crate) fn new(max_spares: usize) -> Self {
-        Self {
-            table: Mutex::default(),
-            spares: Arc::new(Semaphore::new(max_spares)),
-            defaults: Mutex::new(Limits::default()),
-        }
+    pub(crate) fn new(max_spares: usize, receipts: Arc<Receipts>) -> Self {
+        Self { table: Mutex::default(), spares: Arc::new(Semaphore::new(max_spares)), receipts }
     }
 
     /// How many are held.
@@ -124,11 +126,20 @@ impl Sessions {
         true
     }
 
+    /// Who the processes of a held session are.
+    pub(crate) fn ids(&self, id: SessionId) -> Option<Ids> {
+        match self.lock().get(&id)? {
+            Entry::Held(held) => Some(held.ids),
+            Entry::Acquiring | Entry::Releasing(_) => None,
+        }
+    }
+
     /// The lease is ours.
-    pub(crate) fn acquired(&self, lease: Lease) {
+    pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
         let held = Held {
             epoch: lease.epoch,
             spec: lease.spec,
+            ids,
             closing: false,
             used_at: Instant::now(),
             spare: None,
@@ -145,13 +156,13 @@ impl Sessions {
             }
             _ => None,
         };
-        discard(spare);
+        self.discard(spare);
     }
 
     /// The session is not ours any more, or never was.
     pub(crate) fn forget(&self, id: SessionId) {
         let entry = self.lock().remove(&id);
-        discard(entry.and_then(Entry::into_spare));
+        self.discard(entry.and_then(Entry::into_spare));
     }
 
     /// Marks a held session as being given back and returns its epoch.
@@ -166,19 +177,19 @@ impl Sessions {
             };
             (epoch, std::mem::replace(entry, Entry::Releasing(epoch)).into_spare())
         };
-        discard(spare);
+        self.discard(spare);
         Some(epoch)
     }
 
-    /// Ids of all sessions in the table.
-    pub(crate) fn ids(&self) -> Vec<SessionId> {
+    /// All sessions in the table.
+    pub(crate) fn all(&self) -> Vec<SessionId> {
         self.lock().keys().copied().collect()
     }
 
     /// Forgets all: their leases are lost or released.
     pub(crate) fn clear(&self) {
         let all = std::mem::take(&mut *self.lock());
-        all.into_values().filter_map(Entry::into_spare).for_each(|spare| spare.discard());
+        all.into_values().for_each(|entry| self.discard(entry.into_spare()));
     }
 
     /// Notes that a session is in use and takes its spare sandbox if that serves the plan.
@@ -186,24 +197,16 @@ impl Sessions {
         let mut table = self.lock();
         let Some(Entry::Held(held)) = table.get_mut(&id) else { return None };
         held.used_at = Instant::now();
-        held.spare.take_if(|spare| serves(&spare.plan, wanted)).map(|spare| *spare)
+        held.spare.take_if(|spare| !spare.is_old() && serves(&spare.plan, wanted)).map(|spare| *spare)
     }
 
     /// What a run of this session is like that asks for nothing of its own; `None` if the session is
     /// not held or cannot be served.
     pub(crate) fn usual_run(&self, id: SessionId) -> Option<RunSpec> {
-        let spec = match self.lock().get(&id)? {
-            Entry::Held(held) if !held.closing => held.spec.clone(),
-            _ => return None,
-        };
-        let defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        usual_run(&spec, &defaults)
-    }
-
-    /// Learns from a run which defaults hold.
-    pub(crate) fn learn(&self, spec: &RunSpec) {
-        let mut defaults = self.defaults.lock().unwrap_or_else(PoisonError::into_inner);
-        learn(&mut defaults, &spec.asked, &spec.limits);
+        match self.lock().get(&id)? {
+            Entry::Held(held) if !held.closing => Some(usual_run(&held.spec)),
+            _ => None,
+        }
     }
 
     /// Gives a session its spare sandbox, unless it has one that serves, or there are too many.
@@ -215,26 +218,34 @@ impl Sessions {
         let old = {
             let mut table = self.lock();
             let Some(Entry::Held(held)) = table.get_mut(&id) else { return };
-            if held.closing || held.spare.as_ref().is_some_and(|spare| serves(&spare.plan, &plan)) {
+            let is_good = |spare: &Box<Spare>| !spare.is_old() && serves(&spare.plan, &plan);
+            if held.closing || held.spare.as_ref().is_some_and(is_good) {
                 return;
             }
             let making = task::background("prepare spare", make(plan.clone()));
-            held.spare.replace(Box::new(Spare { plan, making, _permit: permit }))
+            held.spare.replace(Box::new(Spare { plan, made_at: Instant::now(), making, _permit: permit }))
         };
-        discard(old);
+        self.discard(old);
     }
 
-    /// Discards the spare sandboxes of sessions that are not in use.
-    pub(crate) fn discard_idle_spares(&self) {
-        let idle: Vec<_> = self
+    /// Discards the spare sandboxes that are old, and those of sessions that are not in use.
+    pub(crate) fn discard_old_spares(&self) {
+        let old: Vec<_> = self
             .lock()
             .values_mut()
             .filter_map(|entry| match entry {
                 Entry::Held(held) if held.used_at.elapsed() >= SPARE_IDLE => held.spare.take(),
+                Entry::Held(held) => held.spare.take_if(|spare| spare.is_old()),
                 _ => None,
             })
             .collect();
-        idle.into_iter().for_each(|spare| spare.discard());
+        old.into_iter().for_each(|spare| self.discard(Some(spare)));
+    }
+
+    fn discard(&self, spare: Option<Box<Spare>>) {
+        if let Some(spare) = spare {
+            spare.discard(self.receipts.clone());
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Entry>> {
@@ -251,22 +262,8 @@ impl Entry {
     }
 }
 
-fn discard(spare: Option<Box<Spare>>) {
-    if let Some(spare) = spare {
-        spare.discard();
-    }
-}
-
-fn usual_run(spec: &SessionSpec, defaults: &Limits) -> Option<RunSpec> {
-    let most = Ceilings(Limits {
-        timeout: Duration::MAX,
-        memory_bytes: u64::MAX,
-        cpu_millis: u64::MAX,
-        pids: u64::MAX,
-        open_files: u64::MAX,
-        output_bytes: u64::MAX,
-    });
-    Some(RunSpec {
+fn usual_run(spec: &SessionSpec) -> RunSpec {
+    RunSpec {
         command: codelia_policy::CommandSpec {
             argv: Vec::new(),
             env: std::collections::BTreeMap::new(),
@@ -276,37 +273,33 @@ fn usual_run(spec: &SessionSpec, defaults: &Limits) -> Option<RunSpec> {
         },
         mode: spec.mode,
         network: spec.network,
-        limits: spec.limits.resolve(defaults, &most).ok()?,
-        asked: spec.limits.clone(),
+        limits: spec.limits.clone(),
+        asked: spec.asked.clone(),
+        policy: spec.policy.clone(),
         ends_with_caller: false,
-    })
-}
-
-/// A limit that nobody asked for is the default.
-fn learn(defaults: &mut Limits, asked: &LimitsRequest, limits: &Limits) {
-    let note = |asked: Option<u64>, default: &mut u64, limit: u64| {
-        if asked.is_none() {
-            *default = limit;
-        }
-    };
-    note(asked.memory_bytes, &mut defaults.memory_bytes, limits.memory_bytes);
-    note(asked.cpu_millis, &mut defaults.cpu_millis, limits.cpu_millis);
-    note(asked.pids, &mut defaults.pids, limits.pids);
-    note(asked.open_files, &mut defaults.open_files, limits.open_files);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{Enforceable, Mode, Receipt, RunId};
+    use codelia_policy::{Enforceable, Limits, LimitsRequest, Mode, Policy, Receipt, RunId};
 
     use super::*;
+
+    const IDS: Ids = Ids { uid: 7, gid: 7 };
 
     fn lease(epoch: i64) -> Lease {
         Lease {
             session: SessionId::generate(),
             tenant: "team".parse().unwrap(),
             epoch: LeaseEpoch(epoch),
-            spec: SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None },
+            spec: SessionSpec {
+                mode: Mode::Logical,
+                limits: Limits::default(),
+                asked: LimitsRequest::default(),
+                network: None,
+                policy: Policy::default(),
+            },
             has_files: false,
         }
     }
@@ -315,7 +308,7 @@ mod tests {
         let lease = lease(3);
         let id = lease.session;
         assert!(sessions.begin_acquire(id));
-        sessions.acquired(lease);
+        sessions.acquired(lease, IDS);
         id
     }
 
@@ -348,13 +341,13 @@ mod tests {
 
     #[test]
     fn a_session_is_changing_until_its_lease_is_known() {
-        let sessions = Sessions::new(1);
+        let sessions = Sessions::new(1, Arc::default());
         let lease = lease(7);
         let id = lease.session;
         assert!(sessions.begin_acquire(id));
         assert!(!sessions.begin_acquire(id), "once at a time");
         assert_eq!(sessions.holding(id), Holding::Changing);
-        sessions.acquired(lease);
+        sessions.acquired(lease, IDS);
         assert_eq!(sessions.holding(id), Holding::Held { epoch: LeaseEpoch(7), closing: false });
         assert_eq!(sessions.begin_release(id), Some(LeaseEpoch(7)));
         assert_eq!(sessions.holding(id), Holding::Changing);
@@ -364,7 +357,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_spare_serves_one_run_and_only_one_that_it_fits() {
-        let sessions = Sessions::new(1);
+        let sessions = Sessions::new(1, Arc::default());
         let id = held(&sessions);
         let usual = plan(&sessions, id);
         sessions.keep_spare(id, usual.clone(), make);
@@ -377,7 +370,7 @@ mod tests {
 
     #[tokio::test]
     async fn spares_are_bounded_over_all_sessions() {
-        let sessions = Sessions::new(1);
+        let sessions = Sessions::new(1, Arc::default());
         let (first, second) = (held(&sessions), held(&sessions));
         sessions.keep_spare(first, plan(&sessions, first), make);
         sessions.keep_spare(second, plan(&sessions, second), make);
@@ -387,36 +380,35 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_idle_session_loses_its_spare() {
-        let sessions = Sessions::new(1);
+        let sessions = Sessions::new(1, Arc::default());
         let id = held(&sessions);
         sessions.keep_spare(id, plan(&sessions, id), make);
-        sessions.discard_idle_spares();
+        sessions.discard_old_spares();
         tokio::time::advance(SPARE_IDLE).await;
-        sessions.discard_idle_spares();
+        sessions.discard_old_spares();
         assert!(sessions.take_spare(id, &plan(&sessions, id)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_spare_is_not_used_and_goes() {
+        let sessions = Sessions::new(1, Arc::default());
+        let id = held(&sessions);
+        let usual = plan(&sessions, id);
+        sessions.keep_spare(id, usual.clone(), make);
+        tokio::time::advance(SPARE_AGE).await;
+        assert!(sessions.take_spare(id, &usual).is_none());
+        sessions.discard_old_spares();
+        assert!(matches!(sessions.lock().get(&id), Some(Entry::Held(held)) if held.spare.is_none()));
     }
 
     #[tokio::test]
     async fn a_closing_session_gets_no_spare() {
-        let sessions = Sessions::new(1);
+        let sessions = Sessions::new(1, Arc::default());
         let id = held(&sessions);
         let usual = plan(&sessions, id);
         sessions.close(id);
         sessions.keep_spare(id, usual.clone(), make);
         assert!(sessions.take_spare(id, &usual).is_none());
         assert!(sessions.usual_run(id).is_none());
-    }
-
-    #[test]
-    fn the_defaults_of_the_api_are_learnt_from_runs() {
-        let sessions = Sessions::new(1);
-        let id = held(&sessions);
-        let mut spec = sessions.usual_run(id).unwrap();
-        spec.limits.memory_bytes = 77;
-        spec.limits.pids = 5;
-        spec.asked.pids = Some(5);
-        sessions.learn(&spec);
-        let learnt = sessions.usual_run(id).unwrap().limits;
-        assert_eq!((learnt.memory_bytes, learnt.pids), (77, Limits::default().pids));
     }
 }

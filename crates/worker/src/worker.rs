@@ -9,7 +9,8 @@ use std::{
 };
 
 use codelia_policy::{Incarnation, RunId, SessionId, WorkerId};
-use codelia_store::{Error, Heartbeat, NewWorker, Store};
+use codelia_store::{Concerned, Error, EventKind, Happening, Heartbeat, NewWorker, Store};
+use serde_json::json;
 use tokio::{
     sync::{Notify, watch},
     time::timeout,
@@ -22,6 +23,7 @@ use crate::{
     execute::Undone,
     lease::{Current, Holder},
     modes::Modes,
+    receipts::Receipts,
     root::Root,
     runs::{ActiveRun, Runs},
     sessions::{Holding, Sessions},
@@ -43,6 +45,7 @@ pub(crate) struct Worker {
     pub(crate) root: Root,
     pub(crate) sessions: Sessions,
     pub(crate) runs: Runs,
+    pub(crate) receipts: Arc<Receipts>,
     pub(crate) current: watch::Sender<Current>,
     /// Wakes the poll.
     pub(crate) poll_now: Notify,
@@ -52,6 +55,8 @@ pub(crate) struct Worker {
     pub(crate) leaving: CancellationToken,
     slots: Mutex<Slots<Waiting>>,
     operator_drains: AtomicBool,
+    /// A life was lost and nobody was told yet.
+    was_fenced: AtomicBool,
     /// As it registers, but for the incarnation.
     card: NewWorker,
 }
@@ -74,8 +79,10 @@ impl Worker {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             lease_ttl: options.lease_ttl,
         };
+        let receipts = Arc::<Receipts>::default();
         Arc::new(Self {
-            sessions: Sessions::new(options.slots * 2 + EXTRA_SPARES),
+            sessions: Sessions::new(options.slots * 2 + EXTRA_SPARES, receipts.clone()),
+            receipts,
             runs: Runs::new(),
             current: watch::Sender::new(Current::none()),
             poll_now: Notify::new(),
@@ -83,6 +90,7 @@ impl Worker {
             leaving: CancellationToken::new(),
             slots: Mutex::new(Slots::new(options.slots, MAX_WAITING)),
             operator_drains: AtomicBool::new(false),
+            was_fenced: AtomicBool::new(false),
             options,
             store,
             modes,
@@ -105,7 +113,9 @@ impl Worker {
 
     /// Whether it takes nothing new.
     pub(crate) fn is_draining(&self) -> bool {
-        self.leaving.is_cancelled() || self.operator_drains.load(Ordering::Relaxed)
+        self.leaving.is_cancelled()
+            || self.operator_drains.load(Ordering::Relaxed)
+            || !self.receipts.are_clean()
     }
 
     pub(crate) fn slots(&self) -> MutexGuard<'_, Slots<Waiting>> {
@@ -132,9 +142,12 @@ impl Worker {
         let Some(spec) = self.sessions.usual_run(session) else { return };
         let root = self.root.session(session);
         // A session whose usual run would be refused gets no spare; the run itself says why.
-        let Ok(plan) = self.modes.plan(RunId::generate(), session, root, &spec) else { return };
+        let Some(ids) = self.sessions.ids(session) else { return };
+        let Ok(plan) = self.modes.plan(RunId::generate(), session, root, &spec, ids) else { return };
         let worker = self.clone();
-        self.sessions.keep_spare(session, plan, |plan| async move { worker.modes.prepare(&plan).await });
+        self.sessions.keep_spare(session, plan, |plan| async move {
+            worker.modes.prepare(&plan).await.map_err(|denial| denial.refusal)
+        });
     }
 
     /// A run of this session is over: a session that has ended may wait for it to be removed.
@@ -152,6 +165,15 @@ impl Worker {
         }
     }
 
+    /// Leaves a trace of a life that was lost; the work goes on without it.
+    async fn tell_fenced(&self) {
+        let concerned = Concerned { worker: Some(self.id().clone()), ..Concerned::default() };
+        let happening = Happening { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
+        if let Err(error) = self.store.event_insert(&concerned, &happening).await {
+            tracing::warn!(%error, "an event is not recorded");
+        }
+    }
+
     /// Forgets who waits for a slot: they are queued in the store.
     pub(crate) fn forget_waiting(&self) {
         let waiting = self.slots().clear_waiting();
@@ -164,7 +186,14 @@ impl Worker {
 
 impl Holder for Worker {
     async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
-        self.store.worker_register(&NewWorker { incarnation, ..self.card.clone() }).await
+        let beat = self.store.worker_register(&NewWorker { incarnation, ..self.card.clone() }).await?;
+        if !self.receipts.are_clean() {
+            self.store.worker_drain(self.id()).await?;
+        }
+        if self.was_fenced.swap(false, Ordering::Relaxed) {
+            self.tell_fenced().await;
+        }
+        Ok(beat)
     }
 
     async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
@@ -180,6 +209,7 @@ impl Holder for Worker {
     }
 
     async fn fence(&self) {
+        self.was_fenced.store(true, Ordering::Relaxed);
         self.forget_waiting();
         self.sessions.clear();
         if timeout(FENCE_PATIENCE, self.runs.none_active()).await.is_err() {

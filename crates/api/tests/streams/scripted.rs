@@ -151,6 +151,8 @@ impl Inner {
             output_bytes: position + i64::try_from(text.len()).expect("a length"),
             output_truncated: false,
             tail,
+            violations: Default::default(),
+            events: Vec::new(),
         };
         let epoch = self.epoch(run).await;
         self.store.run_commit(run, &self.id, self.incarnation, epoch, &result).await.expect("the commit");

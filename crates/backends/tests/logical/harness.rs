@@ -68,6 +68,7 @@ impl Place {
             network: None,
             limits: self.limits.clone(),
             asked: LimitsRequest::default(),
+            policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
         };
         let root = self.root.path().to_owned();

@@ -73,6 +73,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Real).or("1.0"),
     key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Whole).or("512"),
     key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Truth).unset("true, but false in profile prod"),
+    key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Whole).or("200000"),
+    key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Whole).or("65536"),
     key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init beside codelia"),
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),

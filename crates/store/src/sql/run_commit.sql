@@ -1,9 +1,9 @@
--- Ends a run with its result and the rest of its output, if the lease still is the worker's.
+-- Ends a run with its result, the rest of its output and what happened on the way, if the lease still is the worker's.
 WITH committed AS (
     UPDATE runs r SET
         state = 'ended', ended_at = now(), outcome = $5, exit_code = $6, usage = $7, receipt = $8,
         sandbox_root = $9, started_at = now() - $10::interval, setup_micros = $11, prepared = $12,
-        unenforced = $13, output_bytes = $14, output_truncated = $15
+        unenforced = $13, output_bytes = $14, output_truncated = $15, violations = $20
     FROM sessions s, workers w
     WHERE r.id = $1 AND r.state = 'running'
       AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4
@@ -11,7 +11,7 @@ WITH committed AS (
       AND s.id = r.session_id AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
       -- … and the worker's leases have not run out.
       AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
-    RETURNING r.id
+    RETURNING r.id, r.session_id, r.tenant_id
 ),
 stored AS (
     INSERT INTO run_output (run_id, position, stream, stream_offset, data)
@@ -19,6 +19,11 @@ stored AS (
     FROM committed, unnest($16::bigint[], $17::smallint[], $18::bigint[], $19::bytea[])
         AS c (position, stream, stream_offset, data)
     ON CONFLICT (run_id, position) DO NOTHING
+),
+noted AS (
+    INSERT INTO events (id, kind, tenant_id, session_id, run_id, worker_id, field, detail)
+    SELECT e.id, e.kind, committed.tenant_id, committed.session_id, committed.id, $2, e.field, e.detail
+    FROM committed, unnest($21::uuid[], $22::text[], $23::text[], $24::jsonb[]) AS e (id, kind, field, detail)
 )
 -- A commit whose answer was lost comes again: it holds if it was this worker's under this lease.
 SELECT EXISTS (SELECT 1 FROM committed)

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::{
     CommandSpec, Incarnation, Limits, LimitsRequest, Mode, Outcome, Receipt, RunId, RunSpec, SessionId,
-    TenantId, Usage, WorkerId,
+    TenantId, Usage, Violations, WorkerId,
 };
 use codelia_store::{
     Admission, Assigned, Committed, Lease, NewRun, NewSession, NewWorker, Quotas, Session, SessionCreated,
@@ -92,7 +92,13 @@ impl World {
         idle_ttl: Option<Duration>,
         quotas: Quotas,
     ) -> Result<SessionCreated, codelia_store::Error> {
-        let spec = SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None };
+        let spec = SessionSpec {
+            mode: Mode::Logical,
+            limits: Limits::default(),
+            asked: LimitsRequest::default(),
+            network: None,
+            policy: codelia_policy::Policy::default(),
+        };
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &self.tenant,
@@ -167,6 +173,7 @@ pub(crate) fn run_spec() -> RunSpec {
         network: None,
         limits: Limits::default(),
         asked: LimitsRequest::default(),
+        policy: codelia_policy::Policy::default(),
         ends_with_caller: false,
     }
 }
@@ -184,5 +191,7 @@ pub(crate) fn exited(code: i32) -> Committed {
         output_bytes: 0,
         output_truncated: false,
         tail: vec![],
+        violations: Violations::default(),
+        events: vec![],
     }
 }

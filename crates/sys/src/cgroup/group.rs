@@ -27,6 +27,8 @@ pub struct Usage {
     pub peak_memory_bytes: Option<u64>,
     /// How many processes were killed for want of memory.
     pub oom_kills: u64,
+    /// How often a fork was refused because of the limit.
+    pub pids_refused: u64,
 }
 
 /// A group and its directories. It must be removed: nothing happens when it is dropped.
@@ -100,22 +102,23 @@ impl Group {
     pub fn usage(&self) -> Result<Usage, Error> {
         let peak = self.memory.as_ref().map(Leaf::peak_memory).transpose();
         Ok(Usage {
-            cpu_time: self.cpu_time.as_ref().map(Leaf::cpu_time).transpose()?,
+            cpu_time: self.cpu_time()?,
             peak_memory_bytes: match peak {
                 // Kernels before 5.19 keep no peak in version 2.
                 Err(error) if error.errno == Errno::NOENT => None,
                 answer => answer?,
             },
             oom_kills: self.memory.as_ref().map(Leaf::oom_kills).transpose()?.unwrap_or_default(),
+            pids_refused: self.pids.as_ref().map(Leaf::pids_refused).transpose()?.unwrap_or_default(),
         })
     }
 
-    /// How often a fork was refused because of the limit.
+    /// The CPU time its processes used so far; `None` if it is not counted.
     ///
     /// # Errors
     /// The file cannot be read or understood.
-    pub fn pids_refused(&self) -> Result<u64, Error> {
-        Ok(self.pids.as_ref().map(Leaf::pids_refused).transpose()?.unwrap_or_default())
+    pub fn cpu_time(&self) -> Result<Option<Duration>, Error> {
+        self.cpu_time.as_ref().map(Leaf::cpu_time).transpose()
     }
 
     /// The processes in it.

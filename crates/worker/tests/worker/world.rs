@@ -101,7 +101,13 @@ impl World {
     /// A session that nobody holds.
     pub(crate) async fn session(&self, ttl: Duration) -> SessionId {
         let id = SessionId::generate();
-        let spec = SessionSpec { mode: Mode::Logical, limits: LimitsRequest::default(), network: None };
+        let spec = SessionSpec {
+            mode: Mode::Logical,
+            limits: Limits::default(),
+            asked: LimitsRequest::default(),
+            network: None,
+            policy: codelia_policy::Policy::default(),
+        };
         let new = NewSession {
             id,
             tenant: &self.tenant,
@@ -250,6 +256,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Opt
         drain_grace: shape.drain_grace,
         kill_grace: Duration::from_millis(200),
         output_retention: Duration::from_secs(3600),
+        uids: None,
     }
 }
 
@@ -267,6 +274,7 @@ pub(crate) fn shell(script: &str) -> RunSpec {
         network: None,
         limits: Limits::default(),
         asked: LimitsRequest::default(),
+        policy: codelia_policy::Policy::default(),
         ends_with_caller: false,
     }
 }

@@ -1,0 +1,52 @@
+//! What holds a sandbox on the host: `codelia-init` itself, a tool around it, a container.
+
+use std::fmt::Debug;
+
+use async_trait::async_trait;
+use codelia_policy::Receipt;
+use codelia_sys::Pid;
+use tokio::process::Child;
+
+/// What a mode started. The sandbox asks it to end by the end of the control socket, then calls
+/// `ended`; if that takes too long `kill` and `ended` again; then `remove`, once.
+#[async_trait]
+pub(crate) trait Holder: Send + Sync + Debug {
+    /// Waits for its end; `true` if it ended by itself. Cancel-safe; may be called again.
+    async fn ended(&mut self) -> bool;
+
+    /// Kills it without waiting for its end.
+    async fn kill(&mut self);
+
+    /// Takes away what is left of it on the host and counts what cannot be. Control groups and the
+    /// processes in them are the sandbox's business.
+    async fn remove(&mut self) -> Receipt {
+        Receipt::default()
+    }
+
+    /// The process of `codelia-init` if it shares our process namespace. Elsewhere it kills all
+    /// its processes at once and none of them can stop it, so that nobody needs to help it.
+    fn bare_init(&self) -> Option<Pid> {
+        None
+    }
+}
+
+/// `codelia-init` as a child of ours.
+#[derive(Debug)]
+pub(crate) struct BareInit(pub(crate) Child);
+
+#[async_trait]
+impl Holder for BareInit {
+    async fn ended(&mut self) -> bool {
+        self.0.wait().await.is_ok_and(|status| status.code().is_some())
+    }
+
+    async fn kill(&mut self) {
+        if let Err(error) = self.0.start_kill() {
+            tracing::debug!(%error, "codelia-init has ended already");
+        }
+    }
+
+    fn bare_init(&self) -> Option<Pid> {
+        Pid::from_raw(self.0.id()?.cast_signed())
+    }
+}

@@ -1,0 +1,92 @@
+//! The sandbox of the probe: it runs a command that does nothing.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use codelia_policy::{
+    CommandSpec, Enforceable, Host, Ids, Limits, LimitsRequest, Mode, Mount, NetworkMode, Outcome, Plan,
+    Policy, RunId, RunSpec, SessionId,
+};
+use codelia_sys::process;
+
+use crate::{Error, Prepared, Stdio};
+
+/// Who has no files, for a worker that may choose.
+const NOBODY: Ids = Ids { uid: 65534, gid: 65534 };
+
+const MIB: u64 = 1024 * 1024;
+
+/// A plan with the limits that this host can enforce and nothing else.
+pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
+    let limits =
+        [("limits.memory_bytes", host.memory), ("limits.cpu_millis", host.cpu), ("limits.pids", host.pids)];
+    Plan {
+        sandbox: RunId::generate(),
+        session: SessionId::generate(),
+        mode,
+        root: PathBuf::from("/"),
+        workspace: PathBuf::from("/"),
+        mounts: Vec::new(),
+        ids: None,
+        env: BTreeMap::new(),
+        hostname: None,
+        limits: Limits::default(),
+        unenforced: limits.into_iter().filter(|(_, can)| !can).map(|(name, _)| name.to_owned()).collect(),
+        network: NetworkMode::Host,
+        security: None,
+    }
+}
+
+/// The same isolated, with the default policy. If only it may be executed, `codelia-init` is the
+/// program at this path.
+pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Result<Plan, Error> {
+    let own = Ids { uid: process::own_user(), gid: process::own_group() };
+    let mut spec = RunSpec {
+        command: version(Path::new("")),
+        mode,
+        network: None,
+        limits: Limits::default(),
+        asked: LimitsRequest::default(),
+        policy: Policy::default(),
+        ends_with_caller: false,
+    };
+    spec.policy.process.allowed_executables = only.map(|path| vec![path.to_owned()]);
+    let everything =
+        Enforceable { memory: true, cpu: true, pids: true, network: true, syscalls: true, executables: true };
+    let assumed = Host { enforceable: everything, ..Host::default() };
+    let ids = if own.uid == 0 { NOBODY } else { own };
+    let less = plan(mode, host);
+    let plan = Plan::isolated(less.sandbox, less.session, less.root, &spec, &assumed, ids)
+        .map_err(|error| Error::Unenforceable { field: error.field })?;
+    Ok(Plan {
+        workspace: "/tmp".into(),
+        mounts: vec![Mount::Proc, Mount::Dev, Mount::Tmpfs { target: "/tmp".into(), size_bytes: MIB }],
+        unenforced: less.unenforced,
+        ..plan
+    })
+}
+
+/// Runs `codelia-init`, which is there in every sandbox, for its version.
+pub(crate) async fn run(prepared: Box<dyn Prepared>, init: &Path) -> Result<(), Error> {
+    let mut running = prepared.launch(&version(init), null_stdio()?).await?.running;
+    let (outcome, _) = running.wait().await;
+    let receipt = running.destroy().await;
+    if outcome == Outcome::Exited(0) && receipt.is_clean() { Ok(()) } else { Err(Error::InitEnded) }
+}
+
+fn version(init: &Path) -> CommandSpec {
+    CommandSpec {
+        argv: vec![init.display().to_string(), "--version".to_owned()],
+        env: BTreeMap::new(),
+        working_directory: String::new(),
+        terminal: None,
+        stdin: false,
+    }
+}
+
+fn null_stdio() -> Result<Stdio, Error> {
+    let null = || std::fs::File::options().read(true).write(true).open("/dev/null").map(Into::into);
+    Ok(Stdio { stdin: null()?, stdout: null()?, stderr: null()? })
+}

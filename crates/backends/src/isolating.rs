@@ -1,0 +1,249 @@
+//! A mode that isolates by namespaces: a tool makes them and the mounts of a plan, and becomes
+//! `codelia-init`, which does the rest. What differs between tools is only how they are asked.
+
+use std::{
+    env,
+    fs::File,
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{fs::FileExt, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use async_trait::async_trait;
+use codelia_policy::{Enforceable, Ids, Mode, NetworkMode, Plan};
+use codelia_sys::{cgroup::Group, inherit, process};
+
+use crate::{
+    Backend, Capabilities, Error, Gap, Prepared, control::Control, groups::Groups, idle, prepared,
+    sandbox::Sandbox, scratch::Scratch, setup, tool::ToolProcess,
+};
+
+/// Where `codelia-init` is inside every sandbox.
+pub(crate) const INIT: &str = "/.codelia-init";
+
+/// Who the command is inside, whoever it is outside.
+pub(crate) const INSIDE: Ids = Ids { uid: 1000, gid: 1000 };
+
+/// As much of what a tool complains is told.
+const MOST_COMPLAINT: usize = 4096;
+
+/// A program that makes namespaces and mounts.
+pub(crate) trait Tool: Send + Sync + std::fmt::Debug {
+    /// The mode it serves.
+    const MODE: Mode;
+
+    /// The arguments that have it carry out the plan and become `codelia-init`.
+    fn arguments(&self, plan: &Plan, host: &Host, inherited: &mut Inherited) -> Result<Vec<String>, Error>;
+
+    /// The directories it makes on the host for a user.
+    fn scratch(&self, _: Ids) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// How to get it, and how to get what it complains of.
+    fn remedy(&self, complaint: &str) -> String;
+}
+
+/// What is the same for every sandbox of a mode.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// Where `codelia-init` is.
+    pub(crate) init: PathBuf,
+    /// Where the tool is.
+    pub(crate) program: PathBuf,
+}
+
+/// Content that a tool gets as descriptors.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited(Vec<OwnedFd>);
+
+impl Inherited {
+    /// Adds a file; answers the number of its descriptor.
+    pub(crate) fn add(&mut self, name: &str, content: &[u8]) -> Result<String, Error> {
+        let file = inherit::memory_file(name, content).map_err(io::Error::from)?;
+        let number = file.as_raw_fd().to_string();
+        self.0.push(file);
+        Ok(number)
+    }
+}
+
+/// A mode, by its tool.
+#[derive(Debug)]
+pub(crate) struct Isolating<T> {
+    tool: T,
+    host: Host,
+    groups: Groups,
+    scratch: Scratch,
+}
+
+impl<T: Tool> Isolating<T> {
+    /// Looks for the control groups of this host.
+    pub(crate) fn new(tool: T, host: Host, cgroup_parent: Option<&str>) -> Result<Self, Error> {
+        let host = Host { program: locate(host.program), ..host };
+        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)?, scratch: Scratch::default() })
+    }
+
+    async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let setup = setup::of(plan)?;
+        let complaints = File::from(inherit::memory_file("complaints", b"").map_err(io::Error::from)?);
+        let sandbox = self.start(plan, self.groups.create(plan)?, &complaints)?;
+        let prepared = prepared::prepare(sandbox, plan, setup, None).await;
+        prepared.map_err(|error| explain(T::MODE, error, &complaints))
+    }
+
+    /// From here on the sandbox takes itself down.
+    fn start(&self, plan: &Plan, mut group: Option<Group>, complaints: &File) -> Result<Sandbox, Error> {
+        let ids = ids(plan)?;
+        let scratch = self.scratch.enter(ids, self.tool.scratch(ids));
+        let started = Control::pair().and_then(|(control, there)| {
+            let command = self.command(plan, there, complaints)?;
+            let child = tokio::process::Command::from(command).spawn();
+            child.map(|child| (control, child)).map_err(|source| self.not_started(source))
+        });
+        match started {
+            Ok((control, child)) => {
+                Ok(Sandbox::new(control, Box::new(ToolProcess::new(child, plan, scratch)), group))
+            }
+            Err(error) => {
+                group.as_mut().map(Group::remove).transpose()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The tool runs as the session's user from its first instruction: it has nothing to lose.
+    fn command(&self, plan: &Plan, control: OwnedFd, complaints: &File) -> Result<Command, Error> {
+        let mut inherited = Inherited::default();
+        let mut command = Command::new(&self.host.program);
+        command
+            .args(self.tool.arguments(plan, &self.host, &mut inherited)?)
+            .env_clear()
+            .current_dir("/")
+            // Signals of a terminal are for the worker alone.
+            .process_group(0)
+            .stdin(Stdio::from(control))
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(complaints.try_clone()?));
+        // Nobody else may choose, and the plan names no other.
+        if process::own_user() == 0 {
+            let ids = ids(plan)?;
+            command.uid(ids.uid).gid(ids.gid);
+        }
+        inherit::inherit(&mut command, inherited.0);
+        Ok(command)
+    }
+
+    fn not_started(&self, source: io::Error) -> Error {
+        let path = self.host.program.clone();
+        match source.kind() {
+            io::ErrorKind::NotFound => Error::ToolMissing { path },
+            _ => Error::ToolStart { path, source },
+        }
+    }
+
+    fn gap(&self, error: &Error) -> Gap {
+        Gap {
+            missing: format!("a working sandbox: {error}"),
+            remedy: match error {
+                Error::Tool { complaint, .. } => self.tool.remedy(complaint),
+                Error::ToolMissing { .. } => self.tool.remedy(""),
+                _ => "run codelia doctor".to_owned(),
+            },
+        }
+    }
+
+    /// Runs a command that does nothing through a whole sandbox.
+    async fn try_sandbox(&self, host: Enforceable, only: Option<&Path>) -> Result<(), Error> {
+        let prepared = self.carry_out(&idle::isolated(T::MODE, host, only)?).await?;
+        idle::run(prepared, Path::new(INIT)).await
+    }
+}
+
+#[async_trait]
+impl<T: Tool> Backend for Isolating<T> {
+    fn mode(&self) -> Mode {
+        T::MODE
+    }
+
+    async fn probe(&self) -> Capabilities {
+        let mut gaps = Vec::new();
+        let limits = self.groups.probe(&mut gaps);
+        if let Err(error) = self.try_sandbox(limits, None).await {
+            gaps.push(self.gap(&error));
+            return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };
+        }
+        let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(no_list_of_executables(&error));
+                false
+            }
+        };
+        let enforceable = Enforceable { network: true, syscalls: true, executables, ..limits };
+        Capabilities { mode: T::MODE, usable: true, enforceable, gaps }
+    }
+
+    async fn sweep(&self) -> Result<usize, Error> {
+        self.groups.remove_orphans()
+    }
+
+    async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        refuse_what_does_not_isolate(plan, T::MODE)?;
+        self.carry_out(plan).await
+    }
+}
+
+/// A name is looked up as a shell does; what is not found is told when it is used.
+fn locate(program: PathBuf) -> PathBuf {
+    if program.components().count() != 1 {
+        return program;
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|dir| dir.join(&program)).find(|path| path.is_file());
+    found.unwrap_or(program)
+}
+
+fn no_list_of_executables(error: &Error) -> Gap {
+    Gap {
+        missing: format!("a list of the only executables: {error}"),
+        remedy: "use a kernel with Landlock (5.13 or later, landlock among its security modules)".to_owned(),
+    }
+}
+
+fn refuse_what_does_not_isolate(plan: &Plan, mode: Mode) -> Result<(), Error> {
+    let own = process::own_user();
+    let checks = [
+        ("mode", plan.mode == mode),
+        // Nobody is root outside of a sandbox, and only root may choose who to be.
+        ("ids", plan.ids.is_some_and(|ids| ids.uid != 0 && (own == 0 || ids.uid == own))),
+        ("hostname", plan.hostname.is_some()),
+        ("network", plan.network == NetworkMode::None),
+        ("security", plan.security.is_some()),
+        ("limits", plan.unenforced.is_empty()),
+    ];
+    match checks.into_iter().find(|(_, holds)| !holds) {
+        Some((field, _)) => Err(Error::Unenforceable { field }),
+        None => Ok(()),
+    }
+}
+
+/// Who the command is outside: an isolating plan says so.
+pub(crate) fn ids(plan: &Plan) -> Result<Ids, Error> {
+    plan.ids.ok_or(Error::Unenforceable { field: "ids" })
+}
+
+/// A tool that failed says why; all that is seen otherwise is that `codelia-init` does not answer.
+fn explain(mode: Mode, error: Error, complaints: &File) -> Error {
+    let mut text = vec![0; MOST_COMPLAINT];
+    let count = complaints.read_at(&mut text, 0).unwrap_or_default();
+    match (error, String::from_utf8_lossy(&text[..count]).trim()) {
+        (Error::InitEnded | Error::Control(_), complaint) if !complaint.is_empty() => {
+            Error::Tool { mode, complaint: complaint.to_owned() }
+        }
+        (error, _) => error,
+    }
+}

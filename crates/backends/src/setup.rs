@@ -1,0 +1,79 @@
+//! From a plan to what `codelia-init` is told at its set-up.
+
+use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
+
+use codelia_init::{Expected, ExpectedMount, Rlimit, SecuritySetup, Setup};
+use codelia_policy::{Mount, NetworkMode, Plan, Security};
+use codelia_sys::rlimit::Resource;
+
+use crate::{Error, seccomp};
+
+/// User and group of every command, as it sees them itself.
+pub(crate) const INSIDE_ID: u32 = 1000;
+
+/// The namespaces of this process that no isolated command may be in, by name and number.
+static OWN_NAMESPACES: LazyLock<Vec<(&str, u64)>> = LazyLock::new(|| {
+    let number = |name| Some((name, fs::metadata(format!("/proc/self/ns/{name}")).ok()?.ino()));
+    ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"].into_iter().filter_map(number).collect()
+});
+
+/// What a plan means to `codelia-init`. A mode that is made differently changes `expected` before it
+/// hands it to the sandbox; the control groups are the sandbox's to add.
+///
+/// # Errors
+/// The plan's system calls cannot be filtered.
+pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
+    let security = plan.security.as_ref().map(|security| security_of(plan, security)).transpose()?;
+    Ok(Setup {
+        groups: 0,
+        rlimits: rlimits(plan),
+        workspace: security.is_some().then(|| plan.workspace.clone()),
+        security,
+    })
+}
+
+/// No limit of processes: the kernel counts it for each user of the host, the group for the sandbox.
+fn rlimits(plan: &Plan) -> Vec<Rlimit> {
+    let limits = &plan.limits;
+    let whole_seconds = limits.cpu_time.as_secs() + u64::from(limits.cpu_time.subsec_nanos() > 0);
+    vec![
+        Rlimit { resource: Resource::OpenFiles, most: limits.open_files },
+        Rlimit { resource: Resource::CoreBytes, most: 0 },
+        Rlimit { resource: Resource::FileBytes, most: limits.file_bytes },
+        Rlimit { resource: Resource::CpuSeconds, most: whole_seconds },
+    ]
+}
+
+fn security_of(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {
+    Ok(SecuritySetup {
+        expected: expected(plan),
+        executables: security.executables.clone(),
+        filter: seccomp::filter(security)?.to_vec(),
+    })
+}
+
+fn expected(plan: &Plan) -> Expected {
+    let shared = |name: &str| name == "net" && plan.network == NetworkMode::Host;
+    Expected {
+        foreign_namespaces: OWN_NAMESPACES
+            .iter()
+            .filter(|(name, _)| !shared(name))
+            .map(|&(name, number)| (name.to_owned(), number))
+            .collect(),
+        mounts: plan.mounts.iter().filter_map(expected_mount).collect(),
+        hostname: plan.hostname.clone(),
+        uid: INSIDE_ID,
+        gid: INSIDE_ID,
+    }
+}
+
+/// What a mode makes otherwise than by a mount of its own is not looked for.
+fn expected_mount(mount: &Mount) -> Option<ExpectedMount> {
+    let (target, writable) = match mount {
+        Mount::Bind { target, writable, .. } => (target.clone(), Some(*writable)),
+        Mount::Tmpfs { target, .. } => (target.clone(), Some(true)),
+        Mount::Proc => ("/proc".into(), None),
+        Mount::Dev | Mount::Symlink { .. } | Mount::File { .. } | Mount::Hidden { .. } => return None,
+    };
+    Some(ExpectedMount { target, writable })
+}

@@ -1,0 +1,81 @@
+//! The process of a tool around `codelia-init`: its end, its death, and what it leaves.
+
+use std::{fs, path::Path};
+
+use async_trait::async_trait;
+use codelia_policy::{Plan, Receipt};
+use codelia_sys::{Pid, process};
+use tokio::process::Child;
+
+use crate::{holder::Holder, scratch::ScratchUse};
+
+/// A tool that ends when `codelia-init`, the first process of its namespace, has ended: by then the
+/// kernel has ended all the others.
+#[derive(Debug)]
+pub(crate) struct ToolProcess {
+    child: Child,
+    /// What had to be killed.
+    killed: Vec<Pid>,
+    /// How a mount of the sandbox would be called in our own namespace, where none belongs.
+    names: [String; 2],
+    /// Given back when the sandbox is gone.
+    scratch: Option<ScratchUse>,
+}
+
+impl ToolProcess {
+    pub(crate) fn new(child: Child, plan: &Plan, scratch: ScratchUse) -> Self {
+        let below_root = format!(" {}/", plan.root.display());
+        Self {
+            child,
+            killed: Vec::new(),
+            names: [plan.sandbox.to_string(), below_root],
+            scratch: Some(scratch),
+        }
+    }
+
+    /// The tool's children, `codelia-init` among them, which nobody else would wait for.
+    fn children(&self) -> Vec<Pid> {
+        let tool = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        tool.and_then(|tool| process::descendants(tool).ok()).unwrap_or_default()
+    }
+
+    fn mounts_left(&self) -> usize {
+        let is_ours = |line: &&str| self.names.iter().any(|name| line.contains(name));
+        // A list that cannot be read is not an empty one.
+        read_mounts().map_or(1, |mounts| mounts.lines().filter(is_ours).count())
+    }
+}
+
+fn read_mounts() -> Option<String> {
+    fs::read_to_string(Path::new("/proc/self/mountinfo")).ok()
+}
+
+#[async_trait]
+impl Holder for ToolProcess {
+    async fn ended(&mut self) -> bool {
+        self.child.wait().await.is_ok_and(|status| status.code().is_some())
+    }
+
+    /// Its children first, as long as it tells of them.
+    async fn kill(&mut self) {
+        self.killed = self.children();
+        for &pid in &self.killed {
+            if let Err(errno) = process::kill(pid) {
+                tracing::warn!(%errno, %pid, "a process of a sandbox was not killed");
+            }
+        }
+        if let Err(error) = self.child.start_kill() {
+            tracing::debug!(%error, "the tool has ended already");
+        }
+    }
+
+    async fn remove(&mut self) -> Receipt {
+        self.scratch.take();
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        Receipt {
+            processes: count(self.killed.iter().filter(|&&pid| process::is_alive(pid)).count()),
+            mounts: count(self.mounts_left()),
+            ..Receipt::default()
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! However a run ends, nothing of it is left: no process, mount, control group or directory.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use codelia_policy::{Outcome, RunId};
+
+use crate::harness::{Place, Session, command, in_every_mode};
+
+/// Long enough for anything here; a test that needs it has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The processes of a session's user. As an ordinary user that is us, so that the name decides.
+fn processes_of(session: &Session) -> Vec<String> {
+    let is_theirs = |dir: &PathBuf| {
+        let status = fs::read_to_string(dir.join("status")).unwrap_or_default();
+        let uid = format!("Uid:\t{}\t", session.ids.uid);
+        let name = ["sleep", "codelia-init", "bwrap", "nsjail", ".codelia-init"];
+        let is_named = name.iter().any(|name| status.starts_with(&format!("Name:\t{name}\n")));
+        status.contains(&uid) && is_named && !status.contains("State:\tZ")
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    all.filter(is_theirs).map(|dir| fs::read_to_string(dir.join("cmdline")).unwrap_or_default()).collect()
+}
+
+fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
+    let name = format!("codelia-{sandbox}");
+    let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(dir) = open.pop() {
+        // Groups of others come and go.
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            if entry.file_name() == *name {
+                found.push(entry.path());
+            }
+            open.push(entry.path());
+        }
+    }
+    found
+}
+
+fn mounts() -> BTreeSet<String> {
+    fs::read_to_string("/proc/self/mountinfo").unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Directories of tools and sandboxes where such things are made.
+fn directories_of(session: &Session) -> Vec<PathBuf> {
+    let uid = session.ids.uid.to_string();
+    let entries =
+        ["/tmp", "/run/user", "/dev/shm"].map(Path::new).into_iter().filter_map(|dir| fs::read_dir(dir).ok());
+    let paths = entries.flat_map(|entries| entries.flatten()).map(|entry| entry.path());
+    paths.filter(|path| path.display().to_string().contains(&format!(".{uid}."))).collect()
+}
+
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn processes_that_hide_are_gone_when_the_command_has_ended(place: Place) {
+    let session = place.session();
+    let hide =
+        "setsid sleep 1001 & (setsid sh -c 'sleep 1002 & sleep 1003' &) & nohup sleep 1004 >/dev/null 2>&1 &
+        sh -c 'trap \"\" TERM HUP INT; sleep 1005' & sleep 1006 & kill -STOP $!; echo hidden";
+    let finished = place.sh(&session, hide).await;
+    assert_eq!((finished.stdout.as_str(), finished.outcome), ("hidden\n", Outcome::Exited(0)));
+    assert_eq!(processes_of(&session), Vec::<String>::new());
+}
+
+async fn a_killed_tree_is_dead_whatever_it_does_against_it(place: Place) {
+    let session = place.session();
+    let stubborn =
+        "trap '' TERM HUP INT QUIT; setsid sh -c 'trap \"\" TERM; sleep 1001' & sleep 1002 & kill -STOP $!
+        echo ready; while :; do sleep 1003; done";
+    let mut started = place.start(&session, stubborn).await;
+    assert_eq!(started.line(), "ready");
+    assert!(processes_of(&session).len() > 3, "the control: they are seen while they live");
+    started.running.signal(15).await;
+    started.running.kill_tree().await;
+    assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
+    assert!(started.running.destroy().await.is_clean());
+    assert_eq!(processes_of(&session), Vec::<String>::new());
+}
+
+async fn nothing_is_left_of_a_sandbox(place: Place) {
+    let (session, before) = (place.session(), mounts());
+    let plan = place.plan(&session);
+    let prepared = place.backend.prepare(&plan).await.unwrap();
+    assert!(!groups_of(plan.sandbox).is_empty(), "the control: it has groups while it lives");
+    assert!(!processes_of(&session).is_empty(), "the control: it has processes while it lives");
+    assert!(prepared.discard().await.is_clean());
+    assert_eq!(groups_of(plan.sandbox), Vec::<PathBuf>::new());
+    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
+    assert_eq!(mounts(), before);
+    assert_eq!(fs::read_dir(&session.dir).unwrap().count(), 0);
+}
+
+async fn a_sandbox_that_is_dropped_is_destroyed(place: Place) {
+    let session = place.session();
+    let plan = place.plan(&session);
+    drop(place.backend.prepare(&plan).await.unwrap());
+    eventually("the prepared one is gone", || {
+        groups_of(plan.sandbox).is_empty() && processes_of(&session).is_empty()
+    })
+    .await;
+    let started = place.start(&session, "sleep 1000").await;
+    drop(started.running);
+    eventually("the running one is gone", || processes_of(&session).is_empty()).await;
+}
+
+async fn a_launch_that_is_refused_leaves_nothing(place: Place) {
+    let session = place.session();
+    assert!(place.launch(&session, &command(&["/no/such/program"])).await.is_err());
+    assert_eq!(processes_of(&session), Vec::<String>::new());
+}
+
+async fn a_session_that_cannot_be_reached_is_an_error_that_says_so(place: Place) {
+    let session = place.session();
+    let mut plan = place.plan(&session);
+    for mount in &mut plan.mounts {
+        if let codelia_policy::Mount::Bind { source, writable: true, .. } = mount {
+            *source = "/no/such/session".into();
+        }
+    }
+    let error = place.backend.prepare(&plan).await.unwrap_err();
+    assert!(error.to_string().contains("/no/such/session"), "{error}");
+    assert!(groups_of(plan.sandbox).is_empty());
+}
+
+/// Many at once, killed at random moments, in one session.
+async fn many_sandboxes_with_random_kills_leave_nothing(place: Place) {
+    let (session, before) = (place.session(), mounts());
+    let place = std::sync::Arc::new(place);
+    let session = std::sync::Arc::new(session);
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..24_u64 {
+        let (place, session) = (place.clone(), session.clone());
+        tasks.spawn(async move {
+            let mut started = place.start(&session, "sleep 1000 & sleep 0.05").await;
+            if number % 3 != 0 {
+                tokio::time::sleep(Duration::from_millis(number * 3)).await;
+                started.running.kill_tree().await;
+            }
+            started.running.wait().await;
+            started.running.destroy().await
+        });
+    }
+    while let Some(receipt) = tasks.join_next().await {
+        assert!(receipt.unwrap().is_clean());
+    }
+    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
+    assert_eq!(mounts(), before);
+}
+
+in_every_mode!(
+    processes_that_hide_are_gone_when_the_command_has_ended,
+    a_killed_tree_is_dead_whatever_it_does_against_it,
+    nothing_is_left_of_a_sandbox,
+    a_sandbox_that_is_dropped_is_destroyed,
+    a_launch_that_is_refused_leaves_nothing,
+    a_session_that_cannot_be_reached_is_an_error_that_says_so,
+    many_sandboxes_with_random_kills_leave_nothing,
+);

@@ -1,0 +1,269 @@
+//! Backends, sessions, and commands that are run to their end.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, Permissions},
+    io::{BufRead, BufReader, Read, Write},
+    os::{fd::OwnedFd, unix::fs::PermissionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use codelia_backends::{
+    Backend, BwrapOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio, bwrap, nsjail,
+};
+use codelia_policy::{
+    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec,
+    Runtime, SessionId, Usage, Violation,
+};
+use codelia_sys::{fd, process};
+use tempfile::TempDir;
+
+/// Each session has a user of its own where the tests may choose.
+static NEXT_USER: AtomicU32 = AtomicU32::new(0);
+const FIRST_USER: u32 = 400_000;
+
+/// Tests run as processes of their own, and the users of two of them should differ.
+const USERS_OF_A_PROCESS: u32 = 100;
+
+/// A mode on this host, and where its sessions are.
+pub(crate) struct Place {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) host: Host,
+    pub(crate) limits: Limits,
+    pub(crate) policy: Policy,
+    sessions: TempDir,
+}
+
+/// A session's directory and its user.
+pub(crate) struct Session {
+    pub(crate) dir: PathBuf,
+    pub(crate) ids: Ids,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) outcome: Outcome,
+    pub(crate) usage: Usage,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) violations: Vec<Violation>,
+
+}
+
+/// A command that runs, and the test's ends of its streams.
+pub(crate) struct Started {
+    pub(crate) running: Box<dyn Running>,
+    pub(crate) stdin: File,
+    pub(crate) stdout: BufReader<File>,
+    pub(crate) stderr: File,
+}
+
+impl Place {
+    /// A mode that works here. If it does not, the caller returns, unless it is required.
+    pub(crate) async fn of(mode: Mode) -> Option<Self> {
+        let backend = backend(mode);
+        let found = backend.probe().await;
+        let can = found.enforceable;
+        if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
+            let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|word| word == mode.as_str()), "{mode}: {:?}", found.gaps);
+            println!("skipped: mode {mode} does not work here: {:?}", found.gaps);
+            return None;
+        }
+        let sessions = tempfile::tempdir().unwrap();
+        // Every session's user passes through, and sees nothing.
+        fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
+        let runtime = Runtime::of(Path::exists, Path::is_symlink);
+        Some(Self {
+            backend,
+            host: Host { enforceable: can, runtime },
+            limits: Limits { cpu_millis: 2000, ..Limits::default() },
+            policy: Policy::default(),
+            sessions,
+        })
+    }
+
+    /// A new session.
+    pub(crate) fn session(&self) -> Session {
+        let number = NEXT_USER.fetch_add(1, Ordering::Relaxed);
+        let dir = self.sessions.path().join(format!("session-{number}"));
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
+        let own = Ids { uid: process::own_user(), gid: process::own_group() };
+        let chosen = FIRST_USER + std::process::id() * USERS_OF_A_PROCESS + number % USERS_OF_A_PROCESS;
+        let ids = if own.uid == 0 { Ids { uid: chosen, gid: chosen } } else { own };
+        let session = Session { dir, ids };
+        session.give(&session.dir);
+        session
+    }
+
+    pub(crate) fn plan(&self, session: &Session) -> Plan {
+        let (sandbox, id, root) = (RunId::generate(), SessionId::generate(), session.dir.clone());
+        let spec = RunSpec {
+            command: command(&["true"]),
+            mode: self.backend.mode(),
+            network: None,
+            limits: self.limits.clone(),
+            asked: LimitsRequest::default(),
+            policy: self.policy.clone(),
+            ends_with_caller: false,
+        };
+        match spec.mode {
+            Mode::Logical => Plan::logical(sandbox, id, root, &spec, self.host.enforceable).unwrap(),
+            _ => Plan::isolated(sandbox, id, root, &spec, &self.host, session.ids).unwrap(),
+        }
+    }
+
+    pub(crate) async fn launch(&self, session: &Session, command: &CommandSpec) -> Result<Started, Error> {
+        let prepared = self.backend.prepare(&self.plan(session)).await?;
+        let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
+        let stdio = Stdio { stdin: child_in, stdout: child_out, stderr: child_err };
+        let running = prepared.launch(command, stdio).await?.running;
+        Ok(Started {
+            running,
+            stdin: stdin.into(),
+            stdout: BufReader::new(stdout.into()),
+            stderr: stderr.into(),
+        })
+    }
+
+    pub(crate) async fn start(&self, session: &Session, script: &str) -> Started {
+        self.launch(session, &command(&["sh", "-c", script])).await.unwrap()
+    }
+
+    pub(crate) async fn run(&self, session: &Session, argv: &[&str]) -> Finished {
+        self.launch(session, &command(argv)).await.unwrap().finish().await
+    }
+
+    pub(crate) async fn sh(&self, session: &Session, script: &str) -> Finished {
+        self.run(session, &["sh", "-c", script]).await
+    }
+
+    /// What a script in a new session says, once it succeeded and broke no rule.
+    pub(crate) async fn says(&self, script: &str) -> String {
+        let finished = self.sh(&self.session(), script).await;
+        assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
+        assert!(finished.violations.is_empty(), "{finished:?}");
+        finished.stdout
+    }
+}
+
+impl Session {
+    /// Makes something in it the session's own.
+    pub(crate) fn give(&self, path: &Path) {
+        std::os::unix::fs::chown(path, Some(self.ids.uid), Some(self.ids.gid)).unwrap();
+    }
+
+    pub(crate) fn write(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.dir.join(name);
+        fs::write(&path, content).unwrap();
+        self.give(&path);
+        path
+    }
+}
+
+impl Started {
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Closes stdin, reads both streams to their end, waits, destroys.
+    pub(crate) async fn finish(mut self) -> Finished {
+        drop(self.stdin);
+        let violations = self.running.violations();
+        let stdout = tokio::task::spawn_blocking(move || read_all(self.stdout));
+        let stderr = tokio::task::spawn_blocking(move || read_all(self.stderr));
+        let (outcome, usage) = self.running.wait().await;
+        let (stdout, stderr) = (stdout.await.unwrap(), stderr.await.unwrap());
+        let receipt = self.running.destroy().await;
+        assert!(receipt.is_clean(), "{receipt:?}");
+        let mut seen = Vec::new();
+        if let Some(mut violations) = violations {
+            while let Some(violation) = violations.recv().await {
+                seen.push(violation);
+            }
+        }
+        Finished { outcome, usage, stdout, stderr, violations: seen }
+    }
+
+    pub(crate) async fn finish_with(mut self, input: &str) -> Finished {
+        self.stdin.write_all(input.as_bytes()).unwrap();
+        self.finish().await
+    }
+}
+
+pub(crate) fn command(argv: &[&str]) -> CommandSpec {
+    CommandSpec {
+        argv: argv.iter().map(|&word| word.to_owned()).collect(),
+        env: BTreeMap::new(),
+        working_directory: String::new(),
+        terminal: None,
+        stdin: true,
+    }
+}
+
+fn backend(mode: Mode) -> Arc<dyn Backend> {
+    let init = init_path();
+    let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
+    match mode {
+        Mode::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
+        Mode::Bwrap => {
+            Arc::new(bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent }).unwrap())
+        }
+        Mode::Nsjail => {
+            let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
+            Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent }).unwrap())
+        }
+        Mode::Container => panic!("has a suite of its own"),
+    }
+}
+
+/// `codelia-init` as `make build` makes it.
+pub(crate) fn init_path() -> PathBuf {
+    let built =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
+    let path = std::env::var_os("CODELIA_INIT").map_or(built, PathBuf::from);
+    assert!(path.is_file(), "{} is missing: run `make build`", path.display());
+    path
+}
+
+fn pipe() -> [OwnedFd; 2] {
+    fd::pipe().unwrap().into()
+}
+
+fn read_all(mut stream: impl Read) -> String {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name` and
+/// `nsjail::name`.
+macro_rules! in_every_mode {
+    ($($name:ident),+ $(,)?) => {
+        mod bwrap {
+            $(#[tokio::test]
+            async fn $name() {
+                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::Bwrap).await {
+                    super::$name(place).await;
+                }
+            })+
+        }
+        mod nsjail {
+            $(#[tokio::test]
+            async fn $name() {
+                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::Nsjail).await {
+                    super::$name(place).await;
+                }
+            })+
+        }
+    };
+}
+pub(crate) use in_every_mode;

@@ -1,0 +1,121 @@
+//! Programs that want too much: each ends with its own outcome, and a neighbour does not notice.
+
+use std::time::{Duration, Instant};
+
+use codelia_policy::Outcome;
+
+use crate::harness::{Place, in_every_mode};
+
+const MIB: u64 = 1024 * 1024;
+
+async fn memory_is_limited(mut place: Place) {
+    place.limits.memory_bytes = 48 * MIB;
+    let session = place.session();
+    let finished = place.run(&session, &["tail", "/dev/zero"]).await;
+    assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
+    assert!(finished.usage.peak_memory_bytes <= 48 * MIB, "{finished:?}");
+    assert_eq!(place.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session lives on");
+}
+
+async fn a_private_file_system_counts_as_memory(mut place: Place) {
+    place.limits.memory_bytes = 32 * MIB;
+    place.limits.tmp_bytes = 128 * MIB;
+    let finished =
+        place.run(&place.session(), &["dd", "if=/dev/zero", "of=/tmp/x", "bs=1M", "count=100"]).await;
+    assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
+}
+
+async fn processor_time_is_limited(mut place: Place) {
+    place.limits.cpu_time = Duration::from_secs(1);
+    let finished = place.sh(&place.session(), "while :; do :; done").await;
+    assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
+    assert!(finished.usage.cpu_time >= Duration::from_millis(900), "{finished:?}");
+}
+
+async fn processor_time_of_all_processes_is_limited_together(mut place: Place) {
+    place.limits.cpu_time = Duration::from_secs(1);
+    let finished =
+        place.sh(&place.session(), "for i in 1 2 3 4; do (while :; do :; done) & done; wait").await;
+    assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
+    assert!(finished.usage.cpu_time < Duration::from_secs(3), "{finished:?}");
+}
+
+async fn the_private_file_systems_are_full_at_their_size(mut place: Place) {
+    place.limits.tmp_bytes = 4 * MIB;
+    let script = "for d in /tmp /var/tmp /run /dev/shm; do
+        dd if=/dev/zero of=$d/x bs=1M count=8 2>&1 | grep -q 'No space' && stat -c %s $d/x; done";
+    assert_eq!(place.says(script).await, format!("{}\n", 4 * MIB).repeat(4));
+}
+
+async fn files_are_not_larger_than_their_limit(mut place: Place) {
+    place.limits.file_bytes = MIB;
+    let session = place.session();
+    let finished = place.run(&session, &["dd", "if=/dev/zero", "of=big", "bs=64k", "count=64"]).await;
+    assert_ne!(finished.outcome, Outcome::Exited(0), "{finished:?}");
+    assert_eq!(std::fs::metadata(session.dir.join("big")).unwrap().len(), MIB);
+}
+
+async fn a_hoarder_of_descriptors_gets_no_more(mut place: Place) {
+    place.limits.open_files = 64;
+    let script = r#"perl -e 'while (open($f, "<", "/dev/null")) { push @f, $f } print 0+$!, " ", @f < 64 ? "few" : "many"'"#;
+    assert_eq!(place.says(script).await, "24 few");
+}
+
+/// A fork bomb in one session and short runs in another one.
+async fn a_fork_bomb_is_held_and_its_neighbour_works_on(mut place: Place) {
+    place.limits.pids = 64;
+    place.limits.cpu_millis = 500;
+    let (bomber, neighbour) = (place.session(), place.session());
+    let script = r#"echo lit; perl -e 'while (1) { fork; fork; select(undef,undef,undef,0.001) }'"#;
+    let mut bomb = place.start(&bomber, script).await;
+    assert_eq!(bomb.line(), "lit");
+    for _ in 0..5 {
+        let begun = Instant::now();
+        assert_eq!(place.sh(&neighbour, "echo fine").await.stdout, "fine\n");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+    bomb.running.kill_tree().await;
+    bomb.running.wait().await;
+    assert!(bomb.running.destroy().await.is_clean());
+}
+
+async fn processes_over_the_limit_are_refused_and_told(mut place: Place) {
+    place.limits.pids = 10;
+    let session = place.session();
+    let many = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; echo all";
+    let finished = place.sh(&session, many).await;
+    assert_eq!(finished.outcome, Outcome::Limit("pids".to_owned()), "{finished:?}");
+    let few = "for i in 1 2 3 4 5; do sleep 1000 & done; echo all";
+    assert_eq!(place.sh(&session, few).await.stdout, "all\n", "the control: five are fine");
+}
+
+async fn threads_count_as_processes(mut place: Place) {
+    place.limits.pids = 20;
+    let script = "import threading,time
+n=0
+try:
+    while n < 1000:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); n+=1
+except RuntimeError: pass
+print('few' if n < 20 else n)
+import os; os._exit(0)";
+    if !std::path::Path::new("/usr/bin/python3").exists() {
+        println!("skipped: no python3");
+        return;
+    }
+    let finished = place.run(&place.session(), &["/usr/bin/python3", "-c", script]).await;
+    assert_eq!(finished.stdout, "few\n", "{finished:?}");
+}
+
+in_every_mode!(
+    memory_is_limited,
+    a_private_file_system_counts_as_memory,
+    processor_time_is_limited,
+    processor_time_of_all_processes_is_limited_together,
+    the_private_file_systems_are_full_at_their_size,
+    files_are_not_larger_than_their_limit,
+    a_hoarder_of_descriptors_gets_no_more,
+    a_fork_bomb_is_held_and_its_neighbour_works_on,
+    processes_over_the_limit_are_refused_and_told,
+    threads_count_as_processes,
+);

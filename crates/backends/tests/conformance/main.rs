@@ -1,0 +1,14 @@
+//! One suite for all isolating modes: hostile and ordinary little programs, each with what must become
+//! of it. The suite proves itself: in mode `logical`, which isolates nothing, every attack succeeds.
+
+// A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)]
+
+mod attacks;
+mod endings;
+mod harness;
+mod limits;
+mod policies;
+mod programs;
+mod surroundings;
+mod unprivileged;

@@ -1,0 +1,119 @@
+//! Real programs under the default policy, where they are installed: they work, and break no rule.
+
+use std::path::{Path, PathBuf};
+
+use codelia_policy::Outcome;
+
+use crate::harness::{Place, command, in_every_mode};
+
+const MIB: u64 = 1024 * 1024;
+
+/// Runs a script that must end with `works`, if the program is there.
+async fn works(place: &Place, program: &str, script: &str) {
+    if !Path::new(program).exists() {
+        println!("skipped: no {program}");
+        return;
+    }
+    let finished = place.sh(&place.session(), &format!("set -e\n{script}\necho works")).await;
+    assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
+    assert!(finished.stdout.ends_with("works\n"), "{finished:?}");
+    assert!(finished.violations.is_empty(), "{finished:?}");
+}
+
+async fn python_with_threads_and_processes(place: Place) {
+    let script = r#"cat > t.py <<'END'
+import concurrent.futures as f, multiprocessing as m, subprocess, tempfile, socket, ssl, sqlite3, asyncio
+def square(n): return n * n
+if __name__ == "__main__":
+    with f.ThreadPoolExecutor(8) as pool: assert sum(pool.map(square, range(100))) == 328350
+    with m.Pool(2) as pool: assert pool.map(square, range(5)) == [0, 1, 4, 9, 16]
+    assert subprocess.check_output(["sh", "-c", "echo hi | tr a-z A-Z"]) == b"HI\n"
+    with tempfile.TemporaryFile() as t: t.write(b"x")
+    sqlite3.connect("db.sqlite").execute("create table t (x)")
+    async def talk():
+        server = await asyncio.start_server(lambda r, w: (w.write(b"hi"), w.close()), "127.0.0.1", 0)
+        reader, _ = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await reader.read() == b"hi"
+    asyncio.run(talk())
+END
+/usr/bin/python3 t.py && /usr/bin/python3 -m venv --without-pip v && v/bin/python -c 'print(1)'"#;
+    works(&place, "/usr/bin/python3", script).await;
+}
+
+async fn node_with_workers_and_children(mut place: Place) {
+    place.limits.memory_bytes = 1024 * MIB;
+    let script = r#"cat > t.js <<'END'
+const { Worker } = require('worker_threads'), { execFileSync } = require('child_process'), http = require('http');
+const assert = require('assert');
+assert.equal(execFileSync('sh', ['-c', 'echo hi']).toString(), 'hi\n');
+const worker = new Worker('require("worker_threads").parentPort.postMessage(42)', { eval: true });
+worker.on('message', n => {
+  assert.equal(n, 42);
+  const server = http.createServer((_, r) => r.end('ok')).listen(0, '127.0.0.1', () =>
+    http.get({ port: server.address().port, host: '127.0.0.1' }, r => { assert.equal(r.statusCode, 200); server.close(); }));
+});
+END
+node t.js"#;
+    works(&place, "/usr/bin/node", script).await;
+}
+
+async fn git_commits_and_clones(place: Place) {
+    let git = ["/usr/bin/git", "/usr/local/bin/git"].into_iter().find(|path| Path::new(path).exists());
+    let script = "git init -q a && cd a && git config user.email a@b && git config user.name a
+        echo x > f && git add f && git commit -qm one && git clone -q . ../b && git -C ../b log --oneline | grep -q one";
+    works(&place, git.unwrap_or("/usr/bin/git"), script).await;
+}
+
+async fn gcc_and_make_build(place: Place) {
+    let script = r#"printf '#include <stdio.h>\n#include <pthread.h>\nint main(){puts("built");}\n' > m.c
+        printf 'all: m\n\t./m\nm: m.c\n\tgcc -O1 -pthread -o m m.c\n' > Makefile
+        make -j2 | grep -q built"#;
+    works(&place, "/usr/bin/gcc", script).await;
+}
+
+async fn perl_and_shell_tools_work(place: Place) {
+    let script = "seq 100 | sort -rn | head -1 | grep -qx 100; find /usr/share -maxdepth 1 | xargs -n 5 echo | awk 'END{exit NR==0}'
+        tar cf - /etc/hosts 2>/dev/null | tar tf - | grep -q hosts; echo a b | sed s/a/c/ | cut -d' ' -f1 | grep -qx c
+        date -u +%Y | grep -q 20; sleep 0.01; timeout 5 true; mktemp; ls -la / /proc/self > /dev/null; df . > /dev/null
+        perl -e 'use POSIX; my $p = open(my $f, \"-|\", \"echo x\"); print <$f>; fork // die; wait'; nproc; uname -a; getent hosts localhost";
+    works(&place, "/usr/bin/perl", script).await;
+}
+
+/// A toolchain outside of /usr comes in through the policy.
+async fn cargo_builds_offline(mut place: Place) {
+    let Some((cargo, toolchain)) = toolchain() else {
+        println!("skipped: no cargo that everybody may read");
+        return;
+    };
+    place.limits.memory_bytes = 1024 * MIB;
+    place.policy.filesystem.read_only_paths = Some(vec![toolchain]);
+    let session = place.session();
+    let script = format!(
+        "export PATH={}:$PATH; cargo init -q --vcs none --name tiny . && cargo build -q --offline && ./target/debug/tiny",
+        cargo.parent().unwrap().display()
+    );
+    let finished = place.launch(&session, &command(&["sh", "-c", &script])).await.unwrap().finish().await;
+    assert_eq!(finished.stdout, "Hello, world!\n", "{finished:?}");
+    assert!(finished.violations.is_empty(), "{finished:?}");
+}
+
+/// The compiler's directory, if a sandbox's user can get there.
+fn toolchain() -> Option<(PathBuf, PathBuf)> {
+    let printed = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
+    let root = PathBuf::from(String::from_utf8(printed.stdout).ok()?.trim());
+    let cargo = root.join("bin/cargo");
+    let reachable = std::process::Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"])
+        .arg(&cargo)
+        .status();
+    reachable.is_ok_and(|status| status.success()).then_some((cargo, root))
+}
+
+in_every_mode!(
+    python_with_threads_and_processes,
+    node_with_workers_and_children,
+    git_commits_and_clones,
+    gcc_and_make_build,
+    perl_and_shell_tools_work,
+    cargo_builds_offline,
+);

@@ -1,0 +1,150 @@
+//! What a command finds around itself: enough for ordinary work, and nothing of ours.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    os::unix::fs::MetadataExt,
+};
+
+use codelia_backends::Stdio;
+use codelia_policy::{Outcome, TerminalSize};
+use codelia_sys::pty::{Pty, WindowSize};
+
+use crate::harness::{Place, command, in_every_mode};
+
+async fn the_workspace_is_the_session_and_belongs_to_its_user(place: Place) {
+    let session = place.session();
+    session.write("before", "from outside");
+    let finished =
+        place.sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME").await;
+    assert_eq!(finished.stdout, "/workspace\nfrom outside1000\ncodelia\n/workspace\n", "{finished:?}");
+    let after = session.dir.join("after");
+    assert_eq!(fs::read_to_string(&after).unwrap(), "from inside\n");
+    let owner = fs::metadata(&after).unwrap();
+    assert_eq!((owner.uid(), owner.gid()), (session.ids.uid, session.ids.gid));
+}
+
+async fn a_working_directory_is_below_the_workspace(place: Place) {
+    let session = place.session();
+    fs::create_dir(session.dir.join("deep")).unwrap();
+    session.give(&session.dir.join("deep"));
+    let mut pwd = command(&["pwd"]);
+    pwd.working_directory = "deep".to_owned();
+    assert_eq!(place.launch(&session, &pwd).await.unwrap().finish().await.stdout, "/workspace/deep\n");
+    pwd.working_directory = "../tmp".to_owned();
+    assert!(place.launch(&session, &pwd).await.is_err());
+}
+
+async fn private_directories_can_be_written_and_end_with_the_run(place: Place) {
+    let session = place.session();
+    let places = "/tmp /var/tmp /run /dev/shm";
+    let write = format!("for d in {places}; do echo x > $d/mine || exit 1; done");
+    assert_eq!(place.sh(&session, &write).await.outcome, Outcome::Exited(0));
+    let look = format!("for d in {places}; do ls -A $d; done");
+    assert_eq!(place.sh(&session, &look).await.stdout, "");
+}
+
+async fn a_command_has_its_three_streams_and_no_other_descriptor(place: Place) {
+    // The control: this process has one that a careless start would hand on.
+    let open = File::open("/etc/passwd").unwrap();
+    rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
+    let careless = std::process::Command::new("ls").arg("/proc/self/fd").output().unwrap();
+    let count = |listed: &str| listed.split_whitespace().count();
+    assert!(count(&String::from_utf8_lossy(&careless.stdout)) > 4);
+    // Its own three and the directory that it lists.
+    let listed = place.says("exec ls /proc/self/fd").await;
+    assert_eq!(count(&listed), 4, "{listed}");
+}
+
+async fn the_environment_is_clean(place: Place) {
+    let listed = place.says("exec env").await;
+    let mut names: Vec<_> = listed.lines().filter_map(|line| line.split('=').next()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["HOME", "LANG", "PATH", "PWD"], "PWD is the shell's own");
+}
+
+async fn the_first_process_cannot_be_killed_from_inside(place: Place) {
+    assert_eq!(place.says("kill -9 1; kill -STOP 1; kill -TERM 1; echo alive").await, "alive\n");
+}
+
+async fn dev_has_only_what_programs_need(place: Place) {
+    let listed = place.says("ls /dev").await;
+    let allowed = "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+        .split(' ')
+        .collect::<Vec<_>>();
+    let strange: Vec<_> = listed.lines().filter(|name| !allowed.contains(name)).collect();
+    assert!(strange.is_empty(), "{strange:?}");
+    assert_eq!(
+        place.says("head -c 3 /dev/zero | wc -c; echo x > /dev/null; head -c 2 /dev/urandom | wc -c").await,
+        "3\n2\n"
+    );
+}
+
+async fn processes_talk_through_sockets_pipes_locks_and_memory(place: Place) {
+    let script = r#"
+        perl -MSocket -e 'socketpair(A,B,AF_UNIX,SOCK_STREAM,0) or die; syswrite(A,"pair\n"); sysread(B,$x,9); print $x' &&
+        perl -MSocket -e 'socket(L,AF_UNIX,SOCK_STREAM,0); bind(L,pack_sockaddr_un("s")) or die; listen(L,1);
+            socket(C,AF_UNIX,SOCK_STREAM,0); connect(C,pack_sockaddr_un("s")) or die; print "file\n"' &&
+        perl -MSocket -e 'socket(L,AF_UNIX,SOCK_STREAM,0); bind(L,pack_sockaddr_un("\0x")) or die; listen(L,1);
+            socket(C,AF_UNIX,SOCK_STREAM,0); connect(C,pack_sockaddr_un("\0x")) or die; print "abstract\n"' &&
+        perl -MSocket -e 'socket(L,AF_INET,SOCK_STREAM,0); bind(L,pack_sockaddr_in(7300,INADDR_LOOPBACK)) or die; listen(L,1);
+            socket(C,AF_INET,SOCK_STREAM,0); connect(C,pack_sockaddr_in(7300,INADDR_LOOPBACK)) or die; print "loopback\n"' &&
+        perl -e '$f=syscall(319,"m",0); $f>=0 or die; open(M,"+<&=",$f) or die; print M "x"; print "memfd\n"' &&
+        flock lock echo locked && mkfifo p && { echo fifo > p & cat p; }"#;
+    assert_eq!(place.says(script).await, "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n");
+}
+
+async fn a_terminal_is_the_controlling_one_and_new_ones_can_be_opened(place: Place) {
+    let pty = Pty::open(WindowSize { columns: 97, rows: 31 }).unwrap();
+    let stream = || pty.terminal.try_clone().unwrap();
+    let stdio = Stdio { stdin: stream(), stdout: stream(), stderr: stream() };
+    let mut shell = command(&[
+        "sh",
+        "-c",
+        "stty size; echo controlling > /dev/tty; script -qc 'tty; echo inner' /dev/null",
+    ]);
+    shell.terminal = Some(TerminalSize { columns: 97, rows: 31 });
+    let prepared = place.backend.prepare(&place.plan(&place.session())).await.unwrap();
+    let mut running = prepared.launch(&shell, stdio).await.unwrap().running;
+    drop(pty.terminal);
+    let mut controller = File::from(pty.controller);
+    let said = tokio::task::spawn_blocking(move || {
+        let mut said = Vec::new();
+        // The end of the other side is told as EIO.
+        let _ = controller.read_to_end(&mut said);
+        String::from_utf8(said).unwrap()
+    });
+    let (outcome, _) = running.wait().await;
+    assert!(running.destroy().await.is_clean());
+    let said = said.await.unwrap();
+    assert!(said.starts_with("31 97\r\ncontrolling\r\n/dev/pts/"), "{said:?}");
+    assert!(said.ends_with("inner\r\n"), "{said:?}");
+    assert_eq!(outcome, Outcome::Exited(0));
+}
+
+async fn input_output_and_codes_pass_through(place: Place) {
+    let session = place.session();
+    let finished = place.start(&session, "tr a-z A-Z; echo no >&2; exit 7").await.finish_with("hello").await;
+    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("HELLO", "no\n"));
+    assert_eq!(finished.outcome, Outcome::Exited(7));
+    assert_eq!(place.sh(&session, "kill -SEGV $$").await.outcome, Outcome::Signaled(11));
+}
+
+async fn a_program_that_is_not_there_is_refused(place: Place) {
+    let refused = place.launch(&place.session(), &command(&["no-such-program"])).await;
+    assert!(matches!(refused, Err(codelia_backends::Error::Refused(_))));
+}
+
+in_every_mode!(
+    the_workspace_is_the_session_and_belongs_to_its_user,
+    a_working_directory_is_below_the_workspace,
+    private_directories_can_be_written_and_end_with_the_run,
+    a_command_has_its_three_streams_and_no_other_descriptor,
+    the_environment_is_clean,
+    the_first_process_cannot_be_killed_from_inside,
+    dev_has_only_what_programs_need,
+    processes_talk_through_sockets_pipes_locks_and_memory,
+    a_terminal_is_the_controlling_one_and_new_ones_can_be_opened,
+    input_output_and_codes_pass_through,
+    a_program_that_is_not_there_is_refused,
+);

@@ -1,0 +1,96 @@
+//! The whole suite of mode `bwrap` once more, as an ordinary user with a delegated control group.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use codelia_sys::process;
+
+use crate::harness::init_path;
+
+const USER: u32 = 65534;
+
+/// A control group in each hierarchy that belongs to the user, with one below for its first processes.
+struct Delegation {
+    name: String,
+    groups: Vec<PathBuf>,
+}
+
+impl Delegation {
+    fn new() -> Self {
+        let name = format!("codelia-user-{}", std::process::id());
+        let version_1 =
+            ["memory", "pids", "cpu", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
+        let parents = if version_1[0].exists() { version_1.to_vec() } else { vec!["/sys/fs/cgroup".into()] };
+        let groups: Vec<_> = parents.iter().map(|parent| parent.join(&name)).collect();
+        for group in &groups {
+            for dir in [group.clone(), group.join("first")] {
+                fs::create_dir_all(&dir).unwrap();
+                chown(&dir, Some(USER), Some(USER)).unwrap();
+                for file in ["cgroup.procs", "tasks", "cgroup.subtree_control"] {
+                    let _ = chown(dir.join(file), Some(USER), Some(USER));
+                }
+            }
+        }
+        Self { name, groups }
+    }
+
+    /// A shell's words that put it into the group.
+    fn enter(&self) -> String {
+        let entries =
+            self.groups.iter().map(|group| format!("echo $$ > {}/first/cgroup.procs", group.display()));
+        entries.collect::<Vec<_>>().join(" && ")
+    }
+}
+
+impl Drop for Delegation {
+    fn drop(&mut self) {
+        for group in &self.groups {
+            for dir in [group.join("first"), group.clone()] {
+                if let Err(error) = fs::remove_dir(&dir) {
+                    println!("{} is left: {error}", dir.display());
+                }
+            }
+        }
+    }
+}
+
+/// What everybody may execute, wherever the build is.
+fn copy(from: &Path, into: &Path) -> PathBuf {
+    let path = into.join(from.file_name().unwrap());
+    fs::copy(from, &path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn the_suite_of_bwrap_holds_for_an_ordinary_user() {
+    if process::own_user() != 0 {
+        println!("skipped: is run by root as an ordinary user, or is already one");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    let suite = copy(&std::env::current_exe().unwrap(), place.path());
+    let init = copy(&init_path(), place.path());
+    let delegation = Delegation::new();
+    let script = format!(
+        "{} && exec setpriv --reuid {USER} --regid {USER} --clear-groups {} bwrap:: --test-threads 2",
+        delegation.enter(),
+        suite.display()
+    );
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .env("CODELIA_INIT", init)
+        .env("CODELIA_TEST_CGROUP_PARENT", &delegation.name)
+        .env("TMPDIR", "/tmp")
+        .current_dir("/tmp")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("test result: ok"), "{said}");
+}

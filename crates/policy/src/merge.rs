@@ -1,0 +1,227 @@
+//! Two policies as one: what both allow. Merging only tightens, and in any grouping the result is
+//! the same. A field that a policy leaves out says nothing.
+
+use std::path::PathBuf;
+
+use crate::{
+    CommandPolicy, EnvironmentPolicy, FilesystemPolicy, LimitsRequest, NetworkMode, NetworkPolicy, Policy,
+    ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy, plan::VIOLATION_LIMIT, validate::host_covers,
+};
+
+impl Policy {
+    /// What an installation allows whose operator says nothing: no path of the host.
+    #[must_use]
+    pub fn installation() -> Self {
+        let mut policy = Self::default();
+        policy.filesystem.read_only_paths = Some(Vec::new());
+        policy.filesystem.read_write_paths = Some(Vec::new());
+        policy
+    }
+
+    /// What both this policy and the one below it allow, with lists in order.
+    #[must_use]
+    pub fn merge(&self, lower: &Self) -> Self {
+        Self {
+            isolation_level: self.isolation_level.max(lower.isolation_level),
+            filesystem: self.filesystem.merge(&lower.filesystem),
+            process: self.process.merge(&lower.process),
+            network: self.network.merge(&lower.network),
+            resources: self.resources.merge(&lower.resources),
+            syscalls: self.syscalls.merge(&lower.syscalls),
+            environment: self.environment.merge(&lower.environment),
+            command: self.command.merge(&lower.command),
+        }
+    }
+
+    /// The same policy with its silence made explicit where a default could be loosened: from here
+    /// on a policy below can only tighten.
+    #[must_use]
+    pub fn settled(mut self) -> Self {
+        self.filesystem.read_only_paths.get_or_insert_default();
+        self.filesystem.read_write_paths.get_or_insert_default();
+        self.process.debug.get_or_insert(false);
+        self.syscalls.violation_limit.get_or_insert(VIOLATION_LIMIT);
+        self
+    }
+
+    /// The most its commands may use, as limits.
+    #[must_use]
+    pub fn caps(&self) -> LimitsRequest {
+        let resources = &self.resources;
+        let millis = |value: Option<u64>| value.map(std::time::Duration::from_millis);
+        LimitsRequest {
+            timeout: millis(resources.max_wall_ms),
+            memory_bytes: resources.max_memory_bytes,
+            cpu_millis: resources.max_cpu_millis,
+            // The kernel counts processes and threads together.
+            pids: least(self.process.max_processes, resources.max_threads),
+            open_files: resources.max_open_files,
+            output_bytes: resources.max_output_bytes,
+            cpu_time: millis(resources.max_cpu_ms),
+            file_bytes: self.filesystem.max_file_bytes,
+            tmp_bytes: resources.max_tmp_bytes,
+        }
+    }
+}
+
+impl FilesystemPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        let below = |upper: &PathBuf, path: &PathBuf| path.starts_with(upper);
+        Self {
+            root_path: self.root_path.clone().or_else(|| lower.root_path.clone()),
+            read_only_paths: meet(&self.read_only_paths, &lower.read_only_paths, below),
+            // A path below a writable one could have been made a link: only the very same.
+            read_write_paths: meet(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b),
+            denied_paths: join(&self.denied_paths, &lower.denied_paths),
+            max_file_bytes: least(self.max_file_bytes, lower.max_file_bytes),
+            max_total_bytes: least(self.max_total_bytes, lower.max_total_bytes),
+        }
+    }
+}
+
+impl ProcessPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        Self {
+            max_processes: least(self.max_processes, lower.max_processes),
+            // `false` is less than `true`.
+            allow_fork: least(self.allow_fork, lower.allow_fork),
+            allow_exec: least(self.allow_exec, lower.allow_exec),
+            allowed_executables: meet(&self.allowed_executables, &lower.allowed_executables, |a, b| a == b),
+            debug: least(self.debug, lower.debug),
+        }
+    }
+}
+
+impl NetworkPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        let reach = |mode: &NetworkMode| match mode {
+            NetworkMode::None => 0,
+            NetworkMode::Proxy => 1,
+            NetworkMode::Host => 2,
+        };
+        Self {
+            mode: self.mode.into_iter().chain(lower.mode).min_by_key(reach),
+            allowed_hosts: meet(&self.allowed_hosts, &lower.allowed_hosts, |a, b| host_covers(a, b)),
+            allowed_ports: meet(&self.allowed_ports, &lower.allowed_ports, |a, b| a == b),
+            max_connections: least(self.max_connections, lower.max_connections),
+        }
+    }
+}
+
+impl ResourcePolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        Self {
+            max_cpu_ms: least(self.max_cpu_ms, lower.max_cpu_ms),
+            max_cpu_millis: least(self.max_cpu_millis, lower.max_cpu_millis),
+            max_wall_ms: least(self.max_wall_ms, lower.max_wall_ms),
+            max_memory_bytes: least(self.max_memory_bytes, lower.max_memory_bytes),
+            max_open_files: least(self.max_open_files, lower.max_open_files),
+            max_threads: least(self.max_threads, lower.max_threads),
+            max_output_bytes: least(self.max_output_bytes, lower.max_output_bytes),
+            max_tmp_bytes: least(self.max_tmp_bytes, lower.max_tmp_bytes),
+        }
+    }
+}
+
+impl SyscallPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        use SyscallMode::{Allow, Deny};
+        let without = |names: &[String], denied: &[String]| {
+            names.iter().filter(|name| !denied.contains(name)).cloned().collect::<Vec<_>>()
+        };
+        let (mode, names) = match (self.mode, lower.mode) {
+            (mode, None) => (mode, self.names.clone()),
+            (None, mode) => (mode, lower.names.clone()),
+            (Some(Deny), Some(Deny)) => (Some(Deny), join(&self.names, &lower.names)),
+            (Some(Allow), Some(Deny)) => (Some(Allow), without(&self.names, &lower.names)),
+            (Some(Deny), Some(Allow)) => (Some(Allow), without(&lower.names, &self.names)),
+            (Some(Allow), Some(Allow)) => {
+                let both = self.names.iter().filter(|name| lower.names.contains(name));
+                (Some(Allow), both.cloned().collect())
+            }
+        };
+        let violation_limit = least(self.violation_limit, lower.violation_limit);
+        Self { mode, names: in_order(names), violation_limit }
+    }
+}
+
+impl EnvironmentPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        Self { mode: self.mode.max(lower.mode), names: meet(&self.names, &lower.names, |a, b| a == b) }
+    }
+}
+
+impl CommandPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        Self {
+            allowed_patterns: meet(&self.allowed_patterns, &lower.allowed_patterns, |a, b| a == b),
+            blocked_patterns: join(&self.blocked_patterns, &lower.blocked_patterns),
+            max_length: least(self.max_length, lower.max_length),
+        }
+    }
+}
+
+/// The lesser of those that are there.
+fn least<T: Ord + Copy>(a: Option<T>, b: Option<T>) -> Option<T> {
+    a.into_iter().chain(b).min()
+}
+
+/// What both lists cover; a list that is not there covers all.
+fn meet<T: Ord + Clone>(
+    a: &Option<Vec<T>>,
+    b: &Option<Vec<T>>,
+    covers: impl Fn(&T, &T) -> bool,
+) -> Option<Vec<T>> {
+    let (Some(a), Some(b)) = (a, b) else {
+        return a.as_ref().or(b.as_ref()).map(|list| in_order(list.clone()));
+    };
+    let covered = |list: &[T], item: &T| list.iter().any(|upper| covers(upper, item));
+    let both = a.iter().chain(b).filter(|item| covered(a, item) && covered(b, item));
+    Some(in_order(both.cloned().collect()))
+}
+
+/// What either list has.
+fn join<T: Ord + Clone>(a: &[T], b: &[T]) -> Vec<T> {
+    in_order(a.iter().chain(b).cloned().collect())
+}
+
+fn in_order<T: Ord>(mut list: Vec<T>) -> Vec<T> {
+    list.sort();
+    list.dedup();
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_survives_if_both_sides_cover_it() {
+        let list = |paths: &[&str]| Some(paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        let of = |paths| {
+            let mut policy = Policy::default();
+            policy.filesystem.read_only_paths = list(paths);
+            policy
+        };
+        let merged = of(&["/opt", "/srv/a"]).merge(&of(&["/opt/tools", "/srv", "/home"]));
+        assert_eq!(merged.filesystem.read_only_paths, list(&["/opt/tools", "/srv/a"]));
+    }
+
+    #[test]
+    fn what_one_side_leaves_out_the_other_decides() {
+        let mut strict = Policy::default();
+        strict.process.allow_fork = Some(false);
+        assert_eq!(Policy::default().merge(&strict), strict);
+        assert_eq!(strict.merge(&Policy::default()), strict);
+    }
+
+    #[test]
+    fn a_run_cannot_open_what_its_session_left_shut() {
+        let mut wide = Policy::default();
+        wide.process.debug = Some(true);
+        wide.syscalls.violation_limit = Some(1000);
+        wide.filesystem.read_only_paths = Some(vec!["/opt".into()]);
+        let merged = Policy::default().settled().merge(&wide);
+        assert_eq!(merged, Policy::default().settled());
+    }
+}

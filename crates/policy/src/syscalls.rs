@@ -1,0 +1,203 @@
+//! System calls by what may be done with them: the default allow-list, what `debug` adds, what is
+//! never allowed. Data only; an argument filter on top of the names is the backends' business.
+//!
+//! The allow-list is what glibc and musl, Python, Node, Go, Rust, Java, git, gcc and make use.
+//! What is in none of the lists is unknown and refused in a policy.
+
+/// What any command may call, in groups.
+#[rustfmt::skip]
+const ALLOWED: &[&[&str]] = &[
+    // Files by descriptor.
+    &[
+        "read", "write", "readv", "writev", "pread64", "pwrite64", "preadv", "pwritev", "preadv2", "pwritev2",
+        "close", "close_range", "lseek", "dup", "dup2", "dup3", "fcntl", "flock", "ioctl", "pipe", "pipe2",
+        "fsync", "fdatasync", "sync", "syncfs", "sync_file_range", "ftruncate", "fallocate", "fadvise64",
+        "readahead", "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "cachestat",
+    ],
+    // Files by name. Which names there are is the mounts' business. `mknod` makes FIFOs and
+    // sockets; devices need a capability that no command has.
+    &[
+        "open", "openat", "openat2", "creat", "access", "faccessat", "faccessat2", "stat", "lstat", "fstat",
+        "newfstatat", "statx", "statfs", "fstatfs", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
+        "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat", "symlink",
+        "symlinkat", "readlink", "readlinkat", "unlink", "unlinkat", "mknod", "mknodat", "truncate", "chmod",
+        "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "umask", "utime", "utimes",
+        "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr", "getxattr", "lgetxattr", "fgetxattr",
+        "listxattr", "llistxattr", "flistxattr", "removexattr", "lremovexattr", "fremovexattr",
+        "inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch",
+    ],
+    // Waiting for descriptors.
+    &[
+        "poll", "ppoll", "select", "pselect6", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait",
+        "epoll_pwait", "epoll_pwait2", "eventfd", "eventfd2", "signalfd", "signalfd4", "timerfd_create",
+        "timerfd_settime", "timerfd_gettime", "io_setup", "io_destroy", "io_submit", "io_cancel",
+        "io_getevents", "io_pgetevents",
+    ],
+    // Memory. `memfd_create` is how runtimes hold generated code; `get_mempolicy` only reads.
+    &[
+        "brk", "mmap", "munmap", "mprotect", "mremap", "msync", "mincore", "madvise", "mlock", "mlock2",
+        "munlock", "mlockall", "munlockall", "mseal", "memfd_create", "pkey_mprotect", "pkey_alloc",
+        "pkey_free", "map_shadow_stack", "get_mempolicy", "membarrier",
+    ],
+    // Processes and threads. The namespace flags of `clone` are refused by an argument filter;
+    // `clone3` is answered with ENOSYS, so it is not here and glibc falls back to `clone`.
+    &[
+        "clone", "fork", "vfork", "execve", "execveat", "exit", "exit_group", "wait4", "waitid", "getpid",
+        "getppid", "gettid", "getpgid", "getpgrp", "setpgid", "getsid", "setsid", "pidfd_open",
+        "pidfd_send_signal", "set_tid_address", "set_robust_list", "get_robust_list", "rseq", "arch_prctl",
+        "prctl", "restart_syscall", "futex", "futex_waitv", "futex_wake", "futex_wait", "futex_requeue",
+    ],
+    // Scheduling, within what the limits allow.
+    &[
+        "sched_yield", "sched_setparam", "sched_getparam", "sched_setscheduler", "sched_getscheduler",
+        "sched_get_priority_max", "sched_get_priority_min", "sched_rr_get_interval", "sched_setaffinity",
+        "sched_getaffinity", "sched_setattr", "sched_getattr", "getpriority", "setpriority", "ioprio_get",
+        "ioprio_set", "getcpu",
+    ],
+    // Signals; only the sandbox's own processes can be named.
+    &[
+        "kill", "tkill", "tgkill", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "rt_sigpending",
+        "rt_sigtimedwait", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "rt_sigsuspend", "sigaltstack", "pause",
+    ],
+    // Reading clocks and setting timers.
+    &[
+        "time", "gettimeofday", "times", "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep",
+        "alarm", "getitimer", "setitimer", "timer_create", "timer_settime", "timer_gettime",
+        "timer_getoverrun", "timer_delete",
+    ],
+    // Ids and capabilities: they can only be given up, there are none to gain.
+    &[
+        "getuid", "geteuid", "getgid", "getegid", "getresuid", "getresgid", "getgroups", "setuid", "setgid",
+        "setreuid", "setregid", "setresuid", "setresgid", "setfsuid", "setfsgid", "setgroups", "capget",
+        "capset",
+    ],
+    // Limits and facts about the system.
+    &["getrlimit", "setrlimit", "prlimit64", "getrusage", "sysinfo", "uname", "getrandom"],
+    // Sockets; the families are narrowed by an argument filter.
+    &[
+        "socket", "socketpair", "bind", "listen", "accept", "accept4", "connect", "shutdown", "getsockname",
+        "getpeername", "getsockopt", "setsockopt", "sendto", "recvfrom", "sendmsg", "recvmsg", "sendmmsg",
+        "recvmmsg",
+    ],
+    // System V and POSIX messages, in an IPC namespace of their own.
+    &[
+        "shmget", "shmat", "shmdt", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd",
+        "msgrcv", "msgctl", "mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify",
+        "mq_getsetattr",
+    ],
+    // Restricting oneself further.
+    &["seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"],
+];
+
+/// What `process.debug` adds: looking into processes of the same sandbox.
+const DEBUG: &[&str] = &["ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"];
+
+/// What no policy can allow, in groups.
+#[rustfmt::skip]
+const NEVER: &[&[&str]] = &[
+    // Mounts and roots: the way out of the file tree.
+    &[
+        "mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen",
+        "fsconfig", "fsmount", "fspick", "mount_setattr", "statmount", "listmount",
+    ],
+    // Files by handle go around the file tree.
+    &["open_by_handle_at", "name_to_handle_at"],
+    // Namespaces.
+    &["unshare", "setns"],
+    // Asks for namespaces in memory that no filter can read.
+    &["clone3"],
+    // Large kernel interfaces with a history of escapes.
+    &[
+        "io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "bpf", "perf_event_open",
+        "fanotify_init", "fanotify_mark", "add_key", "request_key", "keyctl", "memfd_secret",
+    ],
+    // The kernel itself.
+    &[
+        "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "create_module",
+        "get_kernel_syms", "query_module", "reboot", "syslog", "_sysctl", "sysfs", "lookup_dcookie",
+    ],
+    // The machine's clock, name, disks and accounting.
+    &[
+        "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname",
+        "swapon", "swapoff", "quotactl", "quotactl_fd", "acct", "nfsservctl", "vhangup",
+    ],
+    // Hardware ports, segments and other personalities of the kernel: `personality` can switch
+    // address randomisation off and change how addresses are checked.
+    &["iopl", "ioperm", "modify_ldt", "personality", "set_thread_area", "get_thread_area"],
+    // Memory of other processes, pages and nodes.
+    &[
+        "migrate_pages", "move_pages", "mbind", "set_mempolicy", "set_mempolicy_home_node",
+        "process_madvise", "process_mrelease",
+    ],
+    // Security modules.
+    &["lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules"],
+    // Obsolete or never implemented.
+    &[
+        "uselib", "ustat", "remap_file_pages", "epoll_ctl_old", "epoll_wait_old", "getpmsg", "putpmsg",
+        "afs_syscall", "tuxcall", "security", "vserver", "setxattrat", "getxattrat", "listxattrat",
+        "removexattrat", "file_getattr", "file_setattr",
+    ],
+];
+
+/// What a command may call when its policy says nothing, by name.
+#[must_use]
+pub fn allowed(debug: bool) -> Vec<String> {
+    let debug = if debug { DEBUG } else { &[] };
+    ALLOWED.iter().copied().flatten().chain(debug).map(|&name| name.to_owned()).collect()
+}
+
+/// Whether a command may make this call when its policy says nothing.
+#[must_use]
+pub fn is_allowed(name: &str, debug: bool) -> bool {
+    ALLOWED.iter().any(|group| group.contains(&name)) || debug && DEBUG.contains(&name)
+}
+
+/// Whether this is the name of a system call.
+#[must_use]
+pub fn is_known(name: &str) -> bool {
+    is_allowed(name, true) || NEVER.iter().any(|group| group.contains(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_call_is_listed_twice() {
+        let all: Vec<_> = ALLOWED.iter().chain(NEVER).copied().flatten().chain(DEBUG).collect();
+        let distinct: HashSet<_> = all.iter().collect();
+        assert_eq!(all.len(), distinct.len());
+    }
+
+    #[test]
+    fn dangerous_calls_are_in_no_default_list() {
+        for name in [
+            "ptrace",
+            "kexec_load",
+            "open_by_handle_at",
+            "perf_event_open",
+            "bpf",
+            "userfaultfd",
+            "io_uring_setup",
+            "mount",
+            "umount2",
+            "pivot_root",
+            "chroot",
+            "unshare",
+            "setns",
+            "keyctl",
+        ] {
+            assert!(!allowed(false).iter().any(|allowed| allowed == name), "{name}");
+            assert!(is_known(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn debug_adds_tracing_and_nothing_else() {
+        let plain: HashSet<_> = allowed(false).into_iter().collect();
+        let debug: HashSet<_> = allowed(true).into_iter().collect();
+        assert_eq!(debug.difference(&plain).count(), DEBUG.len());
+        assert!(debug.is_superset(&plain));
+    }
+}

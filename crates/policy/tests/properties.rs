@@ -1,0 +1,251 @@
+//! What holds for every policy: reading never panics, merging only tightens and may be grouped at
+//! will, and no plan grants what its policy does not.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use codelia_policy::{
+    Ceilings, CommandPolicy, CommandSpec, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Format, Host,
+    Ids, Level, Limits, LimitsRequest, Mode, Mount, NetworkMode, NetworkPolicy, Plan, Policy, ProcessPolicy,
+    ResourcePolicy, RunId, RunSpec, SessionId, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+};
+use proptest::{option::of, prelude::*, sample::select};
+
+const FORMATS: [Format; 3] = [Format::Json, Format::Yaml, Format::Toml];
+
+fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
+    let path = select(vec!["/opt", "/opt/a", "/opt/a/b", "/srv", "/srv/c", "/usr/share/doc", "/etc/ssl"]);
+    prop::collection::vec(path.prop_map(PathBuf::from), 0..4)
+}
+
+fn words(words: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
+    prop::collection::vec(select(words).prop_map(str::to_owned), 0..4)
+}
+
+fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
+    (of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
+        |(read_only_paths, read_write_paths, denied_paths, max_file_bytes)| FilesystemPolicy {
+            root_path: None,
+            read_only_paths,
+            read_write_paths,
+            denied_paths,
+            max_file_bytes,
+            max_total_bytes: None,
+        },
+    )
+}
+
+fn process() -> impl Strategy<Value = ProcessPolicy> {
+    (of(1..5u64), of(any::<bool>()), of(any::<bool>()), of(paths()), of(any::<bool>())).prop_map(
+        |(max_processes, allow_fork, allow_exec, allowed_executables, debug)| ProcessPolicy {
+            max_processes,
+            allow_fork,
+            allow_exec,
+            allowed_executables,
+            debug,
+        },
+    )
+}
+
+fn network() -> impl Strategy<Value = NetworkPolicy> {
+    let mode = select(vec![NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host]);
+    let hosts = words(&["a.example", "*.example", "*.a.example", "b.a.example"]);
+    (of(mode), of(hosts), of(prop::collection::vec(1..4u16, 0..3)), of(1..4u32)).prop_map(
+        |(mode, allowed_hosts, allowed_ports, max_connections)| NetworkPolicy {
+            mode,
+            allowed_hosts,
+            allowed_ports,
+            max_connections,
+        },
+    )
+}
+
+fn resources() -> impl Strategy<Value = ResourcePolicy> {
+    (of(1..5u64), of(1..5u64), of(1..5u64), of(1..5u64)).prop_map(|(cpu, memory, files, threads)| {
+        ResourcePolicy {
+            max_cpu_ms: cpu,
+            max_cpu_millis: memory,
+            max_wall_ms: files,
+            max_memory_bytes: memory,
+            max_open_files: files,
+            max_threads: threads,
+            max_output_bytes: cpu,
+            max_tmp_bytes: threads,
+        }
+    })
+}
+
+fn syscall_policy() -> impl Strategy<Value = SyscallPolicy> {
+    let mode = select(vec![SyscallMode::Allow, SyscallMode::Deny]);
+    (of(mode), words(&["read", "write", "socket", "clone", "ptrace"]), of(1..5u32)).prop_map(
+        |(mode, names, violation_limit)| {
+            let names = if mode.is_some() { names } else { Vec::new() };
+            SyscallPolicy { mode, names, violation_limit }
+        },
+    )
+}
+
+fn surroundings() -> impl Strategy<Value = (EnvironmentPolicy, CommandPolicy)> {
+    let mode = select(vec![EnvironmentMode::Clean, EnvironmentMode::Explicit]);
+    let patterns = words(&["^a", "^b", "c$"]);
+    (of(mode), of(words(&["A", "B"])), of(patterns), words(&["x", "y"]), of(1..9u64)).prop_map(
+        |(mode, names, allowed_patterns, blocked_patterns, max_length)| {
+            let command = CommandPolicy { allowed_patterns, blocked_patterns, max_length };
+            (EnvironmentPolicy { mode, names }, command)
+        },
+    )
+}
+
+fn policies() -> impl Strategy<Value = Policy> {
+    let level = of(select(vec![Level::None, Level::Process, Level::Full]));
+    (level, filesystem(), process(), network(), resources(), syscall_policy(), surroundings()).prop_map(
+        |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| {
+            Policy {
+                isolation_level,
+                filesystem,
+                process,
+                network,
+                resources,
+                syscalls,
+                environment,
+                command,
+            }
+        },
+    )
+}
+
+fn spec(policy: Policy) -> RunSpec {
+    RunSpec {
+        command: CommandSpec {
+            argv: vec!["true".into()],
+            env: BTreeMap::new(),
+            working_directory: String::new(),
+            terminal: None,
+            stdin: false,
+        },
+        mode: Mode::Bwrap,
+        network: None,
+        limits: Limits::default().within(&policy.caps()),
+        asked: LimitsRequest::default(),
+        policy,
+        ends_with_caller: false,
+    }
+}
+
+fn plan(policy: &Policy) -> Option<Plan> {
+    let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+    let ids = Ids { uid: 1, gid: 1 };
+    Plan::isolated(sandbox, session, "/session".into(), &spec(policy.clone()), &Host::able(), ids).ok()
+}
+
+fn allowed(plan: &Plan) -> &[String] {
+    match &plan.security.as_ref().unwrap().syscalls {
+        SyscallRules::Allow(names) => names,
+        SyscallRules::Deny(_) => panic!("an isolating plan has an allow-list"),
+    }
+}
+
+/// The binds that a policy asked for: all after the workspace's.
+fn opened(plan: &Plan) -> Vec<(&PathBuf, bool)> {
+    let workspace = plan.mounts.iter().position(|mount| mount.target() == plan.workspace).unwrap();
+    let binds = plan.mounts[workspace + 1..].iter().filter_map(|mount| match mount {
+        Mount::Bind { target, writable, .. } => Some((target, *writable)),
+        _ => None,
+    });
+    binds.collect()
+}
+
+proptest! {
+    #[test]
+    fn reading_any_text_never_panics(text in any::<String>()) {
+        for format in FORMATS {
+            if let Ok(policy) = Policy::parse(&text, format) {
+                let _ = policy.validate(&Ceilings::default());
+            }
+        }
+    }
+
+    #[test]
+    fn reading_a_broken_document_never_panics(policy in policies(), cut in 0..400usize, noise in any::<char>()) {
+        for format in FORMATS {
+            let mut text: Vec<char> = policy.write(format).unwrap().chars().collect();
+            let cut = cut.min(text.len());
+            text.insert(cut, noise);
+            for text in [text.iter().collect::<String>(), text[..cut].iter().collect()] {
+                if let Ok(policy) = Policy::parse(&text, format) {
+                    let _ = policy.validate(&Ceilings::default());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_as_the_same(policy in policies()) {
+        for format in FORMATS {
+            prop_assert_eq!(&Policy::parse(&policy.write(format).unwrap(), format).unwrap(), &policy);
+        }
+    }
+
+    #[test]
+    fn merging_may_be_grouped_at_will(a in policies(), b in policies(), c in policies()) {
+        prop_assert_eq!(a.merge(&b).merge(&c), a.merge(&b.merge(&c)));
+    }
+
+    #[test]
+    fn merging_with_itself_or_with_silence_changes_nothing(a in policies()) {
+        let once = a.merge(&Policy::default());
+        prop_assert_eq!(&once.merge(&a), &once);
+        prop_assert_eq!(&Policy::default().merge(&a), &once);
+    }
+
+    #[test]
+    fn merging_under_a_settled_policy_only_tightens(a in policies(), b in policies()) {
+        let upper = a.settled();
+        let merged = upper.merge(&b);
+        let (Some(wide), Some(narrow)) = (plan(&upper), plan(&merged)) else { return Ok(()) };
+        for (path, writable) in opened(&narrow) {
+            let covered = opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
+            prop_assert!(covered, "{path:?} was not open");
+        }
+        for mount in wide.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })) {
+            prop_assert!(narrow.mounts.contains(mount), "{mount:?} is not hidden any more");
+        }
+        prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
+        prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
+        let (wide, narrow) = (wide.security.unwrap(), narrow.security.unwrap());
+        prop_assert!(narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug);
+        prop_assert!(narrow.violation_limit <= wide.violation_limit);
+        if let Some(programs) = wide.executables {
+            let fewer = narrow.executables.unwrap();
+            prop_assert!(fewer.iter().all(|program| programs.contains(program)));
+        }
+    }
+
+    #[test]
+    fn a_plan_grants_nothing_that_its_policy_does_not(policy in policies()) {
+        let Some(plan) = plan(&policy) else { return Ok(()) };
+        let files = &policy.filesystem;
+        let listed = |list: &Option<Vec<PathBuf>>, path| list.iter().flatten().any(|listed| listed == path);
+        for (path, writable) in opened(&plan) {
+            let list = if writable { &files.read_write_paths } else { &files.read_only_paths };
+            prop_assert!(listed(list, path), "{path:?} is not listed");
+            prop_assert!(!files.denied_paths.iter().any(|denied| path.starts_with(denied)));
+        }
+        for denied in &files.denied_paths {
+            let hidden = plan.mounts.iter().rposition(|mount| *mount == Mount::Hidden { target: denied.clone() });
+            let last_bind = plan.mounts.iter().rposition(|mount| matches!(mount, Mount::Bind { .. }));
+            prop_assert!(hidden > last_bind, "{denied:?} could be uncovered");
+        }
+        prop_assert_eq!(plan.network, NetworkMode::None);
+        prop_assert!(plan.unenforced.is_empty());
+        let debug = policy.process.debug.unwrap_or(false);
+        prop_assert!(allowed(&plan).iter().all(|name| syscalls::is_allowed(name, debug)));
+    }
+
+    #[test]
+    fn what_no_host_can_enforce_has_no_plan(policy in policies()) {
+        let wants = matches!(policy.network.mode, Some(NetworkMode::Proxy | NetworkMode::Host));
+        if wants || policy.isolation_level == Some(Level::None) {
+            prop_assert!(plan(&policy).is_none());
+        }
+    }
+}

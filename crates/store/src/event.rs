@@ -1,0 +1,211 @@
+//! The table `events`: refusals, blocked calls and alerts. Rows are added and, when they are old,
+//! removed; they never change.
+
+use std::{str::FromStr, time::Duration};
+
+use codelia_policy::{KeyId, RunId, SessionId, TenantId, WorkerId};
+use serde_json::Value;
+use sqlx::types::Json;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Error, Store, row};
+
+/// What kind of thing happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// A run was not admitted, or its sandbox could not be had.
+    RunRefused,
+    /// A session was not admitted.
+    SessionRefused,
+    /// A command made a system call that its policy forbids.
+    SyscallBlocked,
+    /// A sandbox left something behind.
+    SandboxReceiptUnclean,
+    /// A worker lost its leases and killed what it ran.
+    WorkerFenced,
+    /// A worker takes nothing new because something is wrong with it.
+    WorkerOutOfRotation,
+}
+
+impl EventKind {
+    const ALL: [Self; 6] = [
+        Self::RunRefused,
+        Self::SessionRefused,
+        Self::SyscallBlocked,
+        Self::SandboxReceiptUnclean,
+        Self::WorkerFenced,
+        Self::WorkerOutOfRotation,
+    ];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::RunRefused => "RUN_REFUSED",
+            Self::SessionRefused => "SESSION_REFUSED",
+            Self::SyscallBlocked => "SYSCALL_BLOCKED",
+            Self::SandboxReceiptUnclean => "SANDBOX_RECEIPT_UNCLEAN",
+            Self::WorkerFenced => "WORKER_FENCED",
+            Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
+        }
+    }
+}
+
+impl FromStr for EventKind {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or(())
+    }
+}
+
+/// What happened, without whom it happened to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Happening {
+    /// Its kind.
+    pub kind: EventKind,
+    /// The field of the request or policy at fault.
+    pub field: Option<String>,
+    /// More about it.
+    pub detail: Value,
+}
+
+/// Whom an event concerns.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Concerned {
+    /// The tenant.
+    pub tenant: Option<TenantId>,
+    /// The session; its tenant must be there too.
+    pub session: Option<SessionId>,
+    /// The run; its session must be there too.
+    pub run: Option<RunId>,
+    /// Who called.
+    pub key: Option<KeyId>,
+    /// The worker.
+    pub worker: Option<WorkerId>,
+}
+
+/// An event that was recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// Its id; ids rise with time.
+    pub id: Uuid,
+    /// When it was recorded.
+    pub created_at: OffsetDateTime,
+    /// Whom it concerns.
+    pub concerned: Concerned,
+    /// What happened.
+    pub happening: Happening,
+}
+
+/// Happenings as columns, the form in which they are sent to the database in one statement.
+pub(crate) struct Columns<'a> {
+    pub(crate) ids: Vec<Uuid>,
+    pub(crate) kinds: Vec<&'static str>,
+    pub(crate) fields: Vec<Option<&'a str>>,
+    pub(crate) details: Vec<&'a Value>,
+}
+
+impl<'a> Columns<'a> {
+    pub(crate) fn new(happenings: &'a [Happening]) -> Self {
+        Self {
+            ids: happenings.iter().map(|_| Uuid::now_v7()).collect(),
+            kinds: happenings.iter().map(|one| one.kind.as_str()).collect(),
+            fields: happenings.iter().map(|one| one.field.as_deref()).collect(),
+            details: happenings.iter().map(|one| &one.detail).collect(),
+        }
+    }
+}
+
+impl Store {
+    /// Records an event.
+    pub async fn event_insert(&self, concerned: &Concerned, happening: &Happening) -> Result<(), Error> {
+        sqlx::query!(
+            "INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            Uuid::now_v7(),
+            happening.kind.as_str(),
+            concerned.tenant.as_ref().map(TenantId::as_str),
+            concerned.session.map(|id| id.0),
+            concerned.run.map(|id| id.0),
+            concerned.key.map(|id| id.0),
+            concerned.worker.as_ref().map(WorkerId::as_str),
+            happening.field,
+            happening.detail,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Lists a tenant's events, newest first; of one kind if that is given.
+    pub async fn event_list(
+        &self,
+        tenant: &TenantId,
+        kind: Option<EventKind>,
+        before: Option<Uuid>,
+        limit: i64,
+    ) -> Result<Vec<Event>, Error> {
+        sqlx::query_as!(
+            EventRow,
+            r#"SELECT id, created_at, kind, tenant_id, session_id, run_id, key_id, worker_id, field,
+                      detail AS "detail: Json<Value>"
+               FROM events
+               WHERE tenant_id = $1 AND ($2::text IS NULL OR kind = $2) AND ($3::uuid IS NULL OR id < $3)
+               ORDER BY id DESC LIMIT $4"#,
+            tenant.as_str(),
+            kind.map(EventKind::as_str),
+            before,
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Event::try_from)
+        .collect()
+    }
+
+    /// Removes events that are older than `keep`.
+    pub async fn event_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
+        let purged = sqlx::query!(
+            "DELETE FROM events WHERE id IN (
+                 SELECT id FROM events WHERE created_at < now() - $1::interval LIMIT $2 FOR UPDATE SKIP LOCKED)",
+            row::interval(keep),
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(purged.rows_affected())
+    }
+}
+
+struct EventRow {
+    id: Uuid,
+    created_at: OffsetDateTime,
+    kind: String,
+    tenant_id: Option<String>,
+    session_id: Option<Uuid>,
+    run_id: Option<Uuid>,
+    key_id: Option<Uuid>,
+    worker_id: Option<String>,
+    field: Option<String>,
+    detail: Json<Value>,
+}
+
+impl TryFrom<EventRow> for Event {
+    type Error = Error;
+
+    fn try_from(row: EventRow) -> Result<Self, Error> {
+        let concerned = Concerned {
+            tenant: row.tenant_id.map(|text| row::word("events.tenant_id", &text)).transpose()?,
+            session: row.session_id.map(SessionId),
+            run: row.run_id.map(RunId),
+            key: row.key_id.map(KeyId),
+            worker: row.worker_id.map(|text| row::word("events.worker_id", &text)).transpose()?,
+        };
+        let kind = row::word("events.kind", &row.kind)?;
+        let happening = Happening { kind, field: row.field, detail: row.detail.0 };
+        Ok(Self { id: row.id, created_at: row.created_at, concerned, happening })
+    }
+}
