@@ -7,6 +7,9 @@ use codelia_sys::cgroup::{self, Controller, Group, Hierarchy};
 
 use crate::{Error, Gap};
 
+/// How the names of all our groups begin.
+pub(crate) const PREFIX: &str = "codelia-";
+
 /// Where a mode makes the groups of its sandboxes.
 #[derive(Debug)]
 pub(crate) struct Groups {
@@ -25,7 +28,7 @@ impl Groups {
         if limits == cgroup::Limits::default() {
             return Ok(None);
         }
-        Ok(Some(Group::create(&self.hierarchy, &format!("codelia-{}", plan.sandbox), limits)?))
+        Ok(Some(Group::create(&self.hierarchy, &format!("{PREFIX}{}", plan.sandbox), limits)?))
     }
 
     /// Which controllers can limit, found by limiting an empty group.
@@ -42,7 +45,7 @@ impl Groups {
     }
 
     fn try_controller(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
-        let name = format!("codelia-probe-{}", RunId::generate());
+        let name = format!("{PREFIX}probe-{}", RunId::generate());
         Group::create(&self.hierarchy, &name, smallest_limit(controller))?.remove()
     }
 }

@@ -17,6 +17,7 @@ mod holder;
 mod idle;
 mod init;
 mod isolating;
+mod leftovers;
 mod logical;
 mod nsjail;
 mod prepared;
@@ -32,5 +33,6 @@ pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio
 pub use bwrap::{BwrapOptions, bwrap};
 pub use error::Error;
 pub use init::find_init;
+pub use leftovers::Leftovers;
 pub use logical::{Logical, LogicalOptions};
 pub use nsjail::{NsjailOptions, nsjail};

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use codelia_backends::Leftovers;
 use codelia_policy::SessionId;
 use codelia_store::Error;
 use codelia_telemetry::metrics;
 use futures::{StreamExt, stream};
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::sleep};
 
 use crate::{lease::Current, root::RootError, worker::Worker};
 
@@ -18,6 +19,8 @@ const PURGE_LIMIT: i64 = 10_000;
 const REMOVED_AT_ONCE: usize = 4;
 /// Directories asked about at once.
 const ORPHANS_AT_ONCE: usize = 500;
+/// How often groups of sandboxes that are gone are looked for. Longer than making a sandbox takes.
+const LEFTOVERS_EVERY: Duration = Duration::from_secs(15);
 /// How often directories without a session are looked for.
 pub(crate) const ORPHANS_EVERY: Duration = Duration::from_secs(60);
 
@@ -59,6 +62,19 @@ pub(crate) async fn tidy(worker: &Arc<Worker>) -> Result<(), Error> {
     worker.store.session_purge_any_tenant(worker.options.output_retention, SWEEP_LIMIT).await?;
     worker.store.event_purge_any_tenant(worker.options.output_retention, PURGE_LIMIT).await?;
     Ok(())
+}
+
+/// Removes what is left of sandboxes whose worker died, again and again.
+pub(crate) async fn sweep_leftovers(mut leftovers: Leftovers) {
+    loop {
+        let swept = spawn_blocking(move || (leftovers.sweep(), leftovers)).await;
+        let Ok((removed, same)) = swept else { return tracing::error!("the sweep of leftovers stopped") };
+        leftovers = same;
+        if removed > 0 {
+            tracing::warn!(removed, "control groups of sandboxes that are gone");
+        }
+        sleep(LEFTOVERS_EVERY).await;
+    }
 }
 
 async fn remove_ended(worker: &Arc<Worker>, current: &Current) -> Result<(), Error> {

@@ -32,7 +32,7 @@ mod worker;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use codelia_backends::Backend;
+use codelia_backends::{Backend, Leftovers};
 use codelia_policy::WorkerId;
 use codelia_store::Store;
 use codelia_telemetry::task;
@@ -137,6 +137,9 @@ pub enum Error {
     /// The certificates are not usable.
     #[error("the certificates of the internal channel are not usable")]
     Tls(#[source] tonic::transport::Error),
+    /// The control groups of this host cannot be looked at.
+    #[error("control groups")]
+    Groups(#[source] codelia_backends::Error),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}")]
     Listen {
@@ -186,6 +189,11 @@ impl Service {
         worker.current.send_replace(current);
         let loops = CancellationToken::new();
         start_loops(&worker, &loops);
+        let leftovers = Leftovers::new(None).map_err(Error::Groups)?;
+        let until = loops.clone();
+        task::background("leftovers", async move {
+            until.run_until_cancelled(janitor::sweep_leftovers(leftovers)).await;
+        });
         let stop_server = loops.child_token();
         let serve = server::serve(listener, service::Internal(worker.clone()), stop_server.clone());
         let server = task::background("internal server", serve);

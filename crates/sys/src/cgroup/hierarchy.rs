@@ -1,6 +1,7 @@
 //! Where groups can be made: the hierarchies that are mounted, and the parent in each.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -43,6 +44,19 @@ impl Hierarchy {
             cpu: base(Controller::Cpu),
             cpu_time: base(Controller::CpuTime),
         })
+    }
+
+    /// The directories of groups below the parents whose names begin with `prefix`.
+    pub fn children(&self, prefix: &str) -> impl Iterator<Item = PathBuf> {
+        let bases: BTreeSet<&Path> = [&self.memory, &self.pids, &self.cpu, &self.cpu_time]
+            .into_iter()
+            .filter_map(|base| base.as_ref().ok())
+            .map(|base| base.dir.as_path())
+            .collect();
+        let entries = bases.into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        entries
+            .filter(move |entry| entry.file_name().to_string_lossy().starts_with(prefix))
+            .map(|entry| entry.path())
     }
 
     pub(super) fn base(&self, controller: Controller) -> Result<&Base, Error> {
