@@ -37,8 +37,10 @@ async fn health_answers_without_a_key() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut health = HealthClient::new(client.channel());
-    for service in ["", "codelia.v1.SessionService", "codelia.v1.RunService", "codelia.v1.AdminService"] {
-        let answer = health.check(HealthCheckRequest { service: service.into() }).await?.into_inner();
+    let services = ["SessionService", "RunService", "PolicyService", "AdminService"];
+    let services = services.map(|name| format!("codelia.v1.{name}"));
+    for service in std::iter::once(String::new()).chain(services) {
+        let answer = health.check(HealthCheckRequest { service: service.clone() }).await?.into_inner();
         assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
     }
     let unknown = health.check(HealthCheckRequest { service: "no.such.Service".into() }).await;

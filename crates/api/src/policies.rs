@@ -25,7 +25,8 @@ pub(crate) struct Policies {
 impl Policies {
     fn check(&self, wire: v1::CheckPolicyRequest) -> Result<v1::CheckPolicyResponse, ApiError> {
         let options = &self.context.options;
-        let policy = validate::policy(wire.policy, &options.ceilings)?;
+        let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "is missing"))?;
+        let policy = validate::policy(Some(policy), &options.ceilings)?;
         let mode = validate::mode(wire.mode)?.unwrap_or(options.default_mode);
         admit_policy(&policy, &options.policy, mode, None)?;
         Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
