@@ -37,12 +37,13 @@ async fn health_answers_without_a_key() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut health = HealthClient::new(client.channel());
-    for service in ["", "codelia.v1.SessionService", "codelia.v1.RunService", "codelia.v1.AdminService"] {
-        eventually(("serving", service), || {
-            let mut health = health.clone();
+    let services = ["SessionService", "RunService", "PolicyService", "AdminService"];
+    let services = services.map(|name| format!("codelia.v1.{name}"));
+    for service in std::iter::once(String::new()).chain(services) {
+        eventually(("serving", service.clone()), || {
+            let (mut health, service) = (health.clone(), service.clone());
             async move {
-                let answer =
-                    health.check(HealthCheckRequest { service: service.into() }).await.ok()?.into_inner();
+                let answer = health.check(HealthCheckRequest { service }).await.ok()?.into_inner();
                 (answer.status() == ServingStatus::Serving).then_some(())
             }
         })

@@ -71,6 +71,13 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             not_found(sessions().map(|parent| ListRunsRequest { parent, ..Default::default() }))
         }
         "codelia.v1.RunService.CancelRun" => not_found(runs().map(|name| CancelRunRequest { name })),
+        "codelia.v1.PolicyService.CheckPolicy" => {
+            let policy = Some(Policy::default());
+            Expected::Unmentioned(CheckPolicyRequest { policy, mode: 0 }.encode_to_vec())
+        }
+        "codelia.v1.PolicyService.ExplainPolicy" => {
+            not_found(sessions().map(|session| ExplainPolicyRequest { session, ..Default::default() }))
+        }
         "codelia.v1.AdminService.GetTenant" => not_found([GetTenantRequest { name: ids.tenant.clone() }]),
         "codelia.v1.AdminService.ListTenants" => {
             Expected::Unmentioned(ListTenantsRequest::default().encode_to_vec())

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_policy::{CommandSpec, LimitsRequest, Mode, NetworkMode, Policy, RunSpec};
+use codelia_policy::{
+    Ceilings, CommandSpec, LimitsRequest, Mode, NetworkMode, Plan, Policy, PolicyError, RunSpec,
+};
 use codelia_proto::v1;
 use codelia_store::{SessionRef, SessionSpec, Store};
 use serde::Serialize;
@@ -22,6 +24,7 @@ pub(crate) struct RunRequest {
     pub(crate) limits: LimitsRequest,
     pub(crate) mode: Option<Mode>,
     pub(crate) network: Option<NetworkMode>,
+    pub(crate) policy: Policy,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) retries: i32,
     pub(crate) ends_with_caller: bool,
@@ -29,7 +32,11 @@ pub(crate) struct RunRequest {
 
 impl RunRequest {
     /// Checks a request; nothing is looked up.
-    pub(crate) fn read(wire: v1::StartRunRequest, ends_with_caller: bool) -> Result<Self, ApiError> {
+    pub(crate) fn read(
+        wire: v1::StartRunRequest,
+        ends_with_caller: bool,
+        options: &Options,
+    ) -> Result<Self, ApiError> {
         Ok(Self {
             session: names::session("parent", &wire.parent)?,
             idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
@@ -37,6 +44,7 @@ impl RunRequest {
             limits: validate::limits(wire.limits)?,
             mode: validate::mode(wire.mode)?,
             network: validate::network(wire.network)?,
+            policy: validate::policy(wire.policy, &options.ceilings)?,
             labels: validate::labels(wire.labels)?,
             retries: validate::retries(wire.retries)?,
             ends_with_caller,
@@ -47,21 +55,61 @@ impl RunRequest {
     pub(crate) fn specify(&self, session: &SessionSpec, options: &Options) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
         check_allowed(mode, options)?;
-        let asked = self.limits.over(&session.asked);
+        let network = self.network.or(session.network).or(default_network(mode, options));
+        let policy = admit_policy(&self.policy, &session.policy, mode, network)?;
+        self.check_command(&policy)?;
+        let caps = policy.caps();
+        let ceilings = Ceilings(options.ceilings.0.within(&caps));
         Ok(RunSpec {
             command: self.command.clone(),
             mode,
-            network: self.network.or(session.network).or(default_network(mode, options)),
-            limits: self.limits.resolve(&session.limits, &options.ceilings)?,
-            asked,
-            policy: session.policy.clone(),
+            network,
+            limits: self.limits.resolve(&session.limits.within(&caps), &ceilings)?,
+            asked: self.limits.over(&session.asked).over(&caps),
+            policy,
             ends_with_caller: self.ends_with_caller,
         })
+    }
+
+    /// The early refusals of a policy: the variables that are set, and advice about the command.
+    fn check_command(&self, policy: &Policy) -> Result<(), ApiError> {
+        if let Some(name) = self.command.env.keys().find(|name| !policy.environment.allows(name)) {
+            return Err(ApiError::invalid("command.env", format!("the policy does not allow {name}")));
+        }
+        // What only asks, without a command, breaks no rule about commands.
+        if self.command.argv.is_empty() {
+            return Ok(());
+        }
+        let refused =
+            |error: PolicyError| ApiError::CommandNotAllowed { rule: error.field, message: error.message };
+        policy.command.check(&self.command.argv).map_err(refused)
+    }
+
+    /// A run without a command, to learn what would hold for one.
+    pub(crate) fn asking_nothing(mode: Option<Mode>, policy: Policy) -> Self {
+        Self {
+            session: SessionRef::Alias(String::new()),
+            idempotency_key: None,
+            command: CommandSpec {
+                argv: Vec::new(),
+                env: BTreeMap::new(),
+                working_directory: String::new(),
+                terminal: None,
+                stdin: false,
+            },
+            limits: LimitsRequest::default(),
+            mode,
+            network: None,
+            policy,
+            labels: BTreeMap::new(),
+            retries: 0,
+            ends_with_caller: false,
+        }
     }
 }
 
 /// A checked request for a session. What is serialised is what makes two requests the same.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct SessionRequest {
     #[serde(skip)]
     pub(crate) idempotency_key: Option<String>,
@@ -69,6 +117,7 @@ pub(crate) struct SessionRequest {
     pub(crate) mode: Option<Mode>,
     pub(crate) limits: LimitsRequest,
     pub(crate) network: Option<NetworkMode>,
+    pub(crate) policy: Policy,
     pub(crate) ttl: Option<Duration>,
     pub(crate) idle_ttl: Option<Duration>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -83,6 +132,7 @@ impl SessionRequest {
             mode: validate::mode(wire.mode)?,
             limits: validate::limits(wire.limits)?,
             network: validate::network(wire.network)?,
+            policy: validate::policy(wire.policy, &options.ceilings)?,
             ttl: validate::ttl("ttl", wire.ttl, options.max_session_ttl)?,
             idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, options.max_session_ttl)?,
             labels: validate::labels(wire.labels)?,
@@ -93,14 +143,32 @@ impl SessionRequest {
     pub(crate) fn specify(&self, options: &Options) -> Result<SessionSpec, ApiError> {
         let mode = self.mode.unwrap_or(options.default_mode);
         check_allowed(mode, options)?;
+        let network = self.network.or(default_network(mode, options));
+        let policy = admit_policy(&self.policy, &options.policy, mode, network)?.settled();
+        let caps = policy.caps();
+        let ceilings = Ceilings(options.ceilings.0.within(&caps));
         Ok(SessionSpec {
             mode,
-            limits: self.limits.resolve(&options.defaults, &options.ceilings)?,
-            asked: self.limits.clone(),
+            limits: self.limits.resolve(&options.defaults.within(&caps), &ceilings)?,
+            asked: self.limits.over(&caps),
             network: self.network,
-            policy: Policy::default(),
+            policy,
         })
     }
+}
+
+/// The policy that holds under the one above it, if any host can enforce it in this mode.
+pub(crate) fn admit_policy(
+    asked: &Policy,
+    upper: &Policy,
+    mode: Mode,
+    network: Option<NetworkMode>,
+) -> Result<Policy, ApiError> {
+    asked.check_paths_within(upper)?;
+    let policy = upper.merge(asked);
+    policy.check_mode(mode)?;
+    Plan::check(mode, network, &policy)?;
+    Ok(policy)
 }
 
 /// What tells two requests with the same idempotency key apart. Maps are ordered, so it is stable.
@@ -137,7 +205,7 @@ pub(crate) async fn check_available(store: &Store, mode: Mode) -> Result<(), Api
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{Ceilings, Limits};
+    use codelia_policy::Limits;
 
     use super::*;
 
@@ -148,6 +216,7 @@ mod tests {
             internal_tls: None,
             defaults: Limits::default(),
             ceilings: Ceilings::default(),
+            policy: Policy::installation(),
             default_mode: Mode::Logical,
             default_network: Some(NetworkMode::None),
             session_ttl: Duration::from_secs(60),
@@ -175,7 +244,8 @@ mod tests {
     fn a_run_takes_its_own_limits_then_the_sessions_then_the_defaults() {
         let limits = v1::Limits { pids: Some(3), ..Default::default() };
         let request =
-            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false).unwrap();
+            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+                .unwrap();
         let spec = request.specify(&session(), &options()).unwrap();
         assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
         assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
@@ -186,14 +256,15 @@ mod tests {
     fn a_limit_above_the_ceiling_is_refused_by_name() {
         let limits = v1::Limits { cpu_millis: Some(i64::MAX), ..Default::default() };
         let request =
-            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false).unwrap();
+            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+                .unwrap();
         let error = request.specify(&session(), &options()).unwrap_err();
         assert!(matches!(error, ApiError::Invalid { field, .. } if field == "limits.cpu_millis"));
     }
 
     #[test]
     fn the_default_network_is_not_held_against_mode_logical() {
-        let request = RunRequest::read(wire(), false).unwrap();
+        let request = RunRequest::read(wire(), false, &options()).unwrap();
         assert_eq!(request.specify(&session(), &options()).unwrap().network, None);
         let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
         assert_eq!(request.specify(&isolated, &options()).unwrap().network, Some(NetworkMode::None));
@@ -202,7 +273,7 @@ mod tests {
     #[test]
     fn mode_logical_is_refused_where_it_is_not_allowed() {
         let strict = Options { allow_logical: false, ..options() };
-        let request = RunRequest::read(wire(), false).unwrap();
+        let request = RunRequest::read(wire(), false, &options()).unwrap();
         let refused = ApiError::ModeNotAllowed { mode: Mode::Logical };
         assert_eq!(request.specify(&session(), &strict).unwrap_err(), refused);
         let request = SessionRequest::read(v1::CreateSessionRequest::default(), &strict).unwrap();
@@ -213,7 +284,10 @@ mod tests {
     fn the_same_request_has_the_same_fingerprint_whatever_the_order_of_its_maps() {
         let labelled = |labels: &[&str]| {
             let labels = labels.iter().map(|&key| (key.to_owned(), String::new())).collect();
-            fingerprint(&RunRequest::read(v1::StartRunRequest { labels, ..wire() }, false).unwrap()).unwrap()
+            fingerprint(
+                &RunRequest::read(v1::StartRunRequest { labels, ..wire() }, false, &options()).unwrap(),
+            )
+            .unwrap()
         };
         assert_eq!(labelled(&["a", "b", "c"]), labelled(&["c", "b", "a"]));
         assert_ne!(labelled(&["a", "b"]), labelled(&["a", "c"]));
@@ -223,7 +297,101 @@ mod tests {
     fn the_name_of_the_session_and_the_key_are_not_part_of_the_fingerprint() {
         let other =
             v1::StartRunRequest { parent: "sessions/b".into(), idempotency_key: "k".into(), ..wire() };
-        let of = |wire| fingerprint(&RunRequest::read(wire, false).unwrap()).unwrap();
+        let of = |wire| fingerprint(&RunRequest::read(wire, false, &options()).unwrap()).unwrap();
         assert_eq!(of(wire()), of(other));
+    }
+
+    fn policy(yaml: &str) -> Option<v1::Policy> {
+        Some((&Policy::parse(yaml, codelia_policy::Format::Yaml).unwrap()).into())
+    }
+
+    fn isolated_session(yaml: &str) -> Result<SessionSpec, ApiError> {
+        let wire = v1::CreateSessionRequest {
+            mode: v1::SandboxMode::Bwrap.into(),
+            policy: policy(yaml),
+            ..Default::default()
+        };
+        SessionRequest::read(wire, &options())?.specify(&options())
+    }
+
+    fn run_in(session: &SessionSpec, yaml: &str) -> Result<RunSpec, ApiError> {
+        let wire = v1::StartRunRequest { policy: policy(yaml), ..wire() };
+        RunRequest::read(wire, false, &options())?.specify(session, &options())
+    }
+
+    fn field(error: ApiError) -> String {
+        match error {
+            ApiError::Invalid { field, .. } => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_had_is_refused_by_its_field() {
+        for (yaml, expected) in [
+            ("filesystem: {denied_paths: [opt]}", "policy.filesystem.denied_paths[0]"),
+            ("filesystem: {read_only_paths: [/opt]}", "policy.filesystem.read_only_paths[0]"),
+            ("isolation_level: LEVEL_0", "policy.isolation_level"),
+            ("network: {mode: host}", "policy.network.mode"),
+            ("resources: {max_memory_bytes: 99999999999}", "policy.resources.max_memory_bytes"),
+        ] {
+            assert_eq!(field(isolated_session(yaml).unwrap_err()), expected, "{yaml}");
+        }
+        assert_eq!(
+            field(run_in(&session(), "process: {allow_fork: false}").unwrap_err()),
+            "policy.process.allow_fork"
+        );
+    }
+
+    #[test]
+    fn a_network_that_does_not_exist_yet_is_refused_before_anything_is_recorded() {
+        for network in [v1::NetworkMode::Proxy, v1::NetworkMode::Host] {
+            let wire = v1::CreateSessionRequest {
+                mode: v1::SandboxMode::Bwrap.into(),
+                network: network.into(),
+                ..Default::default()
+            };
+            let request = SessionRequest::read(wire, &options()).unwrap();
+            assert_eq!(field(request.specify(&options()).unwrap_err()), "network");
+        }
+    }
+
+    #[test]
+    fn a_run_only_tightens_the_policy_of_its_session() {
+        let session =
+            isolated_session("process: {allow_fork: false}\nresources: {max_memory_bytes: 1000}").unwrap();
+        assert_eq!(session.limits.memory_bytes, 1000);
+        let wide = "process: {allow_fork: true, debug: true, allow_exec: false}\nresources: {max_memory_bytes: 2000}";
+        let run = run_in(&session, wide).unwrap();
+        let process = run.policy.process;
+        assert_eq!(
+            (process.allow_fork, process.debug, process.allow_exec),
+            (Some(false), Some(false), Some(false))
+        );
+        assert_eq!((run.limits.memory_bytes, run.asked.memory_bytes), (1000, Some(1000)));
+    }
+
+    #[test]
+    fn a_limit_above_the_policy_is_refused_by_name() {
+        let session = isolated_session("resources: {max_memory_bytes: 1000}").unwrap();
+        let limits = v1::Limits { memory_bytes: Some(1001), ..Default::default() };
+        let request =
+            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+                .unwrap();
+        assert_eq!(field(request.specify(&session, &options()).unwrap_err()), "limits.memory_bytes");
+    }
+
+    #[test]
+    fn a_command_or_a_variable_that_the_policy_advises_against_is_refused() {
+        let session = isolated_session("command: {allowed_patterns: ['^make( |$)']}").unwrap();
+        let refused = run_in(&session, "").unwrap_err();
+        assert!(
+            matches!(refused, ApiError::CommandNotAllowed { rule, .. } if rule == "command.allowed_patterns")
+        );
+        let session = isolated_session("environment: {mode: explicit, names: [CI]}").unwrap();
+        let mut wire = wire();
+        wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
+        let request = RunRequest::read(wire, false, &options()).unwrap();
+        assert_eq!(field(request.specify(&session, &options()).unwrap_err()), "command.env");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use codelia_policy::{Ceilings, Limits, Mode, NetworkMode};
+use codelia_policy::{Ceilings, Limits, Mode, NetworkMode, Policy};
 
 /// What an operator chooses about the server.
 #[derive(Debug, Clone)]
@@ -17,6 +17,8 @@ pub struct Options {
     pub defaults: Limits,
     /// The most a caller may ask for.
     pub ceilings: Ceilings,
+    /// What any command may do; the policies of sessions and runs only tighten it.
+    pub policy: Policy,
     /// Mode of sessions whose caller asked for none.
     pub default_mode: Mode,
     /// Network of runs whose caller asked for none; mode `logical` promises none.

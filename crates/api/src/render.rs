@@ -1,6 +1,6 @@
 //! What the store holds, as the wire shows it. Pure.
 
-use codelia_policy::{CommandSpec, Limits};
+use codelia_policy::CommandSpec;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
     Chunk, EndReason, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used, Worker,
@@ -28,6 +28,7 @@ pub(crate) fn session(session: Session) -> v1::Session {
         lease_epoch: session.lease_epoch.0,
         labels: session.labels.into_iter().collect(),
         limits: Some((&session.spec.limits).into()),
+        policy: Some((&session.spec.policy).into()),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, error::Error as _, time::Duration};
 
-use codelia_policy::{LimitError, Mode};
+use codelia_policy::{LimitError, Mode, PlanError, PolicyError};
 use codelia_telemetry::metrics;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -39,6 +39,8 @@ pub(crate) enum ApiError {
     ModeNotAllowed { mode: Mode },
     /// No live worker has the mode.
     ModeUnavailable { mode: Mode },
+    /// The policy advises against the command.
+    CommandNotAllowed { rule: String, message: String },
     /// The caller's time is over.
     DeadlineExceeded,
     /// This server stops; another may answer.
@@ -76,16 +78,18 @@ impl ApiError {
             Self::Denied { .. } => Code::PermissionDenied,
             Self::OverQuota { .. } | Self::RateLimited { .. } => Code::ResourceExhausted,
             Self::KeyReused | Self::AliasInUse | Self::TenantExists => Code::AlreadyExists,
-            Self::SessionEnded | Self::ModeNotAllowed { .. } | Self::ModeUnavailable { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::SessionEnded
+            | Self::ModeNotAllowed { .. }
+            | Self::ModeUnavailable { .. }
+            | Self::CommandNotAllowed { .. } => Code::FailedPrecondition,
             Self::DeadlineExceeded => Code::DeadlineExceeded,
             Self::ShuttingDown | Self::Unavailable { .. } => Code::Unavailable,
             Self::Internal { .. } => Code::Internal,
         }
     }
 
-    fn reason(&self) -> &'static str {
+    /// The stable word for it.
+    pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "INVALID_FIELD",
             Self::NotFound => "NOT_FOUND",
@@ -99,6 +103,7 @@ impl ApiError {
             Self::SessionEnded => "SESSION_ENDED",
             Self::ModeNotAllowed { .. } => "MODE_NOT_ALLOWED",
             Self::ModeUnavailable { .. } => "MODE_UNAVAILABLE",
+            Self::CommandNotAllowed { .. } => "COMMAND_NOT_ALLOWED",
             Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
             Self::ShuttingDown => "SHUTTING_DOWN",
             Self::Unavailable { .. } => "UNAVAILABLE",
@@ -107,7 +112,7 @@ impl ApiError {
     }
 
     /// What the caller reads. Nothing internal.
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match self {
             Self::Invalid { field, message } => format!("{field}: {message}"),
             Self::NotFound => "not found".into(),
@@ -121,6 +126,7 @@ impl ApiError {
             Self::SessionEnded => "the session has ended".into(),
             Self::ModeNotAllowed { mode } => format!("mode {mode} is not allowed here"),
             Self::ModeUnavailable { mode } => format!("no worker has mode {mode}"),
+            Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::DeadlineExceeded => "the deadline is over".into(),
             Self::ShuttingDown => "this server is shutting down".into(),
             Self::Unavailable { .. } => "temporarily unavailable".into(),
@@ -144,6 +150,7 @@ impl ApiError {
             | Self::SessionEnded
             | Self::ModeNotAllowed { .. }
             | Self::ModeUnavailable { .. }
+            | Self::CommandNotAllowed { .. }
             | Self::DeadlineExceeded
             | Self::ShuttingDown => tracing::debug!(reason = self.reason(), "refused"),
         }
@@ -169,6 +176,11 @@ impl ApiError {
             Self::ModeNotAllowed { mode } | Self::ModeUnavailable { mode } => {
                 let mut metadata = named("field", "mode");
                 metadata.insert("mode".into(), mode.to_string());
+                metadata
+            }
+            Self::CommandNotAllowed { rule, .. } => {
+                let mut metadata = named("field", "command.argv");
+                metadata.insert("rule".into(), format!("policy.{rule}"));
                 metadata
             }
             Self::ShuttingDown | Self::Unavailable { .. } => {
@@ -227,6 +239,18 @@ impl From<LimitError> for ApiError {
     }
 }
 
+impl From<PolicyError> for ApiError {
+    fn from(error: PolicyError) -> Self {
+        Self::invalid(format!("policy.{}", error.field), error.message)
+    }
+}
+
+impl From<PlanError> for ApiError {
+    fn from(error: PlanError) -> Self {
+        Self::invalid(error.field, format!("cannot be enforced in mode {}", error.mode))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,6 +269,10 @@ mod tests {
             (ApiError::SessionEnded, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),
+            (
+                ApiError::CommandNotAllowed { rule: "command.max_length".into(), message: "too long".into() },
+                Code::FailedPrecondition,
+            ),
             (ApiError::DeadlineExceeded, Code::DeadlineExceeded),
             (ApiError::ShuttingDown, Code::Unavailable),
             (ApiError::Unavailable { detail: "secret".into() }, Code::Unavailable),

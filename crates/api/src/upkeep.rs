@@ -3,7 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_proto::v1::{admin_service_server, run_service_server, session_service_server};
+use codelia_proto::v1::{
+    admin_service_server, policy_service_server, run_service_server, session_service_server,
+};
 use codelia_store::Store;
 use codelia_telemetry::metrics;
 use rand::Rng;
@@ -20,9 +22,10 @@ const PING_PATIENCE: Duration = Duration::from_secs(2);
 /// So many unanswered pings in a row are no hiccup.
 const MISSED_PINGS: u32 = 3;
 /// The empty name stands for the server as a whole.
-const HEALTH_NAMES: [&str; 4] = [
+const HEALTH_NAMES: [&str; 5] = [
     "",
     session_service_server::SERVICE_NAME,
+    policy_service_server::SERVICE_NAME,
     run_service_server::SERVICE_NAME,
     admin_service_server::SERVICE_NAME,
 ];

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::{CommandSpec, LimitsRequest, Mode, NetworkMode, TerminalSize};
+use codelia_policy::{Ceilings, CommandSpec, LimitsRequest, Mode, NetworkMode, Policy, TerminalSize};
 use codelia_proto::{duration_from_proto, v1};
 use time::OffsetDateTime;
 
@@ -123,6 +123,13 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
         file_bytes: amount("limits.file_bytes", wire.file_bytes)?,
         tmp_bytes: amount("limits.tmp_bytes", wire.tmp_bytes)?,
     })
+}
+
+/// A policy that can be meant; fields are named from `policy` on.
+pub(crate) fn policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<Policy> {
+    let policy = Policy::try_from(wire.unwrap_or_default())?;
+    policy.validate(ceilings)?;
+    Ok(policy)
 }
 
 fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {

@@ -65,6 +65,9 @@ pub(crate) enum Command {
     /// Sessions: directories that runs share
     #[command(subcommand)]
     Session(Session),
+    /// Policies: what commands may do
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// Tenants and what they may use
     #[command(subcommand)]
     Tenants(Tenants),
@@ -133,6 +136,9 @@ pub(crate) struct Policy {
     /// Processes and threads together
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) pids: Option<i64>,
+    /// What the command may do, as a file: .json, .yaml or .toml
+    #[arg(long = "policy", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
     /// Label, repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = pair)]
     pub(crate) labels: Vec<(String, String)>,
@@ -270,6 +276,32 @@ pub(crate) struct CreateSession {
     pub(crate) idle_ttl: Option<Duration>,
     #[command(flatten)]
     pub(crate) policy: Policy,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Check a policy and print it in order
+    #[command(after_help = "Example:\n  codelia policy check strict.yaml --mode bwrap")]
+    Check {
+        /// The policy: .json, .yaml or .toml
+        file: PathBuf,
+        /// The mode it should hold in
+        #[arg(long)]
+        mode: Option<Mode>,
+    },
+    /// Tell what holds for a run, and who decided it
+    #[command(after_help = "Example:\n  codelia policy explain --session work --policy strict.yaml")]
+    Explain {
+        /// Session of the run; without it, a new one
+        #[arg(short, long)]
+        session: Option<String>,
+        /// Policy of the run, or of the new session
+        #[arg(long, value_name = "FILE")]
+        policy: Option<PathBuf>,
+        /// Mode of the run
+        #[arg(long)]
+        mode: Option<Mode>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

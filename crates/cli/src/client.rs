@@ -4,8 +4,8 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use codelia_proto::v1::{
-    admin_service_client::AdminServiceClient, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient,
+    admin_service_client::AdminServiceClient, policy_service_client::PolicyServiceClient,
+    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -88,6 +88,10 @@ impl Client {
 
     pub(crate) fn runs(&self) -> RunServiceClient<Service> {
         RunServiceClient::new(self.service.clone())
+    }
+
+    pub(crate) fn policies(&self) -> PolicyServiceClient<Service> {
+        PolicyServiceClient::new(self.service.clone())
     }
 
     pub(crate) fn admin(&self) -> AdminServiceClient<Service> {

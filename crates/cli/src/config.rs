@@ -114,6 +114,8 @@ pub(crate) struct Sandbox {
     #[serde(deserialize_with = "more_than_zero")]
     pub(crate) cpu_limit: f64,
     pub(crate) memory_limit_mb: NonZeroU64,
+    /// What any command may do, as a file.
+    pub(crate) policy: Option<PathBuf>,
     pub(crate) allow_logical: Option<bool>,
     /// Users and groups that sessions get as their own, where the worker is root.
     pub(crate) uid_base: NonZeroU32,

@@ -13,6 +13,7 @@ mod failure;
 mod modes;
 mod options;
 mod output;
+mod policies;
 mod record;
 mod run;
 mod runs;
@@ -92,6 +93,7 @@ async fn ask(loaded: &Loaded, command: Command, output: Output) -> Result<ExitCo
         Command::Ps(args) => runs::ps(&client, &args, output).await?,
         Command::Kill(args) => runs::kill(&client, &args, output).await?,
         Command::Session(command) => sessions::session(&client, command, output).await?,
+        Command::Policy(command) => policies::policy(&client, command, output).await?,
         Command::Tenants(command) => admin::tenants(&client, command, output).await?,
         Command::Keys(command) => admin::keys(&client, command, output).await?,
         Command::Workers(command) => admin::workers(&client, command, output).await?,

@@ -7,11 +7,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use codelia_policy::{Ceilings, Limits, Mode, WorkerId};
+use codelia_policy::{Ceilings, Limits, Mode, Policy, WorkerId};
 use codelia_worker::Listen;
 use secrecy::ExposeSecret;
 
-use crate::config::{Config, Profile};
+use crate::{
+    config::{Config, Profile},
+    policies,
+};
 
 const MIB: u64 = 1024 * 1024;
 /// The longest a session may be asked to live.
@@ -62,6 +65,7 @@ pub(crate) fn telemetry(
 /// The public server, with this mode for sessions that ask for none.
 pub(crate) fn api(config: &Config, mode: Mode, manner: Manner) -> Result<codelia_api::Options> {
     let defaults = limits(config);
+    let ceilings = ceilings(&defaults);
     let tls = pair(
         ("api.tls_cert", config.api.tls_cert.as_deref()),
         ("api.tls_key", config.api.tls_key.as_deref()),
@@ -77,7 +81,8 @@ pub(crate) fn api(config: &Config, mode: Mode, manner: Manner) -> Result<codelia
             cert_pem: tls.cert_pem,
             key_pem: tls.key_pem,
         }),
-        ceilings: ceilings(&defaults),
+        policy: policy(config, &ceilings)?,
+        ceilings,
         defaults,
         default_mode: mode,
         default_network: config.network(),
@@ -86,6 +91,14 @@ pub(crate) fn api(config: &Config, mode: Mode, manner: Manner) -> Result<codelia
         allow_logical: config.allow_logical(),
         shutdown_grace: grace(config, manner),
     })
+}
+
+/// What any command of this installation may do.
+fn policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
+    let Some(file) = &config.sandbox.policy else { return Ok(Policy::installation()) };
+    let policy = policies::read(file).context("sandbox.policy")?;
+    policy.validate(ceilings).with_context(|| format!("sandbox.policy: {}", file.display()))?;
+    Ok(policy.as_installation())
 }
 
 /// The worker; `id` and `socket` are taken if none is configured.

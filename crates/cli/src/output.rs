@@ -71,7 +71,7 @@ pub(crate) fn closed_or(error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::BrokenPipe { StdoutClosed.into() } else { error.into() }
 }
 
-fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(crate) fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
     if !header.is_empty() {

@@ -208,7 +208,7 @@ fn receipt(receipt: &v1::Receipt) -> Value {
     })
 }
 
-fn limits(limits: &v1::Limits) -> Value {
+pub(crate) fn limits(limits: &v1::Limits) -> Value {
     json!({
         "timeout_ms": millis(limits.timeout.as_ref()),
         "memory_bytes": limits.memory_bytes,

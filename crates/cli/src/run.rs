@@ -18,7 +18,7 @@ use crate::{
     conversation::Conversation,
     ending,
     output::Output,
-    record,
+    policies, record,
     signals::Signals,
     streams::Streams,
     terminal::{self, RawMode},
@@ -78,7 +78,7 @@ pub(crate) async fn attach(client: &Client, args: &args::Attach, output: Output)
 
 async fn detach(client: &Client, args: &args::Run, output: Output) -> Result<ExitCode> {
     let session = session_for(client, args).await?;
-    let request = start_request(args, &session, args.interactive);
+    let request = start_request(args, &session, args.interactive)?;
     let run = client.runs().start_run(request).await?.into_inner().run.context("the server told no run")?;
     output.one(&record::run(&run), &run.run_id)?;
     Ok(ExitCode::SUCCESS)
@@ -92,7 +92,7 @@ async fn converse(
     give_up: CancellationToken,
 ) -> Result<(Run, Streams)> {
     let stdin = args.interactive || args.tty || !std::io::stdin().is_terminal();
-    let start = exec_request::Kind::Start(start_request(args, session, stdin));
+    let start = exec_request::Kind::Start(start_request(args, session, stdin)?);
     let mut conversation = Conversation::open(client, start).await?;
     conversation.pass_signals(signals, client.clone(), give_up);
     let _raw = use_terminal(&mut conversation, args.tty)?;
@@ -126,6 +126,7 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
         idle_ttl: Some(duration_to_proto(SESSION_IDLE)),
         labels: policy.labels.iter().cloned().collect(),
         idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
+        policy: policies::load(policy.file.as_deref())?,
         ..Default::default()
     };
     let created = client.sessions().create_session(request).await?.into_inner();
@@ -143,9 +144,11 @@ async fn close_own(client: &Client, args: &args::Run, session: &str) {
     }
 }
 
-fn start_request(args: &args::Run, session: &str, stdin: bool) -> StartRunRequest {
+fn start_request(args: &args::Run, session: &str, stdin: bool) -> Result<StartRunRequest> {
     let policy = &args.policy;
-    StartRunRequest {
+    // A session that was made for this run has the policy already.
+    let file = args.session.as_ref().and(policy.file.as_deref());
+    Ok(StartRunRequest {
         parent: session.to_owned(),
         command: Some(command(args, stdin)),
         limits: Some(limits(policy)),
@@ -154,7 +157,8 @@ fn start_request(args: &args::Run, session: &str, stdin: bool) -> StartRunReques
         labels: policy.labels.iter().cloned().collect(),
         retries: args.retries,
         idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
-    }
+        policy: policies::load(file)?,
+    })
 }
 
 fn command(args: &args::Run, stdin: bool) -> CommandSpec {

@@ -13,7 +13,7 @@ use crate::{
     args,
     client::{Client, pages, session_name},
     output::Output,
-    record, run,
+    policies, record, run,
 };
 
 const NO_SESSION: &str = "the server told no session";
@@ -45,6 +45,7 @@ async fn create(client: &Client, args: &args::CreateSession, output: Output) -> 
         idle_ttl: args.idle_ttl.map(duration_to_proto),
         labels: policy.labels.iter().cloned().collect(),
         idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
+        policy: policies::load(policy.file.as_deref())?,
     };
     let created = client.sessions().create_session(request).await?.into_inner();
     let session = created.session.context(NO_SESSION)?;

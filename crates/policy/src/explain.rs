@@ -11,7 +11,7 @@ use crate::Policy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Nobody said anything.
+    /// Nobody said anything else.
     Default,
     /// The session's policy, which has the installation's in it.
     Session,
@@ -71,10 +71,15 @@ impl Policy {
     #[must_use]
     pub fn explain(&self, run: &Self) -> Vec<Explained> {
         let (session, merged) = (self.stated(), self.merge(run).stated());
+        let usual = Self::default().settled().stated();
         let field = |(field, default): (&str, &str)| match merged.get(field) {
             None => Explained { field: field.into(), value: default.into(), source: Source::Default },
             Some(value) => {
-                let source = if session.get(field) == Some(value) { Source::Session } else { Source::Run };
+                let source = match value {
+                    value if usual.get(field) == Some(value) => Source::Default,
+                    value if session.get(field) == Some(value) => Source::Session,
+                    _ => Source::Run,
+                };
                 Explained { field: field.into(), value: value.to_string(), source }
             }
         };

@@ -12,10 +12,15 @@ impl Policy {
     /// What an installation allows whose operator says nothing: no path of the host.
     #[must_use]
     pub fn installation() -> Self {
-        let mut policy = Self::default();
-        policy.filesystem.read_only_paths = Some(Vec::new());
-        policy.filesystem.read_write_paths = Some(Vec::new());
-        policy
+        Self::default().as_installation()
+    }
+
+    /// The same policy for a whole installation: paths of the host that it does not name are shut.
+    #[must_use]
+    pub fn as_installation(mut self) -> Self {
+        self.filesystem.read_only_paths.get_or_insert_default();
+        self.filesystem.read_write_paths.get_or_insert_default();
+        self
     }
 
     /// What both this policy and the one below it allow, with lists in order.
@@ -37,8 +42,7 @@ impl Policy {
     /// on a policy below can only tighten.
     #[must_use]
     pub fn settled(mut self) -> Self {
-        self.filesystem.read_only_paths.get_or_insert_default();
-        self.filesystem.read_write_paths.get_or_insert_default();
+        self = self.as_installation();
         self.process.debug.get_or_insert(false);
         self.syscalls.violation_limit.get_or_insert(VIOLATION_LIMIT);
         self

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     path::{Path, PathBuf},
 };
 
@@ -329,11 +330,12 @@ fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static st
 
 /// What the command may reach: nothing yet but itself.
 fn reach(asked: Option<NetworkMode>, policy: &Policy) -> Result<NetworkMode, &'static str> {
-    match (asked, policy.network.mode) {
-        (Some(NetworkMode::Proxy | NetworkMode::Host), _) => Err("network"),
-        (Some(NetworkMode::None), _) | (None, None | Some(NetworkMode::None)) => Ok(NetworkMode::None),
-        (None, Some(NetworkMode::Proxy | NetworkMode::Host)) => Err("policy.network.mode"),
+    for (field, mode) in [("policy.network.mode", policy.network.mode), ("network", asked)] {
+        if matches!(mode, Some(NetworkMode::Proxy | NetworkMode::Host)) {
+            return Err(field);
+        }
     }
+    Ok(NetworkMode::None)
 }
 
 fn security(policy: &Policy) -> Security {
@@ -433,6 +435,24 @@ impl Mount {
 
     fn depth(&self) -> usize {
         self.target().components().count()
+    }
+}
+
+impl fmt::Display for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = self.target().display();
+        match self {
+            Self::Bind { source, writable, .. } => {
+                let how = if *writable { "read-write" } else { "read-only" };
+                write!(f, "{target} {how} from {}", source.display())
+            }
+            Self::Tmpfs { size_bytes, .. } => write!(f, "{target} private, {size_bytes} bytes"),
+            Self::Proc => write!(f, "{target} of its own processes"),
+            Self::Dev => write!(f, "{target} minimal"),
+            Self::Symlink { to, .. } => write!(f, "{target} link to {}", to.display()),
+            Self::File { .. } => write!(f, "{target} read-only, made for it"),
+            Self::Hidden { .. } => write!(f, "{target} hidden"),
+        }
     }
 }
 

@@ -16,6 +16,8 @@ const MAX_ENTRIES: usize = 1000;
 const MAX_PATTERNS: usize = 100;
 /// The most bytes of a text.
 const MAX_TEXT: usize = 4096;
+/// The longest command there can be.
+const MAX_COMMAND: u64 = 1024 * 1024;
 /// The memory that a compiled list of patterns may take.
 const MAX_COMPILED: usize = 1024 * 1024;
 /// The most blocked system calls a run may survive.
@@ -228,7 +230,7 @@ impl SyscallPolicy {
     fn validate(&self, debug: bool) -> Result<(), PolicyError> {
         check_entries("syscalls.names", self.names.len(), MAX_ENTRIES)?;
         if self.mode.is_none() && !self.names.is_empty() {
-            return fail("syscalls.mode", "is missing: allow or deny");
+            return fail("syscalls.names", "needs syscalls.mode: allow or deny");
         }
         if self.violation_limit.is_some_and(|limit| limit == 0 || limit > MAX_VIOLATIONS) {
             return fail("syscalls.violation_limit", format!("must be from 1 to {MAX_VIOLATIONS}"));
@@ -284,8 +286,8 @@ impl CommandPolicy {
         if allowed.is_some_and(<[_]>::is_empty) {
             return fail("command.allowed_patterns", "names none; leave it out to allow all");
         }
-        if self.max_length == Some(0) {
-            return fail("command.max_length", "must be more than zero");
+        if self.max_length.is_some_and(|length| length == 0 || length > MAX_COMMAND) {
+            return fail("command.max_length", format!("must be from 1 to {MAX_COMMAND}"));
         }
         check_patterns("command.allowed_patterns", allowed.unwrap_or_default())?;
         check_patterns("command.blocked_patterns", &self.blocked_patterns)
@@ -320,6 +322,9 @@ fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), Policy
         let field = format!("{field}[{at}]");
         if pattern.len() > MAX_TEXT {
             return fail(field, format!("is longer than {MAX_TEXT} bytes"));
+        }
+        if pattern.is_empty() || pattern.contains('\0') {
+            return fail(field, "is empty or contains a null byte, which no command does");
         }
         compile(&field, std::slice::from_ref(pattern))?;
     }
@@ -424,7 +429,7 @@ mod tests {
             ("network: {allowed_hosts: [a.example]}", "network.allowed_hosts"),
             ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
             ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),
-            ("syscalls: {names: [read]}", "syscalls.mode"),
+            ("syscalls: {names: [read]}", "syscalls.names"),
             ("syscalls: {mode: allow, names: [read, raed]}", "syscalls.names[1]"),
             ("syscalls: {mode: allow, names: [mount]}", "syscalls.names[0]"),
             ("syscalls: {mode: allow, names: [ptrace]}", "syscalls.names[0]"),

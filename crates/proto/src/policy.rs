@@ -1,6 +1,6 @@
 //! Conversions between policies on the wire and those of `codelia-policy`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use codelia_policy::{
     CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, NetworkPolicy, Policy,
@@ -228,8 +228,8 @@ fn path_list(list: Option<&Vec<PathBuf>>) -> Option<v1::TextList> {
 }
 
 /// Paths of a policy are text: they came from one.
-fn text(path: &PathBuf) -> String {
-    path.to_string_lossy().into_owned()
+fn text(path: impl AsRef<Path>) -> String {
+    path.as_ref().to_string_lossy().into_owned()
 }
 
 impl From<Source> for v1::PolicySource {

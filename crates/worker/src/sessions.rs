@@ -75,7 +75,7 @@ impl Spare {
 #[derive(Debug)]
 enum Entry {
     Acquiring,
-    Held(Held),
+    Held(Box<Held>),
     Releasing(LeaseEpoch),
 }
 
@@ -144,7 +144,7 @@ impl Sessions {
             used_at: Instant::now(),
             spare: None,
         };
-        self.lock().insert(lease.session, Entry::Held(held));
+        self.lock().insert(lease.session, Entry::Held(Box::new(held)));
     }
 
     /// The session has ended; its runs are to be canceled.

@@ -348,6 +348,7 @@ fn options() -> Options {
         internal_tls: None,
         defaults: Limits::default(),
         ceilings: Ceilings::default(),
+        policy: codelia_policy::Policy::installation(),
         default_mode: Mode::Logical,
         default_network: None,
         session_ttl: Duration::from_secs(600),

@@ -72,6 +72,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.network", "CODELIA_SANDBOX_NETWORK", Text).unset("what the mode can enforce"),
     key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Real).or("1.0"),
     key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Whole).or("512"),
+    key("sandbox.policy", "CODELIA_SANDBOX_POLICY", Text).unset("no path of the host is open"),
     key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Truth).unset("true, but false in profile prod"),
     key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Whole).or("200000"),
     key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Whole).or("65536"),

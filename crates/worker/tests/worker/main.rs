@@ -1,13 +1,15 @@
 //! The worker as an api and the store see it: a real Postgres, the real internal channel, and a
-//! backend that only starts processes.
+//! backend that only starts processes, but where isolation is the point.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "all of this is test code")]
 
 mod channel;
 mod drain;
+mod isolated;
 mod lease;
 mod plain;
+mod receipt;
 mod run;
 mod session;
 mod world;

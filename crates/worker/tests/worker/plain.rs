@@ -14,8 +14,11 @@ use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Ref
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-#[derive(Debug)]
-pub(crate) struct Plain;
+#[derive(Debug, Default)]
+pub(crate) struct Plain {
+    /// What its sandboxes leave behind.
+    pub(crate) left: Receipt,
+}
 
 #[async_trait]
 impl Backend for Plain {
@@ -33,13 +36,14 @@ impl Backend for Plain {
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        Ok(Box::new(Waiting { root: plan.root.clone() }))
+        Ok(Box::new(Waiting { root: plan.root.clone(), left: self.left }))
     }
 }
 
 #[derive(Debug)]
 struct Waiting {
     root: PathBuf,
+    left: Receipt,
 }
 
 #[async_trait]
@@ -58,7 +62,11 @@ impl Prepared for Waiting {
                 Error::Refused(Refusal { reason: "EXECUTABLE_NOT_FOUND".into(), message: error.to_string() })
             })?;
         let group = AtomicI32::new(child.id().unwrap().cast_signed());
-        Ok(Launched { running: Box::new(Process { child, group }), setup_time: Duration::from_micros(1) })
+        let left = self.left;
+        Ok(Launched {
+            running: Box::new(Process { child, group, left }),
+            setup_time: Duration::from_micros(1),
+        })
     }
 
     async fn discard(self: Box<Self>) -> Receipt {
@@ -71,6 +79,7 @@ struct Process {
     child: Child,
     /// Zero once it is gone: its number may be another's then.
     group: AtomicI32,
+    left: Receipt,
 }
 
 impl Process {
@@ -104,6 +113,6 @@ impl Running for Process {
     }
 
     async fn destroy(self: Box<Self>) -> Receipt {
-        Receipt::default()
+        self.left
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use codelia_backends::Backend;
 use codelia_policy::{
     CommandSpec, Incarnation, Limits, LimitsRequest, Mode, RunId, RunSpec, SessionId, TenantId, WorkerId,
 };
@@ -16,8 +17,8 @@ use codelia_proto::{
 };
 use codelia_store::{Admission, NewRun, NewSession, Quotas, Run, RunState, SessionRef, SessionSpec, Store};
 use codelia_telemetry::task::background;
-use codelia_tests::{Database, Scratch, eventually, within};
-use codelia_worker::{Error, Listen, Options, Service};
+use codelia_tests::{Database, Scratch, eventually, is_root, within};
+use codelia_worker::{Error, Listen, Options, Service, UidRange};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +36,8 @@ pub(crate) struct World {
     pub(crate) caller: Caller,
     pub(crate) tenant: TenantId,
     pub(crate) worker: WorkerId,
+    /// Of its sessions.
+    mode: Mode,
     shutdown: CancellationToken,
     service: JoinHandle<Result<(), Error>>,
     scratch: Scratch,
@@ -57,6 +60,11 @@ impl Default for Shape {
 
 impl World {
     pub(crate) async fn new(shape: Shape) -> Self {
+        Self::with(shape, vec![Arc::new(Plain::default())]).await
+    }
+
+    pub(crate) async fn with(shape: Shape, backends: Vec<Arc<dyn Backend>>) -> Self {
+        let mode = backends[0].mode();
         let database = Database::create().await.unwrap();
         let store = database.store().await.unwrap();
         store.migrate().await.unwrap();
@@ -64,12 +72,13 @@ impl World {
         store.tenant_create(&tenant, Quotas::default()).await.unwrap();
         let scratch = Scratch::new().unwrap();
         let worker: WorkerId = "w-1".parse().unwrap();
-        let service = Service::start(options(&worker, &scratch, shape), store.clone(), vec![Arc::new(Plain)]);
+        let service = Service::start(options(&worker, &scratch, shape), store.clone(), backends);
         let service = service.await.unwrap();
         let channel = Endpoint::from_shared(service.address().to_owned()).unwrap().connect().await.unwrap();
         let shutdown = CancellationToken::new();
         Self {
             store,
+            mode,
             caller: WorkerServiceClient::new(channel),
             tenant,
             worker,
@@ -102,7 +111,7 @@ impl World {
     pub(crate) async fn session(&self, ttl: Duration) -> SessionId {
         let id = SessionId::generate();
         let spec = SessionSpec {
-            mode: Mode::Logical,
+            mode: self.mode,
             limits: Limits::default(),
             asked: LimitsRequest::default(),
             network: None,
@@ -256,7 +265,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Opt
         drain_grace: shape.drain_grace,
         kill_grace: Duration::from_millis(200),
         output_retention: Duration::from_secs(3600),
-        uids: None,
+        uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
     }
 }
 

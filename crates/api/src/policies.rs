@@ -1,0 +1,104 @@
+//! `PolicyService`: checks policies and explains what holds. It changes nothing.
+
+use std::sync::Arc;
+
+use codelia_policy::{Host, Ids, Mode, Plan, Policy, RunId, RunSpec, SessionId};
+use codelia_proto::v1::{self, policy_service_server::PolicyService};
+use codelia_store::{Caller, SessionSpec};
+use tonic::{Request, Response, Status};
+
+use crate::{
+    admission::{RunRequest, SessionRequest, admit_policy},
+    auth,
+    context::Context,
+    names,
+    status::ApiError,
+    validate,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Policies {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Policies {
+    fn check(&self, wire: v1::CheckPolicyRequest) -> Result<v1::CheckPolicyResponse, ApiError> {
+        let options = &self.context.options;
+        let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "is missing"))?;
+        let policy = validate::policy(Some(policy), &options.ceilings)?;
+        let mode = validate::mode(wire.mode)?.unwrap_or(options.default_mode);
+        admit_policy(&policy, &options.policy, mode, None)?;
+        Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
+    }
+
+    async fn explain(
+        &self,
+        caller: &Caller,
+        wire: v1::ExplainPolicyRequest,
+    ) -> Result<v1::ExplainPolicyResponse, ApiError> {
+        let options = &self.context.options;
+        let policy = validate::policy(wire.policy, &options.ceilings)?;
+        let mode = validate::mode(wire.mode)?;
+        if wire.session.is_empty() {
+            let request = SessionRequest { mode, policy, ..SessionRequest::default() };
+            let session = request.specify(options)?;
+            let run = RunRequest::asking_nothing(None, Policy::default()).specify(&session, options)?;
+            return explained(&session, &Policy::default(), &run);
+        }
+        let which = names::session("session", &wire.session)?;
+        let session = self.context.store.session_get(&caller.tenant, &which).await?;
+        let session = session.ok_or(ApiError::NotFound)?.spec;
+        let run = RunRequest::asking_nothing(mode, policy.clone()).specify(&session, options)?;
+        explained(&session, &policy, &run)
+    }
+}
+
+fn explained(
+    session: &SessionSpec,
+    asked: &Policy,
+    run: &RunSpec,
+) -> Result<v1::ExplainPolicyResponse, ApiError> {
+    let fields = session.policy.explain(asked).into_iter().map(|one| v1::PolicyField {
+        field: one.field,
+        value: one.value,
+        source: v1::PolicySource::from(one.source).into(),
+    });
+    Ok(v1::ExplainPolicyResponse {
+        policy: Some((&run.policy).into()),
+        mode: v1::SandboxMode::from(run.mode).into(),
+        limits: Some((&run.limits).into()),
+        fields: fields.collect(),
+        mounts: mounts(run)?,
+    })
+}
+
+/// The mounts of the plan for such a run on a usual host.
+fn mounts(run: &RunSpec) -> Result<Vec<String>, ApiError> {
+    if run.mode == Mode::Logical {
+        return Ok(Vec::new());
+    }
+    let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+    let ids = Ids { uid: 0, gid: 0 };
+    let plan = Plan::isolated(sandbox, session, "the session's directory".into(), run, &Host::able(), ids)?;
+    Ok(plan.mounts.iter().map(ToString::to_string).collect())
+}
+
+#[tonic::async_trait]
+impl PolicyService for Policies {
+    async fn check_policy(
+        &self,
+        request: Request<v1::CheckPolicyRequest>,
+    ) -> Result<Response<v1::CheckPolicyResponse>, Status> {
+        auth::caller(request.extensions())?;
+        Ok(Response::new(self.check(request.into_inner())?))
+    }
+
+    async fn explain_policy(
+        &self,
+        request: Request<v1::ExplainPolicyRequest>,
+    ) -> Result<Response<v1::ExplainPolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.explain(&caller, request.into_inner()).await?))
+    }
+}

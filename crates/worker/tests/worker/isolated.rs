@@ -1,0 +1,127 @@
+//! Runs in a mode that isolates: the whole worker around the real tool.
+
+use std::{os::unix::fs::MetadataExt, path::PathBuf, sync::Arc};
+
+use codelia_backends::{Backend, BwrapOptions, bwrap};
+use codelia_policy::{Mode, Outcome, Receipt, RunSpec, SessionId};
+use codelia_proto::v1::run_event::Kind as Event;
+use codelia_store::{EventKind, Run};
+use codelia_tests::{available, eventually, is_root};
+
+use crate::world::{Shape, World, shell};
+
+/// A worker with mode `bwrap`; `None` where that cannot be had.
+async fn isolating() -> Option<World> {
+    let Some(init) = std::env::var_os("CODELIA_INIT").map(PathBuf::from) else {
+        available("bwrap", Some("CODELIA_INIT does not name codelia-init"));
+        return None;
+    };
+    let backend = bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent: None }).unwrap();
+    let found = backend.probe().await;
+    let missing = (!found.usable).then(|| format!("mode bwrap: {:?}", found.gaps));
+    if !available("bwrap", missing.as_deref()) {
+        return None;
+    }
+    Some(World::with(Shape::default(), vec![Arc::new(backend)]).await)
+}
+
+fn isolated(script: &str) -> RunSpec {
+    RunSpec { mode: Mode::Bwrap, ..shell(script) }
+}
+
+async fn run(world: &World, session: SessionId, spec: &RunSpec) -> (Run, String) {
+    let run = world.start(session, spec).await;
+    let row = world.ended(run).await;
+    assert_eq!(row.receipt, Some(Receipt::default()), "nothing is left: {:?}", row.outcome);
+    (row, String::from_utf8(world.output(run).await).unwrap())
+}
+
+#[tokio::test]
+async fn two_sessions_have_users_of_their_own_and_do_not_see_each_other() {
+    let Some(world) = isolating().await else { return };
+    let (mine, theirs) = (world.held_session().await, world.held_session().await);
+    let (row, _) = run(&world, theirs, &isolated("echo secret > file; chmod 666 file")).await;
+    assert_eq!(row.outcome, Some(Outcome::Exited(0)));
+    let file = world.directory(theirs).join("file");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n", "what it wrote is on the host");
+
+    let attack =
+        format!("exec 2>&1; cat {0}; (echo changed > {0}); ls /workspace; id -u; pwd", file.display());
+    let (row, output) = run(&world, mine, &isolated(&attack)).await;
+    assert_eq!(row.outcome, Some(Outcome::Exited(0)));
+    assert!(!output.contains("secret") && output.ends_with("1000\n/workspace\n"), "{output}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n");
+    let owner = |session| std::fs::metadata(world.directory(session)).unwrap().uid();
+    assert_eq!(owner(mine) != owner(theirs), is_root(), "where it may choose, each has its own");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_blocked_call_is_told_kept_and_an_event() {
+    let Some(world) = isolating().await else { return };
+    let session = world.held_session().await;
+    let script = "unshare --user true && echo escaped; echo went on; read line";
+    let mut spec = isolated(script);
+    spec.command.stdin = true;
+    let run = world.start(session, &spec).await;
+    let mut watcher = world.attach(run, false).await;
+    let told = loop {
+        if let Some(Event::Violation(violation)) = watcher.event().await {
+            break violation;
+        }
+    };
+    assert_eq!((told.kind.as_str(), told.syscall.as_str()), ("SYSCALL_BLOCKED", "unshare"));
+    assert_eq!(told.args.len(), 6);
+    watcher.send(codelia_proto::internal::v1::attach_run_request::Kind::Stdin(b"\n".to_vec())).await;
+    let row = world.ended(run).await;
+    assert_eq!(row.outcome, Some(Outcome::Exited(0)));
+    let output = String::from_utf8(world.output(run).await).unwrap();
+    assert!(output.contains("went on") && !output.contains("escaped"), "{output}");
+    assert_eq!((row.violations.total, row.violations.seen.len()), (1, 1));
+    let events =
+        world.store.event_list(&world.tenant, Some(EventKind::SyscallBlocked), None, 10).await.unwrap();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].concerned.run, Some(run));
+    assert_eq!(events[0].happening.detail["syscall"], "unshare");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn too_much_memory_is_its_own_outcome() {
+    let Some(world) = isolating().await else { return };
+    let session = world.held_session().await;
+    let mut spec = isolated("exec tail /dev/zero");
+    spec.limits.memory_bytes = 32 << 20;
+    let (row, _) = run(&world, session, &spec).await;
+    assert_eq!(row.outcome, Some(Outcome::Oom));
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_session_in_use_has_a_sandbox_prepared_for_its_next_run() {
+    let Some(world) = isolating().await else { return };
+    let session = world.held_session().await;
+    let prepared = || async {
+        let (row, output) = run(&world, session, &isolated("echo hello")).await;
+        assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "hello\n"));
+        row.prepared.filter(|prepared| *prepared)
+    };
+    eventually("a run finds a prepared sandbox", prepared).await;
+    world.end().await;
+}
+
+#[tokio::test]
+async fn what_the_mode_cannot_enforce_is_refused_by_name_and_an_event() {
+    let Some(world) = isolating().await else { return };
+    let session = world.held_session().await;
+    let mut spec = isolated("true");
+    spec.network = Some(codelia_policy::NetworkMode::Host);
+    let id = world.start(session, &spec).await;
+    let row = world.ended(id).await;
+    let Some(Outcome::Refused(refusal)) = row.outcome else { panic!("{:?}", row.outcome) };
+    assert_eq!(refusal.reason, "UNENFORCEABLE");
+    let events = world.store.event_list(&world.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].happening.field.as_deref(), Some("network"));
+    world.end().await;
+}

@@ -1,0 +1,123 @@
+//! Policies: files of a caller that are checked, explained, and held.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+use codelia_tests::{Client, Cluster, Finished, Process};
+use serde_json::Value;
+
+use crate::isolation::isolating;
+
+async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Finished> {
+    Process::finish(cluster.cli(client, arguments), b"").await
+}
+
+fn file(cluster: &Cluster, name: &str, text: &str) -> Result<String> {
+    let path: PathBuf = cluster.directory().join(name);
+    fs::write(&path, text)?;
+    Ok(path.to_str().context("a path in UTF-8")?.to_owned())
+}
+
+#[tokio::test]
+async fn a_file_in_any_format_is_checked_and_a_bad_one_refused_by_its_field() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    for (name, text) in [
+        ("good.yaml", "process: {allow_fork: false}"),
+        ("good.json", r#"{"process": {"allow_fork": false}}"#),
+        ("good.toml", "[process]\nallow_fork = false"),
+    ] {
+        let path = file(&cluster, name, text)?;
+        let done =
+            codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", "--json", &path]).await?;
+        assert_eq!(done.code, Some(0), "{done:?}");
+        let checked: Value = serde_json::from_str(&done.stdout)?;
+        assert_eq!(checked["process"]["allow_fork"], false, "{checked}");
+        // Mode logical cannot keep it, and says so.
+        let done = codelia(&cluster, &client, &["policy", "check", "--mode", "logical", &path]).await?;
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(done.stderr.contains("policy.process.allow_fork"), "{done:?}");
+    }
+    for (text, field) in [
+        ("filesystem: {denied: []}", "filesystem.denied"),
+        ("filesystem: {denied_paths: [/a, ../b]}", "policy.filesystem.denied_paths[1]"),
+        ("filesystem: {read_only_paths: [/home]}", "policy.filesystem.read_only_paths[0]"),
+        ("resources: {max_memory_bytes: 9999999999999}", "policy.resources.max_memory_bytes"),
+        ("isolation_level: LEVEL_0", "policy.isolation_level"),
+    ] {
+        let path = file(&cluster, "bad.yaml", text)?;
+        let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &path]).await?;
+        assert_eq!(done.code, Some(1), "{text}: {done:?}");
+        assert!(done.stderr.contains(field), "{text}: {done:?}");
+        let done = codelia(&cluster, &client, &["run", "--policy", &path, "--", "true"]).await?;
+        assert_eq!(done.code, Some(125), "{text}: {done:?}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn what_holds_is_explained_with_who_decided_it() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = file(&cluster, "session.yaml", "resources: {max_memory_bytes: 100000000}")?;
+    let created =
+        codelia(&cluster, &client, &["session", "create", "--alias", "work", "--policy", &session]).await?;
+    assert_eq!(created.code, Some(0), "{created:?}");
+    let run = file(&cluster, "run.yaml", "resources: {max_memory_bytes: 200000000, max_open_files: 10}")?;
+    let explain = ["policy", "explain", "--session", "work", "--policy", &run, "--json"];
+    let done = codelia(&cluster, &client, &explain).await?;
+    let explained: Value = serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
+    assert_eq!(explained["limits"]["memory_bytes"], 100_000_000, "{explained}");
+    assert_eq!(explained["limits"]["open_files"], 10, "{explained}");
+    let decided = |name: &str| {
+        let fields = explained["fields"].as_array().into_iter().flatten();
+        fields.filter(|field| field["field"] == name).map(|field| field["source"].clone()).next()
+    };
+    assert_eq!(decided("resources.max_memory_bytes"), Some("session".into()));
+    assert_eq!(decided("resources.max_open_files"), Some("run".into()));
+    assert_eq!(decided("process.debug"), Some("default".into()));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_command_that_the_policy_advises_against_is_not_recorded() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let policy =
+        file(&cluster, "make.yaml", "command: {allowed_patterns: ['^echo '], blocked_patterns: [no]}")?;
+    let session = ["session", "create", "--alias", "work", "--policy", &policy];
+    assert_eq!(codelia(&cluster, &client, &session).await?.code, Some(0));
+    let done = codelia(&cluster, &client, &["run", "-s", "work", "--", "echo", "yes"]).await?;
+    assert_eq!((done.stdout.as_str(), done.code), ("yes\n", Some(0)));
+    for arguments in [["run", "-s", "work", "--", "echo", "no"], ["run", "-s", "work", "--", "ls", "x"]] {
+        let done = codelia(&cluster, &client, &arguments).await?;
+        assert_eq!(done.code, Some(125), "{done:?}");
+        assert!(done.stderr.contains("policy.command."), "{done:?}");
+    }
+    let listed = codelia(&cluster, &client, &["ps", "--all", "--json"]).await?;
+    let listed: Value = serde_json::from_str(&listed.stdout)?;
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "only what was allowed is recorded: {listed}");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn the_kernel_holds_what_a_policy_says_in_an_isolating_mode() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let shown = ["run", "--network", "none", "--", "ls", "/usr/share"];
+    let shown = codelia(&cluster, &client, &shown).await?;
+    assert_eq!(shown.code, Some(0), "{shown:?}");
+    assert!(!shown.stdout.is_empty());
+    let policy =
+        "isolation_level: LEVEL_2\nfilesystem: {denied_paths: [/usr/share]}\nprocess: {allow_fork: false}";
+    let policy = file(&cluster, "strict.yaml", policy)?;
+    let hidden = codelia(&cluster, &client, &["run", "--policy", &policy, "--", "ls", "/usr/share"]).await?;
+    assert_eq!(hidden.stdout, "", "{hidden:?}");
+    let script = "(echo forked); echo after";
+    let forks = codelia(&cluster, &client, &["run", "--policy", &policy, "--", "sh", "-c", script]).await?;
+    assert!(!forks.stdout.contains("forked"), "{forks:?}");
+    let proxy = codelia(&cluster, &client, &["run", "--network", "proxy", "--", "true"]).await?;
+    assert_eq!(proxy.code, Some(125), "{proxy:?}");
+    assert!(proxy.stderr.contains("network"), "{proxy:?}");
+    cluster.end().await
+}
