@@ -16,8 +16,8 @@ use codelia_backends::{
     Backend, BwrapOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio, bwrap, nsjail,
 };
 use codelia_policy::{
-    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec,
-    Runtime, SessionId, Usage, Violation,
+    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec, Runtime,
+    SessionId, Usage, Violation,
 };
 use codelia_sys::{fd, process};
 use tempfile::TempDir;
@@ -52,7 +52,6 @@ pub(crate) struct Finished {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) violations: Vec<Violation>,
-
 }
 
 /// A command that runs, and the test's ends of its streams.

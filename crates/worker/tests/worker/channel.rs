@@ -45,14 +45,14 @@ async fn only_callers_with_a_certificate_of_our_authority_are_answered() {
     let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let plain =
         Options { listen: Listen::Tcp(here), ..options(&"w-1".parse().unwrap(), &scratch, Shape::default()) };
-    let refused = Service::start(plain.clone(), store.clone(), vec![Arc::new(Plain)]).await;
+    let refused = Service::start(plain.clone(), store.clone(), vec![Arc::new(Plain::default())]).await;
     assert!(matches!(refused, Err(Error::TlsMissing)), "never open and unauthenticated");
 
     let (ours, foreign) = (Certificates::new().unwrap(), Certificates::new().unwrap());
     let (worker, api) = (issue(&ours, &scratch, "worker"), issue(&ours, &scratch, "api"));
     let stranger = issue(&foreign, &scratch, "stranger");
     let secured = Options { internal_tls: Some(worker), ..plain };
-    let service = Service::start(secured, store.clone(), vec![Arc::new(Plain)]).await.unwrap();
+    let service = Service::start(secured, store.clone(), vec![Arc::new(Plain::default())]).await.unwrap();
     let address = service.address().to_owned();
     assert!(address.starts_with("https://127.0.0.1:"));
     assert!(is_answered(&address, &api, Some(&api)).await);
