@@ -65,8 +65,9 @@ impl Tool for Bwrap {
     }
 }
 
-/// Always, for every plan. `codelia-init` begins a session of its own before it does anything.
-const NAMESPACES: [&str; 12] = [
+/// Always, for every plan. `codelia-init` begins a session of its own before it does anything, and
+/// gives up the one capability it gets once it has locked the way back to any.
+const NAMESPACES: [&str; 14] = [
     "--unshare-user",
     "--unshare-pid",
     "--unshare-net",
@@ -78,6 +79,8 @@ const NAMESPACES: [&str; 12] = [
     "--clearenv",
     "--cap-drop",
     "ALL",
+    "--cap-add",
+    "CAP_SETPCAP",
     "--uid",
 ];
 

@@ -75,7 +75,8 @@ impl Tool for Nsjail {
     }
 }
 
-/// The same for every plan. `codelia-init` begins a session of its own before it does anything.
+/// The same for every plan. `codelia-init` begins a session of its own before it does anything, and
+/// gives up the one capability it gets once it has locked the way back to any.
 const BASE: &str = "\
 mode: ONCE
 cwd: \"/\"
@@ -86,6 +87,7 @@ disable_rl: true
 skip_setsid: true
 keep_env: false
 keep_caps: false
+cap: \"CAP_SETPCAP\"
 mount_proc: false
 clone_newuser: true
 clone_newns: true

@@ -374,7 +374,7 @@ fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime) -> Vec<Mount> {
     let private = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
     mounts.extend(private.map(|target| Mount::Tmpfs { target: target.into(), size_bytes }));
     mounts.push(Mount::Bind { source: root.to_owned(), target: WORKSPACE.into(), writable: true });
-    mounts.extend(policy_mounts(&spec.policy));
+    mounts.extend(policy_mounts(&spec.policy, runtime));
     mounts
 }
 
@@ -398,20 +398,20 @@ fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
 
 /// What the policy opens of the host, then what it denies. What lies under a denied path is not
 /// opened at all.
-fn policy_mounts(policy: &Policy) -> Vec<Mount> {
+fn policy_mounts(policy: &Policy, runtime: &Runtime) -> Vec<Mount> {
     let files = &policy.filesystem;
+    let denied: Vec<_> = files.denied_paths.iter().map(|path| runtime.resolve(path)).collect();
     let opened = |paths: &Option<Vec<PathBuf>>, writable: bool| {
-        let open =
-            paths.iter().flatten().filter(|path| !files.denied_paths.iter().any(|no| path.starts_with(no)));
-        open.map(|path| Mount::Bind { source: path.clone(), target: path.clone(), writable })
-            .collect::<Vec<_>>()
+        let paths = paths.iter().flatten().map(|path| runtime.resolve(path));
+        let open = paths.filter(|path| !denied.iter().any(|no| path.starts_with(no)));
+        open.map(|path| Mount::Bind { source: path.clone(), target: path, writable }).collect::<Vec<_>>()
     };
-    let mut binds = opened(&files.read_only_paths, false);
-    binds.extend(opened(&files.read_write_paths, true));
+    let mut mounts = opened(&files.read_only_paths, false);
+    mounts.extend(opened(&files.read_write_paths, true));
     // A path below another one must be mounted after it, or it would be covered.
-    binds.sort_by_key(|mount| mount.depth());
-    binds.extend(files.denied_paths.iter().map(|target| Mount::Hidden { target: target.clone() }));
-    binds
+    mounts.sort_by_key(Mount::depth);
+    mounts.extend(denied.iter().map(|target| Mount::Hidden { target: target.clone() }));
+    mounts
 }
 
 fn read_only(path: &Path) -> Mount {
@@ -580,6 +580,19 @@ mod tests {
         let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
         let expected = ["/opt", "/opt/a/b", "/srv/no", "/opt/secret"].map(Path::new);
         assert_eq!(tail, expected);
+    }
+
+    #[test]
+    fn a_denied_path_behind_a_link_of_the_runtime_is_hidden_where_it_leads() {
+        let mut policy = Policy::default();
+        policy.filesystem.denied_paths = vec!["/bin/sh".into(), "/sbin".into()];
+        let plan = isolated(policy, None, &Host::able()).unwrap();
+        let hidden: Vec<_> =
+            plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).collect();
+        assert_eq!(
+            hidden.iter().map(|mount| mount.target()).collect::<Vec<_>>(),
+            ["/usr/bin/sh", "/usr/sbin"].map(Path::new)
+        );
     }
 
     #[test]

@@ -44,6 +44,16 @@ impl Runtime {
         Self { links, directories, etc_files: there(&ETC) }
     }
 
+    /// Where a path leads inside, if it begins with one of the links.
+    pub(crate) fn resolve(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix("/") {
+            Ok(inside) if self.links.iter().any(|link| path.starts_with(link)) => {
+                Path::new("/usr").join(inside)
+            }
+            _ => path.to_owned(),
+        }
+    }
+
     /// The runtime of a merged Debian, for tests and explanations.
     #[must_use]
     pub fn usual() -> Self {

@@ -1,0 +1,15 @@
+//! What holds a command inside beside its mounts: the filter of system calls, privileges, rights to
+//! execute. Each attempt is made by a little program; without a filter the same program gets another
+//! answer.
+
+// A test that cannot go on has failed.
+#![allow(clippy::unwrap_used)]
+
+mod attempt;
+mod calls;
+#[path = "../conformance/harness.rs"]
+#[allow(dead_code)]
+mod harness;
+mod ordinary;
+mod privileges;
+mod rights;

@@ -1,0 +1,35 @@
+//! A command has no privilege and can gain none.
+
+use crate::harness::{Place, in_every_mode};
+
+async fn no_capability_is_left_and_none_can_be_gained(place: Place) {
+    let status = place.says("cat /proc/self/status").await;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+        line.unwrap_or_else(|| panic!("no {name} in {status}")).to_owned()
+    };
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(field(set), "0000000000000000", "{set}");
+    }
+    assert_eq!((field("NoNewPrivs").as_str(), field("Seccomp").as_str()), ("1", "2"));
+    assert_eq!(field("Uid"), "1000\t1000\t1000\t1000");
+}
+
+async fn the_bits_that_make_a_user_privileged_are_locked(place: Place) {
+    // prctl(PR_GET_SECUREBITS): all but KEEP_CAPS, and every lock.
+    let ask = "import ctypes; print(bin(ctypes.CDLL(None).prctl(27, 0, 0, 0, 0)))";
+    assert_eq!(place.says(&format!("python3 -c '{ask}'")).await, "0b11101111\n");
+}
+
+async fn init_cannot_be_looked_into(place: Place) {
+    let said = place
+        .says("for f in mem environ maps fd/0 root cwd exe; do cat /proc/1/$f 2>/dev/null && echo read; done; echo held")
+        .await;
+    assert_eq!(said, "held\n");
+}
+
+in_every_mode!(
+    no_capability_is_left_and_none_can_be_gained,
+    the_bits_that_make_a_user_privileged_are_locked,
+    init_cannot_be_looked_into,
+);
