@@ -51,6 +51,7 @@ impl MetricsService for Collector {
 }
 
 impl Collector {
+    #[allow(clippy::disallowed_methods, reason = "it ends with the test")]
     async fn listen(&self) -> Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
