@@ -272,8 +272,7 @@ impl Cluster {
             end_process(&mut worker.process).await?;
         }
         self.traces.no_process().await;
-        let cgroups = self.traces.cgroups();
-        ensure!(cgroups.is_empty(), "control groups are left: {cgroups:?}");
+        self.traces.no_cgroup().await;
         self.store.close().await;
         self.database.end().await
     }

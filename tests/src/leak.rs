@@ -59,6 +59,17 @@ impl Traces {
         gone.await;
     }
 
+    /// Waits until the control groups that are there and empty now are gone: other tests make and
+    /// remove their own meanwhile.
+    ///
+    /// # Panics
+    /// If one stays.
+    pub async fn no_cgroup(&self) {
+        let left = self.cgroups();
+        let gone = || async { left.iter().all(|group| !group.exists()).then_some(()) };
+        eventually(("no control group is left", &left), gone).await;
+    }
+
     /// Control groups of Codelia that appeared since and belong to no living process: they name
     /// the id of the process that made them.
     #[must_use]

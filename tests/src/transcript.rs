@@ -1,6 +1,8 @@
 //! What a run's events said, put together and checked as they arrive.
 
-use codelia_proto::v1::{AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent, outcome, run_event::Kind};
+use codelia_proto::v1::{
+    AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent, outcome, run_event::Kind,
+};
 
 /// The events of one run so far.
 #[derive(Debug, Default)]
