@@ -91,7 +91,7 @@ const ATTACKS: &[(&str, &str)] = &[
     ("gain by a set-user-id program", "[ $(./setuid-id -u) = 0 ] && echo reached"),
     (
         "have a set-user-id program of the host",
-        "grep -E '^[^ ]+ (/usr|/workspace) ' /proc/mounts | grep -qv nosuid && echo reached",
+        "findmnt -no OPTIONS -T /usr/bin | grep -qv nosuid && echo reached",
     ),
     (
         "have capabilities",
@@ -145,7 +145,7 @@ impl Targets {
         for path in &shared {
             fs::write(path, "treasure\n").unwrap();
         }
-        let abstract_name = format!("codelia-test-{}-{}", std::process::id(), victim.ids.uid);
+        let abstract_name = format!("codelia-test{}", victim.dir.display());
         let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
         let in_victim = UnixListener::bind(victim.dir.join("socket")).unwrap();
         victim.give(&victim.dir.join("socket"));

@@ -16,8 +16,8 @@ use codelia_backends::{
     Backend, BwrapOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio, bwrap, nsjail,
 };
 use codelia_policy::{
-    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec,
-    Runtime, SessionId, Usage, Violation,
+    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec, Runtime,
+    SessionId, Usage, Violation,
 };
 use codelia_sys::{fd, process};
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ static NEXT_USER: AtomicU32 = AtomicU32::new(0);
 const FIRST_USER: u32 = 400_000;
 
 /// Tests run as processes of their own, and the users of two of them should differ.
-const USERS_OF_A_PROCESS: u32 = 100;
+const USERS_OF_A_PROCESS: u32 = 500;
 
 /// A mode on this host, and where its sessions are.
 pub(crate) struct Place {
@@ -52,7 +52,6 @@ pub(crate) struct Finished {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) violations: Vec<Violation>,
-
 }
 
 /// A command that runs, and the test's ends of its streams.

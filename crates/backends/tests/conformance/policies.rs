@@ -70,10 +70,13 @@ async fn denied_programs_of_the_runtime_are_gone(mut place: Place) {
     assert_eq!(said, "held\n");
 }
 
+/// Makes a good plan a bad one.
+type Change = fn(&mut Plan);
+
 async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
     let session = place.session();
     let plan = place.plan(&session);
-    let changes: [(&str, fn(&mut Plan)); 7] = [
+    let changes: [(&str, Change); 7] = [
         ("mode", |plan| plan.mode = Mode::Container),
         ("ids", |plan| plan.ids = None),
         ("ids", |plan| plan.ids = Some(Ids { uid: 0, gid: 0 })),
