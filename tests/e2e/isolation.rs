@@ -3,6 +3,8 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
+use codelia_proto::v1::{Limits, outcome};
+use codelia_store::EventKind;
 use codelia_tests::{Client, Cluster, Finished, Process, Shape, available, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -104,6 +106,35 @@ async fn using_up_memory_or_cpu_time_has_an_outcome_and_an_exit_code() -> Result
     let oom = record(&done)?;
     assert_eq!((&oom["outcome"], done.code), (&"oom".into(), Some(137)), "{oom}");
     assert!(is_zero(&oom["receipt"]), "{oom}");
+
+    let session = client.session().await?;
+    let mut spin = codelia_tests::shell(&session.name, "while :; do :; done");
+    let second = prost_types::Duration { seconds: 1, nanos: 0 };
+    spin.limits = Some(Limits { cpu_time: Some(second), ..Limits::default() });
+    let run = client.start(spin).await?;
+    let ended = client.watch_to_end(&run.name, 0).await?.finished.context("an end")?;
+    let outcome = ended.outcome.and_then(|outcome| outcome.kind);
+    assert_eq!(outcome, Some(outcome::Kind::Limit("cpu_time".into())));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_refusal_is_an_event_that_names_the_field() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let mut greedy = codelia_tests::shell(&session.name, "true");
+    greedy.limits = Some(Limits { memory_bytes: Some(i64::MAX), ..Limits::default() });
+    assert!(client.start(greedy).await.is_err());
+    let mut malformed = codelia_tests::shell(&session.name, "true");
+    malformed.command = None;
+    assert!(client.start(malformed).await.is_err());
+    let events = cluster.store.event_list(&"a".parse()?, None, None, 10).await?;
+    assert_eq!(events.len(), 1, "a mistake is none: {events:?}");
+    let event = events.first().context("an event")?;
+    assert_eq!(event.happening.kind, EventKind::RunRefused);
+    assert_eq!(event.happening.field.as_deref(), Some("limits.memory_bytes"));
+    assert_eq!(event.concerned.session.map(|id| id.to_string()), Some(session.session_id));
     cluster.end().await
 }
 

@@ -229,8 +229,8 @@ impl Sessions {
         let old = {
             let mut table = self.lock();
             let Some(Entry::Held(held)) = table.get_mut(&id) else { return };
-            let is_good = |spare: &Box<Spare>| !spare.is_old() && serves(&spare.plan, &plan);
-            if held.closing || held.spare.as_ref().is_some_and(is_good) {
+            let is_good = |spare: &Spare| !spare.is_old() && serves(&spare.plan, &plan);
+            if held.closing || held.spare.as_deref().is_some_and(is_good) {
                 return;
             }
             let making = task::background("prepare spare", make(plan.clone()));
