@@ -249,6 +249,13 @@ async fn refused(client: &Client, method: &Method, spoilt: &Spoilt) {
     assert!(refusal.fields.iter().any(|told| names(told, &spoilt.field)), "{at}: names {:?}", refusal.fields);
 }
 
+/// How much there is of everything but events, which tell of refusals.
+async fn stored(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
+    let mut counts = cluster.database.row_counts().await?;
+    counts.retain(|(table, _)| table != "events");
+    Ok(counts)
+}
+
 async fn existing(client: &Client) -> Result<Ids> {
     let session = client.session().await?;
     let run = client.exec(&session.name, "true").await?.run().name.clone();
@@ -266,7 +273,7 @@ async fn a_bad_field_is_named_on_every_method_and_nothing_is_stored() -> Result<
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let ids = existing(&operator).await?;
-    let before = cluster.database.row_counts().await?;
+    let before = stored(&cluster).await?;
     let mut tried = 0;
     for method in all_methods()? {
         let name = method.full_name();
@@ -279,7 +286,7 @@ async fn a_bad_field_is_named_on_every_method_and_nothing_is_stored() -> Result<
         }
     }
     assert!(tried > 200, "only {tried} requests were tried");
-    assert_eq!(cluster.database.row_counts().await?, before, "something was stored");
+    assert_eq!(stored(&cluster).await?, before, "something was stored");
     assert_eq!(operator.get_session(&ids.session).await?.state(), SessionState::Open);
     cluster.end().await
 }

@@ -49,9 +49,11 @@ async fn a_file_in_any_format_is_checked_and_a_bad_one_refused_by_its_field() ->
         let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &path]).await?;
         assert_eq!(done.code, Some(1), "{text}: {done:?}");
         assert!(done.stderr.contains(field), "{text}: {done:?}");
-        let done = codelia(&cluster, &client, &["run", "--policy", &path, "--", "true"]).await?;
-        assert_eq!(done.code, Some(125), "{text}: {done:?}");
     }
+    let path = file(&cluster, "bad.yaml", "filesystem: {denied_paths: [../b]}")?;
+    let done = codelia(&cluster, &client, &["run", "--policy", &path, "--", "true"]).await?;
+    assert_eq!(done.code, Some(125), "{done:?}");
+    assert!(cluster.session_directories()?.is_empty(), "nothing starts");
     cluster.end().await
 }
 

@@ -75,9 +75,12 @@ async fn two_on_one_machine_do_not_collide_but_two_on_one_directory_do() -> Resu
     let (one, two) = (Up::place()?, Up::place()?);
     let (first, second) = tokio::join!(one.start(), two.start());
     let (mut first, mut second) = (first?, second?);
-    let (here, there) = tokio::join!(run(&one, "pwd"), run(&two, "pwd"));
-    assert!(here?.stdout.starts_with(one.data().to_str().context("a path")?));
-    assert!(there?.stdout.starts_with(two.data().to_str().context("a path")?));
+    for place in [&one, &two] {
+        let done = Process::finish(place.command(&["run", "--json", "--", "true"]), b"").await?;
+        let record: serde_json::Value = serde_json::from_str(&done.stdout)?;
+        let root = record["sandbox_root"].as_str().context("a root")?;
+        assert!(root.starts_with(place.data().to_str().context("a path")?), "{root}");
+    }
 
     let third = Process::finish(one.up_command(), b"").await?;
     assert!(third.code.is_some_and(|code| code != 0) && !third.stderr.is_empty(), "{third:?}");

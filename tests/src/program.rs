@@ -81,5 +81,8 @@ impl Program {
         if let Some(init) = &self.init {
             command.env("CODELIA_INIT", init);
         }
+        if let Some(nsjail) = std::env::var_os("CODELIA_NSJAIL") {
+            command.env("CODELIA_NSJAIL", nsjail);
+        }
     }
 }

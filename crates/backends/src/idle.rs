@@ -13,8 +13,13 @@ use codelia_sys::process;
 
 use crate::{Error, Prepared, Stdio};
 
-/// Who has no files, for a worker that may choose.
-const NOBODY: Ids = Ids { uid: 65534, gid: 65534 };
+/// Who has no files, for a worker that may choose: each worker another one, so that they do not meet.
+fn nobody() -> Ids {
+    let id = FIRST_NOBODY + std::process::id();
+    Ids { uid: id, gid: id }
+}
+
+const FIRST_NOBODY: u32 = 0x7000_0000;
 
 const MIB: u64 = 1024 * 1024;
 
@@ -56,7 +61,7 @@ pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Re
     let everything =
         Enforceable { memory: true, cpu: true, pids: true, network: true, syscalls: true, executables: true };
     let assumed = Host { enforceable: everything, ..Host::default() };
-    let ids = if own.uid == 0 { NOBODY } else { own };
+    let ids = if own.uid == 0 { nobody() } else { own };
     let less = plan(mode, host);
     let plan = Plan::isolated(less.sandbox, less.session, less.root, &spec, &assumed, ids)
         .map_err(|error| Error::Unenforceable { field: error.field })?;

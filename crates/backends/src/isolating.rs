@@ -77,14 +77,13 @@ pub(crate) struct Isolating<T> {
     tool: T,
     host: Host,
     groups: Groups,
-    scratch: Scratch,
 }
 
 impl<T: Tool> Isolating<T> {
     /// Looks for the control groups of this host.
     pub(crate) fn new(tool: T, host: Host, cgroup_parent: Option<&str>) -> Result<Self, Error> {
         let host = Host { program: locate(host.program), ..host };
-        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)?, scratch: Scratch::default() })
+        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)? })
     }
 
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
@@ -98,7 +97,7 @@ impl<T: Tool> Isolating<T> {
     /// From here on the sandbox takes itself down.
     fn start(&self, plan: &Plan, mut group: Option<Group>, complaints: &File) -> Result<Sandbox, Error> {
         let ids = ids(plan)?;
-        let scratch = self.scratch.enter(ids, self.tool.scratch(ids));
+        let scratch = Scratch::enter(ids.uid, self.tool.scratch(ids));
         let started = Control::pair().and_then(|(control, there)| {
             let command = self.command(plan, there, complaints)?;
             let child = tokio::process::Command::from(command).spawn();

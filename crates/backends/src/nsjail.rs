@@ -7,6 +7,7 @@ use std::{
 };
 
 use codelia_policy::{Ids, Mode, Mount, Plan};
+use codelia_sys::process;
 
 use crate::{
     Backend, Error,
@@ -47,8 +48,12 @@ impl Tool for Nsjail {
         Ok(vec!["--config".to_owned(), format!("/proc/self/fd/{descriptor}")])
     }
 
-    /// It makes them for each user and leaves them.
+    /// It makes them for each user and leaves them. Those of our own user stay: other programs of
+    /// that user may be about to use them.
     fn scratch(&self, ids: Ids) -> Vec<PathBuf> {
+        if ids.uid == process::own_user() {
+            return Vec::new();
+        }
         let uid = ids.uid;
         let base = [
             format!("/run/user/{uid}/nsjail/"),

@@ -2,38 +2,34 @@
 //! a user that ends takes them away; before that they are in use.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fs,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
-use codelia_policy::Ids;
-
-/// How many sandboxes of each user there are.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Scratch(Arc<Mutex<HashMap<u32, usize>>>);
+/// How many sandboxes of each user this process has.
+static USERS: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 /// One sandbox's use of its user's directories.
 #[derive(Debug)]
-pub(crate) struct ScratchUse {
-    scratch: Scratch,
+pub(crate) struct Scratch {
     uid: u32,
     directories: Vec<PathBuf>,
 }
 
 impl Scratch {
     /// Counts a sandbox in, before its tool starts.
-    pub(crate) fn enter(&self, ids: Ids, directories: Vec<PathBuf>) -> ScratchUse {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(ids.uid).or_default() += 1;
-        ScratchUse { scratch: self.clone(), uid: ids.uid, directories }
+    pub(crate) fn enter(uid: u32, directories: Vec<PathBuf>) -> Self {
+        *USERS.lock().unwrap_or_else(PoisonError::into_inner).entry(uid).or_default() += 1;
+        Self { uid, directories }
     }
 }
 
-impl Drop for ScratchUse {
-    /// Under the lock, so that no tool starts meanwhile.
+impl Drop for Scratch {
+    /// Under the lock, so that no tool of this process starts meanwhile.
     fn drop(&mut self) {
-        let mut users = self.scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = USERS.lock().unwrap_or_else(PoisonError::into_inner);
         let left = users.get(&self.uid).map_or(0, |count| count - 1);
         if left > 0 {
             users.insert(self.uid, left);
@@ -60,9 +56,8 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let directory = temp.path().join("nsjail.7.root");
         fs::create_dir(&directory).unwrap();
-        let (scratch, ids) = (Scratch::default(), Ids { uid: 7, gid: 7 });
-        let enter = |ids| scratch.enter(ids, vec![directory.clone(), temp.path().join("absent")]);
-        let (first, second) = (enter(ids), enter(ids));
+        let enter = || Scratch::enter(7, vec![directory.clone(), temp.path().join("absent")]);
+        let (first, second) = (enter(), enter());
         drop(first);
         assert!(directory.exists());
         drop(second);

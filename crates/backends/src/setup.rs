@@ -40,7 +40,8 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
         Rlimit { resource: Resource::OpenFiles, most: limits.open_files },
         Rlimit { resource: Resource::CoreBytes, most: 0 },
         Rlimit { resource: Resource::FileBytes, most: limits.file_bytes },
-        Rlimit { resource: Resource::CpuSeconds, most: whole_seconds },
+        // The group counts exactly and ends the command; this is for when nobody watches it.
+        Rlimit { resource: Resource::CpuSeconds, most: whole_seconds + 1 },
     ]
 }
 

@@ -7,7 +7,7 @@ use codelia_policy::{Plan, Receipt};
 use codelia_sys::{Pid, process};
 use tokio::process::Child;
 
-use crate::{holder::Holder, scratch::ScratchUse};
+use crate::{holder::Holder, scratch::Scratch};
 
 /// A tool that ends when `codelia-init`, the first process of its namespace, has ended: by then the
 /// kernel has ended all the others.
@@ -19,11 +19,11 @@ pub(crate) struct ToolProcess {
     /// How a mount of the sandbox would be called in our own namespace, where none belongs.
     names: [String; 2],
     /// Given back when the sandbox is gone.
-    scratch: Option<ScratchUse>,
+    scratch: Option<Scratch>,
 }
 
 impl ToolProcess {
-    pub(crate) fn new(child: Child, plan: &Plan, scratch: ScratchUse) -> Self {
+    pub(crate) fn new(child: Child, plan: &Plan, scratch: Scratch) -> Self {
         let below_root = format!(" {}/", plan.root.display());
         Self {
             child,

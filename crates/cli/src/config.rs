@@ -120,6 +120,9 @@ pub(crate) struct Sandbox {
     /// Users and groups that sessions get as their own, where the worker is root.
     pub(crate) uid_base: NonZeroU32,
     pub(crate) uid_count: NonZeroU32,
+    /// The tools of the modes, by path or by name.
+    pub(crate) bwrap: PathBuf,
+    pub(crate) nsjail: PathBuf,
     pub(crate) init: Option<PathBuf>,
 }
 

@@ -82,6 +82,8 @@ fn errno(error: &io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

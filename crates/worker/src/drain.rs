@@ -9,6 +9,8 @@ use crate::{poll, worker::Worker};
 
 /// How long killed runs may take to be committed.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long prepared sandboxes may take to be discarded.
+const SPARES_PATIENCE: Duration = Duration::from_secs(5);
 /// How often what can be given back is given back.
 const RELEASE_EVERY: Duration = Duration::from_millis(200);
 
@@ -27,6 +29,9 @@ pub(crate) async fn leave(worker: &Arc<Worker>) {
     // What was recorded for us meanwhile is handed back, and then every session.
     report("give back", poll::run_once(worker).await);
     worker.sessions.clear();
+    if timeout(SPARES_PATIENCE, worker.sessions.no_spares()).await.is_err() {
+        tracing::error!("prepared sandboxes are left that could not be discarded");
+    }
     report("leave", worker.store.worker_leave(worker.id(), worker.current().incarnation).await);
 }
 

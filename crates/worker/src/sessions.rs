@@ -61,7 +61,9 @@ impl Spare {
     /// Destroys it in the background.
     fn discard(self, receipts: Arc<Receipts>) {
         task::background("discard spare", async move {
-            if let Some(sandbox) = self.into_sandbox().await {
+            // The permit is held until nothing is left, so that the worker can wait for that.
+            let Self { making, _permit, .. } = self;
+            if let Ok(Ok(sandbox)) = making.await {
                 receipts.judge(sandbox.discard().await);
             }
         });
@@ -95,12 +97,15 @@ struct Held {
 pub(crate) struct Sessions {
     table: Mutex<HashMap<SessionId, Entry>>,
     spares: Arc<Semaphore>,
+    max_spares: u32,
     receipts: Arc<Receipts>,
 }
 
 impl Sessions {
     pub(crate) fn new(max_spares: usize, receipts: Arc<Receipts>) -> Self {
-        Self { table: Mutex::default(), spares: Arc::new(Semaphore::new(max_spares)), receipts }
+        let max_spares = u32::try_from(max_spares).unwrap_or(u32::MAX);
+        let spares = Arc::new(Semaphore::new(max_spares as usize));
+        Self { table: Mutex::default(), spares, max_spares, receipts }
     }
 
     /// How many are held.
@@ -190,6 +195,12 @@ impl Sessions {
     pub(crate) fn clear(&self) {
         let all = std::mem::take(&mut *self.lock());
         all.into_values().for_each(|entry| self.discard(entry.into_spare()));
+    }
+
+    /// Waits until no spare sandbox is left.
+    pub(crate) async fn no_spares(&self) {
+        // The semaphore is never closed.
+        let _ = self.spares.acquire_many(self.max_spares).await;
     }
 
     /// Notes that a session is in use and takes its spare sandbox if that serves the plan.

@@ -35,7 +35,7 @@ const ATTACKS: &[(&str, &str)] = &[
     ),
     (
         "read through the working directory of another process",
-        "for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || grep -qs treasure $p/cwd/secret && echo reached; done",
+        "for p in /proc/[0-9]*; do grep -qs treasure $p/cwd/secret && echo reached; done",
     ),
     ("read the memory map of another process", "grep -q . /proc/$HOST_PID/maps && echo reached"),
     ("read a file in the host's /tmp", "grep -q treasure $SHARED_TMP && echo reached"),
@@ -91,7 +91,7 @@ const ATTACKS: &[(&str, &str)] = &[
     ("gain by a set-user-id program", "[ $(./setuid-id -u) = 0 ] && echo reached"),
     (
         "have a set-user-id program of the host",
-        "grep -E '^[^ ]+ (/|/usr|/workspace) ' /proc/mounts | grep -qv nosuid && echo reached",
+        "findmnt -no OPTIONS -T /usr/bin | grep -qv nosuid && echo reached",
     ),
     (
         "have capabilities",
@@ -112,7 +112,10 @@ const ATTACKS: &[(&str, &str)] = &[
     ),
     ("change the root", r#"perl -e 'chroot(".") and print "reached"'"#),
     ("trace a process", r#"perl -e 'syscall(101,0,0,0,0)==0 and print "reached"'"#),
-    ("use the keyring", r#"perl -e 'syscall(248,"user","codelia-test","x",1,-1)>0 and print "reached"'"#),
+    (
+        "use the keyring",
+        r#"perl -e '($t,$n,$x)=("user","codelia-test","x"); syscall(248,$t,$n,$x,1,-1)>0 and print "reached"'"#,
+    ),
     (
         "load a kernel program",
         r#"perl -e '$a=pack("L4x112",2,4,4,1); syscall(321,0,$a,128)>=0 and print "reached"'"#,
@@ -142,11 +145,17 @@ impl Targets {
         for path in &shared {
             fs::write(path, "treasure\n").unwrap();
         }
-        let abstract_name = format!("codelia-test-{}-{}", std::process::id(), victim.ids.uid);
+        let abstract_name = format!("codelia-test{}", victim.dir.display());
         let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
         let in_victim = UnixListener::bind(victim.dir.join("socket")).unwrap();
         victim.give(&victim.dir.join("socket"));
-        let process = Command::new("sleep").arg("1000").current_dir(&victim.dir).stdin(Stdio::null()).spawn();
+        let process = Command::new("sleep")
+            .arg("1000")
+            .current_dir(&victim.dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
         Self {
             process: process.unwrap(),
             port: TcpListener::bind(("127.0.0.1", 0)).unwrap(),

@@ -27,7 +27,7 @@ static NEXT_USER: AtomicU32 = AtomicU32::new(0);
 const FIRST_USER: u32 = 400_000;
 
 /// Tests run as processes of their own, and the users of two of them should differ.
-const USERS_OF_A_PROCESS: u32 = 100;
+const USERS_OF_A_PROCESS: u32 = 500;
 
 /// A mode on this host, and where its sessions are.
 pub(crate) struct Place {

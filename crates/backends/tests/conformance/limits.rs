@@ -57,7 +57,7 @@ async fn files_are_not_larger_than_their_limit(mut place: Place) {
 
 async fn a_hoarder_of_descriptors_gets_no_more(mut place: Place) {
     place.limits.open_files = 64;
-    let script = r#"perl -e 'while (open($f, "<", "/dev/null")) { push @f, $f } print 0+$!, " ", @f < 64 ? "few" : "many"'"#;
+    let script = r#"perl -e 'while (open(my $f, "<", "/dev/null")) { push @f, $f } print 0+$!, " ", @f < 64 ? "few" : "many"'"#;
     assert_eq!(place.says(script).await, "24 few");
 }
 
@@ -97,7 +97,7 @@ try:
     while n < 1000:
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); n+=1
 except RuntimeError: pass
-print('few' if n < 20 else n)
+print('few' if n < 20 else n, flush=True)
 import os; os._exit(0)";
     if !std::path::Path::new("/usr/bin/python3").exists() {
         println!("skipped: no python3");

@@ -70,10 +70,13 @@ async fn denied_programs_of_the_runtime_are_gone(mut place: Place) {
     assert_eq!(said, "held\n");
 }
 
+/// Makes a good plan a bad one.
+type Change = fn(&mut Plan);
+
 async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
     let session = place.session();
     let plan = place.plan(&session);
-    let changes: [(&str, fn(&mut Plan)); 7] = [
+    let changes: [(&str, Change); 7] = [
         ("mode", |plan| plan.mode = Mode::Container),
         ("ids", |plan| plan.ids = None),
         ("ids", |plan| plan.ids = Some(Ids { uid: 0, gid: 0 })),
@@ -95,15 +98,16 @@ async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
 }
 
 async fn what_a_blocked_call_tried_is_told(place: Place) {
-    let finished =
-        place.sh(&place.session(), r#"perl -e 'syscall(165,"none","/tmp","tmpfs",0,0)'; true"#).await;
+    let finished = place
+        .sh(&place.session(), r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0)'; true"#)
+        .await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     let names: Vec<_> = finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
     assert_eq!(names, ["mount"], "{finished:?}");
 }
 
 async fn too_many_blocked_calls_end_the_run(place: Place) {
-    let script = r#"perl -e 'syscall(165,"none","/tmp","tmpfs",0,0) while 1'"#;
+    let script = r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0) while 1'"#;
     let finished = place.sh(&place.session(), script).await;
     assert_eq!(finished.outcome, Outcome::Violation("SYSCALL_BLOCKED".to_owned()), "{finished:?}");
 }

@@ -89,7 +89,7 @@ async fn processes_talk_through_sockets_pipes_locks_and_memory(place: Place) {
             socket(C,AF_UNIX,SOCK_STREAM,0); connect(C,pack_sockaddr_un("\0x")) or die; print "abstract\n"' &&
         perl -MSocket -e 'socket(L,AF_INET,SOCK_STREAM,0); bind(L,pack_sockaddr_in(7300,INADDR_LOOPBACK)) or die; listen(L,1);
             socket(C,AF_INET,SOCK_STREAM,0); connect(C,pack_sockaddr_in(7300,INADDR_LOOPBACK)) or die; print "loopback\n"' &&
-        perl -e '$f=syscall(319,"m",0); $f>=0 or die; open(M,"+<&=",$f) or die; print M "x"; print "memfd\n"' &&
+        perl -e '$m="m"; $f=syscall(319,$m,0); $f>=0 or die; open(M,"+<&=",$f) or die; print M "x"; print "memfd\n"' &&
         flock lock echo locked && mkfifo p && { echo fifo > p & cat p; }"#;
     assert_eq!(place.says(script).await, "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n");
 }

@@ -76,6 +76,8 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Truth).unset("true, but false in profile prod"),
     key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Whole).or("200000"),
     key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Whole).or("65536"),
+    key("sandbox.bwrap", "CODELIA_BWRAP", Text).or("bwrap"),
+    key("sandbox.nsjail", "CODELIA_NSJAIL", Text).or("nsjail"),
     key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init beside codelia"),
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_variable_is_named_after_its_key_but_for_the_listed_ones() {
-        let listed = ["sandbox.init", "client.endpoint", "client.api_key"];
+        let listed = ["sandbox.init", "sandbox.bwrap", "sandbox.nsjail", "client.endpoint", "client.api_key"];
         for key in KEYS.iter().filter(|key| !listed.contains(&key.path)) {
             assert_eq!(key.env, format!("CODELIA_{}", key.path.replace('.', "_").to_uppercase()));
         }

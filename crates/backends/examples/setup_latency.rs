@@ -1,0 +1,140 @@
+//! What setting up a sandbox costs beside its raw tool, in turns, so that a noisy moment hits
+//! everybody alike. Run by root: `cargo run --release -p codelia-backends --example setup_latency`.
+
+// A measurement that cannot go on has failed.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, Permissions},
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use codelia_backends::{Backend, BwrapOptions, NsjailOptions, Stdio, bwrap, find_init, nsjail};
+use codelia_policy::{
+    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Plan, Policy, RunId, RunSpec, Runtime, SessionId,
+};
+
+const ROUNDS: usize = 200;
+const IDS: Ids = Ids { uid: 399_000, gid: 399_000 };
+
+/// The same namespaces and mounts, asked of the tools by hand.
+const RAW_BWRAP: &str = "--unshare-all --die-with-parent --as-pid-1 --cap-drop ALL --clearenv --hostname codelia \
+    --uid 1000 --gid 1000 --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
+    --proc /proc --dev /dev --tmpfs /dev/shm --tmpfs /tmp --tmpfs /var/tmp --tmpfs /run";
+const RAW_NSJAIL: &str = "--really_quiet --mode o --user 1000 --group 1000 --hostname codelia --disable_rlimits \
+    --bindmount_ro /usr --symlink usr/bin:/bin --symlink usr/lib:/lib --symlink usr/lib64:/lib64 --bindmount_ro /dev/null \
+    --tmpfsmount /tmp --tmpfsmount /var/tmp --tmpfsmount /run";
+
+struct Bench {
+    session: PathBuf,
+    host: Host,
+}
+
+impl Bench {
+    fn plan(&self, mode: Mode) -> Plan {
+        let spec = RunSpec {
+            command: command(),
+            mode,
+            network: None,
+            limits: Limits { cpu_millis: 2000, ..Limits::default() },
+            asked: LimitsRequest::default(),
+            policy: Policy::default(),
+            ends_with_caller: false,
+        };
+        Plan::isolated(RunId::generate(), SessionId::generate(), self.session.clone(), &spec, &self.host, IDS)
+            .unwrap()
+    }
+
+    /// From the plan to the command's execve, cold and prepared, and the whole run with its receipt.
+    async fn ours(&self, backend: &dyn Backend) -> [Duration; 3] {
+        let plan = self.plan(backend.mode());
+        let begun = Instant::now();
+        let prepared = backend.prepare(&plan).await.unwrap();
+        let launched = prepared.launch(&command(), null()).await.unwrap();
+        let cold = begun.elapsed();
+        let mut running = launched.running;
+        running.wait().await;
+        assert!(running.destroy().await.is_clean());
+        [cold, launched.setup_time, begun.elapsed()]
+    }
+}
+
+fn raw(program: &Path, arguments: &str, rest: &[&str]) -> Duration {
+    let begun = Instant::now();
+    let mut tool = Command::new(program);
+    tool.args(arguments.split_whitespace()).args(rest).env_clear().current_dir("/").uid(IDS.uid).gid(IDS.gid);
+    assert!(tool.status().unwrap().success(), "{tool:?}");
+    begun.elapsed()
+}
+
+fn command() -> CommandSpec {
+    CommandSpec {
+        argv: vec!["/usr/bin/true".to_owned()],
+        env: BTreeMap::new(),
+        working_directory: String::new(),
+        terminal: None,
+        stdin: false,
+    }
+}
+
+fn null() -> Stdio {
+    let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
+    Stdio { stdin: null(), stdout: null(), stderr: null() }
+}
+
+fn print(name: &str, mut times: Vec<Duration>) {
+    times.sort_unstable();
+    let at = |share: usize| times[(times.len() * share / 100).min(times.len() - 1)].as_secs_f64() * 1000.0;
+    println!("{name:32} p50 {:7.2} ms   p95 {:7.2} ms   p99 {:7.2} ms", at(50), at(95), at(99));
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o711)).unwrap();
+    let session = place.path().join("session");
+    fs::create_dir(&session).unwrap();
+    chown(&session, Some(IDS.uid), Some(IDS.gid)).unwrap();
+    let jail = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
+    let init = find_init().unwrap();
+    let wrap =
+        bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None }).unwrap();
+    let cell = nsjail(NsjailOptions { init, program: jail.clone(), cgroup_parent: None }).unwrap();
+    let found = [wrap.probe().await, cell.probe().await];
+    let runtime = Runtime::of(Path::exists, Path::is_symlink);
+    let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };
+
+    let bind = ["--bind", bench.session.to_str().unwrap(), "/workspace", "/usr/bin/true"];
+    let jail_bind = format!("{}:/workspace", bench.session.display());
+    let mut times: [Vec<Duration>; 8] = Default::default();
+    for _ in 0..ROUNDS {
+        times[0].push(raw(Path::new("/usr/bin/bwrap"), RAW_BWRAP, &bind));
+        let ours = bench.ours(&wrap).await;
+        (1..=3).for_each(|index| times[index].push(ours[index - 1]));
+        if found[1].usable {
+            times[4].push(raw(&jail, RAW_NSJAIL, &["--bindmount", &jail_bind, "--", "/usr/bin/true"]));
+            let ours = bench.ours(&cell).await;
+            (5..=7).for_each(|index| times[index].push(ours[index - 5]));
+        }
+    }
+    let names = [
+        "raw bwrap … true",
+        "bwrap, cold setup",
+        "bwrap, prepared setup",
+        "bwrap, whole run with receipt",
+        "raw nsjail … true",
+        "nsjail, cold setup",
+        "nsjail, prepared setup",
+        "nsjail, whole run with receipt",
+    ];
+    for (name, times) in names.into_iter().zip(times).filter(|(_, times)| !times.is_empty()) {
+        print(name, times);
+    }
+}

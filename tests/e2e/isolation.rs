@@ -1,0 +1,212 @@
+//! Isolation through the whole service: from `codelia run --mode …` to what is left on the host.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use codelia_proto::v1::{Limits, outcome};
+use codelia_store::EventKind;
+use codelia_tests::{Client, Cluster, Finished, Process, Shape, available, eventually};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// An installation whose sessions are isolated by `mode`; `None` where that cannot be had.
+pub(crate) async fn isolating(mode: &'static str, workers: usize) -> Result<Option<Cluster>> {
+    let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
+    let shape = Shape { workers: 0, apis: 0, settings, ..Shape::default() };
+    let mut cluster = Cluster::with(shape).await?;
+    let mut doctor = cluster.command("doctor", "doctor")?;
+    doctor.arg("--json");
+    let found: Value = serde_json::from_str(&Process::finish(doctor, b"").await?.stdout)?;
+    let rows = found["modes"].as_array().context("modes")?;
+    let row = rows.iter().find(|row| row["mode"] == mode).context("a row for each mode")?;
+    let missing = (row["usable"] != true).then(|| row["gaps"].to_string());
+    if !available(mode, missing.as_deref()) {
+        cluster.end().await?;
+        return Ok(None);
+    }
+    for _ in 0..workers {
+        cluster.add_worker().await?;
+    }
+    cluster.add_api().await?;
+    Ok(Some(cluster))
+}
+
+async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Finished> {
+    Process::finish(cluster.cli(client, arguments), b"").await
+}
+
+/// The record that `--json` prints last.
+fn record(done: &Finished) -> Result<Value> {
+    let line = done.stdout.lines().last().with_context(|| format!("{done:?}"))?;
+    serde_json::from_str(line).with_context(|| format!("{done:?}"))
+}
+
+fn is_zero(receipt: &Value) -> bool {
+    receipt.as_object().is_some_and(|counts| counts.values().all(|count| *count == 0))
+}
+
+async fn session(cluster: &Cluster, client: &Client, alias: &str) -> Result<()> {
+    let created = codelia(cluster, client, &["session", "create", "--alias", alias]).await?;
+    ensure!(created.code == Some(0), "{created:?}");
+    Ok(())
+}
+
+async fn sessions_are_apart(mode: &'static str) -> Result<()> {
+    let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    session(&cluster, &client, "mine").await?;
+    session(&cluster, &client, "theirs").await?;
+    let write = ["run", "--json", "-s", "theirs", "--", "sh", "-c", "echo secret > treasure; chmod -R 777 ."];
+    let written = record(&codelia(&cluster, &client, &write).await?)?;
+    assert_eq!((&written["sandbox_mode"], &written["exit_code"]), (&mode.into(), &0.into()), "{written}");
+    assert!(is_zero(&written["receipt"]), "{written}");
+
+    let root = written["sandbox_root"].as_str().context("a root")?;
+    let attack =
+        format!("cat {root}/treasure ../*/treasure /proc/*/root{root}/treasure; ls /workspace; id -u; pwd");
+    let done = codelia(&cluster, &client, &["run", "-s", "mine", "--", "sh", "-c", &attack]).await?;
+    assert_eq!((done.stdout.as_str(), done.code), ("1000\n/workspace\n", Some(0)), "{done:?}");
+    assert_eq!(fs::read_to_string(Path::new(root).join("treasure"))?, "secret\n");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn sessions_are_apart_in_mode_bwrap() -> Result<()> {
+    sessions_are_apart("bwrap").await
+}
+
+#[tokio::test]
+async fn sessions_are_apart_in_mode_nsjail() -> Result<()> {
+    sessions_are_apart("nsjail").await
+}
+
+#[tokio::test]
+async fn a_blocked_call_is_on_stderr_in_the_record_and_on_the_row() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let attempt = ["run", "--json", "--", "sh", "-c", "unshare --user true; echo went on"];
+    let done = codelia(&cluster, &client, &attempt).await?;
+    let record = record(&done)?;
+    assert_eq!(record["exit_code"], 0, "{record}");
+    assert_eq!(record["violation_count"], 1, "{record}");
+    assert_eq!(record["violations"][0]["kind"], "SYSCALL_BLOCKED");
+    assert_eq!(record["violations"][0]["syscall"], "unshare");
+    let told =
+        done.stderr.lines().filter(|line| line.starts_with("codelia: SYSCALL_BLOCKED: unshare(0x")).count();
+    assert_eq!(told, 1, "{}", done.stderr);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn using_up_memory_or_cpu_time_has_an_outcome_and_an_exit_code() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let done = codelia(&cluster, &client, &["run", "--json", "--memory-mb", "32", "--", "tail", "/dev/zero"])
+        .await?;
+    let oom = record(&done)?;
+    assert_eq!((&oom["outcome"], done.code), (&"oom".into(), Some(137)), "{oom}");
+    assert!(is_zero(&oom["receipt"]), "{oom}");
+
+    let session = client.session().await?;
+    let mut spin = codelia_tests::shell(&session.name, "while :; do :; done");
+    let second = prost_types::Duration { seconds: 1, nanos: 0 };
+    spin.limits = Some(Limits { cpu_time: Some(second), ..Limits::default() });
+    let run = client.start(spin).await?;
+    let ended = client.watch_to_end(&run.name, 0).await?.finished.context("an end")?;
+    let outcome = ended.outcome.and_then(|outcome| outcome.kind);
+    assert_eq!(outcome, Some(outcome::Kind::Limit("cpu_time".into())));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_refusal_is_an_event_that_names_the_field() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let mut greedy = codelia_tests::shell(&session.name, "true");
+    greedy.limits = Some(Limits { memory_bytes: Some(i64::MAX), ..Limits::default() });
+    assert!(client.start(greedy).await.is_err());
+    let mut malformed = codelia_tests::shell(&session.name, "true");
+    malformed.command = None;
+    assert!(client.start(malformed).await.is_err());
+    let events = cluster.store.event_list(&"a".parse()?, None, None, 10).await?;
+    assert_eq!(events.len(), 1, "a mistake is none: {events:?}");
+    let event = events.first().context("an event")?;
+    assert_eq!(event.happening.kind, EventKind::RunRefused);
+    assert_eq!(event.happening.field.as_deref(), Some("limits.memory_bytes"));
+    assert_eq!(event.concerned.session.map(|id| id.to_string()), Some(session.session_id));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn runs_that_are_killed_at_random_leave_nothing() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    session(&cluster, &client, "busy").await?;
+    let scripts = ["true", "sleep 1000 & sleep 1000", "kill -9 $$", "setsid sleep 1000 & exit 3"];
+    for round in 0..50 {
+        let mode = if round % 5 == 0 { "logical" } else { "bwrap" };
+        let runs = scripts.map(|script| {
+            let timeout = format!("{}ms", 50 + (round * 37) % 200);
+            let arguments = [
+                "run",
+                "--json",
+                "-s",
+                "busy",
+                "--mode",
+                mode,
+                "--timeout",
+                &timeout,
+                "--",
+                "sh",
+                "-c",
+                script,
+            ];
+            let command = cluster.cli(&client, &arguments);
+            Process::finish(command, b"")
+        });
+        for done in futures::future::try_join_all(runs).await? {
+            let record = record(&done)?;
+            assert!(is_zero(&record["receipt"]), "{record}");
+        }
+    }
+    let closed = codelia(&cluster, &client, &["session", "close", "busy"]).await?;
+    assert_eq!(closed.code, Some(0), "{closed:?}");
+    let sessions = cluster.workers[0].root.join("sessions");
+    let gone = || async { fs::read_dir(&sessions).is_ok_and(|mut left| left.next().is_none()).then_some(()) };
+    eventually("the session directory is gone", gone).await;
+    no_mounts(&cluster)?;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_takes_its_sandboxes_with_it() -> Result<()> {
+    let Some(mut cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    session(&cluster, &client, "busy").await?;
+    let started =
+        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
+    assert_eq!(started.code, Some(0), "{started:?}");
+    let worker = &mut cluster.workers[0].process;
+    worker.signal(Signal::KILL)?;
+    worker.exited().await?;
+    cluster.restart_worker(0).await?;
+    no_mounts(&cluster)?;
+    let id = started.stdout.trim().to_owned();
+    let lost = || async {
+        let done = codelia(&cluster, &client, &["attach", "--json", &id]).await.ok()?;
+        (record(&done).ok()?["outcome"] == "lost").then_some(())
+    };
+    eventually("the run is lost", lost).await;
+    cluster.traces().no_cgroup().await;
+    cluster.end().await
+}
+
+/// The mounts of sandboxes are in their own namespaces: the host's list has none.
+fn no_mounts(cluster: &Cluster) -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let directory = cluster.directory().display().to_string();
+    let left: Vec<&str> = mounts.lines().filter(|line| line.contains(&directory)).collect();
+    ensure!(left.is_empty(), "mounts are left: {left:?}");
+    Ok(())
+}
