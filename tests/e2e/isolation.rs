@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, outcome};
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, Finished, Process, Shape, available, eventually};
+use codelia_tests::{Client, Cluster, Finished, Process, Shape, available, cgroups, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -188,6 +188,7 @@ async fn a_worker_that_is_killed_takes_its_sandboxes_with_it() -> Result<()> {
         codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
     assert_eq!(started.code, Some(0), "{started:?}");
     let worker = &mut cluster.workers[0].process;
+    let groups = format!("codelia-{}-", worker.pid());
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
     cluster.restart_worker(0).await?;
@@ -198,7 +199,12 @@ async fn a_worker_that_is_killed_takes_its_sandboxes_with_it() -> Result<()> {
         (record(&done).ok()?["outcome"] == "lost").then_some(())
     };
     eventually("the run is lost", lost).await;
-    cluster.traces().no_cgroup().await;
+    let swept = || async {
+        let left = cgroups();
+        let mut names = left.iter().filter_map(|path| path.file_name()?.to_str());
+        names.all(|name| !name.starts_with(&groups)).then_some(())
+    };
+    eventually("the control groups of the killed worker are gone", swept).await;
     cluster.end().await
 }
 
