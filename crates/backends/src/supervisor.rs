@@ -129,7 +129,10 @@ impl Watch {
         if self.left == 0 {
             self.limit.is_exceeded.store(true, Ordering::Release);
             self.limit.exceeded.notify_one();
+            // Who listens need not wait for what never comes.
+            drop(self.sender);
             // Closed, the listener would have the kernel answer what waits. The supervisor's end ends this.
+            let _open = self.listener;
             std::future::pending().await
         }
     }

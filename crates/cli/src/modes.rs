@@ -21,7 +21,11 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         None => codelia_backends::find_init().context("codelia-init")?,
     };
     let mut all: Vec<Arc<dyn Backend>> = vec![
-        Arc::new(bwrap(BwrapOptions { init: init.clone(), program: config.sandbox.bwrap.clone(), cgroup_parent: None })?),
+        Arc::new(bwrap(BwrapOptions {
+            init: init.clone(),
+            program: config.sandbox.bwrap.clone(),
+            cgroup_parent: None,
+        })?),
         Arc::new(nsjail(NsjailOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),

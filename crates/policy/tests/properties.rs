@@ -1,7 +1,7 @@
 //! What holds for every policy: reading never panics, merging only tightens and may be grouped at
 //! will, and no plan grants what its policy does not.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 use std::{collections::BTreeMap, path::PathBuf};
 
