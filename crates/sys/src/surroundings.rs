@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn this_process_has_surroundings() {
-        assert!(mounts().unwrap().iter().any(|mount| mount.target.as_os_str() == "/proc"));
+        assert!(mounts().unwrap().iter().any(|mount| mount.target == Path::new("/proc")));
         assert_ne!(namespace("pid").unwrap(), namespace("mnt").unwrap());
         assert_eq!(namespace("none").unwrap_err(), Errno::NOENT);
         assert!(!hostname().unwrap().is_empty());
