@@ -94,7 +94,7 @@ async fn the_effective_configuration_is_shown_with_its_sources_and_without_secre
 async fn the_profile_prod_refuses_the_mode_that_isolates_nothing() -> Result<()> {
     let mut cluster = Cluster::with(nothing_started()).await?;
     cluster.add_worker().await?;
-    cluster.add_api_with(&[("CODELIA_PROFILE", "prod")]).await?;
+    cluster.add_api_with(&[("CODELIA_PROFILE", "prod"), ("CODELIA_SANDBOX_MODE", "bwrap")]).await?;
     let client = cluster.tenant("a").await?;
     let request = codelia_proto::v1::CreateSessionRequest {
         mode: codelia_proto::v1::SandboxMode::Logical.into(),
