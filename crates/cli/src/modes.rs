@@ -65,7 +65,7 @@ pub(crate) fn choose(config: &Config, found: &[Capabilities]) -> Result<Mode> {
     match config.sandbox.mode {
         Some(mode) => usable(mode, found),
         None => {
-            let usable = |mode: &Mode| found.iter().any(|one| one.usable && one.mode == *mode);
+            let usable = |mode: &Mode| found.iter().any(|one| one.mode == *mode && serves_any_run(one));
             PREFERRED
                 .into_iter()
                 .find(usable)
@@ -95,6 +95,12 @@ fn usable(mode: Mode, found: &[Capabilities]) -> Result<Mode> {
     }
 }
 
+/// A mode that isolates keeps every limit or refuses the run: without groups it would refuse all.
+fn serves_any_run(found: &Capabilities) -> bool {
+    let can = found.enforceable;
+    found.usable && (found.mode == Mode::Logical || (can.memory && can.cpu && can.pids))
+}
+
 fn gaps(found: &[Capabilities]) -> String {
     let gaps = found.iter().flat_map(|one| &one.gaps);
     gaps.map(|gap| format!("{} ({})", gap.missing, gap.remedy)).collect::<Vec<_>>().join("; ")
@@ -103,6 +109,7 @@ fn gaps(found: &[Capabilities]) -> String {
 #[cfg(test)]
 mod tests {
     use codelia_backends::Gap;
+    use codelia_policy::Enforceable;
 
     use super::*;
     use crate::config::tests::loaded;
@@ -110,7 +117,8 @@ mod tests {
     fn found(mode: Mode, usable: bool) -> Capabilities {
         let gap = Gap { missing: "user namespaces".into(), remedy: "allow them".into() };
         let gaps = if usable { Vec::new() } else { vec![gap] };
-        Capabilities { mode, usable, enforceable: Default::default(), gaps }
+        let enforceable = Enforceable { memory: true, cpu: true, pids: true, ..Enforceable::default() };
+        Capabilities { mode, usable, enforceable, gaps }
     }
 
     fn config(variables: &[(&str, &str)]) -> Config {
@@ -128,6 +136,9 @@ mod tests {
         assert_eq!(chosen(&all(false, true, true)), Mode::Nsjail);
         assert_eq!(chosen(&all(false, false, true)), Mode::Container);
         assert_eq!(chosen(&all(false, false, false)), Mode::Logical);
+        let mut groupless = all(true, false, false);
+        groupless[3].enforceable.memory = false;
+        assert_eq!(chosen(&groupless), Mode::Logical);
     }
 
     #[test]
