@@ -28,13 +28,13 @@ fn processes_of(session: &Session) -> Vec<String> {
 }
 
 fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
-    let name = format!("codelia-{sandbox}");
+    let name = format!("-{sandbox}");
     let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
     while let Some(dir) = open.pop() {
         // Groups of others come and go.
         let Ok(entries) = fs::read_dir(&dir) else { continue };
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            if entry.file_name() == *name {
+            if entry.file_name().to_string_lossy().ends_with(&name) {
                 found.push(entry.path());
             }
             open.push(entry.path());
