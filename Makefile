@@ -11,20 +11,22 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # dev is built in a third of the time and shares it with the tests; release runs faster.
 PROFILE ?= dev
 
+# Where scripts/install puts it.
+CODELIA = "$$([ "$$(id -u)" -eq 0 ] && echo /usr/local/bin || echo "$$HOME/.local/bin")/codelia"
+
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 up: ## Install what is needed, build, start everything on this machine in the background
 	@scripts/install-deps up
 	@scripts/install "$$(scripts/build $(PROFILE) | tail -n 1)"
-	@if [ "$$(id -u)" -eq 0 ]; then codelia=/usr/local/bin/codelia; else codelia=$$HOME/.local/bin/codelia; fi; \
-	"$$codelia" up --detach; \
-	echo; \
-	echo "next:  codelia run -- sh -c 'echo hello from \$$(pwd)'"; \
-	echo "stop:  make down"
+	@# One that runs already makes way for the new build.
+	@$(CODELIA) down >/dev/null
+	@$(CODELIA) up --detach
+	@echo "stop with   make down"
 
 down: ## Stop what `make up` started; its data stays
-	@if [ "$$(id -u)" -eq 0 ]; then /usr/local/bin/codelia down; else "$$HOME/.local/bin/codelia" down; fi
+	@$(CODELIA) down
 
 build: ## Build codelia and codelia-init (PROFILE=dev or release)
 	@scripts/install-deps up
