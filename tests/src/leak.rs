@@ -81,8 +81,8 @@ fn all_pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Control groups with `codelia` in their name, in every hierarchy. They do not say which test
-/// they belong to, so a whole test run is judged at its end.
+/// Control groups with `codelia` in their name whose maker is dead, in every hierarchy. They do not
+/// say which test they belong to, so a whole test run is judged at its end.
 #[must_use]
 pub fn cgroups() -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
@@ -90,13 +90,19 @@ pub fn cgroups() -> BTreeSet<PathBuf> {
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            if entry.file_name().to_string_lossy().contains("codelia") {
+            if is_abandoned(&entry.file_name().to_string_lossy()) {
                 found.insert(entry.path());
             }
             open.push(entry.path());
         }
     }
     found
+}
+
+/// Whether a group of ours has lost the process that its name tells.
+fn is_abandoned(name: &str) -> bool {
+    let maker = name.split('-').find_map(|word| word.parse::<u32>().ok());
+    name.contains("codelia") && maker.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 /// The directories of sessions under a worker's root.
