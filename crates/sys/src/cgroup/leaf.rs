@@ -43,14 +43,20 @@ impl Leaf {
         self.write("pids.max", most)
     }
 
+    /// Where processors are short, a group gets an eighth of what a process outside gets: those who serve
+    /// everybody go before the one who computes.
     pub(super) fn limit_cpu(&self, millis: u64) -> Result<(), Error> {
         let (quota, period) = cpu_quota(millis);
         match self.version {
             Version::One => {
+                self.write("cpu.shares", 1024 / 8)?;
                 self.write("cpu.cfs_period_us", period)?;
                 self.write("cpu.cfs_quota_us", quota)
             }
-            Version::Two => self.write("cpu.max", format!("{quota} {period}")),
+            Version::Two => {
+                self.write("cpu.weight", 100 / 8)?;
+                self.write("cpu.max", format!("{quota} {period}"))
+            }
         }
     }
 
