@@ -1,5 +1,5 @@
 //! `make bench`: what a run costs, beside what it cannot be faster than. All in one run on one machine, in
-//! turns, so that a noisy moment hits everybody alike.
+//! turns, so that a noisy moment hits everybody alike. `make bench ARGS=isolated` measures one part alone.
 
 #![forbid(unsafe_code)]
 
@@ -27,8 +27,14 @@ async fn main() -> Result<()> {
     // The server as `codelia up` starts it: nothing is switched off to look fast.
     let scratch = Scratch::new()?;
     let server = Server::start(&scratch.join("postgres")).await?;
-    println!("{}", spine::measure(&server, cores).await?);
-    println!("{}", isolated::measure(&server, cores).await?);
+    let part = std::env::args().nth(1);
+    let wanted = |name: &str| part.as_deref().is_none_or(|part| part == name);
+    if wanted("spine") {
+        println!("{}", spine::measure(&server, cores).await?);
+    }
+    if wanted("isolated") {
+        println!("{}", isolated::measure(&server, cores).await?);
+    }
     server.stop().await?;
     Ok(())
 }

@@ -144,16 +144,12 @@ mod tests {
 
     #[test]
     fn version_2_limits_are_written_in_its_files() {
-        let (_dir, leaf) =
-            leaf_with(&[("memory.max", ""), ("memory.swap.max", ""), ("cpu.max", ""), ("pids.max", "")]);
+        let names = ["memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max"];
+        let (_dir, leaf) = leaf_with(&names.map(|name| (name, "")));
         leaf.limit_memory(4096).unwrap();
         leaf.limit_cpu(1500).unwrap();
         leaf.limit_pids(7).unwrap();
-        let read = |name| leaf.read(name).unwrap();
-        assert_eq!(
-            [read("memory.max"), read("memory.swap.max"), read("cpu.max"), read("pids.max")],
-            ["4096", "0", "150000 100000", "7"]
-        );
+        assert_eq!(names.map(|name| leaf.read(name).unwrap()), ["4096", "0", "150000 100000", "12", "7"]);
     }
 
     #[test]
