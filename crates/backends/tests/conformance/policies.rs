@@ -131,6 +131,15 @@ async fn too_many_blocked_calls_end_the_run(place: Place) {
     assert_eq!(finished.outcome, Outcome::Violation("SYSCALL_BLOCKED".to_owned()), "{finished:?}");
 }
 
+async fn processes_are_debugged_only_where_the_policy_says_so(mut place: Place) {
+    let trace_me = r#"python3 -c 'import ctypes; print(ctypes.CDLL(None).ptrace(0, 0, 0, 0))'"#;
+    let refused = place.sh(&place.session(), trace_me).await;
+    let tried: Vec<_> = refused.violations.iter().map(|violation| violation.syscall.as_str()).collect();
+    assert_eq!((refused.stdout.as_str(), tried), ("-1\n", vec!["ptrace"]));
+    place.policy.process.debug = Some(true);
+    assert_eq!(place.says(trace_me).await, "0\n");
+}
+
 async fn processes_are_forbidden_by_the_kernel(mut place: Place) {
     place.policy.process.allow_fork = Some(false);
     let finished = place.sh(&place.session(), "echo alone; /bin/true; echo not reached").await;
@@ -161,6 +170,7 @@ in_every_mode!(
     plans_that_cannot_be_kept_are_refused_by_field,
     what_a_blocked_call_tried_is_told,
     too_many_blocked_calls_end_the_run,
+    processes_are_debugged_only_where_the_policy_says_so,
     processes_are_forbidden_by_the_kernel,
     other_programs_are_forbidden_by_the_kernel,
     only_listed_programs_can_be_executed,
