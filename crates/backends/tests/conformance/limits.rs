@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use codelia_policy::Outcome;
 
-use crate::harness::{Place, in_every_mode};
+use crate::harness::{Place, in_every_mode, in_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -38,6 +38,33 @@ async fn processor_time_of_all_processes_is_limited_together(mut place: Place) {
         place.sh(&place.session(), "for i in 1 2 3 4; do (while :; do :; done) & done; wait").await;
     assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
     assert!(finished.usage.cpu_time < Duration::from_secs(3), "{finished:?}");
+}
+
+/// Whatever the machine is busy with besides: more than its share of the time that passed it cannot have.
+async fn the_rate_of_processor_time_is_limited(mut place: Place) {
+    place.limits.cpu_millis = 200;
+    place.limits.cpu_time = Duration::from_millis(500);
+    let finished = place.sh(&place.session(), "while :; do :; done").await;
+    assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
+    let (used, passed) = (finished.usage.cpu_time, finished.usage.wall_time);
+    let most = passed.mul_f64(0.2) + QUOTA_OF_A_PERIOD;
+    assert!(used <= most, "{used:?} in {passed:?}");
+    assert!(used >= Duration::from_millis(450), "the control: it wanted more than {used:?}");
+}
+
+/// What was used before the first refusal and after the last look.
+const QUOTA_OF_A_PERIOD: Duration = Duration::from_millis(60);
+
+/// The largest memory of all processes together and the time of all of them, those that were killed too.
+async fn what_was_used_is_told(mut place: Place) {
+    place.limits.memory_bytes = 256 * MIB;
+    let script = r#"
+        for i in 1 2; do perl -e '$| = 1; $x = "x" x (40 << 20); 1 while (times)[0] < 0.2; print "done\n"; sleep 1000' &
+        done | { read a && read b && kill -9 $$; }"#;
+    let usage = place.sh(&place.session(), script).await.usage;
+    assert!((80 * MIB..256 * MIB).contains(&usage.peak_memory_bytes), "{usage:?}");
+    assert!(usage.cpu_time >= Duration::from_millis(380), "{usage:?}");
+    assert!(usage.wall_time >= Duration::from_millis(180), "{usage:?}");
 }
 
 async fn the_private_file_systems_are_full_at_their_size(mut place: Place) {
@@ -100,8 +127,7 @@ except RuntimeError: pass
 print('few' if n < 20 else n, flush=True)
 import os; os._exit(0)";
     if !std::path::Path::new("/usr/bin/python3").exists() {
-        println!("skipped: no python3");
-        return;
+        return skip("python", "no python3");
     }
     let finished = place.run(&place.session(), &["/usr/bin/python3", "-c", script]).await;
     assert_eq!(finished.stdout, "few\n", "{finished:?}");
@@ -112,9 +138,23 @@ in_every_mode!(
     a_private_file_system_counts_as_memory,
     processor_time_is_limited,
     processor_time_of_all_processes_is_limited_together,
+    the_rate_of_processor_time_is_limited,
+    what_was_used_is_told,
     the_private_file_systems_are_full_at_their_size,
     files_are_not_larger_than_their_limit,
     a_hoarder_of_descriptors_gets_no_more,
+    a_fork_bomb_is_held_and_its_neighbour_works_on,
+    processes_over_the_limit_are_refused_and_told,
+    threads_count_as_processes,
+);
+
+// Those that hold where nothing isolates.
+in_mode!(
+    logical = Logical:
+    memory_is_limited,
+    processor_time_of_all_processes_is_limited_together,
+    the_rate_of_processor_time_is_limited,
+    what_was_used_is_told,
     a_fork_bomb_is_held_and_its_neighbour_works_on,
     processes_over_the_limit_are_refused_and_told,
     threads_count_as_processes,

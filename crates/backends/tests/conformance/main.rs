@@ -6,8 +6,10 @@
 
 mod attacks;
 mod endings;
+mod groups;
 mod harness;
 mod limits;
+mod machine;
 mod policies;
 mod programs;
 mod surroundings;
