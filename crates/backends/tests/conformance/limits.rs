@@ -1,6 +1,6 @@
 //! Programs that want too much: each ends with its own outcome, and a neighbour does not notice.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use codelia_policy::Outcome;
 
@@ -42,18 +42,17 @@ async fn processor_time_of_all_processes_is_limited_together(mut place: Place) {
 
 /// Whatever the machine is busy with besides: more than its share of the time that passed it cannot have.
 async fn the_rate_of_processor_time_is_limited(mut place: Place) {
-    place.limits.cpu_millis = 200;
-    place.limits.cpu_time = Duration::from_millis(500);
+    place.limits.cpu_millis = 250;
+    place.limits.cpu_time = Duration::from_millis(800);
     let finished = place.sh(&place.session(), "while :; do :; done").await;
     assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
     let (used, passed) = (finished.usage.cpu_time, finished.usage.wall_time);
-    let most = passed.mul_f64(0.2) + QUOTA_OF_A_PERIOD;
-    assert!(used <= most, "{used:?} in {passed:?}");
-    assert!(used >= Duration::from_millis(450), "the control: it wanted more than {used:?}");
+    assert!(used <= passed / 4 + BEFORE_AND_AFTER, "{used:?} in {passed:?}");
+    assert!(used >= Duration::from_millis(720), "the control: it wanted more than {used:?}");
 }
 
-/// What was used before the first refusal and after the last look.
-const QUOTA_OF_A_PERIOD: Duration = Duration::from_millis(60);
+/// What a sandbox may use before its command starts and until its end is heard.
+const BEFORE_AND_AFTER: Duration = Duration::from_millis(250);
 
 /// The largest memory of all processes together and the time of all of them, those that were killed too.
 async fn what_was_used_is_told(mut place: Place) {
@@ -97,10 +96,10 @@ async fn a_fork_bomb_is_held_and_its_neighbour_works_on(mut place: Place) {
     let mut bomb = place.start(&bomber, script).await;
     assert_eq!(bomb.line(), "lit");
     for _ in 0..5 {
-        let begun = Instant::now();
         assert_eq!(place.sh(&neighbour, "echo fine").await.stdout, "fine\n");
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
+    let ended = tokio::time::timeout(Duration::ZERO, bomb.running.wait()).await;
+    assert!(ended.is_err(), "the control: it went on meanwhile, {ended:?}");
     bomb.running.kill_tree().await;
     bomb.running.wait().await;
     assert!(bomb.running.destroy().await.is_clean());

@@ -23,19 +23,23 @@ const EMULATOR: &str = "qemu-system-x86_64";
 /// What the machine says when the suite has ended well.
 const PASSED: &str = "machine: the suite ended with 0";
 
-/// Cases that must have run there, in every mode and as a test of its own.
-const LIMITS: [&str; 9] = [
-    "limits::MODE::memory_is_limited",
-    "limits::MODE::processor_time_of_all_processes_is_limited_together",
-    "limits::MODE::the_rate_of_processor_time_is_limited",
-    "limits::MODE::what_was_used_is_told",
-    "limits::MODE::a_fork_bomb_is_held_and_its_neighbour_works_on",
-    "limits::MODE::processes_over_the_limit_are_refused_and_told",
-    "limits::MODE::threads_count_as_processes",
-    "endings::MODE::nothing_is_left_of_a_sandbox",
-    "endings::MODE::many_sandboxes_with_random_kills_leave_nothing",
+/// Cases that run there in every mode.
+const LIMITS: [&str; 7] = [
+    "memory_is_limited",
+    "processor_time_of_all_processes_is_limited_together",
+    "the_rate_of_processor_time_is_limited",
+    "what_was_used_is_told",
+    "a_fork_bomb_is_held_and_its_neighbour_works_on",
+    "processes_over_the_limit_are_refused_and_told",
+    "threads_count_as_processes",
 ];
-const GROUPS: [&str; 8] = [
+const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
+
+/// Those that run there once.
+const OTHERS: [&str; 11] = [
+    "endings::bwrap::nothing_is_left_of_a_sandbox",
+    "endings::nsjail::nothing_is_left_of_a_sandbox",
+    "endings::bwrap::many_sandboxes_with_random_kills_leave_nothing",
     "groups::a_worker_that_was_told_nothing_finds_a_parent",
     "groups::a_worker_alone_in_its_group_steps_aside",
     "groups::a_worker_that_shares_its_group_uses_the_one_above",
@@ -46,11 +50,17 @@ const GROUPS: [&str; 8] = [
     "unprivileged::the_suite_of_bwrap_holds_for_an_ordinary_user",
 ];
 
-/// What the machine finds below `/codelia`.
+/// What the suite is told there.
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
 export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,python
-export CODELIA_TEST_USER_CASES=limits::bwrap::
+export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::processes limits::bwrap::threads'
 ";
+
+fn cases() -> Vec<String> {
+    let limits =
+        MODES.iter().flat_map(|mode| LIMITS.iter().map(move |case| format!("limits::{mode}::{case}")));
+    limits.chain(OTHERS.map(str::to_owned)).collect()
+}
 
 /// Kernel and tree, as `scripts/vm` made them.
 fn machine() -> Option<PathBuf> {
@@ -68,7 +78,9 @@ fn machine() -> Option<PathBuf> {
 }
 
 fn nsjail_path() -> PathBuf {
-    env::var_os("CODELIA_NSJAIL").map_or("/usr/bin/nsjail".into(), PathBuf::from)
+    let path = env::var_os("CODELIA_NSJAIL").map_or("/usr/bin/nsjail".into(), PathBuf::from);
+    assert!(path.is_file(), "{} is missing: scripts/nsjail gets it", path.display());
+    path
 }
 
 /// What is added to the tree: the suite itself, what it starts, and the libraries they were built for.
@@ -85,6 +97,7 @@ fn stage(dir: &Path) -> io::Result<()> {
         }
     }
     fs::write(dir.join("codelia/settings"), SETTINGS)?;
+    fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
     fs::write(dir.join("init"), include_str!("machine.sh"))?;
     fs::set_permissions(dir.join("init"), Permissions::from_mode(0o755))
 }
@@ -168,10 +181,7 @@ fn limits_bite_on_a_host_with_version_2() {
     archive(&machine, &staged, &initramfs).unwrap();
     let said = Emulator::boot(&machine, &initramfs).unwrap().console();
     assert!(said.lines().any(|line| line == PASSED), "the suite did not pass in the machine");
-    let of_modes =
-        ["bwrap", "nsjail"].map(|mode| LIMITS.map(|case| case.replace("MODE", mode))).into_iter().flatten();
-    let logical = LIMITS[..7].iter().map(|case| case.replace("MODE", "logical"));
-    for case in of_modes.chain(logical).chain(GROUPS.map(str::to_owned)) {
+    for case in cases() {
         let passed = format!("test {case} ... ok");
         assert!(said.lines().any(|line| line == passed), "{case} did not run in the machine");
     }

@@ -24,7 +24,7 @@ echo $$ >/sys/fs/cgroup/service/worker/first/cgroup.procs
 set +e
 cd /
 . /codelia/settings
-/codelia/suite --color never --test-threads 2 groups:: limits:: endings:: unprivileged::
+xargs /codelia/suite --color never --test-threads 1 --exact </codelia/cases
 echo "machine: the suite ended with $?"
 echo o >/proc/sysrq-trigger
 sleep 60

@@ -34,8 +34,9 @@ pub(super) fn choose(point: &Path, own: PathBuf, controllers: &[Controller]) -> 
     found.unwrap_or(own)
 }
 
-/// Lets the children of a group be limited, by all of these or none. The kernel refuses it (`EBUSY`)
-/// where the group has processes of its own.
+/// Lets the children of a group be limited, by all of these or none. `EBUSY` where the group has processes
+/// of its own: the kernel would refuse some controllers, and others would make children that no process
+/// can enter.
 pub(super) fn delegate(dir: &Path, controllers: &[Controller]) -> Result<(), Error> {
     let path = dir.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
@@ -45,7 +46,17 @@ pub(super) fn delegate(dir: &Path, controllers: &[Controller]) -> Result<(), Err
     if words.is_empty() {
         return Ok(());
     }
+    if has_processes(dir)? {
+        return Err(Error::new("delegate controllers in", path, Errno::BUSY));
+    }
     fs::write(&path, words.join(" ")).map_err(Error::io("delegate controllers in", &path))
+}
+
+/// The kernel's own root may have some, and is the only group without a type.
+fn has_processes(dir: &Path) -> Result<bool, Error> {
+    let path = dir.join("cgroup.procs");
+    let listed = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    Ok(!listed.trim().is_empty() && dir.join("cgroup.type").exists())
 }
 
 /// Whether this process may make groups below and move its own into them.
@@ -88,6 +99,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("cgroup.subtree_control");
         fs::write(&control, "cpu\n").unwrap();
+        fs::write(dir.path().join("cgroup.procs"), "").unwrap();
         delegate(dir.path(), &[Controller::Cpu]).unwrap();
         assert_eq!(fs::read_to_string(&control).unwrap(), "cpu\n");
         delegate(dir.path(), &Controller::LIMITING).unwrap();
