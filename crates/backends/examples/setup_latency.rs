@@ -24,7 +24,7 @@ use codelia_policy::{
 const ROUNDS: usize = 200;
 const IDS: Ids = Ids { uid: 399_000, gid: 399_000 };
 
-/// The same namespaces and mounts, asked of the tools by hand.
+/// The same namespaces and mounts, asked of the tools by hand; the files of `/etc` are added as they are found.
 const RAW_BWRAP: &str = "--unshare-all --die-with-parent --as-pid-1 --cap-drop ALL --clearenv --hostname codelia \
     --uid 1000 --gid 1000 --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
     --proc /proc --dev /dev --tmpfs /dev/shm --tmpfs /tmp --tmpfs /var/tmp --tmpfs /run";
@@ -66,10 +66,10 @@ impl Bench {
     }
 }
 
-fn raw(program: &Path, arguments: &str, rest: &[&str]) -> Duration {
+fn raw(program: &Path, arguments: &str) -> Duration {
     let begun = Instant::now();
     let mut tool = Command::new(program);
-    tool.args(arguments.split_whitespace()).args(rest).env_clear().current_dir("/").uid(IDS.uid).gid(IDS.gid);
+    tool.args(arguments.split_whitespace()).env_clear().current_dir("/").uid(IDS.uid).gid(IDS.gid);
     assert!(tool.status().unwrap().success(), "{tool:?}");
     begun.elapsed()
 }
@@ -111,15 +111,25 @@ async fn main() {
     let runtime = Runtime::of(Path::exists, Path::is_symlink);
     let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };
 
-    let bind = ["--bind", bench.session.to_str().unwrap(), "/workspace", "/usr/bin/true"];
-    let jail_bind = format!("{}:/workspace", bench.session.display());
+    let session = bench.session.display();
+    let etc = |how: &dyn Fn(&str) -> String| -> String {
+        bench.host.runtime.etc_files.iter().map(|path| how(path.to_str().unwrap())).collect()
+    };
+    let raw_bwrap = format!(
+        "{RAW_BWRAP} {} --bind {session} /workspace /usr/bin/true",
+        etc(&|path| format!("--ro-bind {path} {path} "))
+    );
+    let raw_nsjail = format!(
+        "{RAW_NSJAIL} {} --bindmount {session}:/workspace -- /usr/bin/true",
+        etc(&|path| format!("--bindmount_ro {path} "))
+    );
     let mut times: [Vec<Duration>; 8] = Default::default();
     for _ in 0..ROUNDS {
-        times[0].push(raw(Path::new("/usr/bin/bwrap"), RAW_BWRAP, &bind));
+        times[0].push(raw(Path::new("bwrap"), &raw_bwrap));
         let ours = bench.ours(&wrap).await;
         (1..=3).for_each(|index| times[index].push(ours[index - 1]));
         if found[1].usable {
-            times[4].push(raw(&jail, RAW_NSJAIL, &["--bindmount", &jail_bind, "--", "/usr/bin/true"]));
+            times[4].push(raw(&jail, &raw_nsjail));
             let ours = bench.ours(&cell).await;
             (5..=7).for_each(|index| times[index].push(ours[index - 5]));
         }

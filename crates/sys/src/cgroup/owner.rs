@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use super::{Controller, Hierarchy};
@@ -19,12 +20,12 @@ struct Owner {
     started: u64,
 }
 
-impl Owner {
-    fn this_process() -> Option<Self> {
-        let pid = std::process::id();
-        Some(Self { pid, started: start_of(pid)? })
-    }
+static THIS_PROCESS: LazyLock<Option<Owner>> = LazyLock::new(|| {
+    let pid = std::process::id();
+    Some(Owner { pid, started: start_of(pid)? })
+});
 
+impl Owner {
     /// Reads `codelia-{pid}-{started}-…`.
     fn parse(name: &str) -> Option<Self> {
         let mut words = name.strip_prefix(PREFIX)?.splitn(3, '-');
@@ -40,7 +41,7 @@ impl Owner {
 /// The name of a group that this process makes.
 pub(super) fn mark(name: &str) -> Result<String, Error> {
     let unknown = || Error::new("read the start of", "/proc/self/stat", rustix::io::Errno::PROTO);
-    let Owner { pid, started } = Owner::this_process().ok_or_else(unknown)?;
+    let Owner { pid, started } = THIS_PROCESS.ok_or_else(unknown)?;
     Ok(format!("{PREFIX}{pid}-{started}-{name}"))
 }
 
