@@ -11,7 +11,7 @@ use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use codelia_init::{Report, Request, Setup};
 use codelia_policy::Receipt;
-use codelia_sys::cgroup::Group;
+use codelia_sys::{cgroup::Group, fd};
 use codelia_telemetry::task;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -114,13 +114,17 @@ impl Sandbox {
 
     /// Ends it and counts what is left.
     pub(crate) async fn destroy(mut self) -> Receipt {
-        let remains = self.remains.take();
-        // The end of the control socket is the order to end.
-        drop(self);
-        match remains {
-            Some(remains) => remains.end().await,
+        match self.remains.take() {
+            Some(remains) => remains.end(self.order_end()).await,
             None => Receipt::default(),
         }
+    }
+}
+
+impl Sandbox {
+    /// The end of the control socket is the order to end. Answers our end of it, if it could be kept.
+    fn order_end(&self) -> Option<OwnedFd> {
+        self.control.end().inspect_err(|error| tracing::warn!(%error, "control socket not ended")).ok()
     }
 }
 
@@ -128,13 +132,13 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         // Without a runtime the remains see to themselves.
         if let (Some(remains), Ok(_)) = (self.remains.take(), Handle::try_current()) {
-            task::background("sandbox teardown", remains.end());
+            task::background("sandbox teardown", remains.end(self.order_end()));
         }
     }
 }
 
 impl Remains {
-    async fn end(mut self) -> Receipt {
+    async fn end(mut self, socket: Option<OwnedFd>) -> Receipt {
         let clean = match timeout(END_PATIENCE, self.holder.ended()).await {
             Ok(clean) => clean,
             Err(_) => {
@@ -148,6 +152,9 @@ impl Remains {
             // It ends by itself only when it has no descendants. Otherwise nobody can tell.
             None => receipt.processes += u32::from(!clean),
         }
+        // One that cannot be looked at is not closed.
+        let is_closed = socket.is_some_and(|socket| fd::is_closed_there(socket).unwrap_or(false));
+        receipt.sockets += u32::from(!is_closed);
         if !receipt.is_clean() {
             tracing::error!(?receipt, "a sandbox left something behind");
         }
@@ -198,5 +205,36 @@ async fn remove(mut group: Group, receipt: &mut Receipt) {
 fn log(result: Result<(), codelia_sys::Error>) {
     if let Err(error) = result {
         tracing::warn!(%error, "control group not killed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+
+    /// Of which nothing is left.
+    #[derive(Debug)]
+    struct Ended;
+
+    #[async_trait]
+    impl Holder for Ended {
+        async fn ended(&mut self) -> bool {
+            true
+        }
+
+        async fn kill(&mut self) {}
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_somebody_still_holds_is_counted() {
+        for (is_held, sockets) in [(true, 1), (false, 0)] {
+            let (control, there) = Control::pair().unwrap();
+            let held = is_held.then_some(there);
+            let receipt = Sandbox::new(control, Box::new(Ended), None).destroy().await;
+            assert_eq!(receipt, Receipt { sockets, ..Receipt::default() });
+            drop(held);
+        }
     }
 }

@@ -216,7 +216,7 @@ fn backend(mode: Mode) -> Arc<dyn Backend> {
         }
         Mode::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
-            Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent }).unwrap())
+            Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent, users: None }).unwrap())
         }
         Mode::Container => panic!("has a suite of its own"),
     }

@@ -9,7 +9,7 @@ use std::{
 
 use codelia_sys::process;
 
-use crate::harness::init_path;
+use crate::{harness::init_path, programs::stage_toolchain};
 
 /// Nobody else is this one.
 const USER: u32 = 399_999;
@@ -82,6 +82,11 @@ fn the_suite_of_bwrap_holds_for_an_ordinary_user() {
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
     let suite = copy(&std::env::current_exe().unwrap(), place.path());
     let init = copy(&init_path(), place.path());
+    let path = std::env::var("PATH").unwrap();
+    let path = match stage_toolchain(place.path()) {
+        Ok(toolchain) => format!("{}/bin:{path}", toolchain.display()),
+        Err(_) => path,
+    };
     let delegation = Delegation::new();
     let script = format!(
         "{} && exec setpriv --reuid {USER} --regid {USER} --clear-groups {} {} --test-threads 1",
@@ -94,6 +99,7 @@ fn the_suite_of_bwrap_holds_for_an_ordinary_user() {
         .env("CODELIA_INIT", init)
         .env("CODELIA_TEST_CGROUP_PARENT", &delegation.name)
         .env("TMPDIR", "/tmp")
+        .env("PATH", path)
         .current_dir("/tmp")
         .output()
         .unwrap();
