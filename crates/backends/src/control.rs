@@ -77,6 +77,11 @@ impl Control {
         Ok(self.stream.as_fd().try_clone_to_owned()?)
     }
 
+    /// Whether somebody holds the other side. One that cannot be looked at is not open.
+    pub(crate) fn is_open(&self) -> bool {
+        fd::is_closed_there(&self.stream).is_ok_and(|closed| !closed)
+    }
+
     /// Tells the other side that this is the end, and answers the socket, to see whether it was closed
     /// there.
     pub(crate) fn end(&self) -> Result<OwnedFd, Error> {
