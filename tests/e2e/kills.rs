@@ -14,21 +14,22 @@ use rustix::process::Signal;
 use crate::isolation::is_usable;
 
 const RUNS: usize = 500;
-const AT_ONCE: usize = 5;
+const AT_ONCE: usize = 10;
 
 /// In so many rounds the worker is killed: their runs have no receipt, for nobody is left to write one.
-const WORKER_KILLS: usize = 6;
+const WORKER_KILLS: usize = 5;
 
 /// A mode is one row: its word and its name in the protocol.
 const MODES: [(&str, SandboxMode); 3] =
     [("bwrap", SandboxMode::Bwrap), ("nsjail", SandboxMode::Nsjail), ("logical", SandboxMode::Logical)];
 
 /// Commands that do not end by themselves.
-const ENDLESS: [&str; 3] = [
-    "sleep 1000 & sleep 1000",
-    "trap '' TERM INT HUP; (setsid sleep 1000 &); while :; do sleep 0.1; done",
-    "sleep 1000 & kill -STOP $!; sleep 1000",
-];
+const ENDLESS: [&str; 2] =
+    ["sleep 1000 & (setsid sleep 1000 &) ; sleep 1000", "sleep 1000 & kill -STOP $!; sleep 1000"];
+
+/// One that does not end when it is asked to either; each takes the time that it is given for that.
+const STUBBORN: &str = "trap '' TERM INT HUP; (setsid sleep 1000 &); while :; do sleep 0.1; done";
+const ONE_STUBBORN_IN: usize = 20;
 
 /// Commands that do.
 const SHORT: [&str; 4] = ["true", "setsid sleep 1000 & exit 3", "kill -9 $$", "(sleep 1000 &); echo out"];
@@ -81,7 +82,11 @@ struct Attempt {
 impl Attempt {
     fn new(session: &str, mode: SandboxMode, dice: &mut Dice) -> Self {
         let way = dice.pick(&WAYS);
-        let script = if matches!(way, Way::ByItself) { dice.pick(&SHORT) } else { dice.pick(&ENDLESS) };
+        let script = match way {
+            Way::ByItself => dice.pick(&SHORT),
+            _ if dice.roll(ONE_STUBBORN_IN) == 0 => STUBBORN,
+            _ => dice.pick(&ENDLESS),
+        };
         let mut request = StartRunRequest { mode: mode.into(), ..shell(session, script) };
         if matches!(way, Way::Timeout) {
             let nanos = i32::try_from(50 + dice.roll(200)).expect("small") * 1_000_000;
@@ -233,7 +238,7 @@ async fn five_hundred_runs_that_are_killed_at_random_leave_nothing() -> Result<(
     for round in 0..rounds {
         let (session, mode) = &sessions[round % sessions.len()];
         let attempts: Vec<_> = (0..AT_ONCE).map(|_| Attempt::new(session, *mode, &mut dice)).collect();
-        if round % (rounds / WORKER_KILLS) == 7 {
+        if round % (rounds / WORKER_KILLS) == 4 {
             let requests = (0..AT_ONCE).map(|_| shell(session, dice.pick(&ENDLESS)));
             let requests = requests.map(|request| StartRunRequest { mode: (*mode).into(), ..request });
             kill_worker(&mut cluster, &client, requests.collect()).await?;
