@@ -126,7 +126,7 @@ impl Arguments<'_> {
             Mount::Symlink { target, to } => self.add(["--symlink", text(to)?, text(target)?]),
             // A copy in the root, which becomes read-only: a mount for each would take longer.
             Mount::File { target, text: content } => self.file("--file", "0444", target, content)?,
-            Mount::Hidden { target } => match hidden::find(made, target)? {
+            Mount::Hidden { target, even_if_absent } => match hidden::find(made, target, *even_if_absent)? {
                 Hidden::Directory(place) => {
                     let place = text(&place)?;
                     self.add(["--perms", "0000", "--tmpfs", place, "--remount-ro", place]);
@@ -183,7 +183,7 @@ mod tests {
             Mount::Dev,
             Mount::Tmpfs { target: "/tmp".into(), size_bytes: 4096 },
             Mount::Bind { source: "/s".into(), target: "/workspace".into(), writable: true },
-            Mount::Hidden { target: "/workspace/secret".into() },
+            Mount::Hidden { target: "/workspace/secret".into(), even_if_absent: true },
         ])
         .join(" ");
         let mounts = line.split_once("--ro-bind /init /.codelia-init ").unwrap().1;

@@ -35,7 +35,7 @@ pub use output::{Chunk, Stream};
 pub use run::{Admission, NewRun, Run, RunFilter, RunState};
 pub use server::{Server, ServerError};
 pub use session::{EndReason, NewSession, Session, SessionCreated, SessionRef, SessionSpec, SessionState};
-pub use tenant::{Quotas, QuotasChange, Tenant, Used};
+pub use tenant::{Decision, Floor, Quotas, QuotasChange, Tenant, Used};
 pub use worker::{Candidate, Heartbeat, NewWorker, Worker, WorkerState};
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");

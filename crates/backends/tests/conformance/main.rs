@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attacks;
+mod deviations;
 mod endings;
 mod groups;
 mod harness;
