@@ -192,7 +192,7 @@ impl<T: Tool> Backend for Isolating<T> {
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
-        Ok(self.groups.remove_orphans()? + self.tool.sweep()?)
+        Ok(self.groups.remove_orphans()? + self.tool.sweep().map_err(Error::Sweep)?)
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

@@ -25,7 +25,7 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often, and how far apart, the removal of a group is tried: its last process may be on its
 /// way out.
-const REMOVALS: u32 = 100;
+const REMOVALS: u32 = 300;
 const BETWEEN_REMOVALS: Duration = Duration::from_millis(10);
 
 /// The same where nothing can be awaited.
@@ -96,12 +96,14 @@ impl Sandbox {
         self.remains.as_ref()?.group.as_ref()
     }
 
-    /// Kills every process but `codelia-init`, where it cannot be left to that alone.
+    /// Kills every process but `codelia-init`, where it cannot be left to that alone; elsewhere it only
+    /// gets the means to do so.
     pub(crate) fn kill_group(&self) -> Result<(), Error> {
-        let init = self.remains.as_ref().and_then(|remains| remains.holder.bare_init());
-        match (self.group(), init) {
-            (Some(group), Some(init)) => Ok(group.kill_others(init)?),
-            _ => Ok(()),
+        let Some(group) = self.group() else { return Ok(()) };
+        group.hasten()?;
+        match self.remains.as_ref().and_then(|remains| remains.holder.bare_init()) {
+            Some(init) => Ok(group.kill_others(init)?),
+            None => Ok(()),
         }
     }
 
@@ -146,15 +148,20 @@ impl Remains {
                 false
             }
         };
-        let mut receipt = self.holder.remove().await;
-        match self.group.take() {
-            Some(group) => remove(group, &mut receipt).await,
+        let mut receipt = match self.group.take() {
+            Some(group) => remove(group).await,
             // It ends by itself only when it has no descendants. Otherwise nobody can tell.
-            None => receipt.processes += u32::from(!clean),
-        }
+            None => Receipt { processes: u32::from(!clean), ..Receipt::default() },
+        };
+        // Last, for what was killed may have needed until now to die.
+        let held = self.holder.remove().await;
+        receipt.processes += held.processes;
+        receipt.mounts += held.mounts;
+        receipt.cgroups += held.cgroups;
+        receipt.directories += held.directories;
         // One that cannot be looked at is not closed.
         let is_closed = socket.is_some_and(|socket| fd::is_closed_there(socket).unwrap_or(false));
-        receipt.sockets += u32::from(!is_closed);
+        receipt.sockets += held.sockets + u32::from(!is_closed);
         if !receipt.is_clean() {
             tracing::error!(?receipt, "a sandbox left something behind");
         }
@@ -164,6 +171,7 @@ impl Remains {
     async fn kill(&mut self) {
         self.holder.kill().await;
         if let Some(group) = &self.group {
+            log(group.hasten());
             log(group.kill_all());
         }
         if timeout(END_PATIENCE, self.holder.ended()).await.is_err() {
@@ -187,19 +195,23 @@ impl Drop for Remains {
     }
 }
 
-async fn remove(mut group: Group, receipt: &mut Receipt) {
+async fn remove(mut group: Group) -> Receipt {
     for _ in 0..REMOVALS {
         match group.remove() {
-            Ok(()) => return,
+            Ok(()) => return Receipt::default(),
             Err(error) => tracing::debug!(%error, "control group not removed yet"),
         }
+        log(group.hasten());
         log(group.kill_all());
         tokio::time::sleep(BETWEEN_REMOVALS).await;
     }
     let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-    // A list that cannot be read is not an empty one.
-    receipt.processes += group.processes().map_or(1, |processes| count(processes.len()));
-    receipt.cgroups += count(group.directories().count());
+    Receipt {
+        // A list that cannot be read is not an empty one.
+        processes: group.processes().map_or(1, |processes| count(processes.len())),
+        cgroups: count(group.directories().count()),
+        ..Receipt::default()
+    }
 }
 
 fn log(result: Result<(), codelia_sys::Error>) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use codelia_policy::Outcome;
 
-use crate::harness::{Place, in_every_mode, in_mode, skip};
+use crate::harness::{Place, Started, in_every_mode, in_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -100,9 +100,26 @@ async fn a_fork_bomb_is_held_and_its_neighbour_works_on(mut place: Place) {
     }
     let ended = tokio::time::timeout(Duration::ZERO, bomb.running.wait()).await;
     assert!(ended.is_err(), "the control: it went on meanwhile, {ended:?}");
+    put_out(bomb).await;
+}
+
+/// To die takes processor time as well, and a hundred processes share a fiftieth.
+async fn a_fork_bomb_with_little_processor_time_dies_all_the_same(mut place: Place) {
+    place.limits.pids = 100;
+    place.limits.cpu_millis = 20;
+    // They go off together, when all are there.
+    let script = r#"perl -e '$| = 1; pipe(R, W);
+        for (1..90) { if (!fork) { close W; sysread(R, $x, 1); 1 while 1 } } close W; print "lit\n"; 1 while 1'"#;
+    let mut bomb = place.start(&place.session(), script).await;
+    assert_eq!(bomb.line(), "lit");
+    put_out(bomb).await;
+}
+
+async fn put_out(mut bomb: Started) {
     bomb.running.kill_tree().await;
     bomb.running.wait().await;
-    assert!(bomb.running.destroy().await.is_clean());
+    let receipt = bomb.running.destroy().await;
+    assert!(receipt.is_clean(), "{receipt:?}");
 }
 
 async fn processes_over_the_limit_are_refused_and_told(mut place: Place) {
@@ -143,6 +160,7 @@ in_every_mode!(
     files_are_not_larger_than_their_limit,
     a_hoarder_of_descriptors_gets_no_more,
     a_fork_bomb_is_held_and_its_neighbour_works_on,
+    a_fork_bomb_with_little_processor_time_dies_all_the_same,
     processes_over_the_limit_are_refused_and_told,
     threads_count_as_processes,
 );
@@ -155,6 +173,7 @@ in_mode!(
     the_rate_of_processor_time_is_limited,
     what_was_used_is_told,
     a_fork_bomb_is_held_and_its_neighbour_works_on,
+    a_fork_bomb_with_little_processor_time_dies_all_the_same,
     processes_over_the_limit_are_refused_and_told,
     threads_count_as_processes,
 );
