@@ -15,6 +15,7 @@ mod fairness;
 mod idempotency;
 mod interactive;
 mod isolation;
+mod kills;
 mod listing;
 mod load;
 mod malformed;

@@ -76,7 +76,7 @@ impl Drop for Traces {
     }
 }
 
-fn all_pids() -> impl Iterator<Item = u32> {
+pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
@@ -85,12 +85,17 @@ fn all_pids() -> impl Iterator<Item = u32> {
 /// say which test they belong to, so a whole test run is judged at its end.
 #[must_use]
 pub fn cgroups() -> BTreeSet<PathBuf> {
+    groups(is_abandoned)
+}
+
+/// Control groups of such names, in every hierarchy.
+pub(crate) fn groups(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let mut open = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            if is_abandoned(&entry.file_name().to_string_lossy()) {
+            if is_wanted(&entry.file_name().to_string_lossy()) {
                 found.insert(entry.path());
             }
             open.push(entry.path());

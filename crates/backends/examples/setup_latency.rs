@@ -106,7 +106,8 @@ async fn main() {
     let init = find_init().unwrap();
     let wrap =
         bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None }).unwrap();
-    let cell = nsjail(NsjailOptions { init, program: jail.clone(), cgroup_parent: None }).unwrap();
+    let cell =
+        nsjail(NsjailOptions { init, program: jail.clone(), cgroup_parent: None, users: None }).unwrap();
     let found = [wrap.probe().await, cell.probe().await];
     let runtime = Runtime::of(Path::exists, Path::is_symlink);
     let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };

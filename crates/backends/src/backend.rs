@@ -43,6 +43,11 @@ pub trait Prepared: Send + Sync + std::fmt::Debug {
     /// directory): an outcome for the caller. Nothing of the sandbox is left after any error.
     async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error>;
 
+    /// Whether it still waits: something may have ended it meanwhile. Such a one can only be discarded.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
     /// Destroys the sandbox unused.
     async fn discard(self: Box<Self>) -> Receipt;
 }

@@ -77,6 +77,18 @@ impl Control {
         Ok(self.stream.as_fd().try_clone_to_owned()?)
     }
 
+    /// Whether somebody holds the other side. One that cannot be looked at is not open.
+    pub(crate) fn is_open(&self) -> bool {
+        fd::is_closed_there(&self.stream).is_ok_and(|closed| !closed)
+    }
+
+    /// Tells the other side that this is the end, and answers the socket, to see whether it was closed
+    /// there.
+    pub(crate) fn end(&self) -> Result<OwnedFd, Error> {
+        fd::end_writing(&self.stream).map_err(io::Error::from)?;
+        self.witness()
+    }
+
     /// The next descriptor that came with a report.
     pub(crate) fn take_descriptor(&mut self) -> Result<OwnedFd, Error> {
         self.descriptors.pop_front().ok_or(Error::OutOfTurn)

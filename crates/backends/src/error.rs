@@ -71,6 +71,9 @@ pub enum Error {
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
     Inside(Failure),
+    /// What killed workers left cannot be looked for.
+    #[error("looking for leftovers: {0}")]
+    Sweep(#[source] io::Error),
     /// The control socket failed.
     #[error("control socket: {0}")]
     Control(#[from] io::Error),

@@ -21,6 +21,14 @@ fn nobody() -> Ids {
 
 const FIRST_NOBODY: u32 = 0x7000_0000;
 
+/// The kernel gives no process a larger id.
+const MOST_PROCESSES: u32 = 4 * 1024 * 1024;
+
+/// Whether this is somebody whom only a probe was.
+pub(crate) fn is_nobody(uid: u32) -> bool {
+    (FIRST_NOBODY..=FIRST_NOBODY + MOST_PROCESSES).contains(&uid)
+}
+
 const MIB: u64 = 1024 * 1024;
 
 /// A plan with the limits that this host can enforce and nothing else.

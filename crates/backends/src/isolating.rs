@@ -44,6 +44,11 @@ pub(crate) trait Tool: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
 
+    /// Removes those that nobody is left to use; answers how many.
+    fn sweep(&self) -> io::Result<usize> {
+        Ok(0)
+    }
+
     /// How to get it, and how to get what it complains of.
     fn remedy(&self, complaint: &str) -> String;
 }
@@ -187,7 +192,7 @@ impl<T: Tool> Backend for Isolating<T> {
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
-        self.groups.remove_orphans()
+        Ok(self.groups.remove_orphans()? + self.tool.sweep().map_err(Error::Sweep)?)
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

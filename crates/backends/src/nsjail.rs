@@ -3,6 +3,8 @@
 
 use std::{
     fmt::Write,
+    io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +14,9 @@ use codelia_sys::process;
 use crate::{
     Backend, Error,
     hidden::{self, Hidden},
+    idle,
     isolating::{self, Host, INIT, INSIDE, Inherited, Isolating, Tool},
+    scratch,
 };
 
 /// What the mode needs to know.
@@ -25,6 +29,8 @@ pub struct NsjailOptions {
     /// The control group below which those of sandboxes are made, the same in each hierarchy;
     /// else the worker's own. In version 2 it must have no processes of its own.
     pub cgroup_parent: Option<String>,
+    /// The users that only sandboxes have: what nsjail left for them is taken away by the sweep.
+    pub users: Option<RangeInclusive<u32>>,
 }
 
 /// Mode `nsjail`.
@@ -33,11 +39,23 @@ pub struct NsjailOptions {
 /// `/proc` cannot be read.
 pub fn nsjail(options: NsjailOptions) -> Result<impl Backend + 'static, Error> {
     let host = Host { init: options.init, program: options.program };
-    Isolating::new(Nsjail, host, options.cgroup_parent.as_deref())
+    Isolating::new(Nsjail { users: options.users }, host, options.cgroup_parent.as_deref())
 }
 
 #[derive(Debug)]
-struct Nsjail;
+struct Nsjail {
+    users: Option<RangeInclusive<u32>>,
+}
+
+impl Nsjail {
+    /// Whose directory one of this name is, if it is one that a sandbox of ours had.
+    fn user_of(&self, name: &str) -> Option<u32> {
+        let uid = name.strip_prefix("nsjail.")?;
+        let uid = uid.strip_suffix(".root").or(uid.strip_suffix(".tmp"))?.parse().ok()?;
+        let is_ours = self.users.as_ref().is_some_and(|users| users.contains(&uid)) || idle::is_nobody(uid);
+        is_ours.then_some(uid)
+    }
+}
 
 impl Tool for Nsjail {
     const MODE: Mode = Mode::Nsjail;
@@ -63,6 +81,11 @@ impl Tool for Nsjail {
         base.iter()
             .flat_map(|base| ["root", "tmp"].map(|name| PathBuf::from(format!("{base}{name}"))))
             .collect()
+    }
+
+    fn sweep(&self) -> io::Result<usize> {
+        let places = ["/run/user", "/tmp"].map(Path::new);
+        places.into_iter().map(|place| scratch::remove_abandoned(place, |name| self.user_of(name))).sum()
     }
 
     fn remedy(&self, complaint: &str) -> String {
@@ -221,7 +244,17 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idle;
+
+    #[test]
+    fn only_directories_of_its_users_are_its_own() {
+        let tool = Nsjail { users: Some(300..=399) };
+        let own = |name| tool.user_of(name);
+        assert_eq!([own("nsjail.300.root"), own("nsjail.399.tmp")], [Some(300), Some(399)]);
+        for name in ["nsjail.400.root", "nsjail.300.other", "nsjail.root", "jail.300.root", "nsjail.-1.tmp"] {
+            assert_eq!(own(name), None, "{name}");
+        }
+        assert_eq!(Nsjail { users: None }.user_of("nsjail.300.root"), None);
+    }
 
     #[test]
     fn text_cannot_end_its_quotes() {

@@ -88,6 +88,10 @@ impl Prepared for WaitingSandbox {
         }
     }
 
+    fn is_alive(&self) -> bool {
+        self.launch.is_open() && self.sandbox.control().is_open()
+    }
+
     async fn discard(self: Box<Self>) -> Receipt {
         self.sandbox.destroy().await
     }

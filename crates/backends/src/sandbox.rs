@@ -11,7 +11,7 @@ use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use codelia_init::{Report, Request, Setup};
 use codelia_policy::Receipt;
-use codelia_sys::cgroup::Group;
+use codelia_sys::{cgroup::Group, fd};
 use codelia_telemetry::task;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -25,7 +25,7 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often, and how far apart, the removal of a group is tried: its last process may be on its
 /// way out.
-const REMOVALS: u32 = 100;
+const REMOVALS: u32 = 300;
 const BETWEEN_REMOVALS: Duration = Duration::from_millis(10);
 
 /// The same where nothing can be awaited.
@@ -96,12 +96,14 @@ impl Sandbox {
         self.remains.as_ref()?.group.as_ref()
     }
 
-    /// Kills every process but `codelia-init`, where it cannot be left to that alone.
+    /// Kills every process but `codelia-init`, where it cannot be left to that alone; elsewhere it only
+    /// gets the means to do so.
     pub(crate) fn kill_group(&self) -> Result<(), Error> {
-        let init = self.remains.as_ref().and_then(|remains| remains.holder.bare_init());
-        match (self.group(), init) {
-            (Some(group), Some(init)) => Ok(group.kill_others(init)?),
-            _ => Ok(()),
+        let Some(group) = self.group() else { return Ok(()) };
+        group.hasten()?;
+        match self.remains.as_ref().and_then(|remains| remains.holder.bare_init()) {
+            Some(init) => Ok(group.kill_others(init)?),
+            None => Ok(()),
         }
     }
 
@@ -114,13 +116,17 @@ impl Sandbox {
 
     /// Ends it and counts what is left.
     pub(crate) async fn destroy(mut self) -> Receipt {
-        let remains = self.remains.take();
-        // The end of the control socket is the order to end.
-        drop(self);
-        match remains {
-            Some(remains) => remains.end().await,
+        match self.remains.take() {
+            Some(remains) => remains.end(self.order_end()).await,
             None => Receipt::default(),
         }
+    }
+}
+
+impl Sandbox {
+    /// The end of the control socket is the order to end. Answers our end of it, if it could be kept.
+    fn order_end(&self) -> Option<OwnedFd> {
+        self.control.end().inspect_err(|error| tracing::warn!(%error, "control socket not ended")).ok()
     }
 }
 
@@ -128,13 +134,13 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         // Without a runtime the remains see to themselves.
         if let (Some(remains), Ok(_)) = (self.remains.take(), Handle::try_current()) {
-            task::background("sandbox teardown", remains.end());
+            task::background("sandbox teardown", remains.end(self.order_end()));
         }
     }
 }
 
 impl Remains {
-    async fn end(mut self) -> Receipt {
+    async fn end(mut self, socket: Option<OwnedFd>) -> Receipt {
         let clean = match timeout(END_PATIENCE, self.holder.ended()).await {
             Ok(clean) => clean,
             Err(_) => {
@@ -142,12 +148,20 @@ impl Remains {
                 false
             }
         };
-        let mut receipt = self.holder.remove().await;
-        match self.group.take() {
-            Some(group) => remove(group, &mut receipt).await,
+        let mut receipt = match self.group.take() {
+            Some(group) => remove(group).await,
             // It ends by itself only when it has no descendants. Otherwise nobody can tell.
-            None => receipt.processes += u32::from(!clean),
-        }
+            None => Receipt { processes: u32::from(!clean), ..Receipt::default() },
+        };
+        // Last, for what was killed may have needed until now to die.
+        let held = self.holder.remove().await;
+        receipt.processes += held.processes;
+        receipt.mounts += held.mounts;
+        receipt.cgroups += held.cgroups;
+        receipt.directories += held.directories;
+        // One that cannot be looked at is not closed.
+        let is_closed = socket.is_some_and(|socket| fd::is_closed_there(socket).unwrap_or(false));
+        receipt.sockets += held.sockets + u32::from(!is_closed);
         if !receipt.is_clean() {
             tracing::error!(?receipt, "a sandbox left something behind");
         }
@@ -157,6 +171,7 @@ impl Remains {
     async fn kill(&mut self) {
         self.holder.kill().await;
         if let Some(group) = &self.group {
+            log(group.hasten());
             log(group.kill_all());
         }
         if timeout(END_PATIENCE, self.holder.ended()).await.is_err() {
@@ -180,23 +195,58 @@ impl Drop for Remains {
     }
 }
 
-async fn remove(mut group: Group, receipt: &mut Receipt) {
+async fn remove(mut group: Group) -> Receipt {
     for _ in 0..REMOVALS {
         match group.remove() {
-            Ok(()) => return,
+            Ok(()) => return Receipt::default(),
             Err(error) => tracing::debug!(%error, "control group not removed yet"),
         }
+        log(group.hasten());
         log(group.kill_all());
         tokio::time::sleep(BETWEEN_REMOVALS).await;
     }
     let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-    // A list that cannot be read is not an empty one.
-    receipt.processes += group.processes().map_or(1, |processes| count(processes.len()));
-    receipt.cgroups += count(group.directories().count());
+    Receipt {
+        // A list that cannot be read is not an empty one.
+        processes: group.processes().map_or(1, |processes| count(processes.len())),
+        cgroups: count(group.directories().count()),
+        ..Receipt::default()
+    }
 }
 
 fn log(result: Result<(), codelia_sys::Error>) {
     if let Err(error) = result {
         tracing::warn!(%error, "control group not killed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+
+    /// Of which nothing is left.
+    #[derive(Debug)]
+    struct Ended;
+
+    #[async_trait]
+    impl Holder for Ended {
+        async fn ended(&mut self) -> bool {
+            true
+        }
+
+        async fn kill(&mut self) {}
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_somebody_still_holds_is_counted() {
+        for (is_held, sockets) in [(true, 1), (false, 0)] {
+            let (control, there) = Control::pair().unwrap();
+            let held = is_held.then_some(there);
+            let receipt = Sandbox::new(control, Box::new(Ended), None).destroy().await;
+            assert_eq!(receipt, Receipt { sockets, ..Receipt::default() });
+            drop(held);
+        }
     }
 }

@@ -70,11 +70,11 @@ impl Holder for ToolProcess {
     }
 
     async fn remove(&mut self) -> Receipt {
-        self.scratch.take();
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         Receipt {
             processes: count(self.killed.iter().filter(|&&pid| process::is_alive(pid)).count()),
             mounts: count(self.mounts_left()),
+            directories: count(self.scratch.take().map_or(0, Scratch::leave)),
             ..Receipt::default()
         }
     }

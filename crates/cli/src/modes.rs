@@ -30,6 +30,7 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
             cgroup_parent: None,
+            users: options::uids(config).map(|range| range.base..=range.base.saturating_add(range.count - 1)),
         })?),
     ];
     if config.allow_logical() {

@@ -52,6 +52,17 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
 }
 
+/// Tells the other side of a socket that nothing more comes. A side that is closed already needs no telling.
+///
+/// # Errors
+/// As `shutdown(2)`.
+pub fn end_writing(socket: impl AsFd) -> Result<(), Errno> {
+    match rustix::net::shutdown(socket, rustix::net::Shutdown::Write) {
+        Err(Errno::NOTCONN) => Ok(()),
+        answer => answer,
+    }
+}
+
 /// Receives bytes and appends the descriptors that came with them to `fds`, closed on exec.
 /// Zero bytes are the other side's end.
 ///
@@ -136,6 +147,16 @@ pub fn has_ended(socket: impl AsFd) -> Result<bool, Errno> {
     }
 }
 
+/// Whether nobody holds the other side of a socket any more, whatever is left to be read.
+///
+/// # Errors
+/// As `poll(2)`.
+pub fn is_closed_there(socket: impl AsFd) -> Result<bool, Errno> {
+    let mut fds = [PollFd::new(&socket, PollFlags::empty())];
+    rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(fds[0].revents().contains(PollFlags::HUP))
+}
+
 /// Lets no descriptor but the three streams survive the next exec.
 ///
 /// # Errors
@@ -185,5 +206,19 @@ mod tests {
         let (here, there) = socket_pair().unwrap();
         drop(here);
         assert_eq!(receive(&there, &mut [0; 4], &mut Vec::new()).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_side_is_closed_when_the_last_one_lets_go_of_it() {
+        let (here, there) = socket_pair().unwrap();
+        let held = there.try_clone().unwrap();
+        rustix::io::write(&there, b"unread").unwrap();
+        end_writing(&here).unwrap();
+        assert_eq!(receive(&there, &mut [0; 4], &mut Vec::new()).unwrap(), 0, "it is told the end");
+        drop(there);
+        assert!(!is_closed_there(&here).unwrap());
+        drop(held);
+        assert!(is_closed_there(&here).unwrap());
+        end_writing(&here).unwrap();
     }
 }

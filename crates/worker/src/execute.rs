@@ -153,8 +153,10 @@ async fn sandbox(worker: &Worker, run: &ActiveRun, plan: &Plan) -> Result<(Box<d
     let asked = Instant::now();
     if let Some(spare) = worker.sessions.take_spare(run.assigned.session, plan) {
         let ready = spare.is_ready();
-        if let Some(sandbox) = spare.into_sandbox().await {
-            return Ok((sandbox, ready));
+        match spare.into_sandbox().await {
+            Some(sandbox) if sandbox.is_alive() => return Ok((sandbox, ready)),
+            Some(sandbox) => worker.receipts.judge(sandbox.discard().await),
+            None => {}
         }
     }
     let sandbox = worker.modes.prepare(plan).await?;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use codelia_policy::{Outcome, RunId};
+use codelia_sys::Pid;
 
 use crate::harness::{Place, Session, command, in_every_mode};
 
@@ -15,16 +16,22 @@ use crate::harness::{Place, Session, command, in_every_mode};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The processes of a session's user. As an ordinary user that is us, so that the name decides.
-fn processes_of(session: &Session) -> Vec<String> {
-    let is_theirs = |dir: &PathBuf| {
-        let status = fs::read_to_string(dir.join("status")).unwrap_or_default();
+fn pids_of(session: &Session) -> Vec<Pid> {
+    let is_theirs = |pid: &Pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let uid = format!("Uid:\t{}\t", session.ids.uid);
         let name = ["sleep", "codelia-init", "bwrap", "nsjail", ".codelia-init"];
         let is_named = name.iter().any(|name| status.starts_with(&format!("Name:\t{name}\n")));
         status.contains(&uid) && is_named && !status.contains("State:\tZ")
     };
-    let all = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    all.filter(is_theirs).map(|dir| fs::read_to_string(dir.join("cmdline")).unwrap_or_default()).collect()
+    let names = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+    let pids = names.filter_map(|name| Pid::from_raw(name.to_str()?.parse().ok()?));
+    pids.filter(is_theirs).collect()
+}
+
+fn processes_of(session: &Session) -> Vec<String> {
+    let command = |pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    pids_of(session).into_iter().map(command).collect()
 }
 
 fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
@@ -116,6 +123,17 @@ async fn a_sandbox_that_is_dropped_is_destroyed(place: Place) {
     eventually("the running one is gone", || processes_of(&session).is_empty()).await;
 }
 
+async fn a_prepared_sandbox_that_was_killed_says_so(place: Place) {
+    let session = place.session();
+    let prepared = place.backend.prepare(&place.plan(&session)).await.unwrap();
+    assert!(prepared.is_alive());
+    for pid in pids_of(&session) {
+        codelia_sys::process::kill(pid).unwrap();
+    }
+    eventually("it is seen to be dead", || !prepared.is_alive()).await;
+    assert!(prepared.discard().await.is_clean());
+}
+
 async fn a_launch_that_is_refused_leaves_nothing(place: Place) {
     let session = place.session();
     assert!(place.launch(&session, &command(&["/no/such/program"])).await.is_err());
@@ -167,6 +185,7 @@ in_every_mode!(
     a_killed_tree_is_dead_whatever_it_does_against_it,
     nothing_is_left_of_a_sandbox,
     a_sandbox_that_is_dropped_is_destroyed,
+    a_prepared_sandbox_that_was_killed_says_so,
     a_launch_that_is_refused_leaves_nothing,
     a_session_that_cannot_be_reached_is_an_error_that_says_so,
     many_sandboxes_with_random_kills_leave_nothing,

@@ -69,9 +69,7 @@ impl Place {
         let found = backend.probe().await;
         let can = found.enforceable;
         if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
-            let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|word| word == mode.as_str()), "{mode}: {:?}", found.gaps);
-            println!("skipped: mode {mode} does not work here: {:?}", found.gaps);
+            skip(mode.as_str(), format!("mode {mode} does not work here: {:?}", found.gaps));
             return None;
         }
         let sessions = tempfile::tempdir().unwrap();
@@ -218,7 +216,7 @@ fn backend(mode: Mode) -> Arc<dyn Backend> {
         }
         Mode::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
-            Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent }).unwrap())
+            Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent, users: None }).unwrap())
         }
         Mode::Container => panic!("has a suite of its own"),
     }
@@ -243,26 +241,34 @@ fn read_all(mut stream: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Says why a case cannot run here; fails it if `CODELIA_TEST_REQUIRE` names what it lacks.
+pub(crate) fn skip(what: &str, reason: impl std::fmt::Display) {
+    let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|word| word == what), "{what} is required: {reason}");
+    println!("skipped: {reason}");
+}
+
 /// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name` and
 /// `nsjail::name`.
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
-        mod bwrap {
+        $crate::harness::in_mode!(bwrap = Bwrap: $($name),+);
+        $crate::harness::in_mode!(nsjail = Nsjail: $($name),+);
+    };
+}
+pub(crate) use in_every_mode;
+
+/// The same for one mode.
+macro_rules! in_mode {
+    ($module:ident = $mode:ident: $($name:ident),+ $(,)?) => {
+        mod $module {
             $(#[tokio::test]
             async fn $name() {
-                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::Bwrap).await {
-                    super::$name(place).await;
-                }
-            })+
-        }
-        mod nsjail {
-            $(#[tokio::test]
-            async fn $name() {
-                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::Nsjail).await {
+                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::$mode).await {
                     super::$name(place).await;
                 }
             })+
         }
     };
 }
-pub(crate) use in_every_mode;
+pub(crate) use in_mode;

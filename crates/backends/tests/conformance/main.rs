@@ -7,8 +7,10 @@
 mod attacks;
 mod deviations;
 mod endings;
+mod groups;
 mod harness;
 mod limits;
+mod machine;
 mod policies;
 mod programs;
 mod surroundings;

@@ -1,10 +1,15 @@
 //! Real programs under the default policy, where they are installed: they work, and break no rule.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
 
 use codelia_policy::Outcome;
 
-use crate::harness::{Place, command, in_every_mode};
+use crate::harness::{Place, command, in_every_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -81,32 +86,41 @@ async fn perl_and_shell_tools_work(place: Place) {
 
 /// A toolchain outside of /usr comes in through the policy.
 async fn cargo_builds_offline(mut place: Place) {
-    let Some((cargo, toolchain)) = toolchain() else {
-        println!("skipped: no cargo that everybody may read");
-        return;
+    let staged = tempfile::tempdir().unwrap();
+    let toolchain = match stage_toolchain(staged.path()) {
+        Ok(toolchain) => toolchain,
+        Err(reason) => return skip("cargo", reason),
     };
     place.limits.memory_bytes = 1024 * MIB;
-    place.policy.filesystem.read_only_paths = Some(vec![toolchain]);
+    place.policy.filesystem.read_only_paths = Some(vec![toolchain.clone()]);
     let session = place.session();
     let script = format!(
-        "export PATH={}:$PATH; cargo init -q --vcs none --name tiny . && cargo build -q --offline && ./target/debug/tiny",
-        cargo.parent().unwrap().display()
+        "export PATH={}/bin:$PATH; cargo init -q --vcs none tiny && cd tiny && cargo build -q --offline && ./target/debug/tiny",
+        toolchain.display()
     );
     let finished = place.launch(&session, &command(&["sh", "-c", &script])).await.unwrap().finish().await;
     assert_eq!(finished.stdout, "Hello, world!\n", "{finished:?}");
     assert!(finished.violations.is_empty(), "{finished:?}");
 }
 
-/// The compiler's directory, if a sandbox's user can get there.
-fn toolchain() -> Option<(PathBuf, PathBuf)> {
-    let printed = std::process::Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
-    let root = PathBuf::from(String::from_utf8(printed.stdout).ok()?.trim());
-    let cargo = root.join("bin/cargo");
-    let reachable = std::process::Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "test", "-x"])
-        .arg(&cargo)
-        .status();
-    reachable.is_ok_and(|status| status.success()).then_some((cargo, root))
+/// Puts the compiler where everybody gets at it, for it may be in a home directory; as links if they can be.
+pub(crate) fn stage_toolchain(place: &Path) -> Result<PathBuf, String> {
+    let printed =
+        Command::new("rustc").args(["--print", "sysroot"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    let printed = printed.map_err(|error| format!("rustc cannot be asked where it is: {error}"))?;
+    let root = PathBuf::from(String::from_utf8_lossy(&printed.stdout).trim());
+    let into = place.join("toolchain");
+    for how in ["-rl", "-r"] {
+        fs::create_dir_all(&into).map_err(|error| error.to_string())?;
+        let mut copy = Command::new("cp");
+        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&into).current_dir(&root);
+        if copy.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            let open = |path| fs::set_permissions(path, Permissions::from_mode(0o755));
+            return open(place).and_then(|()| open(&into)).map(|()| into).map_err(|error| error.to_string());
+        }
+        fs::remove_dir_all(&into).map_err(|error| error.to_string())?;
+    }
+    Err(format!("the toolchain at {} cannot be copied", root.display()))
 }
 
 in_every_mode!(

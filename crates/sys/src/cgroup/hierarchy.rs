@@ -7,7 +7,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::{Controller, Version};
+use super::{Controller, Version, delegation};
 use crate::Error;
 
 /// The parent of our groups, for each controller.
@@ -27,8 +27,9 @@ pub(super) struct Base {
 }
 
 impl Hierarchy {
-    /// Finds the parents: the group `parent` in each hierarchy, else the group of this process.
-    /// A controller without one says so when it is used.
+    /// Finds the parents: the group `parent` in each hierarchy, else the group of this process, in
+    /// version 2 the nearest one that can have limited children. A controller without one says so when
+    /// it is used.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -36,7 +37,13 @@ impl Hierarchy {
         let read = |path: &str| fs::read_to_string(path).map_err(Error::io("read", path));
         let mounts = read("/proc/self/mountinfo")?;
         let own = read("/proc/self/cgroup")?;
-        let base = |controller| find(controller, &mounts, &own, parent);
+        let one = |controller| {
+            let dir = parent_in(Version::One, controller, &mounts, &own, parent)?;
+            Some(Base { dir, version: Version::One })
+        };
+        let needed: Vec<_> = Controller::LIMITING.into_iter().filter(|&it| one(it).is_none()).collect();
+        let two = version_2(&mounts, &own, parent, &needed);
+        let base = |controller| one(controller).map_or_else(|| limited(two.clone(), controller), Ok);
         Ok(Self {
             memory: base(Controller::Memory),
             pids: base(Controller::Pids),
@@ -57,27 +64,24 @@ impl Hierarchy {
     }
 }
 
-fn find(controller: Controller, mounts: &str, own: &str, parent: Option<&Path>) -> Result<Base, Error> {
-    if let Some(dir) = parent_in(Version::One, controller, mounts, own, parent) {
-        return Ok(Base { dir, version: Version::One });
-    }
-    let absent = || Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV);
-    let dir = parent_in(Version::Two, controller, mounts, own, parent).ok_or_else(absent)?;
-    if controller != Controller::CpuTime {
-        delegate(&dir, controller)?;
-    }
-    Ok(Base { dir, version: Version::Two })
+/// The one parent of version 2, for all controllers: a process is in one group there.
+fn version_2(mounts: &str, own: &str, parent: Option<&Path>, needed: &[Controller]) -> Option<PathBuf> {
+    let mount = mounted(Version::Two, Controller::CpuTime, mounts)?;
+    let dir = parent_in(Version::Two, Controller::CpuTime, mounts, own, parent)?;
+    Some(if parent.is_some() || needed.is_empty() {
+        dir
+    } else {
+        delegation::choose(mount.point, dir, needed)
+    })
 }
 
-/// Lets the children of a version 2 group be limited. The kernel refuses it (`EBUSY`) where the
-/// group has processes of its own.
-fn delegate(dir: &Path, controller: Controller) -> Result<(), Error> {
-    let path = dir.join("cgroup.subtree_control");
-    let enabled = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    if enabled.split_ascii_whitespace().any(|word| word == controller.as_str()) {
-        return Ok(());
+fn limited(dir: Option<PathBuf>, controller: Controller) -> Result<Base, Error> {
+    let absent = || Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV);
+    let dir = dir.ok_or_else(absent)?;
+    if controller != Controller::CpuTime {
+        delegation::delegate(&dir, &[controller])?;
     }
-    fs::write(&path, format!("+{}", controller.as_str())).map_err(Error::io("delegate controller in", &path))
+    Ok(Base { dir, version: Version::Two })
 }
 
 fn parent_in(
@@ -87,13 +91,17 @@ fn parent_in(
     own: &str,
     parent: Option<&Path>,
 ) -> Option<PathBuf> {
-    let mount = mounts.lines().filter_map(Mount::parse).find(|mount| mount.serves(version, controller))?;
+    let mount = mounted(version, controller, mounts)?;
     let group = match parent {
         Some(parent) => parent.to_owned(),
         // Paths of groups count from the root of the hierarchy, which need not be what is mounted.
         None => own_path(version, controller, own)?.strip_prefix(mount.root).ok()?.to_owned(),
     };
     Some(mount.point.join(group.strip_prefix("/").unwrap_or(&group)))
+}
+
+fn mounted(version: Version, controller: Controller, mounts: &str) -> Option<Mount<'_>> {
+    mounts.lines().filter_map(Mount::parse).find(|mount| mount.serves(version, controller))
 }
 
 /// The path of this process in `/proc/self/cgroup`: lines of `id:controllers:path`.
@@ -179,16 +187,5 @@ mod tests {
     fn a_parent_that_was_given_takes_the_place_of_the_own_group() {
         assert_eq!(one(Controller::Cpu, Some("/a/b")), Some("/sys/fs/cgroup/cpu,cpuacct/a/b".into()));
         assert_eq!(one(Controller::Cpu, Some("a")), Some("/sys/fs/cgroup/cpu,cpuacct/a".into()));
-    }
-
-    #[test]
-    fn a_version_2_parent_is_told_once_to_limit_its_children() {
-        let dir = tempfile::tempdir().unwrap();
-        let control = dir.path().join("cgroup.subtree_control");
-        fs::write(&control, "cpu\n").unwrap();
-        delegate(dir.path(), Controller::Cpu).unwrap();
-        assert_eq!(fs::read_to_string(&control).unwrap(), "cpu\n");
-        delegate(dir.path(), Controller::Memory).unwrap();
-        assert_eq!(fs::read_to_string(&control).unwrap(), "+memory");
     }
 }

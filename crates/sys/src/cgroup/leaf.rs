@@ -60,6 +60,13 @@ impl Leaf {
         }
     }
 
+    pub(super) fn lift_cpu(&self) -> Result<(), Error> {
+        match self.version {
+            Version::One => self.write("cpu.cfs_quota_us", -1),
+            Version::Two => self.write("cpu.max", "max"),
+        }
+    }
+
     pub(super) fn oom_kills(&self) -> Result<u64, Error> {
         match self.version {
             Version::One => self.read_key("memory.oom_control", "oom_kill"),

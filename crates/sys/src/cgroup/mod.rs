@@ -3,6 +3,7 @@
 //! A sandbox gets one leaf group in each hierarchy it needs. Only groups made here are changed,
 //! but for the switch that lets a parent of version 2 have limited children.
 
+mod delegation;
 mod group;
 mod hierarchy;
 mod leaf;

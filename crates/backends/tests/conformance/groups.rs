@@ -1,0 +1,205 @@
+//! Where control groups are made, and that they are removed, on a real kernel. What concerns version 2
+//! alone runs in the machine of `machine.rs`, and on a host that has it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use codelia_backends::{Backend, Logical, LogicalOptions};
+use codelia_sys::cgroup::{Group, Hierarchy, Limits};
+
+use crate::harness::{init_path, skip};
+
+const VERSION_2: &str = "/sys/fs/cgroup";
+const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millis: Some(1000) };
+
+/// Names the case that runs in a process of its own.
+const APART: &str = "groups::a_worker_that_was_told_nothing_finds_a_parent";
+
+fn hierarchy() -> Hierarchy {
+    let parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
+    Hierarchy::detect(parent.as_deref().map(Path::new)).unwrap()
+}
+
+fn has_version_2() -> bool {
+    let all = fs::read_to_string(Path::new(VERSION_2).join("cgroup.controllers")).unwrap_or_default();
+    let has = ["memory", "pids", "cpu"].iter().all(|name| all.split_whitespace().any(|word| word == *name));
+    if !has {
+        println!("skipped: the controllers of this host are not of version 2");
+    }
+    has
+}
+
+/// A group of version 2 for one test. Its children are removed with it.
+struct Parent(PathBuf);
+
+impl Parent {
+    /// With limits for its children if `delegated`.
+    fn new(name: &str, delegated: bool) -> Self {
+        let dir = Path::new(VERSION_2).join(format!("test-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        if delegated {
+            fs::write(dir.join("cgroup.subtree_control"), "+memory +pids +cpu").unwrap();
+        }
+        Self(dir)
+    }
+
+    fn child(&self, name: &str) -> PathBuf {
+        let dir = self.0.join(name);
+        fs::create_dir(&dir).unwrap();
+        dir
+    }
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        for entry in fs::read_dir(&self.0).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+            fs::remove_dir(entry.path()).unwrap();
+        }
+        fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+/// Starts a shell script in a group.
+fn script_in(group: &Path, script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("echo $$ > {}/cgroup.procs && {script}", group.display())]);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs the case that stands for a worker in a group; answers which group it ended in.
+fn worker_in(group: &Path) -> String {
+    let suite = std::env::current_exe().unwrap();
+    let script = format!("exec {} --exact {APART} --nocapture", suite.display());
+    let output = script_in(group, &script).env_remove("CODELIA_TEST_CGROUP_PARENT").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    said
+}
+
+/// Twice, as a worker with two modes does.
+#[tokio::test]
+async fn a_worker_that_was_told_nothing_finds_a_parent() {
+    for _ in 0..2 {
+        let backend = Logical::new(LogicalOptions { init: init_path(), cgroup_parent: None }).unwrap();
+        let found = backend.probe().await;
+        let can = found.enforceable;
+        if !(can.memory && can.pids && can.cpu) {
+            return skip("cgroup", format!("no control groups can be made here: {:?}", found.gaps));
+        }
+    }
+    println!("is in {}", fs::read_to_string("/proc/self/cgroup").unwrap());
+    let hierarchy = Hierarchy::detect(None).unwrap();
+    let mut group = Group::create(&hierarchy, "test", LIMITS).unwrap();
+    println!("parent {}", group.directories().next().unwrap().parent().unwrap().display());
+    group.remove().unwrap();
+}
+
+#[test]
+fn a_worker_alone_in_its_group_steps_aside() {
+    if !has_version_2() {
+        return;
+    }
+    let parent = Parent::new("alone", false);
+    let said = worker_in(&parent.0);
+    assert!(said.contains(&format!("parent {}\n", parent.0.display())), "{said}");
+    assert!(said.contains("-worker\n"), "{said}");
+}
+
+#[test]
+fn a_worker_that_shares_its_group_uses_the_one_above() {
+    if !has_version_2() {
+        return;
+    }
+    let parent = Parent::new("shared", true);
+    let shared = parent.child("shared");
+    let mut other = script_in(&shared, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    let said = worker_in(&shared);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(said.contains(&format!("parent {}\n", parent.0.display())), "{said}");
+}
+
+#[tokio::test]
+async fn a_parent_with_processes_of_its_own_is_a_gap_with_a_remedy() {
+    if !has_version_2() {
+        return;
+    }
+    let parent = Parent::new("busy", false);
+    let mut other = script_in(&parent.0, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    let cgroup_parent = parent.0.file_name().map(|name| name.to_string_lossy().into_owned());
+    let found = Logical::new(LogicalOptions { init: init_path(), cgroup_parent }).unwrap().probe().await;
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(!found.enforceable.memory && !found.enforceable.pids && !found.enforceable.cpu);
+    let remedy = "give the worker a delegated control group without processes of its own";
+    assert_eq!(found.gaps.iter().filter(|gap| gap.remedy == remedy).count(), 3, "{:?}", found.gaps);
+}
+
+#[test]
+fn swap_is_off_and_the_kernel_holds_what_was_written() {
+    if !has_version_2() {
+        return;
+    }
+    let mut group = Group::create(&hierarchy(), "limits", LIMITS).unwrap();
+    let dir = group.directories().next().unwrap().clone();
+    let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap().trim().to_owned();
+    assert_eq!(
+        ["memory.max", "memory.swap.max", "pids.max", "cpu.max"].map(read),
+        ["67108864", "0", "16", "100000 100000"]
+    );
+    group.remove().unwrap();
+}
+
+/// They fork faster than a list of them could be read.
+#[test]
+fn a_group_kills_all_its_processes_at_once_and_is_removed() {
+    let Ok(mut group) = Group::create(&hierarchy(), "kill", LIMITS) else {
+        return skip("cgroup", "no control group can be made here");
+    };
+    let enter = group.directories().map(|dir| format!("echo $$ > {}/cgroup.procs", dir.display()));
+    let enter = enter.collect::<Vec<_>>().join(" && ");
+    let bomb = format!("{enter} && echo in; while :; do (setsid sleep 1000 &) ; done 2>/dev/null");
+    let mut shell = Command::new("sh").args(["-c", &bomb]).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    assert!(!group.processes().unwrap().is_empty());
+    assert!(group.remove().is_err(), "the control: a group with processes stays");
+    let mut tries = 0;
+    while group.remove().is_err() {
+        group.kill_all().unwrap();
+        tries += 1;
+        assert!(tries < 10_000, "{:?} are left", group.processes());
+        std::thread::yield_now();
+    }
+    assert!(!shell.wait().unwrap().success());
+    assert_eq!(group.directories().count(), 0);
+}
+
+/// A process that makes a group and is killed: the next one removes it, and not those of the living.
+#[test]
+fn groups_of_killed_owners_are_removed_and_others_stay() {
+    let hierarchy = hierarchy();
+    let Ok(mut mine) = Group::create(&hierarchy, "mine", LIMITS) else {
+        return skip("cgroup", "no control group can be made here");
+    };
+    let orphans: Vec<_> = mine.directories().map(|dir| dir.with_file_name(orphaned_name(dir))).collect();
+    orphans.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    hierarchy.remove_orphans().unwrap();
+    assert!(orphans.iter().all(|dir| !dir.exists()), "{orphans:?}");
+    assert!(mine.directories().all(|dir| dir.exists()));
+    mine.remove().unwrap();
+}
+
+/// The name of a group of a process that has ended.
+fn orphaned_name(like: &Path) -> String {
+    let mut ended = Command::new("true").spawn().unwrap();
+    let pid = ended.id();
+    ended.wait().unwrap();
+    let name = like.file_name().unwrap().to_string_lossy();
+    name.replacen(&format!("codelia-{}-", std::process::id()), &format!("codelia-{pid}-"), 1)
+}

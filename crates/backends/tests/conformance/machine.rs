@@ -1,0 +1,189 @@
+//! The limits once more where the kernel's controllers are those of version 2: in a machine that is
+//! booted for it, emulated, so that any host will do. `scripts/vm` makes it.
+
+use std::{
+    env,
+    fs::{self, File, Permissions},
+    io::{self, BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::harness::{init_path, skip};
+
+/// Much more than it takes; a machine that needs it hangs.
+const PATIENCE: Duration = Duration::from_secs(420);
+
+const EMULATOR: &str = "qemu-system-x86_64";
+
+/// What the machine says when the suite has ended well.
+const PASSED: &str = "machine: the suite ended with 0";
+
+/// Cases that run there in every mode.
+const LIMITS: [&str; 7] = [
+    "memory_is_limited",
+    "processor_time_of_all_processes_is_limited_together",
+    "the_rate_of_processor_time_is_limited",
+    "what_was_used_is_told",
+    "a_fork_bomb_is_held_and_its_neighbour_works_on",
+    "processes_over_the_limit_are_refused_and_told",
+    "threads_count_as_processes",
+];
+const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
+
+/// Those that run there once.
+const OTHERS: [&str; 11] = [
+    "endings::bwrap::nothing_is_left_of_a_sandbox",
+    "endings::nsjail::nothing_is_left_of_a_sandbox",
+    "endings::bwrap::many_sandboxes_with_random_kills_leave_nothing",
+    "groups::a_worker_that_was_told_nothing_finds_a_parent",
+    "groups::a_worker_alone_in_its_group_steps_aside",
+    "groups::a_worker_that_shares_its_group_uses_the_one_above",
+    "groups::a_parent_with_processes_of_its_own_is_a_gap_with_a_remedy",
+    "groups::swap_is_off_and_the_kernel_holds_what_was_written",
+    "groups::a_group_kills_all_its_processes_at_once_and_is_removed",
+    "groups::groups_of_killed_owners_are_removed_and_others_stay",
+    "unprivileged::the_suite_of_bwrap_holds_for_an_ordinary_user",
+];
+
+/// What the suite is told there.
+const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
+export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,python
+export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::processes limits::bwrap::threads'
+";
+
+fn cases() -> Vec<String> {
+    let limits =
+        MODES.iter().flat_map(|mode| LIMITS.iter().map(move |case| format!("limits::{mode}::{case}")));
+    limits.chain(OTHERS.map(str::to_owned)).collect()
+}
+
+/// Kernel and tree, as `scripts/vm` made them.
+fn machine() -> Option<PathBuf> {
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
+    let dir = env::var_os("CODELIA_TEST_VM").map_or(made, PathBuf::from);
+    if !["kernel", "tree.cpio"].iter().all(|name| dir.join(name).is_file()) {
+        skip("vm", format!("{} has no machine: scripts/vm makes it", dir.display()));
+        return None;
+    }
+    if Command::new(EMULATOR).arg("--version").output().is_err() {
+        skip("vm", format!("{EMULATOR} is not installed"));
+        return None;
+    }
+    Some(dir)
+}
+
+fn nsjail_path() -> PathBuf {
+    let path = env::var_os("CODELIA_NSJAIL").map_or("/usr/bin/nsjail".into(), PathBuf::from);
+    assert!(path.is_file(), "{} is missing: scripts/nsjail gets it", path.display());
+    path
+}
+
+/// What is added to the tree: the suite itself, what it starts, and the libraries they were built for.
+fn stage(dir: &Path) -> io::Result<()> {
+    let libraries = dir.join("usr/lib/x86_64-linux-gnu");
+    fs::create_dir_all(dir.join("codelia"))?;
+    fs::create_dir_all(&libraries)?;
+    for (program, name) in
+        [(env::current_exe()?, "suite"), (init_path(), "codelia-init"), (nsjail_path(), "nsjail")]
+    {
+        fs::copy(&program, dir.join("codelia").join(name))?;
+        for library in libraries_of(&program)? {
+            fs::copy(&library, libraries.join(library.file_name().unwrap()))?;
+        }
+    }
+    fs::write(dir.join("codelia/settings"), SETTINGS)?;
+    fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
+    fs::write(dir.join("init"), include_str!("machine.sh"))?;
+    fs::set_permissions(dir.join("init"), Permissions::from_mode(0o755))
+}
+
+fn libraries_of(program: &Path) -> io::Result<Vec<PathBuf>> {
+    let listed = Command::new("ldd").arg(program).output()?;
+    let words = String::from_utf8_lossy(&listed.stdout).into_owned();
+    Ok(words.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}
+
+/// The tree with what is added: the kernel unpacks one archive after the other.
+fn archive(machine: &Path, staged: &Path, path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    io::copy(&mut File::open(machine.join("tree.cpio"))?, &mut file)?;
+    let packed = Command::new("sh")
+        .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
+        .current_dir(staged)
+        .stdout(file)
+        .status()?;
+    assert!(packed.success(), "cpio: {packed}");
+    Ok(())
+}
+
+/// An emulator. It is killed when the test ends before it does.
+struct Emulator(Child);
+
+impl Emulator {
+    fn boot(machine: &Path, archive: &Path) -> io::Result<Self> {
+        let child = Command::new(EMULATOR)
+            .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"])
+            .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536", "-net", "none"])
+            .args(["-append", "console=ttyS0 loglevel=1 panic=-1 mitigations=off"])
+            .arg("-kernel")
+            .arg(machine.join("kernel"))
+            .arg("-initrd")
+            .arg(archive)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        Ok(Self(child))
+    }
+
+    /// Everything it says until it is off, shown as it comes.
+    fn console(&mut self) -> String {
+        let (sender, receiver) = mpsc::sync_channel(1024);
+        let stdout = BufReader::new(self.0.stdout.take().unwrap());
+        thread::spawn(move || {
+            for line in stdout.split(b'\n').map_while(Result::ok) {
+                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        let (deadline, mut said) = (Instant::now() + PATIENCE, String::new());
+        loop {
+            match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    println!("{line}");
+                    said = said + &line + "\n";
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return said,
+                Err(mpsc::RecvTimeoutError::Timeout) => panic!("the machine hangs"),
+            }
+        }
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn limits_bite_on_a_host_with_version_2() {
+    let Some(machine) = machine() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let (staged, initramfs) = (place.path().join("tree"), place.path().join("initramfs"));
+    stage(&staged).unwrap();
+    archive(&machine, &staged, &initramfs).unwrap();
+    let said = Emulator::boot(&machine, &initramfs).unwrap().console();
+    assert!(said.lines().any(|line| line == PASSED), "the suite did not pass in the machine");
+    for case in cases() {
+        let passed = format!("test {case} ... ok");
+        assert!(said.lines().any(|line| line == passed), "{case} did not run in the machine");
+    }
+    assert!(!said.contains("skipped:"), "something was skipped");
+}
