@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, Mode, Mount, Plan};
+use codelia_policy::{INSIDE, Ids, Mode, Mount, Plan};
 use codelia_sys::process;
 
 use crate::{
     Backend, Error,
     hidden::{self, Hidden},
-    isolating::{self, Host, INIT, INSIDE, Inherited, Isolating, Tool},
+    isolating::{self, Host, INIT, Inherited, Isolating, Tool},
 };
 
 /// What the mode needs to know.

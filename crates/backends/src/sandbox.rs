@@ -112,6 +112,14 @@ impl Sandbox {
         }
     }
 
+    /// Whether it ended for want of memory, once it has ended.
+    pub(crate) async fn ran_out_of_memory(&mut self) -> bool {
+        match &mut self.remains {
+            Some(remains) => remains.holder.ran_out_of_memory().await,
+            None => false,
+        }
+    }
+
     /// Ends it and counts what is left.
     pub(crate) async fn destroy(mut self) -> Receipt {
         let remains = self.remains.take();

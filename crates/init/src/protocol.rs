@@ -36,6 +36,8 @@ pub struct Setup {
     pub rlimits: Vec<Rlimit>,
     /// Where working directories are opened, as seen inside; `None` if they come with `launch`.
     pub workspace: Option<PathBuf>,
+    /// Whether init stays after `exited` until the socket ends.
+    pub linger: bool,
     /// What holds the command inside; `None` in mode `logical`.
     pub security: Option<SecuritySetup>,
 }

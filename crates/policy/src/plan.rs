@@ -20,13 +20,9 @@ pub const WORKSPACE: &str = "/workspace";
 /// The host name inside a sandbox.
 const HOSTNAME: &str = "codelia";
 
-/// Who the command is inside: no user of the host. The database has root's name too, for what
-/// root owns in the runtime.
-const PASSWD: &str = "root:x:0:0:root:/root:/usr/sbin/nologin
-codelia:x:1000:1000:codelia:/workspace:/bin/sh
-nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
-";
-const GROUP: &str = "root:x:0:\ncodelia:x:1000:\nnogroup:x:65534:\n";
+/// Who the command is inside, where it has user ids of its own.
+pub const INSIDE: Ids = Ids { uid: 1000, gid: 1000 };
+
 const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
 
 /// So many blocked system calls end a run, unless its policy says less or more.
@@ -270,7 +266,7 @@ impl Plan {
             sandbox,
             session,
             mode: spec.mode,
-            mounts: mounts(&root, spec, &host.runtime),
+            mounts: mounts(&root, spec, &host.runtime, ids),
             root,
             workspace: WORKSPACE.into(),
             ids: Some(ids),
@@ -363,12 +359,12 @@ fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
 }
 
 /// The mounts in their order: later ones cover earlier ones, so what is denied comes last.
-fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime) -> Vec<Mount> {
-    let mut mounts = Vec::new();
-    // A container has the runtime of its image.
-    if spec.mode != Mode::Container {
-        mounts.extend(runtime_mounts(runtime));
-    }
+fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -> Vec<Mount> {
+    let mut mounts = match spec.mode {
+        // A container has the runtime of its image, and the user ids of the host.
+        Mode::Container => accounts(ids).to_vec(),
+        _ => runtime_mounts(runtime),
+    };
     mounts.extend([Mount::Proc, Mount::Dev]);
     let size_bytes = spec.limits.tmp_bytes;
     let private = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
@@ -385,15 +381,26 @@ fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
         target: link.clone(),
     }));
     mounts.extend(runtime.directories.iter().map(|path| read_only(path)));
-    let files = [
-        ("/etc/passwd", PASSWD),
-        ("/etc/group", GROUP),
-        ("/etc/hosts", HOSTS),
-        ("/etc/hostname", "codelia\n"),
-    ];
-    mounts.extend(files.map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() }));
+    mounts.extend(accounts(INSIDE));
+    mounts.extend([file("/etc/hosts", HOSTS), file("/etc/hostname", "codelia\n")]);
     mounts.extend(runtime.etc_files.iter().map(|path| read_only(path)));
     mounts
+}
+
+/// Who there is inside: no user of the host. Root has a name too, for what it owns in the runtime.
+fn accounts(Ids { uid, gid }: Ids) -> [Mount; 2] {
+    let users = format!(
+        "root:x:0:0:root:/root:/usr/sbin/nologin
+codelia:x:{uid}:{gid}:codelia:/workspace:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"
+    );
+    let groups = format!("root:x:0:\ncodelia:x:{gid}:\nnogroup:x:65534:\n");
+    [file("/etc/passwd", &users), file("/etc/group", &groups)]
+}
+
+fn file(target: &str, text: &str) -> Mount {
+    Mount::File { target: target.into(), text: text.to_owned() }
 }
 
 /// What the policy opens of the host, then what it denies. What lies under a denied path is not

@@ -80,6 +80,14 @@ pub fn replace_streams(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -
     rustix::stdio::dup2_stderr(stderr)
 }
 
+/// Makes standard input this one.
+///
+/// # Errors
+/// As `dup2(2)`.
+pub fn replace_input(stdin: impl AsFd) -> Result<(), Errno> {
+    rustix::stdio::dup2_stdin(stdin)
+}
+
 /// Points standard output and standard error to `/dev/null`.
 ///
 /// # Errors

@@ -12,10 +12,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use codelia_policy::{Mode, Outcome};
+use codelia_policy::Outcome;
 use codelia_sys::process;
 
-use crate::harness::{Place, Session, command, in_every_mode};
+use crate::harness::{Kind, Place, Session, command, in_every_mode};
 
 /// What is tried, and how. The variables are those of [`Targets::env`].
 const ATTACKS: &[(&str, &str)] = &[
@@ -243,7 +243,7 @@ async fn every_attack_succeeds_where_nothing_isolates() {
         println!("skipped: an ordinary user reaches less of the host even without a sandbox");
         return;
     }
-    let place = Place::of(Mode::Logical).await.unwrap();
+    let place = Place::of(Kind::Logical).await.unwrap();
     let through = reached(&place).await;
     let held: Vec<_> = ATTACKS.iter().map(|(name, _)| *name).filter(|name| !through.contains(name)).collect();
     assert_eq!(held, MADE_FOR_SANDBOXES, "these prove nothing");

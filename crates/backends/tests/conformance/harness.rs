@@ -13,7 +13,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio, bwrap, nsjail,
+    Backend, BwrapOptions, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio,
+    bwrap, container, nsjail,
 };
 use codelia_policy::{
     CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec, Runtime,
@@ -29,8 +30,19 @@ const FIRST_USER: u32 = 400_000;
 /// Tests run as processes of their own, and the users of two of them should differ.
 const USERS_OF_A_PROCESS: u32 = 500;
 
+/// What the suite is run against: a mode, and for containers a runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Logical,
+    Bwrap,
+    Nsjail,
+    Runc,
+    Runsc,
+}
+
 /// A mode on this host, and where its sessions are.
 pub(crate) struct Place {
+    pub(crate) kind: Kind,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) host: Host,
     pub(crate) limits: Limits,
@@ -64,21 +76,22 @@ pub(crate) struct Started {
 
 impl Place {
     /// A mode that works here. If it does not, the caller returns, unless it is required.
-    pub(crate) async fn of(mode: Mode) -> Option<Self> {
-        let backend = backend(mode);
-        let found = backend.probe().await;
-        let can = found.enforceable;
-        if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
-            let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|word| word == mode.as_str()), "{mode}: {:?}", found.gaps);
-            println!("skipped: mode {mode} does not work here: {:?}", found.gaps);
-            return None;
-        }
+    pub(crate) async fn of(kind: Kind) -> Option<Self> {
         let sessions = tempfile::tempdir().unwrap();
         // Every session's user passes through, and sees nothing.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
+        let backend = backend(kind, sessions.path());
+        let (mode, found) = (backend.mode(), backend.probe().await);
+        let can = found.enforceable;
+        if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
+            let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|word| word == mode.as_str()), "{kind:?}: {:?}", found.gaps);
+            println!("skipped: {kind:?} does not work here: {:?}", found.gaps);
+            return None;
+        }
         let runtime = Runtime::of(Path::exists, Path::is_symlink);
         Some(Self {
+            kind,
             backend,
             host: Host { enforceable: can, runtime },
             limits: Limits { cpu_millis: 2000, ..Limits::default() },
@@ -208,19 +221,32 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     }
 }
 
-fn backend(mode: Mode) -> Arc<dyn Backend> {
+fn backend(kind: Kind, place: &Path) -> Arc<dyn Backend> {
     let init = init_path();
     let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
-    match mode {
-        Mode::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
-        Mode::Bwrap => {
+    match kind {
+        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
+        Kind::Bwrap => {
             Arc::new(bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent }).unwrap())
         }
-        Mode::Nsjail => {
+        Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
             Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent }).unwrap())
         }
-        Mode::Container => panic!("has a suite of its own"),
+        Kind::Runc => Arc::new(container(container_options("runc", place)).unwrap()),
+        Kind::Runsc => Arc::new(container(container_options("runsc", place)).unwrap()),
+    }
+}
+
+/// The engine that `with-services` started.
+pub(crate) fn container_options(runtime: &str, place: &Path) -> ContainerOptions {
+    ContainerOptions {
+        init: init_path(),
+        socket: std::env::var_os("CODELIA_TEST_ENGINE").unwrap_or_default().into(),
+        runtime: Some(runtime.to_owned()),
+        image: "codelia-base".to_owned(),
+        directory: place.join("containers"),
+        worker: "conformance".to_owned(),
     }
 }
 
@@ -243,26 +269,25 @@ fn read_all(mut stream: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name` and
-/// `nsjail::name`.
+/// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name`, `nsjail::name`,
+/// `runc::name` and `runsc::name`.
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
-        mod bwrap {
+        $crate::harness::in_mode!(bwrap, Bwrap, $($name),+);
+        $crate::harness::in_mode!(nsjail, Nsjail, $($name),+);
+        $crate::harness::in_mode!(runc, Runc, $($name),+);
+    };
+}
+macro_rules! in_mode {
+    ($module:ident, $kind:ident, $($name:ident),+) => {
+        mod $module {
             $(#[tokio::test]
             async fn $name() {
-                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::Bwrap).await {
-                    super::$name(place).await;
-                }
-            })+
-        }
-        mod nsjail {
-            $(#[tokio::test]
-            async fn $name() {
-                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::Nsjail).await {
+                if let Some(place) = $crate::harness::Place::of($crate::harness::Kind::$kind).await {
                     super::$name(place).await;
                 }
             })+
         }
     };
 }
-pub(crate) use in_every_mode;
+pub(crate) use {in_every_mode, in_mode};

@@ -77,7 +77,7 @@ async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
     let session = place.session();
     let plan = place.plan(&session);
     let changes: [(&str, Change); 7] = [
-        ("mode", |plan| plan.mode = Mode::Container),
+        ("mode", |plan| plan.mode = Mode::Logical),
         ("ids", |plan| plan.ids = None),
         ("ids", |plan| plan.ids = Some(Ids { uid: 0, gid: 0 })),
         ("hostname", |plan| plan.hostname = None),

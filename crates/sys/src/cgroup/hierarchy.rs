@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::io::Errno;
+use rustix::{io::Errno, process::Pid};
 
 use super::{Controller, Version};
 use crate::Error;
@@ -45,6 +45,23 @@ impl Hierarchy {
         })
     }
 
+    /// The groups that a process is in.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(super) fn of_process(pid: Pid) -> Result<Self, Error> {
+        let read = |path: String| fs::read_to_string(&path).map_err(Error::io("read", path));
+        let mounts = read("/proc/self/mountinfo".to_owned())?;
+        let own = read(format!("/proc/{pid}/cgroup"))?;
+        let base = |controller| locate(controller, &mounts, &own, None);
+        Ok(Self {
+            memory: base(Controller::Memory),
+            pids: base(Controller::Pids),
+            cpu: base(Controller::Cpu),
+            cpu_time: base(Controller::CpuTime),
+        })
+    }
+
     pub(super) fn base(&self, controller: Controller) -> Result<&Base, Error> {
         match controller {
             Controller::Memory => &self.memory,
@@ -58,15 +75,19 @@ impl Hierarchy {
 }
 
 fn find(controller: Controller, mounts: &str, own: &str, parent: Option<&Path>) -> Result<Base, Error> {
-    if let Some(dir) = parent_in(Version::One, controller, mounts, own, parent) {
-        return Ok(Base { dir, version: Version::One });
+    let base = locate(controller, mounts, own, parent)?;
+    if base.version == Version::Two && controller != Controller::CpuTime {
+        delegate(&base.dir, controller)?;
     }
-    let absent = || Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV);
-    let dir = parent_in(Version::Two, controller, mounts, own, parent).ok_or_else(absent)?;
-    if controller != Controller::CpuTime {
-        delegate(&dir, controller)?;
-    }
-    Ok(Base { dir, version: Version::Two })
+    Ok(base)
+}
+
+fn locate(controller: Controller, mounts: &str, own: &str, parent: Option<&Path>) -> Result<Base, Error> {
+    let found = [Version::One, Version::Two].into_iter().find_map(|version| {
+        let dir = parent_in(version, controller, mounts, own, parent)?;
+        Some(Base { dir, version })
+    });
+    found.ok_or_else(|| Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV))
 }
 
 /// Lets the children of a version 2 group be limited. The kernel refuses it (`EBUSY`) where the
