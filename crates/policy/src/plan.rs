@@ -362,7 +362,7 @@ fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
 fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -> Vec<Mount> {
     let mut mounts = match spec.mode {
         // A container has the runtime of its image, and the user ids of the host.
-        Mode::Container => accounts(ids).to_vec(),
+        Mode::Container => own_files(ids).to_vec(),
         _ => runtime_mounts(runtime),
     };
     mounts.extend([Mount::Proc, Mount::Dev]);
@@ -381,14 +381,13 @@ fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
         target: link.clone(),
     }));
     mounts.extend(runtime.directories.iter().map(|path| read_only(path)));
-    mounts.extend(accounts(INSIDE));
-    mounts.extend([file("/etc/hosts", HOSTS), file("/etc/hostname", "codelia\n")]);
+    mounts.extend(own_files(INSIDE));
     mounts.extend(runtime.etc_files.iter().map(|path| read_only(path)));
     mounts
 }
 
 /// Who there is inside: no user of the host. Root has a name too, for what it owns in the runtime.
-fn accounts(Ids { uid, gid }: Ids) -> [Mount; 2] {
+fn own_files(Ids { uid, gid }: Ids) -> [Mount; 4] {
     let users = format!(
         "root:x:0:0:root:/root:/usr/sbin/nologin
 codelia:x:{uid}:{gid}:codelia:/workspace:/bin/sh
@@ -396,11 +395,13 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 "
     );
     let groups = format!("root:x:0:\ncodelia:x:{gid}:\nnogroup:x:65534:\n");
-    [file("/etc/passwd", &users), file("/etc/group", &groups)]
-}
-
-fn file(target: &str, text: &str) -> Mount {
-    Mount::File { target: target.into(), text: text.to_owned() }
+    [
+        ("/etc/passwd", users.as_str()),
+        ("/etc/group", &groups),
+        ("/etc/hosts", HOSTS),
+        ("/etc/hostname", "codelia\n"),
+    ]
+    .map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() })
 }
 
 /// What the policy opens of the host, then what it denies. What lies under a denied path is not

@@ -92,14 +92,14 @@ fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -
         masked_paths: Some(files.masked),
         readonly_rootfs: Some(true),
         network_mode: Some("none".to_owned()),
-        ipc_mode: Some("private".to_owned()),
+        // Its own, without the engine's /dev/shm: the plan has one.
+        ipc_mode: Some("none".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         cap_drop: Some(vec!["ALL".to_owned()]),
         security_opt: Some(vec!["no-new-privileges".to_owned(), format!("seccomp={}", profile())]),
         memory: Some(memory),
         // Memory and swap together: no swap.
         memory_swap: Some(memory),
-        nano_cpus: None,
         cpu_period: Some(CPU_PERIOD),
         cpu_quota: Some((signed(plan.limits.cpu_millis) * CPU_PERIOD / 1000).max(LEAST_CPU_QUOTA)),
         pids_limit: Some(pids(plan).max(PIDS_TO_START)),
@@ -164,6 +164,7 @@ impl Files {
     fn of(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -> Result<Self, Error> {
         // Of two at one place the later one is seen.
         let mut places: BTreeMap<PathBuf, Place> = BTreeMap::new();
+        let ids = isolating::ids(plan)?;
         let mut masked = MASKED.map(str::to_owned).to_vec();
         let bind = |source: PathBuf| Place::Bind { source, writable: false };
         places.insert(INIT.into(), bind(options.init.clone()));
@@ -176,7 +177,9 @@ impl Files {
                     places.insert(target, Place::Bind { source: source.clone(), writable: *writable });
                 }
                 Mount::Tmpfs { size_bytes, .. } => {
-                    places.insert(target, tmpfs(&format!("rw,exec,mode=1777,size={size_bytes}")));
+                    // A runtime keeps the permissions that the image has there, so that it must be the user's.
+                    let whose = format!("uid={},gid={}", ids.uid, ids.gid);
+                    places.insert(target, tmpfs(&format!("rw,exec,mode=1777,{whose},size={size_bytes}")));
                 }
                 Mount::File { text, .. } => {
                     places.insert(target, bind(channel.add_file(text, 0o444)?));

@@ -68,8 +68,8 @@ const ATTACKS: &[(&str, &str)] = &[
         "change the host's name",
         r#"perl -e '$n=$ENV{HOST_NAME}; syscall(170,$n,length $n)==0 and print "reached"'"#,
     ),
-    ("read the host's passwords", "[ -e /etc/shadow ] && echo reached"),
-    ("see the home of root", "[ -e /root ] && echo reached"),
+    ("read the host's passwords", "grep -q . /etc/shadow && echo reached"),
+    ("see the home of root", "ls /root && echo reached"),
     ("see homes", "[ -e /home ] && echo reached"),
     (
         "see the host's accounts",
@@ -220,7 +220,8 @@ async fn succeeds(place: &Place, script: &str) -> bool {
 
 async fn nothing_is_reached(place: Place) {
     let through = reached(&place).await;
-    assert!(through.is_empty(), "reached: {through:#?}");
+    let declared = crate::exceptions::attacks(place.kind);
+    assert_eq!(through, declared, "reached, and what is declared to be");
 }
 
 /// What did not happen to the victim, seen from outside.

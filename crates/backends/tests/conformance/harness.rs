@@ -114,6 +114,19 @@ impl Place {
         session
     }
 
+    /// How many sandboxes have a directory: it goes last.
+    pub(crate) fn leftovers(&self) -> usize {
+        fs::read_dir(self.sessions.path().join("containers")).map_or(0, Iterator::count)
+    }
+
+    /// Who a command of the session is inside: an engine gives containers no user ids of their own.
+    pub(crate) fn inside(&self, session: &Session) -> Ids {
+        match self.kind {
+            Kind::Runc | Kind::Runsc => session.ids,
+            _ => codelia_policy::INSIDE,
+        }
+    }
+
     pub(crate) fn plan(&self, session: &Session) -> Plan {
         let (sandbox, id, root) = (RunId::generate(), SessionId::generate(), session.dir.clone());
         let spec = RunSpec {

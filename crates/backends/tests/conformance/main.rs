@@ -6,6 +6,7 @@
 
 mod attacks;
 mod endings;
+mod exceptions;
 mod harness;
 mod limits;
 mod policies;
