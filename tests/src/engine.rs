@@ -15,7 +15,8 @@ use crate::{Scratch, eventually};
 pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
 
 /// The stronger runtime, as it must be registered: sandboxes connect to their control socket and have no network.
-const RUNTIMES: &str = r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
+const RUNTIMES: &str =
+    r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
 
 /// An engine that runs. Dropped, it is killed.
 #[derive(Debug)]

@@ -167,7 +167,7 @@ impl<T: Tool> Backend for Isolating<T> {
 
     async fn probe(&self) -> Capabilities {
         let mut gaps = Vec::new();
-        let limits = self.groups.probe(&mut gaps);
+        let limits = Enforceable { violations: true, ..self.groups.probe(&mut gaps) };
         if let Err(error) = self.try_sandbox(limits, None).await {
             gaps.push(self.gap(&error));
             return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };

@@ -26,6 +26,7 @@ pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
         rlimits: rlimits(plan),
         workspace: security.is_some().then(|| plan.workspace.clone()),
         linger: false,
+        relay: false,
         security,
     })
 }
@@ -48,6 +49,7 @@ fn security_of(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error>
         expected: expected(plan),
         executables: security.executables.clone(),
         filter: seccomp::filter(security)?.to_vec(),
+        tells: security.violation_limit.is_some(),
     })
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
-    Backend, BwrapOptions, Capabilities, ContainerOptions, Gap, Logical, LogicalOptions, NsjailOptions, bwrap,
-    container, nsjail,
+    Backend, BwrapOptions, Capabilities, ContainerOptions, Gap, Logical, LogicalOptions, NsjailOptions,
+    bwrap, container, nsjail,
 };
 use codelia_policy::Mode;
 

@@ -24,6 +24,7 @@ use codelia_init::{Failure, Report};
 use codelia_sys::fd;
 
 use control::Control;
+use waiting::Waiting;
 
 fn main() -> ExitCode {
     // A command that does nothing and is there in every sandbox, for the probe.
@@ -59,12 +60,20 @@ fn connect() -> io::Result<()> {
 
 fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let surroundings = setup::enter(control)?;
-    let command = waiting::start(&surroundings)?;
-    let descriptors: Vec<_> = command.descriptors.iter().map(AsFd::as_fd).collect();
-    control.send(&Report::Ready, &descriptors)?;
+    let Waiting { pid, launch, listener } = waiting::start(&surroundings)?;
+    if surroundings.setup.relay {
+        control.send(&Report::Ready, &[])?;
+        if !launch::relay(control, &launch)? {
+            return Ok(());
+        }
+    } else {
+        let descriptors: Vec<_> = [Some(&launch), listener.as_ref()].into_iter().flatten().collect();
+        let descriptors: Vec<_> = descriptors.into_iter().map(AsFd::as_fd).collect();
+        control.send(&Report::Ready, &descriptors)?;
+    }
     // The backend alone holds the launch socket and the listener, so that their ends mean its own.
-    drop(command.descriptors);
-    match tree::supervise(control, &surroundings.events, command.pid)? {
+    drop((launch, listener));
+    match tree::supervise(control, &surroundings.events, pid)? {
         Some(exit) => {
             control.send(&Report::Exited(exit), &[])?;
             linger(control, surroundings.setup.linger)

@@ -109,8 +109,9 @@ pub enum Mount {
 pub struct Security {
     /// Which system calls it may make.
     pub syscalls: SyscallRules,
-    /// This many blocked calls end the run.
-    pub violation_limit: u32,
+    /// This many blocked calls end the run. `None` where the host cannot tell of them: they are refused
+    /// all the same.
+    pub violation_limit: Option<u32>,
     /// Whether it may start processes; threads it always may.
     pub fork: bool,
     /// Whether it may execute another program.
@@ -155,6 +156,21 @@ pub struct Enforceable {
     pub syscalls: bool,
     /// Which programs are executed.
     pub executables: bool,
+    /// That blocked system calls are told of and counted.
+    pub violations: bool,
+}
+
+impl Enforceable {
+    /// All of it.
+    pub const EVERYTHING: Self = Self {
+        memory: true,
+        cpu: true,
+        pids: true,
+        network: true,
+        syscalls: true,
+        executables: true,
+        violations: true,
+    };
 }
 
 /// What a plan for an isolating mode must know about the host.
@@ -170,15 +186,7 @@ impl Host {
     /// A host that can enforce everything, with the usual runtime.
     #[must_use]
     pub fn able() -> Self {
-        let enforceable = Enforceable {
-            memory: true,
-            cpu: true,
-            pids: true,
-            network: true,
-            syscalls: true,
-            executables: true,
-        };
-        Self { enforceable, runtime: Runtime::usual() }
+        Self { enforceable: Enforceable::EVERYTHING, runtime: Runtime::usual() }
     }
 }
 
@@ -275,7 +283,7 @@ impl Plan {
             limits: spec.limits.clone(),
             unenforced: Vec::new(),
             network: reach(spec.network, &spec.policy).map_err(refuse)?,
-            security: Some(security(&spec.policy)),
+            security: Some(security(&spec.policy, host.enforceable)),
         })
     }
 }
@@ -317,6 +325,9 @@ fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static st
             "policy.process.allowed_executables",
             host.executables || policy.process.allowed_executables.is_none(),
         ),
+        // Who is not told of calls cannot tell the launch from what the command executes.
+        ("policy.process.allow_exec", host.violations || policy.process.allow_exec != Some(false)),
+        ("policy.syscalls.violation_limit", host.violations || violation_limit(policy) == VIOLATION_LIMIT),
         ("policy.filesystem.max_total_bytes", policy.filesystem.max_total_bytes.is_none()),
         ("policy.filesystem.read_write_paths", policy.filesystem.below_writable().is_none()),
         ("policy.environment.mode", policy.environment.mode != Some(EnvironmentMode::Inherit)),
@@ -334,17 +345,21 @@ fn reach(asked: Option<NetworkMode>, policy: &Policy) -> Result<NetworkMode, &'s
     Ok(NetworkMode::None)
 }
 
-fn security(policy: &Policy) -> Security {
+fn security(policy: &Policy, host: Enforceable) -> Security {
     let process = &policy.process;
     let debug = process.debug.unwrap_or(false);
     Security {
         syscalls: SyscallRules::Allow(allowed_syscalls(policy, debug)),
-        violation_limit: policy.syscalls.violation_limit.unwrap_or(VIOLATION_LIMIT),
+        violation_limit: host.violations.then(|| violation_limit(policy)),
         fork: process.allow_fork.unwrap_or(true),
         exec: process.allow_exec.unwrap_or(true),
         executables: process.allowed_executables.clone(),
         debug,
     }
+}
+
+fn violation_limit(policy: &Policy) -> u32 {
+    policy.syscalls.violation_limit.unwrap_or(VIOLATION_LIMIT)
 }
 
 /// The default list, narrowed by the policy.

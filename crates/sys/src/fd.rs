@@ -155,7 +155,7 @@ pub fn keep_from_command() -> Result<(), Errno> {
 pub(crate) fn close_range(first: u32, flags: u32) -> Result<(), Errno> {
     // SAFETY: takes no pointers. Who calls it without CLOSE_RANGE_CLOEXEC guarantees that the
     // process owns none of these descriptors.
-    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) };
     if answer == 0 { Ok(()) } else { Err(last_errno()) }
 }
 

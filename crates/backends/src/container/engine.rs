@@ -37,12 +37,16 @@ impl Engine {
     }
 
     async fn docker(&self) -> Result<&Docker, Error> {
-        let missing =
-            |error: Failure| Error::EngineMissing { socket: self.socket.clone(), complaint: error.to_string() };
+        let missing = |error: Failure| Error::EngineMissing {
+            socket: self.socket.clone(),
+            complaint: error.to_string(),
+        };
         let connect = async {
             let path = self.socket.display().to_string();
             // Old engines speak an older version.
-            Docker::connect_with_unix(&path, PATIENCE.as_secs(), API_DEFAULT_VERSION)?.negotiate_version().await
+            Docker::connect_with_unix(&path, PATIENCE.as_secs(), API_DEFAULT_VERSION)?
+                .negotiate_version()
+                .await
         };
         self.connection.get_or_try_init(|| connect).await.map_err(missing)
     }

@@ -33,7 +33,8 @@ fn groups_of(session: &Session) -> BTreeSet<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let processes = processes_of(session).into_keys();
     let listed: Vec<_> = processes.filter_map(|dir| fs::read_to_string(dir.join("cgroup")).ok()).collect();
-    let theirs = listed.iter().flat_map(|text| text.lines()).filter(|line| !own.lines().any(|own| own == *line));
+    let theirs =
+        listed.iter().flat_map(|text| text.lines()).filter(|line| !own.lines().any(|own| own == *line));
     theirs.filter_map(group_directory).collect()
 }
 
@@ -118,7 +119,8 @@ async fn a_sandbox_that_is_dropped_is_destroyed(place: Place) {
     .await;
     let started = place.start(&session, "sleep 1000").await;
     drop(started.running);
-    eventually("the running one is gone", || processes_of(&session).is_empty() && place.leftovers() == 0).await;
+    eventually("the running one is gone", || processes_of(&session).is_empty() && place.leftovers() == 0)
+        .await;
 }
 
 async fn a_launch_that_is_refused_leaves_nothing(place: Place) {

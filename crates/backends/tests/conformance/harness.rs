@@ -289,6 +289,7 @@ macro_rules! in_every_mode {
         $crate::harness::in_mode!(bwrap, Bwrap, $($name),+);
         $crate::harness::in_mode!(nsjail, Nsjail, $($name),+);
         $crate::harness::in_mode!(runc, Runc, $($name),+);
+        $crate::harness::in_mode!(runsc, Runsc, $($name),+);
     };
 }
 macro_rules! in_mode {

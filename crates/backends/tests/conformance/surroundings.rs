@@ -18,7 +18,11 @@ async fn the_workspace_is_the_session_and_belongs_to_its_user(place: Place) {
     let finished =
         place.sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME").await;
     let uid = place.inside(&session).uid;
-    assert_eq!(finished.stdout, format!("/workspace\nfrom outside{uid}\ncodelia\n/workspace\n"), "{finished:?}");
+    assert_eq!(
+        finished.stdout,
+        format!("/workspace\nfrom outside{uid}\ncodelia\n/workspace\n"),
+        "{finished:?}"
+    );
     let after = session.dir.join("after");
     assert_eq!(fs::read_to_string(&after).unwrap(), "from inside\n");
     let owner = fs::metadata(&after).unwrap();
