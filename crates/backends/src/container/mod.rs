@@ -82,9 +82,9 @@ impl Container {
         let mut setup = Setup { linger: true, ..setup::of(plan)? };
         let ids = isolating::ids(plan)?;
         if let Some(security) = &mut setup.security {
-            setup.relay = !security.tells;
+            setup.relay = spec::has_own_kernel(plan);
             let expected = &mut security.expected;
-            expected.foreign_namespaces.retain(|name, _| security.tells && name != "user");
+            expected.foreign_namespaces.retain(|name, _| !setup.relay && name != "user");
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
         }
         Ok(setup)

@@ -119,9 +119,23 @@ fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -
 const CPU_PERIOD: i64 = 100_000;
 const LEAST_CPU_QUOTA: i64 = 1000;
 
-/// `codelia-init` counts too.
+/// `codelia-init` counts too. A runtime with a kernel of its own has threads on the host for it, and several for
+/// each process inside: the host is kept from a bomb, which ends the sandbox, but the limit is a rough one.
 fn pids(plan: &Plan) -> i64 {
-    signed(plan.limits.pids).saturating_add(1)
+    let most = signed(plan.limits.pids).saturating_add(1);
+    if has_own_kernel(plan) {
+        most.saturating_mul(THREADS_OF_A_PROCESS).saturating_add(THREADS_OF_A_KERNEL)
+    } else {
+        most
+    }
+}
+
+const THREADS_OF_A_PROCESS: i64 = 8;
+const THREADS_OF_A_KERNEL: i64 = 512;
+
+/// Whether the runtime's kernel is not the host's, which is what a plan means that counts no violations.
+pub(super) fn has_own_kernel(plan: &Plan) -> bool {
+    plan.security.as_ref().is_none_or(|security| security.violation_limit.is_none())
 }
 
 /// The limit that holds once the container was started, if it could not hold before.
@@ -191,7 +205,11 @@ impl Files {
                     Hidden::File(place) => {
                         places.insert(place, bind(channel.add_file("", 0)?));
                     }
-                    // It may be in the image: the engine looks for it there.
+                    // It may be in the image. The engine looks for it there, but a runtime with a kernel of
+                    // its own masks nothing.
+                    Hidden::Nothing if has_own_kernel(plan) => {
+                        return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
+                    }
                     Hidden::Nothing => masked.push(text(target)?.to_owned()),
                 },
                 // The engine makes both, as every image needs them.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attacks;
+mod containers;
 mod endings;
 mod exceptions;
 mod harness;
