@@ -7,8 +7,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::ENGINE_SOCKET;
-
 /// Where `codelia` and its `codelia-init` are.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -85,9 +83,6 @@ impl Program {
         }
         if let Some(nsjail) = std::env::var_os("CODELIA_NSJAIL") {
             command.env("CODELIA_NSJAIL", nsjail);
-        }
-        if let Some(socket) = std::env::var_os(ENGINE_SOCKET) {
-            command.env("CODELIA_SANDBOX_CONTAINER_SOCKET", socket);
         }
     }
 }
