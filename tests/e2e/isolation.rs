@@ -5,7 +5,9 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, outcome};
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, ENGINE_SOCKET, Finished, Process, Shape, available, cgroups, eventually};
+use codelia_tests::{
+    Client, Cluster, ENGINE_SOCKET, Finished, Process, Shape, available, cgroups, eventually,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -111,7 +113,8 @@ async fn a_run_in_a_container_ends_like_any_other_and_leaves_nothing() -> Result
         let blocked = record["violations"].as_array().map_or(0, Vec::len);
         assert_eq!(blocked, usize::from(script.contains("unshare")), "{record}");
     }
-    let started = codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
+    let started =
+        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
     let id = started.stdout.trim();
     assert_eq!(codelia(&cluster, &client, &["kill", id]).await?.code, Some(0));
     let canceled = record(&codelia(&cluster, &client, &["attach", "--json", id]).await?)?;
@@ -135,7 +138,8 @@ async fn the_containers_of_a_killed_worker_are_removed_by_the_next() -> Result<(
     let Some(mut cluster) = isolating("container", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     session(&cluster, &client, "busy").await?;
-    let started = codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
+    let started =
+        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
     assert_eq!(started.code, Some(0), "{started:?}");
     let worker = &mut cluster.workers[0].process;
     let pid = worker.pid();
