@@ -39,6 +39,24 @@ impl Measured {
         Ok(Self { latencies, took: begin.elapsed() })
     }
 
+    /// Does `work` so many times, all at once.
+    pub(crate) async fn each<F>(times: usize, work: impl Fn(usize) -> F) -> Result<Self>
+    where
+        F: Future<Output = Result<Duration>>,
+    {
+        let begin = Instant::now();
+        let mut latencies = Histogram::new(3)?;
+        for latency in try_join_all((0..times).map(work)).await? {
+            latencies.record(u64::try_from(latency.as_micros())?)?;
+        }
+        Ok(Self { latencies, took: begin.elapsed() })
+    }
+
+    /// How often.
+    pub(crate) fn count(&self) -> u64 {
+        self.latencies.len()
+    }
+
     /// Adds another round.
     pub(crate) fn add(&mut self, other: &Self) {
         self.latencies += &other.latencies;

@@ -1,12 +1,21 @@
 //! Ours: runs in leased sessions through the public API, each lane with a session of its own.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
-use codelia_proto::v1::{StartRunRequest, outcome::Kind};
-use codelia_tests::{Client, Cluster, Exec, command};
+use codelia_proto::{
+    duration_to_proto,
+    v1::{Limits, StartRunRequest, outcome::Kind},
+};
+use codelia_tests::{Client, Cluster, Exec, command, shell};
 
 use crate::measure::Measured;
+
+/// How long one run of noise may take.
+const NOISE: Duration = Duration::from_secs(2);
 
 /// Sessions that a worker holds.
 #[derive(Debug)]
@@ -18,8 +27,7 @@ pub(crate) struct Runs {
 impl Runs {
     /// Makes the sessions and runs once in each, so that they are leased.
     pub(crate) async fn prepare(cluster: &Cluster, tenant: &str, lanes: usize) -> Result<Self> {
-        let quotas = codelia_store::Quotas { requests_per_second: 1_000_000, ..Default::default() };
-        let client = cluster.tenant_with(tenant, quotas).await?;
+        let client = Self::client(cluster, tenant).await?;
         let mut sessions = Vec::new();
         for _ in 0..lanes {
             let session = client.session().await?;
@@ -29,17 +37,51 @@ impl Runs {
         Ok(Self { client, sessions })
     }
 
+    /// A caller of a tenant of its own, whom no quota holds back.
+    pub(crate) async fn client(cluster: &Cluster, tenant: &str) -> Result<Client> {
+        let quotas = codelia_store::Quotas { requests_per_second: 1_000_000, ..Default::default() };
+        cluster.tenant_with(tenant, quotas).await
+    }
+
     /// From the call to the first byte of output.
     pub(crate) async fn first_byte(&self, time: Duration) -> Result<Measured> {
         Measured::of(self.sessions.len(), time, async |lane| {
-            let begin = Instant::now();
-            let mut exec = Exec::start(&self.client, command(&self.sessions[lane], &["echo", "x"])).await?;
-            exec.until("output", |seen| !seen.stdout.is_empty()).await?;
-            let latency = begin.elapsed();
-            exec.finish().await?;
+            let (latency, _) = first_byte(&self.client, &self.sessions[lane]).await?;
             Ok(latency)
         })
         .await
+    }
+
+    /// The same with a pause before each, and how many met a sandbox that was prepared.
+    pub(crate) async fn steady(&self, time: Duration, pause: Duration) -> Result<(Measured, u64)> {
+        let prepared = AtomicU64::new(0);
+        let measured = Measured::of(self.sessions.len(), time, async |lane| {
+            tokio::time::sleep(pause).await;
+            let (latency, was_prepared) = first_byte(&self.client, &self.sessions[lane]).await?;
+            prepared.fetch_add(u64::from(was_prepared), Ordering::Relaxed);
+            Ok(latency)
+        })
+        .await?;
+        Ok((measured, prepared.into_inner()))
+    }
+
+    /// Makes a session, and from the call of its first run to the first byte of output.
+    pub(crate) async fn first_byte_of_a_new_session(client: &Client) -> Result<Duration> {
+        let begin = Instant::now();
+        let session = client.session().await?.name;
+        first_byte(client, &session).await?;
+        let latency = begin.elapsed();
+        client.close(&session).await?;
+        Ok(latency)
+    }
+
+    /// Runs a script for ever; how each run ends does not matter.
+    pub(crate) async fn again_and_again(&self, lane: usize, script: &str) -> Result<()> {
+        loop {
+            let mut request = shell(&self.sessions[lane], script);
+            request.limits = Some(Limits { timeout: Some(duration_to_proto(NOISE)), ..Limits::default() });
+            Exec::start(&self.client, request).await?.finish().await?;
+        }
     }
 
     /// From the call to the outcome of `true`.
@@ -54,4 +96,14 @@ impl Runs {
         ensure!(seen.outcome() == Kind::Exited(0), "{seen:?}");
         Ok(begin.elapsed())
     }
+}
+
+/// From the call to the first byte of output, and whether a prepared sandbox was met.
+async fn first_byte(client: &Client, session: &str) -> Result<(Duration, bool)> {
+    let begin = Instant::now();
+    let mut exec = Exec::start(client, command(session, &["echo", "x"])).await?;
+    exec.until("output", |seen| !seen.stdout.is_empty()).await?;
+    let latency = begin.elapsed();
+    let seen = exec.finish().await?;
+    Ok((latency, seen.started.is_some_and(|started| started.prepared)))
 }

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    CreateKeyRequest, CreateTenantRequest, GetTenantRequest, ListKeysRequest, ListSessionsRequest,
-    ListTenantsRequest, ListWorkersRequest, Quotas, RevokeKeyRequest, Scope, UpdateQuotasRequest,
-    WorkerState,
+    CreateKeyRequest, CreateTenantRequest, GetTenantRequest, IsolationLevel, ListKeysRequest,
+    ListSessionsRequest, ListTenantsRequest, ListWorkersRequest, Quotas, RevokeKeyRequest, Scope,
+    SetIsolationFloorRequest, UpdateQuotasRequest, WorkerState,
 };
-use codelia_store::Scope as Granted;
+use codelia_store::{EventKind, Scope as Granted};
 use codelia_tests::{Client, Cluster, Shape, refusal, shell};
 use tonic::Code;
 
@@ -94,6 +94,60 @@ async fn a_key_can_do_what_its_scopes_say_and_no_more() -> Result<()> {
     cluster.end().await
 }
 
+fn floor_request(level: IsolationLevel, reason: &str) -> SetIsolationFloorRequest {
+    SetIsolationFloorRequest { name: "tenants/team-7".into(), level: level.into(), reason: reason.into() }
+}
+
+#[tokio::test]
+async fn a_tenant_does_without_isolation_only_after_an_operator_decided_so_and_said_why() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let operator = cluster.operator().await?;
+    operator.admin().create_tenant(CreateTenantRequest { tenant_id: "team-7".into(), quotas: None }).await?;
+    let scopes = [Scope::Run, Scope::Admin];
+    let key = operator.admin().create_key(key_request("tenants/team-7", &scopes)).await?.into_inner();
+    let member = operator.with_secret(&key.secret)?;
+    let below = refusal(&member.session().await.expect_err("mode logical is below the floor"));
+    assert_eq!((below.code, below.reason.as_str()), (Code::FailedPrecondition, "ISOLATION_FLOOR"));
+
+    let own = member.admin().set_isolation_floor(floor_request(IsolationLevel::None, "I may")).await;
+    assert_eq!(refusal(&own.expect_err("not the tenant's to decide")).code, Code::PermissionDenied);
+    let silent = operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, " ")).await;
+    assert_eq!(refusal(&silent.expect_err("without a reason")).fields, ["reason"]);
+    member.session().await.expect_err("nothing was decided");
+
+    let decided =
+        operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, "trusted")).await?;
+    let floor = decided.into_inner().tenant.unwrap_or_default().isolation_floor.unwrap_or_default();
+    assert_eq!((floor.level(), floor.reason.as_str()), (IsolationLevel::None, "trusted"));
+    assert!(floor.set_time.is_some() && !floor.key_id.is_empty(), "{floor:?}");
+    let session = member.session().await?;
+    member.exec(&session.name, "true").await?;
+
+    // A session that is there already is held to a floor that rises.
+    operator.admin().set_isolation_floor(floor_request(IsolationLevel::Full, "no longer")).await?;
+    let refused = member.exec(&session.name, "true").await.expect_err("the floor rose");
+    assert!(format!("{refused:#}").contains("LEVEL_2"), "{refused:#}");
+    let kinds: Vec<_> = cluster
+        .store
+        .event_list(&"team-7".parse()?, None, None, 10)
+        .await?
+        .into_iter()
+        .rev()
+        .map(|event| event.happening.kind)
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            EventKind::SessionRefused,
+            EventKind::SessionRefused,
+            EventKind::IsolationFloorSet,
+            EventKind::IsolationFloorSet,
+            EventKind::RunRefused,
+        ]
+    );
+    cluster.end().await
+}
+
 #[tokio::test]
 async fn an_operator_makes_tenants_and_changes_their_quotas() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -106,6 +160,7 @@ async fn an_operator_makes_tenants_and_changes_their_quotas() -> Result<()> {
 
     let key = operator.admin().create_key(key_request("tenants/team-7", &[Scope::Run])).await?.into_inner();
     let member = operator.with_secret(&key.secret)?;
+    operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, "a test")).await?;
     member.session().await?;
     assert_eq!(refusal(&member.session().await.expect_err("one is all")).code, Code::ResourceExhausted);
     let change = UpdateQuotasRequest {

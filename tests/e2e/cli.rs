@@ -149,6 +149,11 @@ async fn tenants_keys_and_workers_are_administered() -> Result<()> {
             .await?;
     let key: Value = serde_json::from_str(&key.stdout)?;
     let member = operator.with_secret(key["secret"].as_str().unwrap_or_default())?;
+    let below = codelia(&cluster, &member, &["run", "--", "true"]).await?;
+    assert!(below.code != Some(0) && below.stderr.contains("codelia tenants floor"), "{below:?}");
+    let floor = ["tenants", "floor", "team-7", "LEVEL_0", "--reason", "trusted", "--json"];
+    let decided: Value = serde_json::from_str(&codelia(&cluster, &operator, &floor).await?.stdout)?;
+    assert_eq!(decided["isolation_floor"]["level"], "LEVEL_0", "{decided}");
     assert_eq!(codelia(&cluster, &member, &["run", "--", "true"]).await?.code, Some(0));
     let workers = codelia(&cluster, &operator, &["workers", "list", "--json"]).await?;
     let workers: Value = serde_json::from_str(&workers.stdout)?;

@@ -85,6 +85,12 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.AdminService.UpdateQuotas" => {
             one(UpdateQuotasRequest { name: tenant(), quotas }.encode_to_vec())
         }
+        "codelia.v1.AdminService.SetIsolationFloor" => one(SetIsolationFloorRequest {
+            name: tenant(),
+            level: IsolationLevel::Full.into(),
+            reason: "because".into(),
+        }
+        .encode_to_vec()),
         "codelia.v1.AdminService.CreateKey" => one(CreateKeyRequest {
             parent: tenant(),
             display_name: "new".into(),

@@ -101,6 +101,14 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
             Expected::Denied(UpdateQuotasRequest { name: ids.tenant.clone(), quotas }.encode_to_vec())
         }
+        "codelia.v1.AdminService.SetIsolationFloor" => Expected::Denied(
+            SetIsolationFloorRequest {
+                name: ids.tenant.clone(),
+                level: IsolationLevel::None.into(),
+                reason: "mine".into(),
+            }
+            .encode_to_vec(),
+        ),
         "codelia.v1.AdminService.ListWorkers" => {
             Expected::Denied(ListWorkersRequest::default().encode_to_vec())
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use codelia_policy::TenantId;
+use codelia_policy::{Level, TenantId};
 use codelia_store::{NewKey, Quotas, Scope, Store};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -226,9 +226,16 @@ impl Cluster {
     pub async fn tenant_with(&self, id: &str, quotas: Quotas) -> Result<Client> {
         let tenant: TenantId = id.parse()?;
         self.store.tenant_create(&tenant, quotas).await?;
+        self.allow_logical(&tenant).await?;
         let scopes = [Scope::Run, Scope::Files, Scope::Approve, Scope::Audit, Scope::Admin];
         let secret = self.key(id, &scopes).await?;
         Client::connect(&self.endpoint(0), &secret).await
+    }
+
+    /// Most tests are about what is the same in every mode, and use the plainest.
+    async fn allow_logical(&self, tenant: &TenantId) -> Result<()> {
+        let decided = self.store.tenant_set_floor(tenant, Level::None, "a test", None).await?;
+        decided.map(drop).context("the tenant")
     }
 
     /// A new tenant with the usual quotas.
@@ -238,7 +245,9 @@ impl Cluster {
 
     /// A caller with all scopes, of a tenant of its own.
     pub async fn operator(&self) -> Result<Client> {
-        self.store.tenant_create(&"operators".parse()?, Quotas::default()).await?;
+        let tenant: TenantId = "operators".parse()?;
+        self.store.tenant_create(&tenant, Quotas::default()).await?;
+        self.allow_logical(&tenant).await?;
         let secret = self.key("operators", &Scope::ALL).await?;
         Client::connect(&self.endpoint(0), &secret).await
     }

@@ -145,6 +145,20 @@ impl Admin {
         self.with_usage(&tenant).await
     }
 
+    async fn set_isolation_floor(
+        &self,
+        caller: &Caller,
+        wire: v1::SetIsolationFloorRequest,
+    ) -> Result<v1::Tenant, ApiError> {
+        auth::require(caller, Scope::Operator)?;
+        let id = administered(caller, names::tenant("name", &wire.name)?)?;
+        let level = validate::known::<v1::IsolationLevel>("level", wire.level)?.to_level();
+        let level = level.ok_or_else(|| ApiError::invalid("level", "is missing"))?;
+        let reason = validate::reason(wire.reason)?;
+        let decided = self.context.store.tenant_set_floor(&id, level, &reason, Some(caller.key)).await?;
+        self.with_usage(&decided.ok_or(ApiError::NotFound)?).await
+    }
+
     async fn create_key(
         &self,
         caller: &Caller,
@@ -241,6 +255,15 @@ impl AdminService for Admin {
         Ok(Response::new(v1::UpdateQuotasResponse { tenant: Some(tenant) }))
     }
 
+    async fn set_isolation_floor(
+        &self,
+        request: Request<v1::SetIsolationFloorRequest>,
+    ) -> Result<Response<v1::SetIsolationFloorResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.set_isolation_floor(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SetIsolationFloorResponse { tenant: Some(tenant) }))
+    }
+
     async fn create_key(
         &self,
         request: Request<v1::CreateKeyRequest>,
@@ -286,6 +309,8 @@ impl AdminService for Admin {
 
 #[cfg(test)]
 mod tests {
+    use codelia_policy::Level;
+
     use super::*;
 
     fn caller_with(scopes: &[Scope]) -> Caller {
@@ -294,6 +319,7 @@ mod tests {
             tenant: "own".parse().unwrap(),
             scopes: scopes.to_vec(),
             quotas: Quotas::default(),
+            floor: Level::Full,
         }
     }
 

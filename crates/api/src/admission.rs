@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::{
-    Ceilings, CommandSpec, LimitsRequest, Mode, NetworkMode, Plan, Policy, PolicyError, RunSpec,
+    Ceilings, CommandSpec, Level, LimitsRequest, Mode, NetworkMode, Plan, Policy, PolicyError, RunSpec,
 };
 use codelia_proto::v1;
 use codelia_store::{SessionRef, SessionSpec, Store};
@@ -52,9 +52,14 @@ impl RunRequest {
     }
 
     /// The run's specification: what the request asks for, else the session, else the installation.
-    pub(crate) fn specify(&self, session: &SessionSpec, options: &Options) -> Result<RunSpec, ApiError> {
+    pub(crate) fn specify(
+        &self,
+        session: &SessionSpec,
+        options: &Options,
+        floor: Level,
+    ) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
-        check_allowed(mode, options)?;
+        check_allowed(mode, options, floor)?;
         let network = self.network.or(session.network).or(default_network(mode, options));
         let policy = admit_policy(&self.policy, &session.policy, mode, network)?;
         self.check_command(&policy)?;
@@ -140,9 +145,9 @@ impl SessionRequest {
     }
 
     /// What the session's runs start from.
-    pub(crate) fn specify(&self, options: &Options) -> Result<SessionSpec, ApiError> {
+    pub(crate) fn specify(&self, options: &Options, floor: Level) -> Result<SessionSpec, ApiError> {
         let mode = self.mode.unwrap_or(options.default_mode);
-        check_allowed(mode, options)?;
+        check_allowed(mode, options, floor)?;
         let network = self.network.or(default_network(mode, options));
         let policy = admit_policy(&self.policy, &options.policy, mode, network)?.settled();
         let caps = policy.caps();
@@ -183,9 +188,13 @@ fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
     if mode == Mode::Logical { None } else { options.default_network }
 }
 
-fn check_allowed(mode: Mode, options: &Options) -> Result<(), ApiError> {
+/// Whether the installation allows a mode, and the tenant's floor does.
+fn check_allowed(mode: Mode, options: &Options, floor: Level) -> Result<(), ApiError> {
     if mode == Mode::Logical && !options.allow_logical {
         return Err(ApiError::ModeNotAllowed { mode });
+    }
+    if Level::of(mode) < floor {
+        return Err(ApiError::BelowFloor { mode, floor });
     }
     Ok(())
 }
@@ -246,7 +255,7 @@ mod tests {
         let request =
             RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        let spec = request.specify(&session(), &options()).unwrap();
+        let spec = request.specify(&session(), &options(), Level::None).unwrap();
         assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
         assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
         assert_eq!((spec.asked.pids, spec.asked.memory_bytes), (Some(3), None));
@@ -258,16 +267,19 @@ mod tests {
         let request =
             RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        let error = request.specify(&session(), &options()).unwrap_err();
+        let error = request.specify(&session(), &options(), Level::None).unwrap_err();
         assert!(matches!(error, ApiError::Invalid { field, .. } if field == "limits.cpu_millis"));
     }
 
     #[test]
     fn the_default_network_is_not_held_against_mode_logical() {
         let request = RunRequest::read(wire(), false, &options()).unwrap();
-        assert_eq!(request.specify(&session(), &options()).unwrap().network, None);
+        assert_eq!(request.specify(&session(), &options(), Level::None).unwrap().network, None);
         let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
-        assert_eq!(request.specify(&isolated, &options()).unwrap().network, Some(NetworkMode::None));
+        assert_eq!(
+            request.specify(&isolated, &options(), Level::None).unwrap().network,
+            Some(NetworkMode::None)
+        );
     }
 
     #[test]
@@ -275,9 +287,25 @@ mod tests {
         let strict = Options { allow_logical: false, ..options() };
         let request = RunRequest::read(wire(), false, &options()).unwrap();
         let refused = ApiError::ModeNotAllowed { mode: Mode::Logical };
-        assert_eq!(request.specify(&session(), &strict).unwrap_err(), refused);
+        assert_eq!(request.specify(&session(), &strict, Level::None).unwrap_err(), refused);
         let request = SessionRequest::read(v1::CreateSessionRequest::default(), &strict).unwrap();
-        assert_eq!(request.specify(&strict).unwrap_err(), refused);
+        assert_eq!(request.specify(&strict, Level::None).unwrap_err(), refused);
+    }
+
+    #[test]
+    fn nobody_gets_less_isolation_than_the_tenants_floor() {
+        let below = ApiError::BelowFloor { mode: Mode::Logical, floor: Level::Process };
+        let run = RunRequest::read(wire(), false, &options()).unwrap();
+        assert_eq!(run.specify(&session(), &options(), Level::Process).unwrap_err(), below);
+        let of = |mode: v1::SandboxMode| {
+            let wire = v1::CreateSessionRequest { mode: mode.into(), ..Default::default() };
+            SessionRequest::read(wire, &options()).unwrap().specify(&options(), Level::Process)
+        };
+        assert_eq!(of(v1::SandboxMode::Logical).unwrap_err(), below);
+        let isolated = of(v1::SandboxMode::Bwrap).unwrap();
+        let weaker = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
+        let weaker = RunRequest::read(weaker, false, &options()).unwrap();
+        assert_eq!(weaker.specify(&isolated, &options(), Level::Process).unwrap_err(), below);
     }
 
     #[test]
@@ -311,12 +339,12 @@ mod tests {
             policy: policy(yaml),
             ..Default::default()
         };
-        SessionRequest::read(wire, &options())?.specify(&options())
+        SessionRequest::read(wire, &options())?.specify(&options(), Level::None)
     }
 
     fn run_in(session: &SessionSpec, yaml: &str) -> Result<RunSpec, ApiError> {
         let wire = v1::StartRunRequest { policy: policy(yaml), ..wire() };
-        RunRequest::read(wire, false, &options())?.specify(session, &options())
+        RunRequest::read(wire, false, &options())?.specify(session, &options(), Level::None)
     }
 
     fn field(error: ApiError) -> String {
@@ -352,7 +380,7 @@ mod tests {
                 ..Default::default()
             };
             let request = SessionRequest::read(wire, &options()).unwrap();
-            assert_eq!(field(request.specify(&options()).unwrap_err()), "network");
+            assert_eq!(field(request.specify(&options(), Level::None).unwrap_err()), "network");
         }
     }
 
@@ -378,7 +406,10 @@ mod tests {
         let request =
             RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        assert_eq!(field(request.specify(&session, &options()).unwrap_err()), "limits.memory_bytes");
+        assert_eq!(
+            field(request.specify(&session, &options(), Level::None).unwrap_err()),
+            "limits.memory_bytes"
+        );
     }
 
     #[test]
@@ -392,6 +423,6 @@ mod tests {
         let mut wire = wire();
         wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
         let request = RunRequest::read(wire, false, &options()).unwrap();
-        assert_eq!(field(request.specify(&session, &options()).unwrap_err()), "command.env");
+        assert_eq!(field(request.specify(&session, &options(), Level::None).unwrap_err()), "command.env");
     }
 }

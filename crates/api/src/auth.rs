@@ -207,6 +207,7 @@ mod tests {
             tenant: "a".parse().unwrap(),
             scopes: scopes.to_vec(),
             quotas: Quotas { requests_per_second, ..Quotas::default() },
+            floor: codelia_policy::Level::Full,
         }
     }
 

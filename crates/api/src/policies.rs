@@ -42,14 +42,19 @@ impl Policies {
         let mode = validate::mode(wire.mode)?;
         if wire.session.is_empty() {
             let request = SessionRequest { mode, policy, ..SessionRequest::default() };
-            let session = request.specify(options)?;
-            let run = RunRequest::asking_nothing(None, Policy::default()).specify(&session, options)?;
+            let session = request.specify(options, caller.floor)?;
+            let run = RunRequest::asking_nothing(None, Policy::default()).specify(
+                &session,
+                options,
+                caller.floor,
+            )?;
             return explained(&session, &Policy::default(), &run);
         }
         let which = names::session("session", &wire.session)?;
         let session = self.context.store.session_get(&caller.tenant, &which).await?;
         let session = session.ok_or(ApiError::NotFound)?.spec;
-        let run = RunRequest::asking_nothing(mode, policy.clone()).specify(&session, options)?;
+        let run =
+            RunRequest::asking_nothing(mode, policy.clone()).specify(&session, options, caller.floor)?;
         explained(&session, &policy, &run)
     }
 }

@@ -42,7 +42,9 @@ fn field(error: &ApiError) -> Option<String> {
             DECIDED.contains(&first).then(|| field.clone())
         }
         ApiError::OverQuota { quota } => Some(format!("quotas.{quota}")),
-        ApiError::ModeNotAllowed { .. } | ApiError::ModeUnavailable { .. } => Some("mode".to_owned()),
+        ApiError::ModeNotAllowed { .. } | ApiError::BelowFloor { .. } | ApiError::ModeUnavailable { .. } => {
+            Some("mode".to_owned())
+        }
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
         ApiError::NotFound
         | ApiError::Unauthenticated

@@ -3,8 +3,8 @@
 use codelia_policy::CommandSpec;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Chunk, EndReason, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used, Worker,
-    WorkerState,
+    Chunk, EndReason, Floor, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used,
+    Worker, WorkerState,
 };
 use time::OffsetDateTime;
 
@@ -157,6 +157,17 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<Used>) -> v1::Tenant {
         create_time: Some(time(tenant.created_at)),
         quotas: Some(quotas(tenant.quotas)),
         usage: used.map(usage),
+        isolation_floor: Some(floor(&tenant.floor)),
+    }
+}
+
+fn floor(floor: &Floor) -> v1::IsolationFloor {
+    let decision = floor.decision.as_ref();
+    v1::IsolationFloor {
+        level: v1::IsolationLevel::from(Some(floor.level)).into(),
+        reason: decision.map(|decision| decision.reason.clone()).unwrap_or_default(),
+        key_id: decision.and_then(|decision| decision.key).map(|key| key.to_string()).unwrap_or_default(),
+        set_time: decision.map(|decision| time(decision.at)),
     }
 }
 

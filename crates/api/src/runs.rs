@@ -68,7 +68,7 @@ impl Runs {
         let begun = Instant::now();
         let found = store.run_session(&caller.tenant, &request.session).await?;
         let (session, session_spec) = found.ok_or(ApiError::NotFound)?;
-        let spec = request.specify(&session_spec, options)?;
+        let spec = request.specify(&session_spec, options, caller.floor)?;
         if spec.mode != session_spec.mode {
             check_available(store, spec.mode).await?;
         }

@@ -43,7 +43,7 @@ impl Sessions {
     async fn admit(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let request = SessionRequest::read(wire, options)?;
-        let spec = request.specify(options)?;
+        let spec = request.specify(options, caller.floor)?;
         check_available(store, spec.mode).await?;
         let hash = fingerprint(&request)?;
         let new = NewSession {

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, error::Error as _, time::Duration};
 
-use codelia_policy::{LimitError, Mode, PlanError, PolicyError};
+use codelia_policy::{Level, LimitError, Mode, PlanError, PolicyError};
 use codelia_telemetry::metrics;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -37,6 +37,8 @@ pub(crate) enum ApiError {
     SessionEnded,
     /// The installation does not allow the mode.
     ModeNotAllowed { mode: Mode },
+    /// The mode isolates less than the tenant must be.
+    BelowFloor { mode: Mode, floor: Level },
     /// No live worker has the mode.
     ModeUnavailable { mode: Mode },
     /// The policy advises against the command.
@@ -80,6 +82,7 @@ impl ApiError {
             Self::KeyReused | Self::AliasInUse | Self::TenantExists => Code::AlreadyExists,
             Self::SessionEnded
             | Self::ModeNotAllowed { .. }
+            | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. } => Code::FailedPrecondition,
             Self::DeadlineExceeded => Code::DeadlineExceeded,
@@ -102,6 +105,7 @@ impl ApiError {
             Self::TenantExists => "TENANT_EXISTS",
             Self::SessionEnded => "SESSION_ENDED",
             Self::ModeNotAllowed { .. } => "MODE_NOT_ALLOWED",
+            Self::BelowFloor { .. } => "ISOLATION_FLOOR",
             Self::ModeUnavailable { .. } => "MODE_UNAVAILABLE",
             Self::CommandNotAllowed { .. } => "COMMAND_NOT_ALLOWED",
             Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
@@ -125,6 +129,11 @@ impl ApiError {
             Self::TenantExists => "a tenant has this id".into(),
             Self::SessionEnded => "the session has ended".into(),
             Self::ModeNotAllowed { mode } => format!("mode {mode} is not allowed here"),
+            Self::BelowFloor { mode, floor } => format!(
+                "mode {mode} gives {}, and this tenant's isolation is at least {floor}; an operator may decide \
+                 otherwise (codelia tenants floor)",
+                Level::of(*mode)
+            ),
             Self::ModeUnavailable { mode } => format!("no worker has mode {mode}"),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::DeadlineExceeded => "the deadline is over".into(),
@@ -149,6 +158,7 @@ impl ApiError {
             | Self::TenantExists
             | Self::SessionEnded
             | Self::ModeNotAllowed { .. }
+            | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. }
             | Self::DeadlineExceeded
@@ -173,7 +183,9 @@ impl ApiError {
             Self::KeyReused => named("field", "idempotency_key"),
             Self::AliasInUse => named("field", "alias"),
             Self::TenantExists => named("field", "tenant_id"),
-            Self::ModeNotAllowed { mode } | Self::ModeUnavailable { mode } => {
+            Self::ModeNotAllowed { mode }
+            | Self::BelowFloor { mode, .. }
+            | Self::ModeUnavailable { mode } => {
                 let mut metadata = named("field", "mode");
                 metadata.insert("mode".into(), mode.to_string());
                 metadata
@@ -268,6 +280,7 @@ mod tests {
             (ApiError::TenantExists, Code::AlreadyExists),
             (ApiError::SessionEnded, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
+            (ApiError::BelowFloor { mode: Mode::Logical, floor: Level::Full }, Code::FailedPrecondition),
             (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),
             (
                 ApiError::CommandNotAllowed { rule: "command.max_length".into(), message: "too long".into() },

@@ -23,6 +23,7 @@ const MAX_LABEL_KEY: usize = 63;
 const MAX_LABEL_VALUE: usize = 255;
 const MAX_IDEMPOTENCY_KEY: usize = 128;
 const MAX_DISPLAY_NAME: usize = 63;
+const MAX_REASON: usize = 1000;
 const MAX_TERMINAL: u16 = 1000;
 const MAX_SIGNAL: i32 = 64;
 const MAX_RETRIES: i32 = 10;
@@ -191,6 +192,16 @@ pub(crate) fn idempotency_key(text: String) -> Checked<Option<String>> {
 pub(crate) fn display_name(text: String) -> Checked<String> {
     at_most("display_name", "bytes", text.len(), MAX_DISPLAY_NAME)?;
     no_nul("display_name", &text)?;
+    Ok(text)
+}
+
+/// Why an administrator decided something.
+pub(crate) fn reason(text: String) -> Checked<String> {
+    if text.trim().is_empty() {
+        return Err(ApiError::invalid("reason", "is empty: it is kept with the decision"));
+    }
+    at_most("reason", "bytes", text.len(), MAX_REASON)?;
+    no_nul("reason", &text)?;
     Ok(text)
 }
 

@@ -28,7 +28,7 @@ const ROUNDS: usize = 200;
 const ROUNDS_OF_A_CONTAINER: usize = 20;
 const IDS: Ids = Ids { uid: 399_000, gid: 399_000 };
 
-/// The same namespaces and mounts, asked of the tools by hand.
+/// The same namespaces and mounts, asked of the tools by hand; the files of `/etc` are added as they are found.
 const RAW_BWRAP: &str = "--unshare-all --die-with-parent --as-pid-1 --cap-drop ALL --clearenv --hostname codelia \
     --uid 1000 --gid 1000 --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
     --proc /proc --dev /dev --tmpfs /dev/shm --tmpfs /tmp --tmpfs /var/tmp --tmpfs /run";
@@ -73,14 +73,14 @@ impl Bench {
     }
 }
 
-fn raw(program: &Path, arguments: &str, rest: &[&str]) -> Duration {
-    raw_as(IDS.uid, program, arguments, rest)
+fn raw(program: &Path, arguments: &str) -> Duration {
+    raw_as(IDS.uid, program, arguments)
 }
 
-fn raw_as(user: u32, program: &Path, arguments: &str, rest: &[&str]) -> Duration {
+fn raw_as(user: u32, program: &Path, arguments: &str) -> Duration {
     let begun = Instant::now();
     let mut tool = Command::new(program);
-    tool.args(arguments.split_whitespace()).args(rest).current_dir("/").uid(user).gid(user);
+    tool.args(arguments.split_whitespace()).current_dir("/").uid(user).gid(user);
     tool.env_clear().env("PATH", "/usr/bin");
     assert!(tool.status().unwrap().success(), "{tool:?}");
     begun.elapsed()
@@ -137,27 +137,34 @@ async fn main() {
     let runtime = Runtime::of(Path::exists, Path::is_symlink);
     let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };
 
-    let bind = ["--bind", bench.session.to_str().unwrap(), "/workspace", "/usr/bin/true"];
-    let jail_bind = format!("{}:/workspace", bench.session.display());
-    let engine = format!("--host unix://{} {RAW_CONTAINER}", socket.display());
-    let volume = format!("--volume={}:/workspace", bench.session.display());
+    let session = bench.session.display();
+    let etc = |how: &dyn Fn(&str) -> String| -> String {
+        bench.host.runtime.etc_files.iter().map(|path| how(path.to_str().unwrap())).collect()
+    };
+    let raw_bwrap = format!(
+        "{RAW_BWRAP} {} --bind {session} /workspace /usr/bin/true",
+        etc(&|path| format!("--ro-bind {path} {path} "))
+    );
+    let raw_nsjail = format!(
+        "{RAW_NSJAIL} {} --bindmount {session}:/workspace -- /usr/bin/true",
+        etc(&|path| format!("--bindmount_ro {path} "))
+    );
+    let raw_container = format!(
+        "--host unix://{} {RAW_CONTAINER} --volume={session}:/workspace codelia-base /usr/bin/true",
+        socket.display()
+    );
     let mut times: [Vec<Duration>; 12] = Default::default();
     for round in 0..ROUNDS {
-        times[0].push(raw(Path::new("/usr/bin/bwrap"), RAW_BWRAP, &bind));
+        times[0].push(raw(Path::new("bwrap"), &raw_bwrap));
         let ours = bench.ours(&wrap).await;
         (1..=3).for_each(|index| times[index].push(ours[index - 1]));
         if found[1].usable {
-            times[4].push(raw(&jail, RAW_NSJAIL, &["--bindmount", &jail_bind, "--", "/usr/bin/true"]));
+            times[4].push(raw(&jail, &raw_nsjail));
             let ours = bench.ours(&cell).await;
             (5..=7).for_each(|index| times[index].push(ours[index - 5]));
         }
         if found[2].usable && round % (ROUNDS / ROUNDS_OF_A_CONTAINER) == 0 {
-            times[8].push(raw_as(
-                0,
-                Path::new("docker"),
-                &engine,
-                &[&volume, "codelia-base", "/usr/bin/true"],
-            ));
+            times[8].push(raw_as(0, Path::new("docker"), &raw_container));
             let ours = bench.ours(&can).await;
             (9..=11).for_each(|index| times[index].push(ours[index - 9]));
         }

@@ -124,22 +124,23 @@ impl Arguments<'_> {
             Mount::Proc => self.add(["--proc", "/proc"]),
             Mount::Dev => self.add(["--dev", "/dev"]),
             Mount::Symlink { target, to } => self.add(["--symlink", text(to)?, text(target)?]),
-            Mount::File { target, text: content } => self.file("0444", target, content)?,
-            Mount::Hidden { target } => match hidden::find(made, target)? {
+            // A copy in the root, which becomes read-only: a mount for each would take longer.
+            Mount::File { target, text: content } => self.file("--file", "0444", target, content)?,
+            Mount::Hidden { target, even_if_absent } => match hidden::find(made, target, *even_if_absent)? {
                 Hidden::Directory(place) => {
                     let place = text(&place)?;
                     self.add(["--perms", "0000", "--tmpfs", place, "--remount-ro", place]);
                 }
-                Hidden::File(place) => self.file("0000", &place, "")?,
+                Hidden::File(place) => self.file("--ro-bind-data", "0000", &place, "")?,
                 Hidden::Nothing => {}
             },
         }
         Ok(())
     }
 
-    fn file(&mut self, permissions: &str, target: &Path, content: &str) -> Result<(), Error> {
+    fn file(&mut self, how: &str, permissions: &str, target: &Path, content: &str) -> Result<(), Error> {
         let descriptor = self.inherited.add("file", content.as_bytes())?;
-        self.add(["--perms", permissions, "--ro-bind-data", &descriptor, text(target)?]);
+        self.add(["--perms", permissions, how, &descriptor, text(target)?]);
         Ok(())
     }
 }
@@ -182,7 +183,7 @@ mod tests {
             Mount::Dev,
             Mount::Tmpfs { target: "/tmp".into(), size_bytes: 4096 },
             Mount::Bind { source: "/s".into(), target: "/workspace".into(), writable: true },
-            Mount::Hidden { target: "/workspace/secret".into() },
+            Mount::Hidden { target: "/workspace/secret".into(), even_if_absent: true },
         ])
         .join(" ");
         let mounts = line.split_once("--ro-bind /init /.codelia-init ").unwrap().1;
@@ -198,7 +199,7 @@ mod tests {
     #[test]
     fn files_are_handed_over_as_descriptors() {
         let words = words(vec![Mount::File { target: "/etc/passwd".into(), text: "root".into() }]);
-        let at = words.iter().position(|word| word == "--ro-bind-data").unwrap();
+        let at = words.iter().position(|word| word == "--file").unwrap();
         assert!(words[at + 1].parse::<u32>().is_ok());
         assert_eq!(words[at + 2], "/etc/passwd");
     }

@@ -158,7 +158,7 @@ impl Config {
                 ));
                 Ok(())
             }
-            Mount::Hidden { target } => match hidden::find(made, target)? {
+            Mount::Hidden { target, even_if_absent } => match hidden::find(made, target, *even_if_absent)? {
                 Hidden::Directory(place) => self.tmpfs(&place, "size=4096,mode=0000", false),
                 // A device that may not be opened.
                 Hidden::File(place) => self.bind(Path::new("/dev/null"), &place, false),
@@ -236,7 +236,7 @@ mod tests {
         plan.mounts = vec![
             Mount::Bind { source: "/s".into(), target: "/workspace".into(), writable: true },
             Mount::File { target: "/etc/x".into(), text: "a\n".into() },
-            Mount::Hidden { target: "/workspace/secret".into() },
+            Mount::Hidden { target: "/workspace/secret".into(), even_if_absent: true },
         ];
         let config = config(&plan, Path::new("/init")).unwrap();
         let mounts: Vec<_> = config.lines().filter(|line| line.starts_with("mount {")).collect();

@@ -1,7 +1,7 @@
 //! A sandbox whose command runs, in any mode.
 
 use std::{
-    sync::OnceLock,
+    sync::{LazyLock, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -21,6 +21,10 @@ const KILL_PATIENCE: Duration = Duration::from_secs(2);
 /// CPU time is looked at no more often than this.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
+/// What all processors together can do in a second, in thousandths. The host is asked once: it reads files to tell.
+static ALL_PROCESSORS: LazyLock<u64> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |count| count.get() as u64) * 1000);
+
 /// What is watched from outside while the command runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Watch {
@@ -32,8 +36,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn of(plan: &Plan) -> Self {
         let is_rated = !plan.unenforced.iter().any(|name| name == "limits.cpu_millis");
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-        let most = processors * 1000;
+        let most = *ALL_PROCESSORS;
         let cpu_millis = if is_rated { plan.limits.cpu_millis.min(most) } else { most };
         Self { cpu_time: plan.limits.cpu_time, cpu_millis: cpu_millis.max(1) }
     }

@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    self, CreateKeyRequest, CreateTenantRequest, DrainWorkerRequest, GetTenantRequest, Key, ListKeysRequest,
-    ListTenantsRequest, ListWorkersRequest, RevokeKeyRequest, Tenant, UpdateQuotasRequest, Worker,
+    self, CreateKeyRequest, CreateTenantRequest, DrainWorkerRequest, GetTenantRequest, IsolationLevel, Key,
+    ListKeysRequest, ListTenantsRequest, ListWorkersRequest, RevokeKeyRequest, SetIsolationFloorRequest,
+    Tenant, UpdateQuotasRequest, Worker,
 };
 
 use crate::{
@@ -32,6 +33,11 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
         args::Tenants::Quota { tenant, quotas } => {
             let request = UpdateQuotasRequest { name: tenant_name(&tenant), quotas: Some(wanted(&quotas)) };
             admin.update_quotas(request).await?.into_inner().tenant
+        }
+        args::Tenants::Floor { tenant, level, reason } => {
+            let level = IsolationLevel::from(Some(level)).into();
+            let request = SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason };
+            admin.set_isolation_floor(request).await?.into_inner().tenant
         }
     };
     output.record(&record::tenant(&tenant.context(NO_TENANT)?))

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use codelia_policy::{Mode, NetworkMode};
+use codelia_policy::{Level, Mode, NetworkMode};
 
 /// Runs commands in sandboxes, for many tenants.
 #[derive(Debug, Parser)]
@@ -329,6 +329,20 @@ pub(crate) enum Tenants {
         tenant: String,
         #[command(flatten)]
         quotas: Quotas,
+    },
+    /// Decide how little isolation a tenant's sessions and runs may have
+    #[command(
+        after_help = "LEVEL_0 allows mode logical, which isolates nothing. The reason is kept with the \
+                            decision.\n\nExample:\n  codelia tenants floor team-7 LEVEL_0 --reason 'trusted build tools'"
+    )]
+    Floor {
+        /// Its id
+        tenant: String,
+        /// LEVEL_0, LEVEL_1 or LEVEL_2
+        level: Level,
+        /// Why
+        #[arg(long)]
+        reason: String,
     },
 }
 

@@ -101,6 +101,7 @@ pub(crate) struct Worker {
     pub(crate) lease_ttl_seconds: NonZeroU64,
     pub(crate) poll_interval_ms: NonZeroU64,
     pub(crate) drain_grace_seconds: Option<u64>,
+    pub(crate) spare_memory_mb: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -121,6 +121,7 @@ pub(crate) fn worker(
         drain_grace: grace(config, manner),
         kill_grace: KILL_GRACE,
         output_retention: RETENTION,
+        spare_memory_bytes: config.worker.spare_memory_mb.saturating_mul(MIB),
         uids: uids(config),
     })
 }

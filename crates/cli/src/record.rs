@@ -66,6 +66,12 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
     json!({
         "tenant_id": tenant.tenant_id,
         "create_time": timestamp(tenant.create_time.as_ref()),
+        "isolation_floor": tenant.isolation_floor.as_ref().map(|floor| json!({
+            "level": floor.level().to_level(),
+            "reason": floor.reason,
+            "key_id": floor.key_id,
+            "set_time": timestamp(floor.set_time.as_ref()),
+        })),
         "quotas": tenant.quotas.as_ref().map(|quotas| json!({
             "sessions": quotas.sessions,
             "concurrent_runs": quotas.concurrent_runs,

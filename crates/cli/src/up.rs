@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_policy::{Mode, TenantId};
+use codelia_policy::{Level, Mode, TenantId};
 use codelia_proto::v1::Run;
 use codelia_store::{NewKey, Quotas, Scope, Server, Store};
 use codelia_telemetry::task;
@@ -36,6 +36,7 @@ pub(crate) use background::down;
 
 /// The tenant of development.
 const TENANT: &str = "dev";
+const NO_TENANT: &str = "the tenant of development is gone";
 const DATABASE: &str = "codelia";
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -136,6 +137,9 @@ async fn start(loaded: &Loaded, home: &Home, store: &Store, shutdown: &Cancellat
     let worker_options = options::worker(config, &worker_id(home), home.socket(), options::TOGETHER)?;
     let api_options = options::api(config, mode, options::TOGETHER)?;
     let key = key(store, home).await?;
+    if mode == Mode::Logical {
+        allow_logical(store).await?;
+    }
     let page = Page::open(config.metrics.listen, shutdown.clone()).await?;
     let api = codelia_api::Service::bind(api_options, store.clone()).await?;
     let endpoint = options::endpoint(config, api.local_addr());
@@ -252,8 +256,20 @@ async fn key(store: &Store, home: &Home) -> Result<String> {
     }
     let (secret, secret_hash) = codelia_api::generate_secret();
     let new = NewKey { tenant: &tenant, display_name: "codelia up", secret_hash, scopes: &Scope::ALL };
-    store.key_create(new).await?.context("the tenant of development is gone")?;
+    store.key_create(new).await?.context(NO_TENANT)?;
     Ok(secret)
+}
+
+/// Records that the tenant of development may do without isolation: where nothing better can be had, or
+/// somebody chose so, it is what it was started for.
+async fn allow_logical(store: &Store) -> Result<()> {
+    let tenant: TenantId = TENANT.parse()?;
+    let known = store.tenant_get(&tenant).await?.context(NO_TENANT)?;
+    if known.floor.level > Level::None {
+        let reason = "codelia up was started in mode logical";
+        store.tenant_set_floor(&tenant, Level::None, reason, None).await?.context(NO_TENANT)?;
+    }
+    Ok(())
 }
 
 /// A name that two data directories on one host do not share.

@@ -2,11 +2,11 @@
 //!
 //! Every field may be left out; then the policy above it holds, and at last the default.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::NetworkMode;
+use crate::{Mode, NetworkMode, UnknownWord};
 
 /// What a command may do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,47 @@ pub enum Level {
     /// Every namespace, its own root, no network, filtered system calls.
     #[serde(rename = "LEVEL_2")]
     Full,
+}
+
+impl Level {
+    /// All of them, least first.
+    pub const ALL: [Self; 3] = [Self::None, Self::Process, Self::Full];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "LEVEL_0",
+            Self::Process => "LEVEL_1",
+            Self::Full => "LEVEL_2",
+        }
+    }
+
+    /// What a mode gives.
+    #[must_use]
+    pub fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Logical => Self::None,
+            Mode::Bwrap | Mode::Nsjail | Mode::Container => Self::Full,
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Level {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|level| level.as_str() == text)
+            .ok_or_else(|| UnknownWord { got: text.to_owned(), allowed: "LEVEL_0, LEVEL_1, LEVEL_2" })
+    }
 }
 
 /// What of the host's files a command sees, beside the read-only runtime and its workspace.

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{got:?} is none of {allowed}")]
 pub struct UnknownWord {
-    got: String,
-    allowed: &'static str,
+    pub(crate) got: String,
+    pub(crate) allowed: &'static str,
 }
 
 /// Which backend isolates a run, weakest first.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     EnvironmentMode, Level, Limits, LimitsRequest, Mode, NetworkMode, Policy, RunId, RunSpec, Runtime,
-    SessionId, SyscallMode, syscalls,
+    SessionId, SyscallMode, secrets, syscalls,
 };
 
 /// Where the session's directory is inside a sandbox.
@@ -101,6 +101,8 @@ pub enum Mount {
     Hidden {
         /// Inside.
         target: PathBuf,
+        /// Whether it is covered before anything is there, so that nothing can be made there either.
+        even_if_absent: bool,
     },
 }
 
@@ -424,16 +426,20 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 fn policy_mounts(policy: &Policy, runtime: &Runtime) -> Vec<Mount> {
     let files = &policy.filesystem;
     let denied: Vec<_> = files.denied_paths.iter().map(|path| runtime.resolve(path)).collect();
-    let opened = |paths: &Option<Vec<PathBuf>>, writable: bool| {
+    let open = |paths: &Option<Vec<PathBuf>>, writable: bool| {
         let paths = paths.iter().flatten().map(|path| runtime.resolve(path));
-        let open = paths.filter(|path| !denied.iter().any(|no| path.starts_with(no)));
-        open.map(|path| Mount::Bind { source: path.clone(), target: path, writable }).collect::<Vec<_>>()
+        let allowed = paths.filter(|path| !denied.iter().any(|no| path.starts_with(no)));
+        allowed.map(|path| Mount::Bind { source: path.clone(), target: path, writable }).collect::<Vec<_>>()
     };
-    let mut mounts = opened(&files.read_only_paths, false);
-    mounts.extend(opened(&files.read_write_paths, true));
+    let mut mounts = open(&files.read_only_paths, false);
+    mounts.extend(open(&files.read_write_paths, true));
     // A path below another one must be mounted after it, or it would be covered.
     mounts.sort_by_key(Mount::depth);
-    mounts.extend(denied.iter().map(|target| Mount::Hidden { target: target.clone() }));
+    let opened: Vec<_> = mounts.iter().map(|mount| mount.target().to_owned()).collect();
+    let hidden = |target, even_if_absent| Mount::Hidden { target, even_if_absent };
+    let secrets = secrets::within(&opened, &runtime.homes);
+    mounts.extend(secrets.into_iter().map(|target| hidden(target, false)));
+    mounts.extend(denied.into_iter().map(|target| hidden(target, true)));
     mounts
 }
 
@@ -450,7 +456,7 @@ impl Mount {
             | Self::Tmpfs { target, .. }
             | Self::Symlink { target, .. }
             | Self::File { target, .. }
-            | Self::Hidden { target } => target,
+            | Self::Hidden { target, .. } => target,
             Self::Proc => Path::new("/proc"),
             Self::Dev => Path::new("/dev"),
         }

@@ -32,6 +32,8 @@ pub struct Runtime {
     pub directories: Vec<PathBuf>,
     /// The harmless files and directories of `/etc` that are there.
     pub etc_files: Vec<PathBuf>,
+    /// The homes of the host's users, where secrets are.
+    pub homes: Vec<PathBuf>,
 }
 
 impl Runtime {
@@ -41,7 +43,7 @@ impl Runtime {
         let there = |names: &[&str]| names.iter().map(PathBuf::from).filter(|path| exists(path)).collect();
         let top: Vec<PathBuf> = there(&TOP);
         let (links, directories) = top.into_iter().partition(|path| is_link(path));
-        Self { links, directories, etc_files: there(&ETC) }
+        Self { links, directories, etc_files: there(&ETC), homes: Vec::new() }
     }
 
     /// Where a path leads inside, if it begins with one of the links.

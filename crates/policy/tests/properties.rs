@@ -208,8 +208,15 @@ proptest! {
             let covered = opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
             prop_assert!(covered, "{path:?} was not open");
         }
-        for mount in wide.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })) {
-            prop_assert!(narrow.mounts.contains(mount), "{mount:?} is not hidden any more");
+        for mount in &wide.mounts {
+            let Mount::Hidden { target, even_if_absent } = mount else { continue };
+            // A secret is hidden where it can be seen: around it, or in it.
+            let seen = opened(&narrow).iter().any(|(path, _)| target.starts_with(path) || path.starts_with(target));
+            let hidden = narrow.mounts.iter().any(|other| match other {
+                Mount::Hidden { target: other, .. } => target.starts_with(other) || other.starts_with(target),
+                _ => false,
+            });
+            prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is not hidden any more");
         }
         prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
         prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
@@ -233,7 +240,7 @@ proptest! {
             prop_assert!(!files.denied_paths.iter().any(|denied| path.starts_with(denied)));
         }
         for denied in &files.denied_paths {
-            let hidden = plan.mounts.iter().rposition(|mount| *mount == Mount::Hidden { target: denied.clone() });
+            let hidden = plan.mounts.iter().rposition(|mount| *mount == Mount::Hidden { target: denied.clone(), even_if_absent: true });
             let last_bind = plan.mounts.iter().rposition(|mount| matches!(mount, Mount::Bind { .. }));
             prop_assert!(hidden > last_bind, "{denied:?} could be uncovered");
         }

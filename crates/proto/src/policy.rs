@@ -16,12 +16,7 @@ impl TryFrom<v1::Policy> for Policy {
     fn try_from(wire: v1::Policy) -> Result<Self, PolicyError> {
         let level: v1::IsolationLevel = known("isolation_level", wire.isolation_level)?;
         Ok(Self {
-            isolation_level: match level {
-                v1::IsolationLevel::Unspecified => None,
-                v1::IsolationLevel::None => Some(Level::None),
-                v1::IsolationLevel::Process => Some(Level::Process),
-                v1::IsolationLevel::Full => Some(Level::Full),
-            },
+            isolation_level: level.to_level(),
             filesystem: wire.filesystem.map(read_filesystem).unwrap_or_default(),
             process: wire.process.map(read_process).unwrap_or_default(),
             network: wire.network.map(read_network).transpose()?.unwrap_or_default(),
@@ -119,20 +114,38 @@ fn texts(list: Option<v1::TextList>) -> Option<Vec<String>> {
     list.map(|list| list.values)
 }
 
+impl v1::IsolationLevel {
+    /// The level; `None` if it is unset.
+    #[must_use]
+    pub fn to_level(self) -> Option<Level> {
+        match self {
+            Self::Unspecified => None,
+            Self::None => Some(Level::None),
+            Self::Process => Some(Level::Process),
+            Self::Full => Some(Level::Full),
+        }
+    }
+}
+
+impl From<Option<Level>> for v1::IsolationLevel {
+    fn from(level: Option<Level>) -> Self {
+        match level {
+            None => Self::Unspecified,
+            Some(Level::None) => Self::None,
+            Some(Level::Process) => Self::Process,
+            Some(Level::Full) => Self::Full,
+        }
+    }
+}
+
 fn paths(list: Option<v1::TextList>) -> Option<Vec<PathBuf>> {
     list.map(|list| list.values.into_iter().map(PathBuf::from).collect())
 }
 
 impl From<&Policy> for v1::Policy {
     fn from(policy: &Policy) -> Self {
-        let level = match policy.isolation_level {
-            None => v1::IsolationLevel::Unspecified,
-            Some(Level::None) => v1::IsolationLevel::None,
-            Some(Level::Process) => v1::IsolationLevel::Process,
-            Some(Level::Full) => v1::IsolationLevel::Full,
-        };
         Self {
-            isolation_level: level.into(),
+            isolation_level: v1::IsolationLevel::from(policy.isolation_level).into(),
             filesystem: Some(write_filesystem(&policy.filesystem)),
             process: Some(write_process(&policy.process)),
             network: Some(write_network(&policy.network)),

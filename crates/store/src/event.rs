@@ -26,16 +26,19 @@ pub enum EventKind {
     WorkerFenced,
     /// A worker takes nothing new because something is wrong with it.
     WorkerOutOfRotation,
+    /// An administrator decided how little isolation a tenant may have.
+    IsolationFloorSet,
 }
 
 impl EventKind {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::SyscallBlocked,
         Self::SandboxReceiptUnclean,
         Self::WorkerFenced,
         Self::WorkerOutOfRotation,
+        Self::IsolationFloorSet,
     ];
 
     /// The word for it.
@@ -48,6 +51,7 @@ impl EventKind {
             Self::SandboxReceiptUnclean => "SANDBOX_RECEIPT_UNCLEAN",
             Self::WorkerFenced => "WORKER_FENCED",
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
+            Self::IsolationFloorSet => "ISOLATION_FLOOR_SET",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use codelia_policy::{KeyId, TenantId};
+use codelia_policy::{KeyId, Level, TenantId};
 use time::OffsetDateTime;
 
 use crate::{Error, Quotas, Store, row};
@@ -92,6 +92,8 @@ pub struct Caller {
     pub scopes: Vec<Scope>,
     /// The tenant's quotas.
     pub quotas: Quotas,
+    /// The least isolation of the tenant's sessions and runs.
+    pub floor: Level,
 }
 
 impl Store {
@@ -119,7 +121,7 @@ impl Store {
     pub async fn key_caller(&self, secret_hash: &[u8; 32]) -> Result<Option<Caller>, Error> {
         let row = sqlx::query!(
             "SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
-                    t.quota_requests_per_second, t.quota_output_bytes
+                    t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor
              FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
              WHERE k.secret_hash = $1 AND k.revoked_at IS NULL",
             secret_hash,
@@ -138,6 +140,7 @@ impl Store {
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
             },
+            floor: row::word("tenants.isolation_floor", &row.isolation_floor)?,
         }))
     }
 

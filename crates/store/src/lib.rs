@@ -35,7 +35,7 @@ pub use output::{Chunk, Stream};
 pub use run::{Admission, NewRun, Run, RunFilter, RunState};
 pub use server::{Server, ServerError};
 pub use session::{EndReason, NewSession, Session, SessionCreated, SessionRef, SessionSpec, SessionState};
-pub use tenant::{Quotas, QuotasChange, Tenant, Used};
+pub use tenant::{Decision, Floor, Quotas, QuotasChange, Tenant, Used};
 pub use worker::{Candidate, Heartbeat, NewWorker, Worker, WorkerState};
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
@@ -70,6 +70,11 @@ impl Options {
     }
 }
 
+/// Every statement finds its rows by an index, whatever the values: it is planned once for each
+/// connection, not once for each run. A plan made while a table was small must not scan it for ever.
+const PLANNING: [(&str, &str); 3] =
+    [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off"), ("jit", "off")];
+
 impl Store {
     /// Connects; fails if the server does not answer.
     ///
@@ -79,7 +84,7 @@ impl Store {
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout)
-            .connect_with(options.connect.application_name("codelia"))
+            .connect_with(options.connect.application_name("codelia").options(PLANNING))
             .await?;
         Ok(Self { pool })
     }

@@ -1,9 +1,9 @@
 //! The table `tenants`: who uses the service, and how much of it they may use.
 
-use codelia_policy::TenantId;
+use codelia_policy::{KeyId, Level, TenantId};
 use time::OffsetDateTime;
 
-use crate::{Error, Store, error::is_unique_violation, row};
+use crate::{Error, EventKind, Store, error::is_unique_violation, row};
 
 /// This close to a quota, inserts of one tenant wait for each other, so that none slips through.
 /// Further away they need not: fewer than this many are under way at once.
@@ -18,6 +18,28 @@ pub struct Tenant {
     pub created_at: OffsetDateTime,
     /// What it may use.
     pub quotas: Quotas,
+    /// The least isolation of its sessions and runs.
+    pub floor: Floor,
+}
+
+/// The least isolation that a tenant's sessions and runs may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Floor {
+    /// The level.
+    pub level: Level,
+    /// The decision for it; a tenant that nobody decided about has the highest.
+    pub decision: Option<Decision>,
+}
+
+/// Who chose a floor, when and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Why.
+    pub reason: String,
+    /// The key that decided; `None` if the installation did for itself.
+    pub key: Option<KeyId>,
+    /// When.
+    pub at: OffsetDateTime,
 }
 
 /// What a tenant may use.
@@ -96,7 +118,12 @@ impl Store {
         .fetch_one(&self.pool)
         .await;
         match inserted {
-            Ok(row) => Ok(Tenant { id: id.clone(), created_at: row.created_at, quotas }),
+            Ok(row) => Ok(Tenant {
+                id: id.clone(),
+                created_at: row.created_at,
+                quotas,
+                floor: Floor { level: Level::Full, decision: None },
+            }),
             Err(error) if is_unique_violation(&error, "tenants_pkey") => {
                 Err(Error::Exists { what: "the tenant id" })
             }
@@ -109,7 +136,8 @@ impl Store {
         sqlx::query_as!(
             TenantRow,
             "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes
+                    quota_requests_per_second, quota_output_bytes,
+                    isolation_floor, floor_reason, floor_key, floor_set_at
              FROM tenants WHERE id = $1",
             id.as_str(),
         )
@@ -128,7 +156,8 @@ impl Store {
         sqlx::query_as!(
             TenantRow,
             "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes
+                    quota_requests_per_second, quota_output_bytes,
+                    isolation_floor, floor_reason, floor_key, floor_set_at
              FROM tenants WHERE id > $1 ORDER BY id LIMIT $2",
             after.map_or("", TenantId::as_str),
             limit,
@@ -156,13 +185,52 @@ impl Store {
                  quota_output_bytes = coalesce($6, quota_output_bytes)
              WHERE id = $1
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes",
+                       quota_requests_per_second, quota_output_bytes,
+                       isolation_floor, floor_reason, floor_key, floor_set_at",
             id.as_str(),
             change.sessions,
             change.concurrent_runs,
             change.queued_runs,
             change.requests_per_second,
             change.output_bytes,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Tenant::try_from)
+        .transpose()
+    }
+
+    /// Decides how little isolation a tenant's sessions and runs may have, with an event that tells so.
+    /// For operators. Sessions that are there already keep what they have; their runs are held to it.
+    pub async fn tenant_set_floor(
+        &self,
+        id: &TenantId,
+        level: Level,
+        reason: &str,
+        key: Option<KeyId>,
+    ) -> Result<Option<Tenant>, Error> {
+        sqlx::query_as!(
+            TenantRow,
+            "WITH decided AS (
+                 UPDATE tenants SET isolation_floor = $2, floor_reason = $3, floor_key = $4, floor_set_at = now()
+                 WHERE id = $1
+                 RETURNING *
+             ),
+             noted AS (
+                 INSERT INTO events (id, kind, tenant_id, key_id, field, detail)
+                 SELECT $5, $6, id, $4, 'isolation_floor', jsonb_build_object('level', $2::text, 'reason', $3::text)
+                 FROM decided
+             )
+             SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                    quota_requests_per_second, quota_output_bytes,
+                    isolation_floor, floor_reason, floor_key, floor_set_at
+             FROM decided",
+            id.as_str(),
+            level.as_str(),
+            reason,
+            key.map(|key| key.0),
+            uuid::Uuid::now_v7(),
+            EventKind::IsolationFloorSet.as_str(),
         )
         .fetch_optional(&self.pool)
         .await?
@@ -208,6 +276,10 @@ struct TenantRow {
     quota_queued_runs: i64,
     quota_requests_per_second: i64,
     quota_output_bytes: i64,
+    isolation_floor: String,
+    floor_reason: Option<String>,
+    floor_key: Option<uuid::Uuid>,
+    floor_set_at: Option<OffsetDateTime>,
 }
 
 impl TryFrom<TenantRow> for Tenant {
@@ -223,6 +295,14 @@ impl TryFrom<TenantRow> for Tenant {
                 queued_runs: row.quota_queued_runs,
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
+            },
+            floor: Floor {
+                level: row::word("tenants.isolation_floor", &row.isolation_floor)?,
+                decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| Decision {
+                    reason,
+                    key: row.floor_key.map(KeyId),
+                    at,
+                }),
             },
         })
     }

@@ -12,6 +12,7 @@ pub mod directory;
 pub mod fd;
 pub mod inherit;
 pub mod landlock;
+pub mod memory;
 pub mod owner;
 pub mod process;
 pub mod pty;

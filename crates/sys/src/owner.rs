@@ -1,7 +1,7 @@
 //! Whose something is: what carries its maker's mark can be told, once the maker is gone, from what is
 //! in use, and be removed by whoever comes next.
 
-use std::{fmt, fs, str::FromStr};
+use std::{fmt, fs, str::FromStr, sync::LazyLock};
 
 use rustix::io::Errno;
 
@@ -15,15 +15,18 @@ pub struct Owner {
     started: u64,
 }
 
+static THIS_PROCESS: LazyLock<Option<Owner>> = LazyLock::new(|| {
+    let pid = std::process::id();
+    Some(Owner { pid, started: start_of(pid)? })
+});
+
 impl Owner {
     /// The process that asks.
     ///
     /// # Errors
     /// `/proc` cannot be read.
     pub fn this_process() -> Result<Self, Error> {
-        let pid = std::process::id();
-        let unknown = || Error::new("read the start of", "/proc/self/stat", Errno::PROTO);
-        Ok(Self { pid, started: start_of(pid).ok_or_else(unknown)? })
+        THIS_PROCESS.ok_or_else(|| Error::new("read the start of", "/proc/self/stat", Errno::PROTO))
     }
 
     /// Whether it is still there.

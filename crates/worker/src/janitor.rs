@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_policy::SessionId;
 use codelia_store::Error;
+use codelia_sys::memory;
 use codelia_telemetry::metrics;
 use futures::{StreamExt, stream};
 use tokio::task::spawn_blocking;
@@ -23,7 +24,7 @@ pub(crate) const ORPHANS_EVERY: Duration = Duration::from_secs(60);
 
 /// Sweeps once.
 pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
-    worker.sessions.discard_old_spares();
+    worker.sessions.tidy_spares(memory_is_short(worker));
     worker.modes.sweep().await;
     show(worker);
     let current = worker.current();
@@ -39,6 +40,17 @@ pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
     remove_ended(worker, &current).await?;
     metrics().queue_depth(worker.store.run_queue_depth_any_tenant().await?);
     Ok(())
+}
+
+/// Spare sandboxes are the first to go: the next run only takes longer without them.
+fn memory_is_short(worker: &Worker) -> bool {
+    match memory::available() {
+        Ok(bytes) => bytes < worker.options.spare_memory_bytes,
+        Err(error) => {
+            tracing::warn!(%error, "the memory that is left is not known");
+            true
+        }
+    }
 }
 
 /// Removes what belongs to nobody: directories without a session, old trash, old rows.

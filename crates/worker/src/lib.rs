@@ -77,6 +77,8 @@ pub struct Options {
     pub kill_grace: Duration,
     /// Rows of ended sessions are purged after it.
     pub output_retention: Duration,
+    /// With less memory than this left on the host, no spare sandboxes are kept.
+    pub spare_memory_bytes: u64,
     /// Where each session gets a user and group of its own, if this user may give files away.
     pub uids: Option<UidRange>,
 }

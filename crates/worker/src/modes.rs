@@ -1,13 +1,15 @@
 //! The modes this worker proved it can enforce, and the plans it makes for them.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, Runtime, SessionId};
+use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, Runtime, SessionId, homes};
 
 /// The backends that passed their probe.
 #[derive(Debug)]
@@ -72,7 +74,7 @@ impl Modes {
         spec: &RunSpec,
         ids: Ids,
     ) -> Result<Plan, Denial> {
-        let host = &self.installed(spec.mode)?.host;
+        let host = &with_homes(&self.installed(spec.mode)?.host, spec)?;
         let plan = match spec.mode {
             Mode::Logical => Plan::logical(sandbox, session, root, spec, host.enforceable),
             Mode::Bwrap | Mode::Nsjail | Mode::Container => {
@@ -113,6 +115,19 @@ pub(crate) fn serves(made: &Plan, wanted: &Plan) -> bool {
     made.limits.timeout = wanted.limits.timeout;
     made.limits.output_bytes = wanted.limits.output_bytes;
     made == *wanted
+}
+
+/// A policy that opens paths of the host may open somebody's home: who lives here is asked each time, since
+/// people come and go while a worker stays.
+fn with_homes<'a>(host: &'a Host, spec: &RunSpec) -> Result<Cow<'a, Host>, Denial> {
+    let files = &spec.policy.filesystem;
+    if files.read_only_paths.is_none() && files.read_write_paths.is_none() {
+        return Ok(Cow::Borrowed(host));
+    }
+    let passwd = fs::read_to_string("/etc/passwd").map_err(|error| failed(&error))?;
+    let mut host = host.clone();
+    host.runtime.homes = homes(&passwd);
+    Ok(Cow::Owned(host))
 }
 
 /// What is said of a sandbox that could not be had.

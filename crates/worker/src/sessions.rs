@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -98,6 +101,8 @@ pub(crate) struct Sessions {
     table: Mutex<HashMap<SessionId, Entry>>,
     spares: Arc<Semaphore>,
     max_spares: u32,
+    /// Memory is short: nobody keeps a spare.
+    pressed: AtomicBool,
     receipts: Arc<Receipts>,
 }
 
@@ -105,7 +110,7 @@ impl Sessions {
     pub(crate) fn new(max_spares: usize, receipts: Arc<Receipts>) -> Self {
         let max_spares = u32::try_from(max_spares).unwrap_or(u32::MAX);
         let spares = Arc::new(Semaphore::new(max_spares as usize));
-        Self { table: Mutex::default(), spares, max_spares, receipts }
+        Self { table: Mutex::default(), spares, max_spares, pressed: AtomicBool::new(false), receipts }
     }
 
     /// How many are held.
@@ -225,6 +230,9 @@ impl Sessions {
     where
         F: Future<Output = Result<Box<dyn Prepared>, Refusal>> + Send + 'static,
     {
+        if self.pressed.load(Ordering::Relaxed) {
+            return;
+        }
         let Ok(permit) = self.spares.clone().try_acquire_owned() else { return };
         let old = {
             let mut table = self.lock();
@@ -239,13 +247,17 @@ impl Sessions {
         self.discard(old);
     }
 
-    /// Discards the spare sandboxes that are old, and those of sessions that are not in use.
-    pub(crate) fn discard_old_spares(&self) {
+    /// Discards the spare sandboxes that are old, and those of sessions that are not in use; all of them if
+    /// memory is short.
+    pub(crate) fn tidy_spares(&self, pressed: bool) {
+        if self.pressed.swap(pressed, Ordering::Relaxed) != pressed {
+            tracing::info!(pressed, "memory for spare sandboxes");
+        }
         let old: Vec<_> = self
             .lock()
             .values_mut()
             .filter_map(|entry| match entry {
-                Entry::Held(held) if held.used_at.elapsed() >= SPARE_IDLE => held.spare.take(),
+                Entry::Held(held) if pressed || held.used_at.elapsed() >= SPARE_IDLE => held.spare.take(),
                 Entry::Held(held) => held.spare.take_if(|spare| spare.is_old()),
                 _ => None,
             })
@@ -394,10 +406,26 @@ mod tests {
         let sessions = Sessions::new(1, Arc::default());
         let id = held(&sessions);
         sessions.keep_spare(id, plan(&sessions, id), make);
-        sessions.discard_old_spares();
+        sessions.tidy_spares(false);
         tokio::time::advance(SPARE_IDLE).await;
-        sessions.discard_old_spares();
+        sessions.tidy_spares(false);
         assert!(sessions.take_spare(id, &plan(&sessions, id)).is_none());
+    }
+
+    #[tokio::test]
+    async fn nobody_has_a_spare_while_memory_is_short() {
+        let sessions = Sessions::new(1, Arc::default());
+        let id = held(&sessions);
+        let usual = plan(&sessions, id);
+        sessions.keep_spare(id, usual.clone(), make);
+        sessions.tidy_spares(true);
+        assert!(sessions.take_spare(id, &usual).is_none());
+        sessions.no_spares().await;
+        sessions.keep_spare(id, usual.clone(), make);
+        assert!(sessions.take_spare(id, &usual).is_none());
+        sessions.tidy_spares(false);
+        sessions.keep_spare(id, usual.clone(), make);
+        assert!(sessions.take_spare(id, &usual).is_some());
     }
 
     #[tokio::test(start_paused = true)]
@@ -408,7 +436,7 @@ mod tests {
         sessions.keep_spare(id, usual.clone(), make);
         tokio::time::advance(SPARE_AGE).await;
         assert!(sessions.take_spare(id, &usual).is_none());
-        sessions.discard_old_spares();
+        sessions.tidy_spares(false);
         assert!(matches!(sessions.lock().get(&id), Some(Entry::Held(held)) if held.spare.is_none()));
     }
 

@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use codelia_api::{Options, Service};
 use codelia_policy::{
-    Ceilings, Incarnation, KeyId, LeaseEpoch, Limits, Mode, Outcome, Receipt, RunId, SessionId, TenantId,
-    Usage, WorkerId,
+    Ceilings, Incarnation, KeyId, LeaseEpoch, Level, Limits, Mode, Outcome, Receipt, RunId, SessionId,
+    TenantId, Usage, WorkerId,
 };
 use codelia_proto::{
     internal::v1::{
@@ -303,6 +303,7 @@ impl Api {
         store.migrate().await?;
         let tenant: TenantId = "acme".parse()?;
         store.tenant_create(&tenant, Quotas::default()).await?;
+        store.tenant_set_floor(&tenant, Level::None, "a test", None).await?;
         let (secret, secret_hash) = codelia_api::generate_secret();
         let new = NewKey { tenant: &tenant, display_name: "", secret_hash, scopes: &[Scope::Run] };
         let key = store.key_create(new).await?.context("a key")?.id;

@@ -162,6 +162,7 @@ fn profile() -> serde_json::Value {
 }
 
 /// What the engine is told about files. It mounts by depth, whatever the order.
+#[derive(Default)]
 struct Files {
     mounts: Vec<EngineMount>,
     tmpfs: HashMap<String, String>,
@@ -174,55 +175,78 @@ enum Place {
     Tmpfs { options: String },
 }
 
+/// What is where. Of two at one place the later one is seen.
+struct Layout<'a> {
+    plan: &'a Plan,
+    /// The engine's, which no command may see.
+    socket: &'a Path,
+    channel: &'a mut Channel,
+    places: BTreeMap<PathBuf, Place>,
+    masked: Vec<String>,
+}
+
 impl Files {
     fn of(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -> Result<Self, Error> {
-        // Of two at one place the later one is seen.
-        let mut places: BTreeMap<PathBuf, Place> = BTreeMap::new();
-        let ids = isolating::ids(plan)?;
-        let mut masked = MASKED.map(str::to_owned).to_vec();
-        let bind = |source: PathBuf| Place::Bind { source, writable: false };
-        places.insert(INIT.into(), bind(options.init.clone()));
-        places.insert(CONTROL.into(), Place::Bind { source: channel.socket(), writable: true });
+        let places = [
+            (INIT.into(), Place::Bind { source: options.init.clone(), writable: false }),
+            (CONTROL.into(), Place::Bind { source: channel.socket(), writable: true }),
+        ];
+        let masked = MASKED.map(str::to_owned).to_vec();
+        let mut layout = Layout { plan, socket: &options.socket, channel, places: places.into(), masked };
         for (index, mount) in plan.mounts.iter().enumerate() {
-            let target = mount.target().to_owned();
-            match mount {
-                Mount::Bind { source, writable, .. } => {
-                    refuse_engine(source, &options.socket)?;
-                    places.insert(target, Place::Bind { source: source.clone(), writable: *writable });
-                }
-                Mount::Tmpfs { size_bytes, .. } => {
-                    // A runtime keeps the permissions that the image has there, so that it must be the user's.
-                    let whose = format!("uid={},gid={}", ids.uid, ids.gid);
-                    places.insert(target, tmpfs(&format!("rw,exec,mode=1777,{whose},size={size_bytes}")));
-                }
-                Mount::File { text, .. } => {
-                    places.insert(target, bind(channel.add_file(text, 0o444)?));
-                }
-                Mount::Hidden { target } => match hidden::find(&plan.mounts[..index], target)? {
-                    Hidden::Directory(place) => {
-                        places.insert(place, tmpfs("ro,mode=0000,size=4096"));
-                    }
-                    Hidden::File(place) => {
-                        places.insert(place, bind(channel.add_file("", 0)?));
-                    }
-                    // It may be in the image. The engine looks for it there, but a runtime with a kernel of
-                    // its own masks nothing.
-                    Hidden::Nothing if has_own_kernel(plan) => {
-                        return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
-                    }
-                    Hidden::Nothing => masked.push(text(target)?.to_owned()),
-                },
-                // The engine makes both, as every image needs them.
-                Mount::Proc | Mount::Dev => {}
-                Mount::Symlink { .. } => return Err(Error::Unenforceable { field: "mounts" }),
-            }
+            layout.add(mount, &plan.mounts[..index])?;
         }
-        Self::from_places(places, masked)
+        layout.files()
+    }
+}
+
+impl Layout<'_> {
+    fn add(&mut self, mount: &Mount, made: &[Mount]) -> Result<(), Error> {
+        let place = match mount {
+            Mount::Bind { source, writable, .. } => {
+                refuse_engine(source, self.socket)?;
+                Place::Bind { source: source.clone(), writable: *writable }
+            }
+            Mount::Tmpfs { size_bytes, .. } => {
+                // A runtime keeps the permissions that the image has there, so that it must be the user's.
+                let ids = isolating::ids(self.plan)?;
+                tmpfs(&format!("rw,exec,mode=1777,uid={},gid={},size={size_bytes}", ids.uid, ids.gid))
+            }
+            Mount::File { text, .. } => self.file(text, 0o444)?,
+            Mount::Hidden { target, even_if_absent } => return self.hide(target, made, *even_if_absent),
+            // The engine makes both, as every image needs them.
+            Mount::Proc | Mount::Dev => return Ok(()),
+            Mount::Symlink { .. } => return Err(Error::Unenforceable { field: "mounts" }),
+        };
+        self.places.insert(mount.target().to_owned(), place);
+        Ok(())
     }
 
-    fn from_places(places: BTreeMap<PathBuf, Place>, masked: Vec<String>) -> Result<Self, Error> {
-        let mut files = Self { mounts: Vec::new(), tmpfs: HashMap::new(), masked };
-        for (target, place) in places {
+    fn hide(&mut self, target: &Path, made: &[Mount], even_if_absent: bool) -> Result<(), Error> {
+        match hidden::find(made, target, even_if_absent)? {
+            Hidden::Directory(place) => drop(self.places.insert(place, tmpfs("ro,mode=0000,size=4096"))),
+            Hidden::File(place) => {
+                let nothing = self.file("", 0)?;
+                self.places.insert(place, nothing);
+            }
+            Hidden::Nothing if !even_if_absent => {}
+            // It may be in the image. The engine looks for it there, but a runtime with a kernel of its own
+            // masks nothing.
+            Hidden::Nothing if has_own_kernel(self.plan) => {
+                return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
+            }
+            Hidden::Nothing => self.masked.push(text(target)?.to_owned()),
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, text: &str, mode: u32) -> Result<Place, Error> {
+        Ok(Place::Bind { source: self.channel.add_file(text, mode)?, writable: false })
+    }
+
+    fn files(self) -> Result<Files, Error> {
+        let mut files = Files { masked: self.masked, ..Files::default() };
+        for (target, place) in self.places {
             let target = text(&target)?.to_owned();
             match place {
                 Place::Bind { source, writable } => files.mounts.push(bind_mount(&source, target, writable)?),

@@ -138,7 +138,9 @@ async fn what_gvisor_cannot_keep_is_refused_by_its_field() {
         let session = place.session();
         assert_eq!(place.try_plan(&session).unwrap_err().field, field);
     }
-    let denied = |plan: &mut Plan| plan.mounts.push(Mount::Hidden { target: "/usr/bin/nice".into() });
+    let denied = |plan: &mut Plan| {
+        plan.mounts.push(Mount::Hidden { target: "/usr/bin/nice".into(), even_if_absent: true })
+    };
     let mut plan = place.plan(&place.session());
     denied(&mut plan);
     let refused = place.backend.prepare(&plan).await;

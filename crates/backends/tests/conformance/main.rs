@@ -6,6 +6,7 @@
 
 mod attacks;
 mod containers;
+mod deviations;
 mod endings;
 mod exceptions;
 mod harness;

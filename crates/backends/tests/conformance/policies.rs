@@ -55,6 +55,25 @@ async fn a_denied_path_under_an_opened_one_cannot_be_read_or_reached(mut place: 
     assert_eq!(finished.stdout, "open\nheld\n", "{finished:?}");
 }
 
+async fn secrets_in_a_home_that_is_opened_are_hidden_even_if_they_are_named(mut place: Place) {
+    let dir = shared();
+    for name in [".ssh", ".config/gcloud", ".kube"] {
+        fs::create_dir_all(dir.path().join(name)).unwrap();
+        fs::write(dir.path().join(name).join("key"), "secret\n").unwrap();
+    }
+    fs::write(dir.path().join(".netrc"), "secret\n").unwrap();
+    place.host.runtime.homes = vec![dir.path().to_owned()];
+    let home = dir.path().display();
+    let script = format!("cd {home}; cat open .ssh/key .config/gcloud/key .kube/key .netrc; true");
+    place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
+    assert_eq!(place.says(&script).await, "open\n");
+    place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned(), dir.path().join(".kube")]);
+    assert_eq!(place.says(&script).await, "open\n");
+    // The control: with nobody's home known the same script reads them all.
+    place.host.runtime.homes.clear();
+    assert_eq!(place.says(&script).await, "open\nsecret\nsecret\nsecret\nsecret\n");
+}
+
 async fn a_denied_path_in_the_workspace_is_denied_before_it_exists(mut place: Place) {
     place.policy.filesystem.denied_paths = vec![PathBuf::from("/workspace/.secrets")];
     let said = place
@@ -113,6 +132,15 @@ async fn too_many_blocked_calls_end_the_run(place: Place) {
     assert_eq!(finished.outcome, Outcome::Violation("SYSCALL_BLOCKED".to_owned()), "{finished:?}");
 }
 
+async fn processes_are_debugged_only_where_the_policy_says_so(mut place: Place) {
+    let trace_me = r#"python3 -c 'import ctypes; print(ctypes.CDLL(None).ptrace(0, 0, 0, 0))'"#;
+    let refused = place.sh(&place.session(), trace_me).await;
+    let tried: Vec<_> = refused.violations.iter().map(|violation| violation.syscall.as_str()).collect();
+    assert_eq!((refused.stdout.as_str(), tried), ("-1\n", vec!["ptrace"]));
+    place.policy.process.debug = Some(true);
+    assert_eq!(place.says(trace_me).await, "0\n");
+}
+
 async fn processes_are_forbidden_by_the_kernel(mut place: Place) {
     place.policy.process.allow_fork = Some(false);
     let finished = place.sh(&place.session(), "echo alone; /bin/true; echo not reached").await;
@@ -137,11 +165,13 @@ in_every_mode!(
     an_opened_path_can_be_read_and_not_written,
     a_writable_path_can_be_written,
     a_denied_path_under_an_opened_one_cannot_be_read_or_reached,
+    secrets_in_a_home_that_is_opened_are_hidden_even_if_they_are_named,
     a_denied_path_in_the_workspace_is_denied_before_it_exists,
     denied_programs_of_the_runtime_are_gone,
     plans_that_cannot_be_kept_are_refused_by_field,
     what_a_blocked_call_tried_is_told,
     too_many_blocked_calls_end_the_run,
+    processes_are_debugged_only_where_the_policy_says_so,
     processes_are_forbidden_by_the_kernel,
     other_programs_are_forbidden_by_the_kernel,
     only_listed_programs_can_be_executed,

@@ -66,6 +66,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("worker.lease_ttl_seconds", "CODELIA_WORKER_LEASE_TTL_SECONDS", Whole).or("15"),
     key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Whole).or("500"),
     key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Whole).unset("30; 2 for `up`"),
+    key("worker.spare_memory_mb", "CODELIA_WORKER_SPARE_MEMORY_MB", Whole).or("256"),
     key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable"),
     key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("worker in data_dir"),
     key("sandbox.ttl_seconds", "CODELIA_SANDBOX_TTL_SECONDS", Whole).or("3600"),

@@ -43,14 +43,20 @@ impl Leaf {
         self.write("pids.max", most)
     }
 
+    /// Where processors are short, a group gets an eighth of what a process outside gets: those who serve
+    /// everybody go before the one who computes.
     pub(super) fn limit_cpu(&self, millis: u64) -> Result<(), Error> {
         let (quota, period) = cpu_quota(millis);
         match self.version {
             Version::One => {
+                self.write("cpu.shares", 1024 / 8)?;
                 self.write("cpu.cfs_period_us", period)?;
                 self.write("cpu.cfs_quota_us", quota)
             }
-            Version::Two => self.write("cpu.max", format!("{quota} {period}")),
+            Version::Two => {
+                self.write("cpu.weight", 100 / 8)?;
+                self.write("cpu.max", format!("{quota} {period}"))
+            }
         }
     }
 
@@ -138,16 +144,12 @@ mod tests {
 
     #[test]
     fn version_2_limits_are_written_in_its_files() {
-        let (_dir, leaf) =
-            leaf_with(&[("memory.max", ""), ("memory.swap.max", ""), ("cpu.max", ""), ("pids.max", "")]);
+        let names = ["memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max"];
+        let (_dir, leaf) = leaf_with(&names.map(|name| (name, "")));
         leaf.limit_memory(4096).unwrap();
         leaf.limit_cpu(1500).unwrap();
         leaf.limit_pids(7).unwrap();
-        let read = |name| leaf.read(name).unwrap();
-        assert_eq!(
-            [read("memory.max"), read("memory.swap.max"), read("cpu.max"), read("pids.max")],
-            ["4096", "0", "150000 100000", "7"]
-        );
+        assert_eq!(names.map(|name| leaf.read(name).unwrap()), ["4096", "0", "150000 100000", "12", "7"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The second floor: the two writes a run costs, an insert and an update, each its own
+//! The two writes a run costs, an insert and an update, each its own
 //! transaction, on the same server and as many at once as we have.
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,52 @@
+//! What a run costs from the call to its outcome, in the plainest mode, beside the two things it cannot be
+//! faster than: the kernel's fork and exec, and the database's insert and update.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use codelia_store::Server;
+use codelia_tests::{Cluster, Database, Shape};
+
+use crate::{
+    ROUNDS, TURN,
+    bare::{exec::Loop, postgres::BarePostgres},
+    report::Report,
+    runs::Runs,
+};
+
+const FORK_AND_EXEC: &str = "bare fork+exec of `true`, all cores";
+const INSERT_AND_UPDATE: &str = "bare Postgres insert + update";
+const FIRST_BYTE: &str = "Exec `echo`, call to first byte, one at a time";
+const ALONE: &str = "Exec `true`, call to outcome, one at a time";
+const TOGETHER: &str = "Exec `true`, call to outcome, many at once";
+
+/// Measures it all in turns; the first round warms up.
+pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
+    let cluster =
+        Cluster::on(Database::on(server).await?, Shape { slots: 4 * cores, ..Shape::default() }).await?;
+    let bare_postgres = BarePostgres::prepare(server.database("bare").await?, 4 * cores).await?;
+    let alone = Runs::prepare(&cluster, "alone", 1).await?;
+    let together = Runs::prepare(&cluster, "together", 4 * cores).await?;
+
+    let mut report = Report::default();
+    for round in 0..=ROUNDS {
+        let turn = [
+            (FORK_AND_EXEC, Loop::of_true(cores).measure(TURN).await?),
+            (INSERT_AND_UPDATE, bare_postgres.measure(TURN).await?),
+            (FIRST_BYTE, alone.first_byte(TURN).await?),
+            (ALONE, alone.outcome(TURN).await?),
+            (TOGETHER, together.outcome(TURN).await?),
+        ];
+        if round > 0 {
+            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
+        }
+    }
+    bare_postgres.end().await?;
+    cluster.end().await?;
+
+    report.judge_p95(FIRST_BYTE, Duration::from_millis(5))?;
+    let slower = report.of(FORK_AND_EXEC)?.rate().min(report.of(INSERT_AND_UPDATE)?.rate());
+    let share = report.of(TOGETHER)?.rate() / slower;
+    report.judge_share("runs of `true`, of the slower bare loop", share, 0.5);
+    Ok(report)
+}

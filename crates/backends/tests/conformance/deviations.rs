@@ -1,0 +1,50 @@
+//! A tool that makes another sandbox than it was asked for: `codelia-init` notices before any command starts.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    sync::Arc,
+};
+
+use codelia_backends::{BwrapOptions, Error, bwrap};
+use codelia_init::Step;
+
+use crate::harness::{Kind, Place, init_path};
+
+/// Why a sandbox cannot be had of a bubblewrap that was told these words too.
+async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("bwrap");
+    let script = format!("#!/bin/sh\nlist=$2\nshift 2\nexec bwrap --args \"$list\" {words} \"$@\"\n");
+    fs::write(&program, script).unwrap();
+    for path in [dir.path(), &program] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
+    place.backend = Arc::new(bwrap(BwrapOptions { init: init_path(), program, cgroup_parent }).unwrap());
+    let session = place.session();
+    match place.backend.prepare(&place.plan(&session)).await {
+        Ok(prepared) => {
+            assert!(prepared.discard().await.is_clean());
+            None
+        }
+        Err(Error::Inside(failure)) => Some(failure.step),
+        Err(error) => panic!("{words}: {error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_not_as_planned_is_refused_before_its_command_starts() {
+    let Some(mut place) = Place::of(Kind::Bwrap).await else { return };
+    for (words, expected) in [
+        // The control: a bubblewrap that does what it is asked for.
+        ("", None),
+        ("--share-net", Some(Step::CheckNamespaces)),
+        ("--remount-ro /tmp", Some(Step::CheckMounts)),
+        ("--bind /usr /usr", Some(Step::CheckMounts)),
+        ("--hostname another", Some(Step::CheckHostname)),
+        ("--uid 7", Some(Step::CheckIds)),
+    ] {
+        assert_eq!(refusal(&mut place, words).await, expected, "{words}");
+    }
+}
