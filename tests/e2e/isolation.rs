@@ -5,13 +5,19 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, outcome};
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, Finished, Process, Shape, available, cgroups, eventually};
+use codelia_tests::{
+    Client, Cluster, ENGINE_SOCKET, Finished, Process, Shape, available, cgroups, eventually,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
 /// An installation whose sessions are isolated by `mode`; `None` where that cannot be had.
 pub(crate) async fn isolating(mode: &'static str, workers: usize) -> Result<Option<Cluster>> {
-    let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
+    let mut settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
+    if mode == "container" {
+        // Others need not try containers at the start of every worker.
+        settings.push(("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()));
+    }
     let shape = Shape { workers: 0, apis: 0, settings, ..Shape::default() };
     let mut cluster = Cluster::with(shape).await?;
     if !is_usable(&cluster, mode).await? {
@@ -68,9 +74,9 @@ async fn sessions_are_apart(mode: &'static str) -> Result<()> {
 
     let root = written["sandbox_root"].as_str().context("a root")?;
     let attack =
-        format!("cat {root}/treasure ../*/treasure /proc/*/root{root}/treasure; ls /workspace; id -u; pwd");
+        format!("cat {root}/treasure ../*/treasure /proc/*/root{root}/treasure; ls /workspace; id -un; pwd");
     let done = codelia(&cluster, &client, &["run", "-s", "mine", "--", "sh", "-c", &attack]).await?;
-    assert_eq!((done.stdout.as_str(), done.code), ("1000\n/workspace\n", Some(0)), "{done:?}");
+    assert_eq!((done.stdout.as_str(), done.code), ("codelia\n/workspace\n", Some(0)), "{done:?}");
     assert_eq!(fs::read_to_string(Path::new(root).join("treasure"))?, "secret\n");
     cluster.end().await
 }
@@ -83,6 +89,73 @@ async fn sessions_are_apart_in_mode_bwrap() -> Result<()> {
 #[tokio::test]
 async fn sessions_are_apart_in_mode_nsjail() -> Result<()> {
     sessions_are_apart("nsjail").await
+}
+
+#[tokio::test]
+async fn sessions_are_apart_in_mode_container() -> Result<()> {
+    sessions_are_apart("container").await
+}
+
+#[tokio::test]
+async fn a_run_in_a_container_ends_like_any_other_and_leaves_nothing() -> Result<()> {
+    let Some(cluster) = isolating("container", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    session(&cluster, &client, "busy").await?;
+    let sleep = "echo here; sleep 1000 & sleep 1000";
+    let cases: [(&[&str], &str, &str, Option<i32>); 4] = [
+        (&[], "echo out; echo err >&2; exit 3", "exited", Some(3)),
+        (&["--timeout", "300ms"], sleep, "timed_out", Some(124)),
+        (&["--memory-mb", "32"], "exec tail /dev/zero", "oom", Some(137)),
+        (&[], "unshare --user true; kill -TERM $$", "signaled", Some(143)),
+    ];
+    for (options, script, outcome, code) in cases {
+        let arguments = [&["run", "--json", "-s", "busy"], options, &["--", "sh", "-c", script]].concat();
+        let done = codelia(&cluster, &client, &arguments).await?;
+        let record = record(&done)?;
+        assert_eq!((&record["outcome"], done.code), (&outcome.into(), code), "{script}: {record}");
+        assert_eq!(record["sandbox_mode"], "container");
+        assert!(is_zero(&record["receipt"]), "{record}");
+        let blocked = record["violations"].as_array().map_or(0, Vec::len);
+        assert_eq!(blocked, usize::from(script.contains("unshare")), "{record}");
+    }
+    let started =
+        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
+    let id = started.stdout.trim();
+    assert_eq!(codelia(&cluster, &client, &["kill", id]).await?.code, Some(0));
+    let canceled = record(&codelia(&cluster, &client, &["attach", "--json", id]).await?)?;
+    assert_eq!(canceled["outcome"], "canceled", "{canceled}");
+    assert!(is_zero(&canceled["receipt"]), "{canceled}");
+    cluster.end().await
+}
+
+/// The containers that the engine of the tests has of a process.
+async fn containers_of(pid: u32) -> Result<usize> {
+    let host = format!("unix://{}", std::env::var(ENGINE_SOCKET)?);
+    let mut list = std::process::Command::new("docker");
+    list.args(["--host", &host, "ps", "--all", "--format", r#"{{.Label "codelia.owner"}}"#]);
+    let listed = Process::finish(list, b"").await?;
+    ensure!(listed.code == Some(0), "{listed:?}");
+    Ok(listed.stdout.lines().filter(|owner| owner.starts_with(&format!("{pid}-"))).count())
+}
+
+#[tokio::test]
+async fn the_containers_of_a_killed_worker_are_removed_by_the_next() -> Result<()> {
+    let Some(mut cluster) = isolating("container", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    session(&cluster, &client, "busy").await?;
+    let started =
+        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
+    assert_eq!(started.code, Some(0), "{started:?}");
+    let worker = &mut cluster.workers[0].process;
+    let pid = worker.pid();
+    let runs = || async { (containers_of(pid).await.ok()? > 0).then_some(()) };
+    eventually("the control: it has containers", runs).await;
+    worker.signal(Signal::KILL)?;
+    worker.exited().await?;
+    cluster.restart_worker(0).await?;
+    let swept = || async { (containers_of(pid).await.ok()? == 0).then_some(()) };
+    eventually("its containers are gone", swept).await;
+    cluster.end().await
 }
 
 #[tokio::test]

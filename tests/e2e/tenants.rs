@@ -94,26 +94,29 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
             not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
         }
+        _ => return for_operators(method, ids).map(Expected::Denied),
+    })
+}
+
+/// What only an operator may ask.
+fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
+    Some(match method {
         "codelia.v1.AdminService.CreateTenant" => {
-            Expected::Denied(CreateTenantRequest { tenant_id: "new".into(), quotas: None }.encode_to_vec())
+            CreateTenantRequest { tenant_id: "new".into(), quotas: None }.encode_to_vec()
         }
         "codelia.v1.AdminService.UpdateQuotas" => {
             let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
-            Expected::Denied(UpdateQuotasRequest { name: ids.tenant.clone(), quotas }.encode_to_vec())
+            UpdateQuotasRequest { name: ids.tenant.clone(), quotas }.encode_to_vec()
         }
-        "codelia.v1.AdminService.SetIsolationFloor" => Expected::Denied(
-            SetIsolationFloorRequest {
-                name: ids.tenant.clone(),
-                level: IsolationLevel::None.into(),
-                reason: "mine".into(),
-            }
-            .encode_to_vec(),
-        ),
-        "codelia.v1.AdminService.ListWorkers" => {
-            Expected::Denied(ListWorkersRequest::default().encode_to_vec())
+        "codelia.v1.AdminService.SetIsolationFloor" => SetIsolationFloorRequest {
+            name: ids.tenant.clone(),
+            level: IsolationLevel::None.into(),
+            reason: "mine".into(),
         }
+        .encode_to_vec(),
+        "codelia.v1.AdminService.ListWorkers" => ListWorkersRequest::default().encode_to_vec(),
         "codelia.v1.AdminService.DrainWorker" => {
-            Expected::Denied(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
+            DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }
         _ => return None,
     })

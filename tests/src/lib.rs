@@ -8,6 +8,7 @@
 mod certificates;
 mod client;
 mod cluster;
+mod engine;
 mod eventually;
 mod exec;
 mod host;
@@ -25,6 +26,7 @@ mod up;
 pub use certificates::Certificates;
 pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
 pub use cluster::{Cluster, Shape, WORKER_LEASE};
+pub use engine::{ENGINE_SOCKET, Engine};
 pub use eventually::{PATIENCE, eventually, within};
 pub use exec::Exec;
 pub use host::Host;

@@ -16,12 +16,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_backends::{Backend, BwrapOptions, NsjailOptions, Stdio, bwrap, find_init, nsjail};
+use codelia_backends::{
+    Backend, BwrapOptions, ContainerOptions, NsjailOptions, Stdio, bwrap, container, find_init, nsjail,
+};
 use codelia_policy::{
     CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Plan, Policy, RunId, RunSpec, Runtime, SessionId,
 };
 
 const ROUNDS: usize = 200;
+/// A container takes a hundred times as long.
+const ROUNDS_OF_A_CONTAINER: usize = 20;
 const IDS: Ids = Ids { uid: 399_000, gid: 399_000 };
 
 /// The same namespaces and mounts, asked of the tools by hand; the files of `/etc` are added as they are found.
@@ -31,6 +35,9 @@ const RAW_BWRAP: &str = "--unshare-all --die-with-parent --as-pid-1 --cap-drop A
 const RAW_NSJAIL: &str = "--really_quiet --mode o --user 1000 --group 1000 --hostname codelia --disable_rlimits \
     --bindmount_ro /usr --symlink usr/bin:/bin --symlink usr/lib:/lib --symlink usr/lib64:/lib64 --bindmount_ro /dev/null \
     --tmpfsmount /tmp --tmpfsmount /var/tmp --tmpfsmount /run";
+
+const RAW_CONTAINER: &str = "run --rm --network none --read-only --cap-drop ALL --ipc none --user 399000:399000 \
+    --security-opt no-new-privileges --log-driver none --tmpfs /tmp --tmpfs /var/tmp --tmpfs /run";
 
 struct Bench {
     session: PathBuf,
@@ -67,9 +74,14 @@ impl Bench {
 }
 
 fn raw(program: &Path, arguments: &str) -> Duration {
+    raw_as(IDS.uid, program, arguments)
+}
+
+fn raw_as(user: u32, program: &Path, arguments: &str) -> Duration {
     let begun = Instant::now();
     let mut tool = Command::new(program);
-    tool.args(arguments.split_whitespace()).env_clear().current_dir("/").uid(IDS.uid).gid(IDS.gid);
+    tool.args(arguments.split_whitespace()).current_dir("/").uid(user).gid(user);
+    tool.env_clear().env("PATH", "/usr/bin");
     assert!(tool.status().unwrap().success(), "{tool:?}");
     begun.elapsed()
 }
@@ -107,8 +119,22 @@ async fn main() {
     let wrap =
         bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None }).unwrap();
     let cell =
-        nsjail(NsjailOptions { init, program: jail.clone(), cgroup_parent: None, users: None }).unwrap();
-    let found = [wrap.probe().await, cell.probe().await];
+        nsjail(NsjailOptions { init: init.clone(), program: jail.clone(), cgroup_parent: None, users: None })
+            .unwrap();
+    let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
+    let can = container(ContainerOptions {
+        init,
+        socket: socket.clone(),
+        runtime: None,
+        image: "codelia-base".to_owned(),
+        directory: place.path().join("containers"),
+        worker: "benchmark".to_owned(),
+    })
+    .unwrap();
+    let found = [wrap.probe().await, cell.probe().await, can.probe().await];
+    for one in found.iter().filter(|one| !one.usable) {
+        println!("skipped: {}: {:?}", one.mode, one.gaps);
+    }
     let runtime = Runtime::of(Path::exists, Path::is_symlink);
     let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };
 
@@ -124,8 +150,12 @@ async fn main() {
         "{RAW_NSJAIL} {} --bindmount {session}:/workspace -- /usr/bin/true",
         etc(&|path| format!("--bindmount_ro {path} "))
     );
-    let mut times: [Vec<Duration>; 8] = Default::default();
-    for _ in 0..ROUNDS {
+    let raw_container = format!(
+        "--host unix://{} {RAW_CONTAINER} --volume={session}:/workspace codelia-base /usr/bin/true",
+        socket.display()
+    );
+    let mut times: [Vec<Duration>; 12] = Default::default();
+    for round in 0..ROUNDS {
         times[0].push(raw(Path::new("bwrap"), &raw_bwrap));
         let ours = bench.ours(&wrap).await;
         (1..=3).for_each(|index| times[index].push(ours[index - 1]));
@@ -133,6 +163,11 @@ async fn main() {
             times[4].push(raw(&jail, &raw_nsjail));
             let ours = bench.ours(&cell).await;
             (5..=7).for_each(|index| times[index].push(ours[index - 5]));
+        }
+        if found[2].usable && round % (ROUNDS / ROUNDS_OF_A_CONTAINER) == 0 {
+            times[8].push(raw_as(0, Path::new("docker"), &raw_container));
+            let ours = bench.ours(&can).await;
+            (9..=11).for_each(|index| times[index].push(ours[index - 9]));
         }
     }
     let names = [
@@ -144,6 +179,10 @@ async fn main() {
         "nsjail, cold setup",
         "nsjail, prepared setup",
         "nsjail, whole run with receipt",
+        "docker run … true",
+        "container, cold setup",
+        "container, prepared setup",
+        "container, whole run with receipt",
     ];
     for (name, times) in names.into_iter().zip(times).filter(|(_, times)| !times.is_empty()) {
         print(name, times);

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use codelia_policy::{Mode, Mount, Plan};
+use codelia_policy::{INSIDE, Mode, Mount, Plan};
 
 use crate::{
     Backend, Error,
     hidden::{self, Hidden},
-    isolating::{Host, INIT, INSIDE, Inherited, Isolating, Tool},
+    isolating::{Host, INIT, Inherited, Isolating, Tool},
 };
 
 /// What the mode needs to know.

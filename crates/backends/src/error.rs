@@ -68,6 +68,25 @@ pub enum Error {
         /// In its own words.
         complaint: String,
     },
+    /// The container engine cannot be spoken to.
+    #[error("no container engine answers at {}: {complaint}", socket.display())]
+    EngineMissing {
+        /// Its socket.
+        socket: PathBuf,
+        /// Why.
+        complaint: String,
+    },
+    /// The container engine did not do what it was asked.
+    #[error("container engine: {step}: {complaint}")]
+    Engine {
+        /// What it was asked.
+        step: &'static str,
+        /// In its own words.
+        complaint: String,
+    },
+    /// Who connected to the control socket is not in the container.
+    #[error("a stranger connected to the control socket")]
+    Stranger,
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
     Inside(Failure),

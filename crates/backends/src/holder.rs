@@ -23,6 +23,11 @@ pub(crate) trait Holder: Send + Sync + Debug {
         Receipt::default()
     }
 
+    /// Whether it ended for want of memory, where that is asked because `codelia-init` could not tell.
+    async fn ran_out_of_memory(&mut self) -> bool {
+        false
+    }
+
     /// The process of `codelia-init` if it shares our process namespace. Elsewhere it kills all
     /// its processes at once and none of them can stop it, so that nobody needs to help it.
     fn bare_init(&self) -> Option<Pid> {

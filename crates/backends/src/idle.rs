@@ -66,9 +66,8 @@ pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Re
         ends_with_caller: false,
     };
     spec.policy.process.allowed_executables = only.map(|path| vec![path.to_owned()]);
-    let everything =
-        Enforceable { memory: true, cpu: true, pids: true, network: true, syscalls: true, executables: true };
-    let assumed = Host { enforceable: everything, ..Host::default() };
+    let enforceable = Enforceable { violations: host.violations, ..Enforceable::EVERYTHING };
+    let assumed = Host { enforceable, ..Host::default() };
     let ids = if own.uid == 0 { nobody() } else { own };
     let less = plan(mode, host);
     let plan = Plan::isolated(less.sandbox, less.session, less.root, &spec, &assumed, ids)

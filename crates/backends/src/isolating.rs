@@ -25,9 +25,6 @@ use crate::{
 /// Where `codelia-init` is inside every sandbox.
 pub(crate) const INIT: &str = "/.codelia-init";
 
-/// Who the command is inside, whoever it is outside.
-pub(crate) const INSIDE: Ids = Ids { uid: 1000, gid: 1000 };
-
 /// As much of what a tool complains is told.
 const MOST_COMPLAINT: usize = 4096;
 
@@ -175,7 +172,7 @@ impl<T: Tool> Backend for Isolating<T> {
 
     async fn probe(&self) -> Capabilities {
         let mut gaps = Vec::new();
-        let limits = self.groups.probe(&mut gaps);
+        let limits = Enforceable { violations: true, ..self.groups.probe(&mut gaps) };
         if let Err(error) = self.try_sandbox(limits, None).await {
             gaps.push(self.gap(&error));
             return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };
@@ -211,14 +208,14 @@ fn locate(program: PathBuf) -> PathBuf {
     found.unwrap_or(program)
 }
 
-fn no_list_of_executables(error: &Error) -> Gap {
+pub(crate) fn no_list_of_executables(error: &Error) -> Gap {
     Gap {
         missing: format!("a list of the only executables: {error}"),
         remedy: "use a kernel with Landlock (5.13 or later, landlock among its security modules)".to_owned(),
     }
 }
 
-fn refuse_what_does_not_isolate(plan: &Plan, mode: Mode) -> Result<(), Error> {
+pub(crate) fn refuse_what_does_not_isolate(plan: &Plan, mode: Mode) -> Result<(), Error> {
     let own = process::own_user();
     let checks = [
         ("mode", plan.mode == mode),

@@ -8,6 +8,7 @@
 
 mod backend;
 mod bwrap;
+mod container;
 mod control;
 mod ending;
 mod error;
@@ -30,6 +31,7 @@ mod tool;
 
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
 pub use bwrap::{BwrapOptions, bwrap};
+pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use init::find_init;
 pub use logical::{Logical, LogicalOptions};

@@ -8,14 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, Mode, Mount, Plan};
+use codelia_policy::{INSIDE, Ids, Mode, Mount, Plan};
 use codelia_sys::process;
 
 use crate::{
     Backend, Error,
     hidden::{self, Hidden},
     idle,
-    isolating::{self, Host, INIT, INSIDE, Inherited, Isolating, Tool},
+    isolating::{self, Host, INIT, Inherited, Isolating, Tool},
     scratch,
 };
 

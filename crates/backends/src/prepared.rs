@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct WaitingSandbox {
     sandbox: Sandbox,
-    launch: Control,
+    /// To the command's process; without it the launch goes through the control socket.
+    launch: Option<Control>,
     supervisor: Option<Supervisor>,
     /// The session's directory, where the command sees the host's.
     root: Option<OwnedFd>,
@@ -60,11 +61,12 @@ async fn set_up(
     sandbox: &mut Sandbox,
     plan: &Plan,
     setup: Setup,
-) -> Result<(Control, Option<Supervisor>), Error> {
+) -> Result<(Option<Control>, Option<Supervisor>), Error> {
     let ready = sandbox.set_up(setup).await?;
-    let supervisor = match (ready.listener, &plan.security) {
-        (Some(listener), Some(security)) => {
-            Some(Supervisor::start(listener, ready.launch.witness()?, security)?)
+    let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
+    let supervisor = match (ready.listener, &ready.launch, &plan.security, limit) {
+        (Some(listener), Some(launch), Some(security), Some(limit)) => {
+            Some(Supervisor::start(listener, launch.witness()?, security, limit)?)
         }
         _ => None,
     };
@@ -89,7 +91,7 @@ impl Prepared for WaitingSandbox {
     }
 
     fn is_alive(&self) -> bool {
-        self.launch.is_open() && self.sandbox.control().is_open()
+        self.launch.as_ref().is_none_or(Control::is_open) && self.sandbox.control().is_open()
     }
 
     async fn discard(self: Box<Self>) -> Receipt {
@@ -103,16 +105,21 @@ impl WaitingSandbox {
         let request = Request::Launch(self.order(command));
         let mut fds = vec![stdio.stdin.as_fd(), stdio.stdout.as_fd(), stdio.stderr.as_fd()];
         fds.extend(directory.iter().map(AsFd::as_fd));
-        self.launch.send(&request, &fds).await?;
+        let is_relayed = self.launch.is_none();
+        let (control, _) = self.sandbox.ends();
+        let launch = self.launch.as_mut().unwrap_or(control);
+        launch.send(&request, &fds).await?;
         // The command alone holds its streams, so that they end with it.
         drop((stdio, directory));
-        let answer = timeout(PATIENCE, self.launch.receive()).await.map_err(|_| Error::Unresponsive)?;
+        let answer = timeout(PATIENCE, launch.receive()).await.map_err(|_| Error::Unresponsive)?;
         match answer? {
+            None if is_relayed => Err(Error::InitEnded),
             None => Ok(()),
+            Some(Report::Launched) if is_relayed => Ok(()),
             Some(Report::Failed(failure)) => {
                 Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)))
             }
-            Some(Report::Ready | Report::Exited(_)) => Err(Error::OutOfTurn),
+            Some(Report::Ready | Report::Launched | Report::Exited(_)) => Err(Error::OutOfTurn),
         }
     }
 

@@ -108,10 +108,12 @@ impl RunningCommand {
     async fn end(&mut self) -> (Outcome, Usage) {
         let exit = self.hear_end().await;
         let wall_time = self.started.elapsed();
+        let counted = self.counted();
+        let mut oom_kills = counted.oom_kills;
         if exit.is_none() {
             self.sandbox.kill_hard().await;
+            oom_kills += u64::from(self.sandbox.ran_out_of_memory().await);
         }
-        let counted = self.counted();
         let status = exit.as_ref().map_or(ending::KILLED, |exit| exit.status);
         let (cpu_time, peak) = exit.map(|exit| (exit.cpu_time, exit.peak_memory_bytes)).unwrap_or_default();
         let usage = Usage {
@@ -121,7 +123,7 @@ impl RunningCommand {
         };
         let signs = ending::Signs {
             cause: self.cause(),
-            oom_kills: counted.oom_kills,
+            oom_kills,
             pids_refused: counted.pids_refused,
             // The clock behind the signal is coarser than the group's and may run ahead of it.
             cpu_time_used_up: usage.cpu_time * 10 >= self.watch.cpu_time * 9,

@@ -50,8 +50,8 @@ struct Remains {
 /// What `codelia-init` gives out when it is ready.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    /// To the command's process.
-    pub(crate) launch: Control,
+    /// To the command's process, unless init relays the launch.
+    pub(crate) launch: Option<Control>,
     /// Tells of the calls that the filter blocks; there if there is a filter.
     pub(crate) listener: Option<OwnedFd>,
 }
@@ -65,15 +65,16 @@ impl Sandbox {
     pub(crate) async fn set_up(&mut self, setup: Setup) -> Result<Ready, Error> {
         let entries = self.group().map(Group::entries).transpose()?.unwrap_or_default();
         let fds: Vec<_> = entries.iter().map(std::os::fd::AsFd::as_fd).collect();
-        let is_filtered = setup.security.is_some();
-        self.control.send(&Request::Setup(Setup { groups: fds.len(), ..setup }), &fds).await?;
-        match self.answer().await? {
+        let (relays, tells) = (setup.relay, setup.security.as_ref().is_some_and(|security| security.tells));
+        let sent = self.control.send(&Request::Setup(Setup { groups: fds.len(), ..setup }), &fds).await;
+        // Who does not listen may have said why.
+        match self.answer().await.or_else(|error| sent.and(Err(error)))? {
             Report::Ready => Ok(Ready {
-                launch: Control::new(self.control.take_descriptor()?)?,
-                listener: is_filtered.then(|| self.control.take_descriptor()).transpose()?,
+                launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
+                listener: tells.then(|| self.control.take_descriptor()).transpose()?,
             }),
             Report::Failed(failure) => Err(Error::Inside(failure)),
-            Report::Exited(_) => Err(Error::OutOfTurn),
+            Report::Launched | Report::Exited(_) => Err(Error::OutOfTurn),
         }
     }
 
@@ -111,6 +112,14 @@ impl Sandbox {
     pub(crate) async fn kill_hard(&mut self) {
         if let Some(remains) = &mut self.remains {
             remains.kill().await;
+        }
+    }
+
+    /// Whether it ended for want of memory, once it has ended.
+    pub(crate) async fn ran_out_of_memory(&mut self) -> bool {
+        match &mut self.remains {
+            Some(remains) => remains.holder.ran_out_of_memory().await,
+            None => false,
         }
     }
 

@@ -3,13 +3,10 @@
 use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
 
 use codelia_init::{Expected, ExpectedMount, Rlimit, SecuritySetup, Setup};
-use codelia_policy::{Mount, NetworkMode, Plan, Security};
+use codelia_policy::{INSIDE, Mount, NetworkMode, Plan, Security};
 use codelia_sys::rlimit::Resource;
 
 use crate::{Error, seccomp};
-
-/// User and group of every command, as it sees them itself.
-pub(crate) const INSIDE_ID: u32 = 1000;
 
 /// The namespaces of this process that no isolated command may be in, by name and number.
 static OWN_NAMESPACES: LazyLock<Vec<(&str, u64)>> = LazyLock::new(|| {
@@ -28,6 +25,8 @@ pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
         groups: 0,
         rlimits: rlimits(plan),
         workspace: security.is_some().then(|| plan.workspace.clone()),
+        linger: false,
+        relay: false,
         security,
     })
 }
@@ -50,6 +49,7 @@ fn security_of(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error>
         expected: expected(plan),
         executables: security.executables.clone(),
         filter: seccomp::filter(security)?.to_vec(),
+        tells: security.violation_limit.is_some(),
     })
 }
 
@@ -63,8 +63,8 @@ fn expected(plan: &Plan) -> Expected {
             .collect(),
         mounts: plan.mounts.iter().filter_map(expected_mount).collect(),
         hostname: plan.hostname.clone(),
-        uid: INSIDE_ID,
-        gid: INSIDE_ID,
+        uid: INSIDE.uid,
+        gid: INSIDE.gid,
     }
 }
 

@@ -47,20 +47,25 @@ struct Limit {
 impl Supervisor {
     /// Starts to answer. The launch socket says whether the command was executed already: until
     /// then a call is one of `codelia-init`.
-    pub(crate) fn start(listener: OwnedFd, launch: OwnedFd, security: &Security) -> Result<Self, Error> {
+    pub(crate) fn start(
+        listener: OwnedFd,
+        launch: OwnedFd,
+        security: &Security,
+        limit: u32,
+    ) -> Result<Self, Error> {
         let (sender, violations) = mpsc::channel(MOST_UNHEARD);
-        let limit = Arc::new(Limit::default());
+        let exceeded = Arc::new(Limit::default());
         let watch = Watch {
             listener: watched(listener)?,
             launch,
             exec: security.exec,
-            left: security.violation_limit.max(1),
+            left: limit.max(1),
             sender,
             unheard: 0,
-            limit: Arc::clone(&limit),
+            limit: Arc::clone(&exceeded),
         };
         let task = task::background("sandbox supervisor", watch.run()).abort_handle();
-        Ok(Self { task, limit, violations: Some(violations) })
+        Ok(Self { task, limit: exceeded, violations: Some(violations) })
     }
 
     /// The violations as they happen. Given once.

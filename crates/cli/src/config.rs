@@ -124,6 +124,10 @@ pub(crate) struct Sandbox {
     /// The tools of the modes, by path or by name.
     pub(crate) bwrap: PathBuf,
     pub(crate) nsjail: PathBuf,
+    /// The engine of mode `container`, the runtime it uses, and the image that brings the programs.
+    pub(crate) container_socket: PathBuf,
+    pub(crate) container_runtime: Option<String>,
+    pub(crate) container_image: String,
     pub(crate) init: Option<PathBuf>,
 }
 

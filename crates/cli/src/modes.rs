@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
-    Backend, BwrapOptions, Capabilities, Gap, Logical, LogicalOptions, NsjailOptions, bwrap, nsjail,
+    Backend, BwrapOptions, Capabilities, ContainerOptions, Gap, Logical, LogicalOptions, NsjailOptions,
+    bwrap, container, nsjail,
 };
 use codelia_policy::Mode;
 
@@ -31,6 +32,14 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
             program: config.sandbox.nsjail.clone(),
             cgroup_parent: None,
             users: options::uids(config).map(|range| range.base..=range.base.saturating_add(range.count - 1)),
+        })?),
+        Arc::new(container(ContainerOptions {
+            init: init.clone(),
+            socket: config.sandbox.container_socket.clone(),
+            runtime: config.sandbox.container_runtime.clone(),
+            image: config.sandbox.container_image.clone(),
+            directory: config.data_dir.join("run/containers"),
+            worker: config.worker.id.clone().unwrap_or_else(options::host_name),
         })?),
     ];
     if config.allow_logical() {

@@ -7,7 +7,7 @@ use std::{
 
 use codelia_init::{Decoder, Failure, Report, Request, Step, encode};
 use codelia_sys::{Errno, fd};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
 /// Both directions of a socket.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl<S: AsFd> Control<S> {
 
     /// Says something. A backend that does not listen any more is no failure: the socket's end is
     /// seen when it is read.
-    pub(crate) fn send(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub(crate) fn send(&self, report: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let frame = encode(report).map_err(|_| Failure::new(Step::Understand, Errno::MSGSIZE))?;
         let (mut rest, mut fds) = (frame.as_slice(), fds);
         while !rest.is_empty() {
@@ -75,6 +75,11 @@ impl<S: AsFd> Control<S> {
         self.decoder.push(&bytes[..count]);
         self.descriptors.extend(descriptors);
         Ok(count > 0)
+    }
+
+    /// All descriptors that came.
+    pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors).into()
     }
 
     /// The next descriptor that came with a message.

@@ -1,8 +1,13 @@
 //! From the order to the running command, in the command's own process: one list of steps, in order.
 
-use std::{convert::Infallible, ffi::CString, io, os::fd::OwnedFd};
+use std::{
+    convert::Infallible,
+    ffi::CString,
+    io::{self, Stdin},
+    os::fd::{AsFd, OwnedFd},
+};
 
-use codelia_init::{Failure, Launch, Request, Step};
+use codelia_init::{Failure, Launch, Report, Request, Step};
 use codelia_sys::{Errno, directory, fd, process};
 
 use crate::{control::Control, setup::at};
@@ -48,6 +53,28 @@ pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Order, Failure> 
         directory,
         terminal: launch.terminal,
     })
+}
+
+/// Passes the order on to the command's process, and what becomes of it back. False if there is to be no
+/// command, which ends the sandbox.
+pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bool, Failure> {
+    let request = match control.receive()? {
+        Some(request @ Request::Launch(_)) => request,
+        Some(Request::Kill) | None => return Ok(false),
+        Some(Request::Setup(_) | Request::Signal(_)) => {
+            return Err(Failure::new(Step::Understand, Errno::PROTO));
+        }
+    };
+    let descriptors = control.take_descriptors();
+    let mut socket = Control::new(launch);
+    socket.send(&request, &descriptors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    // The command alone holds its streams.
+    drop(descriptors);
+    match socket.receive_report()? {
+        None => control.send(&Report::Launched, &[]).map(|()| true),
+        Some(Report::Failed(failure)) => Err(failure),
+        Some(_) => Err(Failure::new(Step::Understand, Errno::PROTO)),
+    }
 }
 
 fn programs(launch: &Launch) -> Result<Vec<CString>, Failure> {

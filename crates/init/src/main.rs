@@ -1,6 +1,6 @@
 //! `codelia-init`: waits inside a sandbox for its one command, starts it, reaps and ends with it.
 //!
-//! Its standard input is the control socket. It has one thread and no other descriptor; when the
+//! Its standard input is the control socket, or becomes it with `--connect PATH`. It has one thread and no other descriptor; when the
 //! socket ends, because its backend let go of it or died, it kills every process of the sandbox.
 
 #![forbid(unsafe_code)]
@@ -15,20 +15,27 @@ mod tree;
 mod waiting;
 
 use std::{
-    io::{Stdin, stdin},
-    os::fd::AsFd,
+    io::{self, Stdin, stdin},
+    os::{fd::AsFd, unix::net::UnixStream},
     process::ExitCode,
 };
 
 use codelia_init::{Failure, Report};
+use codelia_sys::fd;
 
 use control::Control;
+use waiting::Waiting;
 
 fn main() -> ExitCode {
     // A command that does nothing and is there in every sandbox, for the probe.
     if std::env::args_os().nth(1).is_some_and(|word| word == "--version") {
         println!("codelia-init {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
+    }
+    if let Err(error) = connect() {
+        // Nobody else can be told.
+        eprintln!("codelia-init: the control socket: {error}");
+        return ExitCode::FAILURE;
     }
     let mut control = Control::new(stdin());
     match serve(&mut control) {
@@ -41,15 +48,43 @@ fn main() -> ExitCode {
     }
 }
 
+/// Where the control socket cannot be inherited it is connected to.
+fn connect() -> io::Result<()> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_none_or(|word| word != "--connect") {
+        return Ok(());
+    }
+    let path = arguments.next().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(fd::replace_input(UnixStream::connect(path)?)?)
+}
+
 fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let surroundings = setup::enter(control)?;
-    let command = waiting::start(&surroundings)?;
-    let descriptors: Vec<_> = command.descriptors.iter().map(AsFd::as_fd).collect();
-    control.send(&Report::Ready, &descriptors)?;
+    let Waiting { pid, launch, listener } = waiting::start(&surroundings)?;
+    if surroundings.setup.relay {
+        control.send(&Report::Ready, &[])?;
+        if !launch::relay(control, &launch)? {
+            return Ok(());
+        }
+    } else {
+        let descriptors: Vec<_> = [Some(&launch), listener.as_ref()].into_iter().flatten().collect();
+        let descriptors: Vec<_> = descriptors.into_iter().map(AsFd::as_fd).collect();
+        control.send(&Report::Ready, &descriptors)?;
+    }
     // The backend alone holds the launch socket and the listener, so that their ends mean its own.
-    drop(command.descriptors);
-    match tree::supervise(control, &surroundings.events, command.pid)? {
-        Some(exit) => control.send(&Report::Exited(exit), &[]),
+    drop((launch, listener));
+    match tree::supervise(control, &surroundings.events, pid)? {
+        Some(exit) => {
+            control.send(&Report::Exited(exit), &[])?;
+            linger(control, surroundings.setup.linger)
+        }
         None => Ok(()),
     }
+}
+
+/// With init the container's groups would go, and what they counted with them: its backend reads them
+/// first and then ends the socket.
+fn linger(control: &mut Control<Stdin>, linger: bool) -> Result<(), Failure> {
+    while linger && control.fill()? {}
+    Ok(())
 }

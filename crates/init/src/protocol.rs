@@ -4,7 +4,8 @@
 //!
 //! The command's process is there when init is ready, and has a socket of its own, the launch socket,
 //! which comes with `ready`: `launch` goes there. The launch socket's end says that the command was
-//! executed; a `failed` on it, that it was not.
+//! executed; a `failed` on it, that it was not. Where no descriptor can be passed out of the sandbox init
+//! keeps that socket, `launch` comes on the control socket, and `launched` says what its end would.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
@@ -36,6 +37,10 @@ pub struct Setup {
     pub rlimits: Vec<Rlimit>,
     /// Where working directories are opened, as seen inside; `None` if they come with `launch`.
     pub workspace: Option<PathBuf>,
+    /// Whether descriptors cannot be passed out: `launch` then comes on the control socket too.
+    pub relay: bool,
+    /// Whether init stays after `exited` until the socket ends.
+    pub linger: bool,
     /// What holds the command inside; `None` in mode `logical`.
     pub security: Option<SecuritySetup>,
 }
@@ -47,9 +52,10 @@ pub struct SecuritySetup {
     pub expected: Expected,
     /// The only files that may be executed; `None` for any.
     pub executables: Option<Vec<PathBuf>>,
-    /// The filter of system calls, one BPF instruction in each word as it is in memory. Its
-    /// listener comes with `ready`.
+    /// The filter of system calls, one BPF instruction in each word as it is in memory.
     pub filter: Vec<u64>,
+    /// Whether it notifies: then its listener comes with `ready`.
+    pub tells: bool,
 }
 
 /// What must be around init before it goes on. It must be process 1 of its namespace.
@@ -105,6 +111,8 @@ pub enum Report {
     /// Every restriction is in place; the command's process waits. Carries the launch socket and,
     /// if there is a filter, its listener.
     Ready,
+    /// The command was executed; said only where init relayed its launch.
+    Launched,
     /// A step failed; nothing runs.
     Failed(Failure),
     /// The command ended, and every other process with it.

@@ -4,7 +4,7 @@ use std::io::Stdin;
 
 use codelia_init::{Failure, Request, Setup, Step};
 use codelia_sys::{
-    Errno, cgroup, fd,
+    Errno, Pid, cgroup, fd,
     process::{self, SingleThread},
     signal::{self, ChildEvents},
 };
@@ -26,8 +26,7 @@ pub(crate) fn enter(control: &mut Control<Stdin>) -> Result<Surroundings, Failur
     process::new_session().map_err(at(Step::LeaveSession))?;
     process::hide_memory().map_err(at(Step::HideMemory))?;
     process::adopt_orphans().map_err(at(Step::AdoptOrphans))?;
-    process::descendants(process::own_id())
-        .map_err(|error| Failure::new(Step::SeeDescendants, error.errno))?;
+    see_descendants()?;
     let events = hear_children().map_err(at(Step::Signals))?;
     let setup = receive(control)?;
     // Not earlier, so that nothing of the above counts against the command.
@@ -42,6 +41,15 @@ pub(crate) fn enter(control: &mut Control<Stdin>) -> Result<Surroundings, Failur
 /// For `map_err`: names the step that failed.
 pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
     move |errno| Failure::new(step, errno)
+}
+
+/// Process 1 can kill all others without seeing them.
+fn see_descendants() -> Result<(), Failure> {
+    if process::own_id() == Pid::INIT {
+        return Ok(());
+    }
+    let seen = process::descendants(process::own_id());
+    seen.map(drop).map_err(|error| Failure::new(Step::SeeDescendants, error.errno))
 }
 
 /// Dispositions are reset here and not in the command's process: it inherits them, and this is not

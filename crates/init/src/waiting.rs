@@ -22,8 +22,10 @@ const NOT_EXECUTED: i32 = 127;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) pid: Pid,
-    /// What the backend gets: the launch socket and, if there is a filter, its listener.
-    pub(crate) descriptors: Vec<OwnedFd>,
+    /// Where its command goes.
+    pub(crate) launch: OwnedFd,
+    /// Of its filter, if that notifies.
+    pub(crate) listener: Option<OwnedFd>,
 }
 
 /// Starts it and returns when all its restrictions are in place.
@@ -37,10 +39,13 @@ pub(crate) fn start(surroundings: &Surroundings) -> Result<Waiting, Failure> {
     match socket.receive_report()? {
         Some(Report::Ready) => {}
         Some(Report::Failed(failure)) => return Err(failure),
-        Some(Report::Exited(_)) | None => return Err(Failure::new(Step::Fork, Errno::CHILD)),
+        Some(Report::Launched | Report::Exited(_)) | None => {
+            return Err(Failure::new(Step::Fork, Errno::CHILD));
+        }
     }
-    let listener = surroundings.setup.security.as_ref().map(|_| socket.take_descriptor()).transpose()?;
-    Ok(Waiting { pid, descriptors: [Some(ours), listener].into_iter().flatten().collect() })
+    let tells = surroundings.setup.security.as_ref().is_some_and(|security| security.tells);
+    let listener = tells.then(|| socket.take_descriptor()).transpose()?;
+    Ok(Waiting { pid, launch: ours, listener })
 }
 
 /// The life of the process until the exec. Answers its exit code, for it comes back only if it failed.
@@ -79,6 +84,6 @@ fn restrict(setup: &Setup) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure
     if let Some(executables) = &security.executables {
         restrict::execution(executables).map_err(at(Step::RestrictExecution))?;
     }
-    let listener = seccomp::install(&security.filter).map_err(at(Step::Filter))?;
-    Ok((workspace, Some(listener)))
+    let listener = seccomp::install(&security.filter, security.tells).map_err(at(Step::Filter))?;
+    Ok((workspace, listener))
 }

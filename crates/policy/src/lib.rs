@@ -32,7 +32,7 @@ pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, Tenant
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
-pub use plan::{Enforceable, Host, Ids, Mount, Plan, PlanError, Security, SyscallRules, WORKSPACE};
+pub use plan::{Enforceable, Host, INSIDE, Ids, Mount, Plan, PlanError, Security, SyscallRules, WORKSPACE};
 pub use runtime::Runtime;
 pub use secrets::homes;
 pub use validate::PolicyError;

@@ -20,13 +20,9 @@ pub const WORKSPACE: &str = "/workspace";
 /// The host name inside a sandbox.
 const HOSTNAME: &str = "codelia";
 
-/// Who the command is inside: no user of the host. The database has root's name too, for what
-/// root owns in the runtime.
-const PASSWD: &str = "root:x:0:0:root:/root:/usr/sbin/nologin
-codelia:x:1000:1000:codelia:/workspace:/bin/sh
-nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
-";
-const GROUP: &str = "root:x:0:\ncodelia:x:1000:\nnogroup:x:65534:\n";
+/// Who the command is inside, where it has user ids of its own.
+pub const INSIDE: Ids = Ids { uid: 1000, gid: 1000 };
+
 const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
 
 /// So many blocked system calls end a run, unless its policy says less or more.
@@ -115,8 +111,9 @@ pub enum Mount {
 pub struct Security {
     /// Which system calls it may make.
     pub syscalls: SyscallRules,
-    /// This many blocked calls end the run.
-    pub violation_limit: u32,
+    /// This many blocked calls end the run. `None` where the host cannot tell of them: they are refused
+    /// all the same.
+    pub violation_limit: Option<u32>,
     /// Whether it may start processes; threads it always may.
     pub fork: bool,
     /// Whether it may execute another program.
@@ -161,6 +158,21 @@ pub struct Enforceable {
     pub syscalls: bool,
     /// Which programs are executed.
     pub executables: bool,
+    /// That blocked system calls are told of and counted.
+    pub violations: bool,
+}
+
+impl Enforceable {
+    /// All of it.
+    pub const EVERYTHING: Self = Self {
+        memory: true,
+        cpu: true,
+        pids: true,
+        network: true,
+        syscalls: true,
+        executables: true,
+        violations: true,
+    };
 }
 
 /// What a plan for an isolating mode must know about the host.
@@ -176,15 +188,7 @@ impl Host {
     /// A host that can enforce everything, with the usual runtime.
     #[must_use]
     pub fn able() -> Self {
-        let enforceable = Enforceable {
-            memory: true,
-            cpu: true,
-            pids: true,
-            network: true,
-            syscalls: true,
-            executables: true,
-        };
-        Self { enforceable, runtime: Runtime::usual() }
+        Self { enforceable: Enforceable::EVERYTHING, runtime: Runtime::usual() }
     }
 }
 
@@ -272,7 +276,7 @@ impl Plan {
             sandbox,
             session,
             mode: spec.mode,
-            mounts: mounts(&root, spec, &host.runtime),
+            mounts: mounts(&root, spec, &host.runtime, ids),
             root,
             workspace: WORKSPACE.into(),
             ids: Some(ids),
@@ -281,7 +285,7 @@ impl Plan {
             limits: spec.limits.clone(),
             unenforced: Vec::new(),
             network: reach(spec.network, &spec.policy).map_err(refuse)?,
-            security: Some(security(&spec.policy)),
+            security: Some(security(&spec.policy, host.enforceable)),
         })
     }
 }
@@ -323,6 +327,9 @@ fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static st
             "policy.process.allowed_executables",
             host.executables || policy.process.allowed_executables.is_none(),
         ),
+        // Who is not told of calls cannot tell the launch from what the command executes.
+        ("policy.process.allow_exec", host.violations || policy.process.allow_exec != Some(false)),
+        ("policy.syscalls.violation_limit", host.violations || violation_limit(policy) == VIOLATION_LIMIT),
         ("policy.filesystem.max_total_bytes", policy.filesystem.max_total_bytes.is_none()),
         ("policy.filesystem.read_write_paths", policy.filesystem.below_writable().is_none()),
         ("policy.environment.mode", policy.environment.mode != Some(EnvironmentMode::Inherit)),
@@ -340,17 +347,21 @@ fn reach(asked: Option<NetworkMode>, policy: &Policy) -> Result<NetworkMode, &'s
     Ok(NetworkMode::None)
 }
 
-fn security(policy: &Policy) -> Security {
+fn security(policy: &Policy, host: Enforceable) -> Security {
     let process = &policy.process;
     let debug = process.debug.unwrap_or(false);
     Security {
         syscalls: SyscallRules::Allow(allowed_syscalls(policy, debug)),
-        violation_limit: policy.syscalls.violation_limit.unwrap_or(VIOLATION_LIMIT),
+        violation_limit: host.violations.then(|| violation_limit(policy)),
         fork: process.allow_fork.unwrap_or(true),
         exec: process.allow_exec.unwrap_or(true),
         executables: process.allowed_executables.clone(),
         debug,
     }
+}
+
+fn violation_limit(policy: &Policy) -> u32 {
+    policy.syscalls.violation_limit.unwrap_or(VIOLATION_LIMIT)
 }
 
 /// The default list, narrowed by the policy.
@@ -365,12 +376,12 @@ fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
 }
 
 /// The mounts in their order: later ones cover earlier ones, so what is denied comes last.
-fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime) -> Vec<Mount> {
-    let mut mounts = Vec::new();
-    // A container has the runtime of its image.
-    if spec.mode != Mode::Container {
-        mounts.extend(runtime_mounts(runtime));
-    }
+fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -> Vec<Mount> {
+    let mut mounts = match spec.mode {
+        // A container has the runtime of its image, and the user ids of the host.
+        Mode::Container => own_files(ids).to_vec(),
+        _ => runtime_mounts(runtime),
+    };
     mounts.extend([Mount::Proc, Mount::Dev]);
     let size_bytes = spec.limits.tmp_bytes;
     let private = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
@@ -387,15 +398,27 @@ fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
         target: link.clone(),
     }));
     mounts.extend(runtime.directories.iter().map(|path| read_only(path)));
-    let files = [
-        ("/etc/passwd", PASSWD),
-        ("/etc/group", GROUP),
-        ("/etc/hosts", HOSTS),
-        ("/etc/hostname", "codelia\n"),
-    ];
-    mounts.extend(files.map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() }));
+    mounts.extend(own_files(INSIDE));
     mounts.extend(runtime.etc_files.iter().map(|path| read_only(path)));
     mounts
+}
+
+/// Who there is inside: no user of the host. Root has a name too, for what it owns in the runtime.
+fn own_files(Ids { uid, gid }: Ids) -> [Mount; 4] {
+    let users = format!(
+        "root:x:0:0:root:/root:/usr/sbin/nologin
+codelia:x:{uid}:{gid}:codelia:/workspace:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"
+    );
+    let groups = format!("root:x:0:\ncodelia:x:{gid}:\nnogroup:x:65534:\n");
+    [
+        ("/etc/passwd", users.as_str()),
+        ("/etc/group", &groups),
+        ("/etc/hosts", HOSTS),
+        ("/etc/hostname", "codelia\n"),
+    ]
+    .map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() })
 }
 
 /// What the policy opens of the host, then what it denies. What lies under a denied path is not

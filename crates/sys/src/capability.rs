@@ -5,8 +5,8 @@ use rustix::{
     thread::{self, CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
 };
 
-/// Makes user 0 a user like any other, and lets nobody undo that. Without the privilege for it nothing
-/// happens: then there is nothing that user 0 could gain either, as long as the bounding set is empty.
+/// Makes user 0 a user like any other, and lets nobody undo that. Without the privilege for it, or in a
+/// kernel without such bits, nothing happens: then there is nothing that user 0 could gain either, as long as the bounding set is empty.
 ///
 /// # Errors
 /// As `prctl(PR_SET_SECUREBITS)`.
@@ -19,7 +19,7 @@ pub fn lock_secure_bits() -> Result<(), Errno> {
         | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
         | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
     match thread::set_capabilities_secure_bits(bits) {
-        Err(Errno::PERM) => Ok(()),
+        Err(Errno::PERM | Errno::INVAL) => Ok(()),
         answer => answer,
     }
 }
@@ -42,12 +42,15 @@ pub fn drop_bounding_set() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Empties the set that survives an exec.
+/// Empties the set that survives an exec. A kernel without one is fine.
 ///
 /// # Errors
 /// As `prctl(PR_CAP_AMBIENT)`.
 pub fn clear_ambient_set() -> Result<(), Errno> {
-    thread::clear_ambient_capability_set()
+    match thread::clear_ambient_capability_set() {
+        Err(Errno::INVAL) => Ok(()),
+        answer => answer,
+    }
 }
 
 /// Empties the effective, the permitted and the inheritable set.

@@ -2,7 +2,7 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    path::Path,
+    path::{Component, Path},
 };
 
 use rustix::{
@@ -31,9 +31,26 @@ pub fn open_beneath(root: impl AsFd, path: &str) -> Result<OwnedFd, Errno> {
         // The kernel answers EAGAIN when it cannot tell because of a rename elsewhere.
         match rustix::fs::openat2(root.as_fd(), path, DIRECTORY, Mode::empty(), resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::NOSYS) => return walk_beneath(root, Path::new(path)),
             answer => return answer,
         }
     }
+}
+
+/// The same where the kernel has no such call: one step after another, and no symlink at all.
+fn walk_beneath(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = DIRECTORY.union(OFlags::NOFOLLOW);
+    let mut directory = rustix::fs::openat(root, ".", flags, Mode::empty())?;
+    for step in path.components() {
+        match step {
+            Component::CurDir => {}
+            Component::Normal(name) => {
+                directory = rustix::fs::openat(&directory, name, flags, Mode::empty())?
+            }
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(Errno::XDEV),
+        }
+    }
+    Ok(directory)
 }
 
 #[cfg(test)]
@@ -54,5 +71,11 @@ mod tests {
             assert_eq!(open_beneath(&root, outside).unwrap_err(), Errno::XDEV, "{outside}");
         }
         assert_eq!(open_beneath(&root, "absent").unwrap_err(), Errno::NOENT);
+        let walk = |path: &str| walk_beneath(&root, Path::new(path));
+        assert!(walk(".").is_ok() && walk("a/b").is_ok());
+        assert_eq!(walk("absent").unwrap_err(), Errno::NOENT);
+        for outside in ["..", "a/..", "/", "out", "out/tmp", "in"] {
+            assert!(walk(outside).is_err(), "{outside}");
+        }
     }
 }

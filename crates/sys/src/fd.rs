@@ -91,6 +91,14 @@ pub fn replace_streams(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -
     rustix::stdio::dup2_stderr(stderr)
 }
 
+/// Makes standard input this one.
+///
+/// # Errors
+/// As `dup2(2)`.
+pub fn replace_input(stdin: impl AsFd) -> Result<(), Errno> {
+    rustix::stdio::dup2_stdin(stdin)
+}
+
 /// Points standard output and standard error to `/dev/null`.
 ///
 /// # Errors
@@ -168,7 +176,7 @@ pub fn keep_from_command() -> Result<(), Errno> {
 pub(crate) fn close_range(first: u32, flags: u32) -> Result<(), Errno> {
     // SAFETY: takes no pointers. Who calls it without CLOSE_RANGE_CLOEXEC guarantees that the
     // process owns none of these descriptors.
-    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) };
     if answer == 0 { Ok(()) } else { Err(last_errno()) }
 }
 

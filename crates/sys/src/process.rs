@@ -73,12 +73,16 @@ fn exit_at_once(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Begins a session of its own, without a terminal.
+/// Begins a session of its own, without a terminal. Whoever begins with one, as a container's first
+/// process does, keeps it.
 ///
 /// # Errors
 /// As `setsid(2)`.
 pub fn new_session() -> Result<(), Errno> {
-    rustix::process::setsid().map(drop)
+    match rustix::process::setsid() {
+        Err(Errno::PERM) if rustix::process::getsid(None)? == own_id() => Ok(()),
+        answer => answer.map(drop),
+    }
 }
 
 /// Makes a terminal the controlling one of this session.

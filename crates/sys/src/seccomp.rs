@@ -9,30 +9,34 @@ use nix::libc;
 use rustix::io::Errno;
 
 /// Filters the calls of this thread, and of all it starts, for good. Each word is one BPF
-/// instruction as it is in memory. Answers the listener, closed on exec. Needs `no_new_privs`.
+/// instruction as it is in memory. Answers the listener, closed on exec, of a filter that `tells`. Needs
+/// `no_new_privs`.
 ///
 /// # Errors
 /// As `seccomp(2)`.
-pub fn install(filter: &[u64]) -> Result<OwnedFd, Errno> {
+pub fn install(filter: &[u64], tells: bool) -> Result<Option<OwnedFd>, Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::TOOBIG)?;
+    if !tells {
+        return set_filter(filter, length, 0).map(|_| None);
+    }
     let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // A call that is being answered is then interrupted by nothing but death.
-    match set_filter(filter, length, listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
+    let answer = match set_filter(filter, length, listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
         // Kernels before 5.19.
         Err(Errno::INVAL) => set_filter(filter, length, listener),
         answer => answer,
-    }
+    };
+    // SAFETY: with this flag the answer is a new descriptor of ours.
+    answer.map(|fd| Some(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> Result<OwnedFd, Errno> {
+fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> Result<RawFd, Errno> {
     let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut().cast() };
     // SAFETY: an instruction has eight bytes and no stricter alignment than a word; the kernel copies
     // as many as `len` says, which is how many there are.
     let answer =
         unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
-    let fd = RawFd::try_from(answer).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)?;
-    // SAFETY: with this flag the answer is a new descriptor of ours.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    RawFd::try_from(answer).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)
 }
 
 /// A call that waits for its answer.

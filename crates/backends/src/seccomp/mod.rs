@@ -1,6 +1,7 @@
 //! The filter of system calls: from what a plan allows to the BPF program that `codelia-init` installs.
 //!
-//! Allowed calls pass, all others are notified of and answered by the supervisor. Two things are decided
+//! Allowed calls pass, all others are notified of and answered by the supervisor, or refused with `EPERM`
+//! where nobody can be told. Two things are decided
 //! in the kernel alone: `clone3` is answered with `ENOSYS`, since its flags are in memory that no filter
 //! can read and C libraries fall back to `clone`; a call by another ABI (ia32, x32) kills the process.
 
@@ -54,6 +55,8 @@ struct Rules {
     exec: bool,
     /// Whether only named files may be executed.
     only_named: bool,
+    /// Whether somebody is told of what does not pass.
+    tells: bool,
 }
 
 impl Rules {
@@ -66,7 +69,8 @@ impl Rules {
             }
         };
         let only_named = security.executables.is_some();
-        Self { allowed, fork: security.fork, exec: security.exec, only_named }
+        let tells = security.violation_limit.is_some();
+        Self { allowed, fork: security.fork, exec: security.exec, only_named, tells }
     }
 }
 
@@ -101,7 +105,9 @@ fn keep(rules: Rules, filter: Arc<[u64]>) {
 }
 
 fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
-    let mut context = ScmpFilterContext::new(ScmpAction::Notify)?;
+    let refusal =
+        if rules.tells { ScmpAction::Notify } else { ScmpAction::Errno(Errno::PERM.raw_os_error()) };
+    let mut context = ScmpFilterContext::new(refusal)?;
     context.set_act_badarch(ScmpAction::KillProcess)?;
     // A search tree: a call costs a few comparisons, not hundreds.
     context.set_ctl_optimize(2)?;
@@ -140,7 +146,14 @@ mod tests {
     use super::*;
 
     fn security(syscalls: SyscallRules) -> Security {
-        Security { syscalls, violation_limit: 1, fork: true, exec: true, executables: None, debug: false }
+        Security {
+            syscalls,
+            violation_limit: Some(1),
+            fork: true,
+            exec: true,
+            executables: None,
+            debug: false,
+        }
     }
 
     #[test]

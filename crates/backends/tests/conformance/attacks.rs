@@ -12,10 +12,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use codelia_policy::{Mode, Outcome};
+use codelia_policy::Outcome;
 use codelia_sys::process;
 
-use crate::harness::{Place, Session, command, in_every_mode};
+use crate::harness::{Kind, Place, Session, command, in_every_mode};
 
 /// What is tried, and how. The variables are those of [`Targets::env`].
 const ATTACKS: &[(&str, &str)] = &[
@@ -68,8 +68,8 @@ const ATTACKS: &[(&str, &str)] = &[
         "change the host's name",
         r#"perl -e '$n=$ENV{HOST_NAME}; syscall(170,$n,length $n)==0 and print "reached"'"#,
     ),
-    ("read the host's passwords", "[ -e /etc/shadow ] && echo reached"),
-    ("see the home of root", "[ -e /root ] && echo reached"),
+    ("read the host's passwords", "grep -q . /etc/shadow && echo reached"),
+    ("see the home of root", "ls /root && echo reached"),
     ("see homes", "[ -e /home ] && echo reached"),
     (
         "see the host's accounts",
@@ -220,7 +220,8 @@ async fn succeeds(place: &Place, script: &str) -> bool {
 
 async fn nothing_is_reached(place: Place) {
     let through = reached(&place).await;
-    assert!(through.is_empty(), "reached: {through:#?}");
+    let declared = crate::exceptions::attacks(place.kind);
+    assert_eq!(through, declared, "reached, and what is declared to be");
 }
 
 /// What did not happen to the victim, seen from outside.
@@ -243,7 +244,7 @@ async fn every_attack_succeeds_where_nothing_isolates() {
         println!("skipped: an ordinary user reaches less of the host even without a sandbox");
         return;
     }
-    let place = Place::of(Mode::Logical).await.unwrap();
+    let place = Place::of(Kind::Logical).await.unwrap();
     let through = reached(&place).await;
     let held: Vec<_> = ATTACKS.iter().map(|(name, _)| *name).filter(|name| !through.contains(name)).collect();
     assert_eq!(held, MADE_FOR_SANDBOXES, "these prove nothing");

@@ -8,9 +8,8 @@ use std::{
 
 use codelia_backends::{BwrapOptions, Error, bwrap};
 use codelia_init::Step;
-use codelia_policy::Mode;
 
-use crate::harness::{Place, init_path};
+use crate::harness::{Kind, Place, init_path};
 
 /// Why a sandbox cannot be had of a bubblewrap that was told these words too.
 async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
@@ -36,7 +35,7 @@ async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
 
 #[tokio::test]
 async fn a_sandbox_that_is_not_as_planned_is_refused_before_its_command_starts() {
-    let Some(mut place) = Place::of(Mode::Bwrap).await else { return };
+    let Some(mut place) = Place::of(Kind::Bwrap).await else { return };
     for (words, expected) in [
         // The control: a bubblewrap that does what it is asked for.
         ("", None),

@@ -1,13 +1,13 @@
 //! However a run ends, nothing of it is left: no process, mount, control group or directory.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use codelia_policy::{Outcome, RunId};
+use codelia_policy::Outcome;
 use codelia_sys::Pid;
 
 use crate::harness::{Place, Session, command, in_every_mode};
@@ -29,25 +29,31 @@ fn pids_of(session: &Session) -> Vec<Pid> {
     pids.filter(is_theirs).collect()
 }
 
-fn processes_of(session: &Session) -> Vec<String> {
-    let command = |pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+fn processes_of(session: &Session) -> BTreeMap<PathBuf, String> {
+    let command = |pid: Pid| {
+        let dir = PathBuf::from(format!("/proc/{pid}"));
+        let line = fs::read_to_string(dir.join("cmdline")).unwrap_or_default();
+        (dir, line)
+    };
     pids_of(session).into_iter().map(command).collect()
 }
 
-fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
-    let name = format!("-{sandbox}");
-    let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
-    while let Some(dir) = open.pop() {
-        // Groups of others come and go.
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
-        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            if entry.file_name().to_string_lossy().ends_with(&name) {
-                found.push(entry.path());
-            }
-            open.push(entry.path());
-        }
-    }
-    found
+/// The control groups of a session's processes that are not ours too.
+fn groups_of(session: &Session) -> BTreeSet<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let processes = processes_of(session).into_keys();
+    let listed: Vec<_> = processes.filter_map(|dir| fs::read_to_string(dir.join("cgroup")).ok()).collect();
+    let theirs =
+        listed.iter().flat_map(|text| text.lines()).filter(|line| !own.lines().any(|own| own == *line));
+    theirs.filter_map(group_directory).collect()
+}
+
+/// From `id:controllers:path`, where there is one controller in each hierarchy, or one for all.
+fn group_directory(line: &str) -> Option<PathBuf> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (fields.next()?, fields.next()?.trim_start_matches('/'));
+    let mounted = ["/sys/fs/cgroup".to_owned(), format!("/sys/fs/cgroup/{controllers}")];
+    mounted.iter().map(|mount| Path::new(mount).join(path)).find(|dir| dir.join("cgroup.procs").exists())
 }
 
 fn mounts() -> BTreeSet<String> {
@@ -78,7 +84,7 @@ async fn processes_that_hide_are_gone_when_the_command_has_ended(place: Place) {
         sh -c 'trap \"\" TERM HUP INT; sleep 1005' & sleep 1006 & kill -STOP $!; echo hidden";
     let finished = place.sh(&session, hide).await;
     assert_eq!((finished.stdout.as_str(), finished.outcome), ("hidden\n", Outcome::Exited(0)));
-    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
 async fn a_killed_tree_is_dead_whatever_it_does_against_it(place: Place) {
@@ -88,23 +94,24 @@ async fn a_killed_tree_is_dead_whatever_it_does_against_it(place: Place) {
         echo ready; while :; do sleep 1003; done";
     let mut started = place.start(&session, stubborn).await;
     assert_eq!(started.line(), "ready");
-    eventually("the control: they are seen while they live", || processes_of(&session).len() > 3).await;
+    eventually("the control: they are seen while they live", || processes_of(&session).len() > 2).await;
     started.running.signal(15).await;
     started.running.kill_tree().await;
     assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
     assert!(started.running.destroy().await.is_clean());
-    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
 async fn nothing_is_left_of_a_sandbox(place: Place) {
     let (session, before) = (place.session(), mounts());
     let plan = place.plan(&session);
     let prepared = place.backend.prepare(&plan).await.unwrap();
-    assert!(!groups_of(plan.sandbox).is_empty(), "the control: it has groups while it lives");
+    let groups = groups_of(&session);
+    assert!(!groups.is_empty(), "the control: it has groups while it lives");
     assert!(!processes_of(&session).is_empty(), "the control: it has processes while it lives");
     assert!(prepared.discard().await.is_clean());
-    assert_eq!(groups_of(plan.sandbox), Vec::<PathBuf>::new());
-    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(groups.iter().filter(|dir| dir.exists()).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
+    assert_eq!(processes_of(&session), BTreeMap::new());
     assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
     assert_eq!(mounts(), before);
     assert_eq!(fs::read_dir(&session.dir).unwrap().count(), 0);
@@ -113,14 +120,17 @@ async fn nothing_is_left_of_a_sandbox(place: Place) {
 async fn a_sandbox_that_is_dropped_is_destroyed(place: Place) {
     let session = place.session();
     let plan = place.plan(&session);
-    drop(place.backend.prepare(&plan).await.unwrap());
+    let prepared = place.backend.prepare(&plan).await.unwrap();
+    let groups = groups_of(&session);
+    drop(prepared);
     eventually("the prepared one is gone", || {
-        groups_of(plan.sandbox).is_empty() && processes_of(&session).is_empty()
+        !groups.iter().any(|dir| dir.exists()) && processes_of(&session).is_empty()
     })
     .await;
     let started = place.start(&session, "sleep 1000").await;
     drop(started.running);
-    eventually("the running one is gone", || processes_of(&session).is_empty()).await;
+    eventually("the running one is gone", || processes_of(&session).is_empty() && place.leftovers() == 0)
+        .await;
 }
 
 async fn a_prepared_sandbox_that_was_killed_says_so(place: Place) {
@@ -137,7 +147,7 @@ async fn a_prepared_sandbox_that_was_killed_says_so(place: Place) {
 async fn a_launch_that_is_refused_leaves_nothing(place: Place) {
     let session = place.session();
     assert!(place.launch(&session, &command(&["/no/such/program"])).await.is_err());
-    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
 async fn a_session_that_cannot_be_reached_is_an_error_that_says_so(place: Place) {
@@ -151,7 +161,7 @@ async fn a_session_that_cannot_be_reached_is_an_error_that_says_so(place: Place)
     let error = place.backend.prepare(&plan).await.unwrap_err();
     let said = error.to_string();
     assert!(said.contains("/no/such/session") || said.contains("/workspace"), "{said}");
-    assert!(groups_of(plan.sandbox).is_empty());
+    assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
 /// Many at once, killed at random moments, in one session.
@@ -175,7 +185,7 @@ async fn many_sandboxes_with_random_kills_leave_nothing(place: Place) {
     while let Some(receipt) = tasks.join_next().await {
         assert!(receipt.unwrap().is_clean());
     }
-    assert_eq!(processes_of(&session), Vec::<String>::new());
+    assert_eq!(processes_of(&session), BTreeMap::new());
     assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
     assert_eq!(mounts(), before);
 }

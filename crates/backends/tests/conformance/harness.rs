@@ -13,11 +13,12 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio, bwrap, nsjail,
+    Backend, BwrapOptions, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio,
+    bwrap, container, nsjail,
 };
 use codelia_policy::{
-    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, Policy, RunId, RunSpec, Runtime,
-    SessionId, Usage, Violation,
+    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, PlanError, Policy, RunId, RunSpec,
+    Runtime, SessionId, Usage, Violation,
 };
 use codelia_sys::{fd, process};
 use tempfile::TempDir;
@@ -29,8 +30,19 @@ const FIRST_USER: u32 = 400_000;
 /// Tests run as processes of their own, and the users of two of them should differ.
 const USERS_OF_A_PROCESS: u32 = 500;
 
+/// What the suite is run against: a mode, and for containers a runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Logical,
+    Bwrap,
+    Nsjail,
+    Runc,
+    Runsc,
+}
+
 /// A mode on this host, and where its sessions are.
 pub(crate) struct Place {
+    pub(crate) kind: Kind,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) host: Host,
     pub(crate) limits: Limits,
@@ -64,19 +76,20 @@ pub(crate) struct Started {
 
 impl Place {
     /// A mode that works here. If it does not, the caller returns, unless it is required.
-    pub(crate) async fn of(mode: Mode) -> Option<Self> {
-        let backend = backend(mode);
-        let found = backend.probe().await;
-        let can = found.enforceable;
-        if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
-            skip(mode.as_str(), format!("mode {mode} does not work here: {:?}", found.gaps));
-            return None;
-        }
+    pub(crate) async fn of(kind: Kind) -> Option<Self> {
         let sessions = tempfile::tempdir().unwrap();
         // Every session's user passes through, and sees nothing.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
+        let backend = backend(kind, sessions.path());
+        let (mode, found) = (backend.mode(), backend.probe().await);
+        let can = found.enforceable;
+        if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
+            skip(mode.as_str(), format!("{kind:?} does not work here: {:?}", found.gaps));
+            return None;
+        }
         let runtime = Runtime::of(Path::exists, Path::is_symlink);
         Some(Self {
+            kind,
             backend,
             host: Host { enforceable: can, runtime },
             limits: Limits { cpu_millis: 2000, ..Limits::default() },
@@ -99,7 +112,29 @@ impl Place {
         session
     }
 
+    /// How many sandboxes have a directory: it goes last.
+    pub(crate) fn leftovers(&self) -> usize {
+        fs::read_dir(self.control_directory()).map_or(0, Iterator::count)
+    }
+
+    /// Where containers have their sockets.
+    pub(crate) fn control_directory(&self) -> PathBuf {
+        self.sessions.path().join("containers")
+    }
+
+    /// Who a command of the session is inside: an engine gives containers no user ids of their own.
+    pub(crate) fn inside(&self, session: &Session) -> Ids {
+        match self.kind {
+            Kind::Runc | Kind::Runsc => session.ids,
+            _ => codelia_policy::INSIDE,
+        }
+    }
+
     pub(crate) fn plan(&self, session: &Session) -> Plan {
+        self.try_plan(session).unwrap()
+    }
+
+    pub(crate) fn try_plan(&self, session: &Session) -> Result<Plan, PlanError> {
         let (sandbox, id, root) = (RunId::generate(), SessionId::generate(), session.dir.clone());
         let spec = RunSpec {
             command: command(&["true"]),
@@ -111,8 +146,8 @@ impl Place {
             ends_with_caller: false,
         };
         match spec.mode {
-            Mode::Logical => Plan::logical(sandbox, id, root, &spec, self.host.enforceable).unwrap(),
-            _ => Plan::isolated(sandbox, id, root, &spec, &self.host, session.ids).unwrap(),
+            Mode::Logical => Plan::logical(sandbox, id, root, &spec, self.host.enforceable),
+            _ => Plan::isolated(sandbox, id, root, &spec, &self.host, session.ids),
         }
     }
 
@@ -206,19 +241,32 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     }
 }
 
-fn backend(mode: Mode) -> Arc<dyn Backend> {
+fn backend(kind: Kind, place: &Path) -> Arc<dyn Backend> {
     let init = init_path();
     let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
-    match mode {
-        Mode::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
-        Mode::Bwrap => {
+    match kind {
+        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
+        Kind::Bwrap => {
             Arc::new(bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent }).unwrap())
         }
-        Mode::Nsjail => {
+        Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
             Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent, users: None }).unwrap())
         }
-        Mode::Container => panic!("has a suite of its own"),
+        Kind::Runc => Arc::new(container(container_options("runc", place)).unwrap()),
+        Kind::Runsc => Arc::new(container(container_options("runsc", place)).unwrap()),
+    }
+}
+
+/// The engine that `with-services` started.
+pub(crate) fn container_options(runtime: &str, place: &Path) -> ContainerOptions {
+    ContainerOptions {
+        init: init_path(),
+        socket: std::env::var_os("CODELIA_TEST_ENGINE").unwrap_or_default().into(),
+        runtime: Some(runtime.to_owned()),
+        image: "codelia-base".to_owned(),
+        directory: place.join("containers"),
+        worker: "conformance".to_owned(),
     }
 }
 
@@ -248,27 +296,31 @@ pub(crate) fn skip(what: &str, reason: impl std::fmt::Display) {
     println!("skipped: {reason}");
 }
 
-/// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name` and
-/// `nsjail::name`.
+/// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name`, `nsjail::name`,
+/// `runc::name` and `runsc::name`.
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
         $crate::harness::in_mode!(bwrap = Bwrap: $($name),+);
         $crate::harness::in_mode!(nsjail = Nsjail: $($name),+);
+        $crate::harness::in_mode!(runc = Runc: $($name),+);
+        $crate::harness::in_mode!(runsc = Runsc: $($name),+);
     };
 }
-pub(crate) use in_every_mode;
 
-/// The same for one mode.
+/// The same for one mode, with what is declared of it.
 macro_rules! in_mode {
-    ($module:ident = $mode:ident: $($name:ident),+ $(,)?) => {
+    ($module:ident = $kind:ident: $($name:ident),+ $(,)?) => {
         mod $module {
             $(#[tokio::test]
             async fn $name() {
-                if let Some(place) = $crate::harness::Place::of(codelia_policy::Mode::$mode).await {
+                let kind = $crate::harness::Kind::$kind;
+                if let Some(reason) = $crate::exceptions::reason(kind, stringify!($name)) {
+                    println!("declared: {reason}");
+                } else if let Some(place) = $crate::harness::Place::of(kind).await {
                     super::$name(place).await;
                 }
             })+
         }
     };
 }
-pub(crate) use in_mode;
+pub(crate) use {in_every_mode, in_mode};

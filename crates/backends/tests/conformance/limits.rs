@@ -13,7 +13,8 @@ async fn memory_is_limited(mut place: Place) {
     let session = place.session();
     let finished = place.run(&session, &["tail", "/dev/zero"]).await;
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
-    assert!(finished.usage.peak_memory_bytes <= 48 * MIB, "{finished:?}");
+    // The kernel counts in batches of pages.
+    assert!(finished.usage.peak_memory_bytes <= 49 * MIB, "{finished:?}");
     assert_eq!(place.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session lives on");
 }
 

@@ -5,8 +5,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod attacks;
+mod containers;
 mod deviations;
 mod endings;
+mod exceptions;
 mod groups;
 mod harness;
 mod limits;

@@ -17,7 +17,12 @@ async fn the_workspace_is_the_session_and_belongs_to_its_user(place: Place) {
     session.write("before", "from outside");
     let finished =
         place.sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME").await;
-    assert_eq!(finished.stdout, "/workspace\nfrom outside1000\ncodelia\n/workspace\n", "{finished:?}");
+    let uid = place.inside(&session).uid;
+    assert_eq!(
+        finished.stdout,
+        format!("/workspace\nfrom outside{uid}\ncodelia\n/workspace\n"),
+        "{finished:?}"
+    );
     let after = session.dir.join("after");
     assert_eq!(fs::read_to_string(&after).unwrap(), "from inside\n");
     let owner = fs::metadata(&after).unwrap();
@@ -69,7 +74,7 @@ async fn the_first_process_cannot_be_killed_from_inside(place: Place) {
 
 async fn dev_has_only_what_programs_need(place: Place) {
     let listed = place.says("ls /dev").await;
-    let allowed = "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    let allowed = "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
         .split(' ')
         .collect::<Vec<_>>();
     let strange: Vec<_> = listed.lines().filter(|name| !allowed.contains(name)).collect();

@@ -2,9 +2,9 @@
 
 use std::{os::unix::fs::PermissionsExt, path::PathBuf, process::Command, sync::LazyLock};
 
-use codelia_policy::{Mode, Outcome, Violation};
+use codelia_policy::{Outcome, Violation};
 
-use crate::harness::{Finished, Place, Session};
+use crate::harness::{Finished, Kind, Place, Session};
 
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EACCES: i32 = 13;
@@ -67,7 +67,7 @@ pub(crate) async fn call(place: &Place, session: &Session, nr: i64, args: &[u64]
 
 /// Where there is no filter.
 pub(crate) async fn unfiltered() -> (Place, Session) {
-    let place = Place::of(Mode::Logical).await.unwrap();
+    let place = Place::of(Kind::Logical).await.unwrap();
     let session = session(&place).unwrap();
     (place, session)
 }

@@ -7,6 +7,9 @@
 
 mod attempt;
 mod calls;
+#[path = "../conformance/exceptions.rs"]
+#[allow(dead_code)]
+mod exceptions;
 #[path = "../conformance/harness.rs"]
 #[allow(dead_code)]
 mod harness;

@@ -4,7 +4,7 @@ use std::{fs, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Controller, Hierarchy, Version, leaf::Leaf, owner};
+use super::{Controller, Hierarchy, Version, hierarchy::Base, leaf::Leaf, owner};
 use crate::{Error, process};
 
 /// What is limited. `None` is not.
@@ -40,6 +40,8 @@ pub struct Group {
     cpu_time: Option<Leaf>,
     /// Each directory once: controllers may share one.
     leaves: Vec<Leaf>,
+    /// Whether its processes are in it already.
+    is_foreign: bool,
 }
 
 impl Group {
@@ -57,6 +59,31 @@ impl Group {
                 Err(error)
             }
         }
+    }
+
+    /// The group that something else made for the process and named `name`, to be watched, killed and
+    /// seen to be gone. Nobody enters it through us.
+    ///
+    /// # Errors
+    /// The process is gone, or in a group of another name, which is not the sandbox's.
+    pub fn of_process(pid: Pid, name: &str) -> Result<Self, Error> {
+        let hierarchy = Hierarchy::of_process(pid)?;
+        let mut group = Self { is_foreign: true, ..Self::default() };
+        let mut leaf = |controller| -> Result<Leaf, Error> {
+            let Base { dir, version } = hierarchy.base(controller)?.clone();
+            let is_named = dir.file_name().is_some_and(|own| own.to_string_lossy().contains(name));
+            if !is_named {
+                return Err(Error::new("find the sandbox's name in", dir, Errno::XDEV));
+            }
+            let leaf = Leaf { dir, version };
+            if !group.leaves.contains(&leaf) {
+                group.leaves.push(leaf.clone());
+            }
+            Ok(leaf)
+        };
+        let (memory, pids) = (leaf(Controller::Memory)?, leaf(Controller::Pids)?);
+        let cpu_time = leaf(Controller::CpuTime)?;
+        Ok(Self { memory: Some(memory), pids: Some(pids), cpu_time: Some(cpu_time), ..group })
     }
 
     fn build(&mut self, hierarchy: &Hierarchy, name: &str, limits: Limits) -> Result<(), Error> {
@@ -95,6 +122,9 @@ impl Group {
     /// # Errors
     /// One cannot be opened.
     pub fn entries(&self) -> Result<Vec<OwnedFd>, Error> {
+        if self.is_foreign {
+            return Ok(Vec::new());
+        }
         self.leaves.iter().map(Leaf::open_entry).collect()
     }
 

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::io::Errno;
+use rustix::{io::Errno, process::Pid};
 
 use super::{Controller, Version, delegation};
 use crate::Error;
@@ -52,6 +52,23 @@ impl Hierarchy {
         })
     }
 
+    /// The groups that a process is in.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(super) fn of_process(pid: Pid) -> Result<Self, Error> {
+        let read = |path: String| fs::read_to_string(&path).map_err(Error::io("read", path));
+        let mounts = read("/proc/self/mountinfo".to_owned())?;
+        let own = read(format!("/proc/{pid}/cgroup"))?;
+        let base = |controller| locate(controller, &mounts, &own);
+        Ok(Self {
+            memory: base(Controller::Memory),
+            pids: base(Controller::Pids),
+            cpu: base(Controller::Cpu),
+            cpu_time: base(Controller::CpuTime),
+        })
+    }
+
     pub(super) fn base(&self, controller: Controller) -> Result<&Base, Error> {
         match controller {
             Controller::Memory => &self.memory,
@@ -73,6 +90,14 @@ fn version_2(mounts: &str, own: &str, parent: Option<&Path>, needed: &[Controlle
     } else {
         delegation::choose(mount.point, dir, needed)
     })
+}
+
+fn locate(controller: Controller, mounts: &str, own: &str) -> Result<Base, Error> {
+    let found = [Version::One, Version::Two].into_iter().find_map(|version| {
+        let dir = parent_in(version, controller, mounts, own, None)?;
+        Some(Base { dir, version })
+    });
+    found.ok_or_else(|| Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV))
 }
 
 fn limited(dir: Option<PathBuf>, controller: Controller) -> Result<Base, Error> {

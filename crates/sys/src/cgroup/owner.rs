@@ -4,45 +4,16 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::LazyLock,
 };
 
 use super::{Controller, Hierarchy};
-use crate::Error;
+use crate::{Error, owner::Owner};
 
 const PREFIX: &str = "codelia-";
 
-/// A process for ever: its id may be used again, but not with the same start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Owner {
-    pid: u32,
-    /// In clock ticks since boot.
-    started: u64,
-}
-
-static THIS_PROCESS: LazyLock<Option<Owner>> = LazyLock::new(|| {
-    let pid = std::process::id();
-    Some(Owner { pid, started: start_of(pid)? })
-});
-
-impl Owner {
-    /// Reads `codelia-{pid}-{started}-…`.
-    fn parse(name: &str) -> Option<Self> {
-        let mut words = name.strip_prefix(PREFIX)?.splitn(3, '-');
-        let owner = Self { pid: words.next()?.parse().ok()?, started: words.next()?.parse().ok()? };
-        words.next().map(|_| owner)
-    }
-
-    fn lives(self) -> bool {
-        start_of(self.pid) == Some(self.started)
-    }
-}
-
 /// The name of a group that this process makes.
 pub(super) fn mark(name: &str) -> Result<String, Error> {
-    let unknown = || Error::new("read the start of", "/proc/self/stat", rustix::io::Errno::PROTO);
-    let Owner { pid, started } = THIS_PROCESS.ok_or_else(unknown)?;
-    Ok(format!("{PREFIX}{pid}-{started}-{name}"))
+    Ok(format!("{PREFIX}{}-{name}", Owner::this_process()?))
 }
 
 impl Hierarchy {
@@ -73,20 +44,13 @@ impl Hierarchy {
 
 fn orphans(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = fs::read_dir(dir).map_err(Error::io("list", dir))?;
-    let orphaned = |name: &str| Owner::parse(name).is_some_and(|owner| !owner.lives());
+    let owner = |name: &str| Owner::of_name(name.strip_prefix(PREFIX)?);
+    let orphaned = |name: &str| owner(name).is_some_and(|owner| !owner.lives());
     Ok(entries
         .flatten()
         .filter(|entry| entry.file_name().to_str().is_some_and(orphaned))
         .map(|entry| entry.path())
         .collect())
-}
-
-/// When a process started, if it is there: the 22nd field of its `stat`, counted behind the name,
-/// which may hold anything.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, behind_name) = stat.rsplit_once(") ")?;
-    behind_name.split(' ').nth(19)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -97,8 +61,8 @@ mod tests {
     fn only_groups_of_processes_that_are_gone_are_orphans() {
         let dir = tempfile::tempdir().unwrap();
         let mine = mark("a-b").unwrap();
-        let own_start = start_of(std::process::id()).unwrap();
-        let gone = format!("codelia-{}-{}-x", std::process::id(), own_start + 1);
+        // No process started before the first one.
+        let gone = format!("codelia-{}-0-x", std::process::id());
         for name in [mine.as_str(), gone.as_str(), "codelia-other", "somebody-1-2-x", "codelia-x-1-y"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }

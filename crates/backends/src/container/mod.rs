@@ -1,0 +1,187 @@
+//! Mode `container`: a container for each sandbox, made by an engine that speaks Docker's API. The image
+//! brings the programs; `codelia-init` comes in by a mount, is connected to over a socket of the sandbox's
+//! own, and does the rest as in every mode.
+
+mod channel;
+mod engine;
+mod holder;
+mod spec;
+mod sweep;
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use codelia_init::Setup;
+use codelia_policy::{Enforceable, Mode, Plan};
+use codelia_sys::owner::Owner;
+
+use crate::{
+    Backend, Capabilities, Error, Gap, Prepared, idle,
+    isolating::{self, INIT},
+    prepared, setup,
+};
+use channel::Channel;
+use engine::Engine;
+use holder::Holder;
+
+/// What the mode needs to know.
+#[derive(Debug, Clone)]
+pub struct ContainerOptions {
+    /// Path of `codelia-init`, as the engine sees it.
+    pub init: PathBuf,
+    /// The engine's socket.
+    pub socket: PathBuf,
+    /// The engine's name for the runtime that makes the containers; `None` for its default.
+    pub runtime: Option<String>,
+    /// The image that brings the programs.
+    pub image: String,
+    /// Where each sandbox gets a directory for its control socket, as the engine sees it too.
+    pub directory: PathBuf,
+    /// Whose the containers are, for whoever lists them.
+    pub worker: String,
+}
+
+/// Mode `container`.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn container(options: ContainerOptions) -> Result<impl Backend + 'static, Error> {
+    let engine = Engine::new(options.socket.clone());
+    Ok(Container { engine, owner: Owner::this_process()?, options })
+}
+
+#[derive(Debug)]
+struct Container {
+    engine: Engine,
+    owner: Owner,
+    options: ContainerOptions,
+}
+
+impl Container {
+    async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let setup = self.setup(plan)?;
+        let mut channel = Channel::open(&self.options.directory, self.owner, plan)?;
+        let body = spec::container(plan, &self.options, self.owner, &mut channel)?;
+        // From here on the container takes itself down.
+        let mut holder = Holder::new(self.engine.clone(), channel);
+        match holder.start(body, plan).await {
+            Ok((control, group)) => {
+                let sandbox = crate::sandbox::Sandbox::new(control, Box::new(holder), Some(group));
+                prepared::prepare(sandbox, plan, setup, None).await
+            }
+            Err(error) => {
+                crate::holder::Holder::remove(&mut holder).await;
+                Err(self.explain(error))
+            }
+        }
+    }
+
+    /// The engine gives a container no user ids of its own. A runtime with a kernel of its own, which tells
+    /// nobody of system calls, lets no descriptor out either, and its namespaces are not numbered by ours.
+    fn setup(&self, plan: &Plan) -> Result<Setup, Error> {
+        let mut setup = Setup { linger: true, ..setup::of(plan)? };
+        let ids = isolating::ids(plan)?;
+        if let Some(security) = &mut setup.security {
+            setup.relay = spec::has_own_kernel(plan);
+            let expected = &mut security.expected;
+            expected.foreign_namespaces.retain(|name, _| !setup.relay && name != "user");
+            (expected.uid, expected.gid) = (ids.uid, ids.gid);
+        }
+        Ok(setup)
+    }
+
+    /// A run is refused for want of an image by its name, so that somebody can bring it.
+    fn explain(&self, error: Error) -> Error {
+        match &error {
+            Error::Engine { complaint, .. } if is_image_missing(complaint) => {
+                let image = &self.options.image;
+                Error::refused("IMAGE_MISSING", format!("the worker's engine has no image {image:?}"))
+            }
+            _ => error,
+        }
+    }
+
+    /// Runs a command that does nothing through a whole sandbox.
+    async fn try_sandbox(&self, host: Enforceable, only: Option<&Path>) -> Result<(), Error> {
+        let prepared = self.carry_out(&idle::isolated(Mode::Container, host, only)?).await?;
+        idle::run(prepared, Path::new(INIT)).await
+    }
+
+    fn gap(&self, error: &Error) -> Gap {
+        let ContainerOptions { image, socket, .. } = &self.options;
+        let remedy = match error {
+            Error::EngineMissing { .. } => format!(
+                "start Docker or Podman and let the worker's user use {}, or set sandbox.container_socket",
+                socket.display()
+            ),
+            Error::Refused(_) => format!(
+                "build it (docker build -t {image} deploy/docker/base), or set sandbox.container_image to one that is there"
+            ),
+            Error::Engine { complaint, .. } if complaint.contains("runtime") => {
+                "register the runtime with the engine, or set sandbox.container_runtime".to_owned()
+            }
+            _ => "run codelia-init in a container of this engine by hand to see what it lacks".to_owned(),
+        };
+        Gap { missing: error.to_string(), remedy }
+    }
+}
+
+fn nobody_is_told(error: &Error) -> Gap {
+    Gap {
+        missing: format!("events of blocked system calls, which are refused all the same: {error}"),
+        remedy: "use a runtime on the host's own kernel (runc) where they are needed".to_owned(),
+    }
+}
+
+fn is_image_missing(complaint: &str) -> bool {
+    let complaint = complaint.to_lowercase();
+    complaint.contains("no such image") || complaint.contains("image not known")
+}
+
+#[async_trait]
+impl Backend for Container {
+    fn mode(&self) -> Mode {
+        Mode::Container
+    }
+
+    async fn probe(&self) -> Capabilities {
+        let mut gaps = Vec::new();
+        let found =
+            |usable, enforceable, gaps| Capabilities { mode: Mode::Container, usable, enforceable, gaps };
+        let limits = match self.engine.limits(&mut gaps).await {
+            Ok(limits) => limits,
+            Err(error) => return found(false, Enforceable::default(), vec![self.gap(&error)]),
+        };
+        let limits = Enforceable { violations: true, ..limits };
+        let limits = match self.try_sandbox(limits, None).await {
+            Ok(()) => limits,
+            Err(error) => {
+                let less = Enforceable { violations: false, ..limits };
+                if !matches!(error, Error::Inside(_)) || self.try_sandbox(less, None).await.is_err() {
+                    gaps.push(self.gap(&error));
+                    return found(false, less, gaps);
+                }
+                gaps.push(nobody_is_told(&error));
+                less
+            }
+        };
+        let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(isolating::no_list_of_executables(&error));
+                false
+            }
+        };
+        found(true, Enforceable { network: true, syscalls: true, executables, ..limits }, gaps)
+    }
+
+    async fn sweep(&self) -> Result<usize, Error> {
+        let removed = sweep::containers(&self.engine).await?;
+        Ok(removed + sweep::directories(&self.options.directory)?)
+    }
+
+    async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        isolating::refuse_what_does_not_isolate(plan, Mode::Container)?;
+        self.carry_out(plan).await
+    }
+}

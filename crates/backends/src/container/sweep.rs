@@ -1,0 +1,42 @@
+//! What workers that were killed left: containers by their labels, directories by their names.
+
+use std::{fs, io, path::Path};
+
+use codelia_sys::owner::Owner;
+
+use super::{engine::Engine, spec};
+use crate::Error;
+
+/// Removes the containers whose owner was a process of our own process namespace and is gone. Of any
+/// other nobody here can tell.
+pub(super) async fn containers(engine: &Engine) -> Result<usize, Error> {
+    let mut removed = 0;
+    let place = format!("{}={}", spec::PLACE, spec::place()?);
+    for container in engine.labelled(&place).await? {
+        let labels = container.labels.unwrap_or_default();
+        let owner = labels.get(spec::OWNER).and_then(|owner| owner.parse::<Owner>().ok());
+        if let (Some(id), Some(false)) = (container.id, owner.map(Owner::lives)) {
+            engine.remove(&id).await?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// The same for the directories of control sockets.
+pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
+    let entries = match fs::read_dir(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    let mut removed = 0;
+    for entry in entries {
+        let entry = entry?;
+        let owner = entry.file_name().to_str().and_then(Owner::of_name);
+        if owner.is_some_and(|owner| !owner.lives()) {
+            fs::remove_dir_all(entry.path())?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}

@@ -1,0 +1,127 @@
+//! A private container engine for a whole test run: Docker's, with an image made from a tar.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Scratch, eventually};
+
+/// Names the engine of the whole test run by its socket.
+pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
+
+/// The stronger runtime, as it must be registered: sandboxes connect to their control socket and have no network.
+const RUNTIMES: &str =
+    r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
+
+/// An engine that runs. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Engine {
+    scratch: Scratch,
+    daemon: Child,
+    group: String,
+}
+
+impl Engine {
+    /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it.
+    pub async fn start() -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let group = format!("codelia-engine-{}", std::process::id());
+        fs::write(scratch.join("daemon.json"), RUNTIMES)?;
+        let log = fs::File::create(scratch.join("log"))?;
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "private", "dockerd"])
+            .args(["--iptables=false", "--ip6tables=false", "--bridge=none", "--cgroup-parent", &group])
+            .arg(format!("--host=unix://{}", scratch.join("socket").display()))
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        for (option, name) in
+            [("config-file", "daemon.json"), ("data-root", "data"), ("exec-root", "exec"), ("pidfile", "pid")]
+        {
+            command.arg(format!("--{option}={}", scratch.join(name).display()));
+        }
+        let daemon = command.spawn().context("start dockerd")?;
+        let mut engine = Self { scratch, daemon, group };
+        engine.answers().await?;
+        Ok(engine)
+    }
+
+    async fn answers(&mut self) -> Result<()> {
+        let socket = self.socket();
+        let up = || async { docker(&socket, &["version"]).is_ok().then_some(()) };
+        tokio::select! {
+            () = eventually("the engine answers", up) => Ok(()),
+            log = self.ended() => bail!("dockerd ended: {log}"),
+        }
+    }
+
+    async fn ended(&mut self) -> String {
+        let daemon = &mut self.daemon;
+        while matches!(daemon.try_wait(), Ok(None)) {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        fs::read_to_string(self.scratch.join("log")).unwrap_or_default()
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.join("socket")
+    }
+
+    /// Makes an image of a tree.
+    pub fn import(&self, tar: &Path, image: &str) -> Result<()> {
+        docker(&self.socket(), &["import", &tar.display().to_string(), image]).map(drop)
+    }
+
+    /// Ends it. A container that still runs is told, and fails it.
+    pub async fn stop(mut self) -> Result<()> {
+        let running = docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]);
+        self.terminate();
+        self.ended().await;
+        let groups = remove_groups(&self.group);
+        let running = running?;
+        ensure!(running.is_empty(), "containers still run:\n{running}");
+        groups
+    }
+
+    fn terminate(&self) {
+        let pid = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw);
+        if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
+            eprintln!("dockerd was not asked to end: {error}");
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if matches!(self.daemon.try_wait(), Ok(None)) {
+            self.terminate();
+            let _ = self.daemon.wait();
+        }
+    }
+}
+
+fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
+    let host = format!("unix://{}", socket.display());
+    let done = Command::new("docker").args(["--host", &host]).args(arguments).output().context("docker")?;
+    ensure!(done.status.success(), "docker {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(String::from_utf8(done.stdout)?)
+}
+
+/// The engine leaves the parent of its groups in each hierarchy.
+fn remove_groups(name: &str) -> Result<()> {
+    let hierarchies = fs::read_dir("/sys/fs/cgroup")?.flatten().map(|entry| entry.path());
+    let roots = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]);
+    for group in roots.map(|root| root.join(name)).filter(|group| group.is_dir()) {
+        fs::remove_dir(&group).with_context(|| format!("the control group {} is left", group.display()))?;
+    }
+    Ok(())
+}
