@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bare;
+mod idle;
 mod isolated;
 mod measure;
 mod noise;
@@ -34,6 +35,9 @@ async fn main() -> Result<()> {
     }
     if wanted("isolated") {
         println!("{}", isolated::measure(&server, cores).await?);
+    }
+    if wanted("idle") {
+        println!("{}", idle::measure(&server).await?);
     }
     server.stop().await?;
     Ok(())

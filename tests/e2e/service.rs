@@ -1,11 +1,14 @@
 //! What every service owes its operators: health, metrics, deadlines, an orderly end.
 
-use std::time::Duration;
+use std::{fs::File, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{RunState, WatchRunRequest, outcome::Kind::Exited};
-use codelia_tests::{Client, Cluster, Exec, eventually, refusal, shell, within};
-use rustix::process::Signal;
+use codelia_tests::{Client, Cluster, Exec, eventually, is_root, refusal, shell, within};
+use rustix::{
+    fs::{IFlags, ioctl_setflags},
+    process::Signal,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -124,6 +127,33 @@ async fn metrics_have_the_promised_names() -> Result<()> {
     ] {
         assert!(worker.contains(wanted), "{wanted} is not in:\n{worker}");
     }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_removed_is_shown_and_removed_when_it_can_be() -> Result<()> {
+    if !is_root() {
+        println!("skipped: only root can keep the worker from its own directory");
+        return Ok(());
+    }
+    let mut cluster = Cluster::with(codelia_tests::Shape { workers: 0, ..Default::default() }).await?;
+    let metrics = free_address().await?;
+    cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
+    let shows = |line: &'static str| {
+        let metrics = metrics.clone();
+        async move { http_get(&metrics, "/metrics").await.ok()?.1.contains(line).then_some(()) }
+    };
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let trash = File::open(cluster.workers[0].root.join("trash"))?;
+    ioctl_setflags(&trash, IFlags::IMMUTABLE)?;
+    client.close(&session.name).await?;
+    eventually("it is shown", || shows("codelia_session_directories_stuck 1")).await;
+    assert_eq!(cluster.session_directories()?.len(), 1);
+    ioctl_setflags(&trash, IFlags::empty())?;
+    eventually("it is removed", || async { cluster.session_directories().ok()?.is_empty().then_some(()) })
+        .await;
+    eventually("it is shown", || shows("codelia_session_directories_stuck 0")).await;
     cluster.end().await
 }
 

@@ -77,7 +77,9 @@ pub struct Metrics {
     fenced: Counter<u64>,
     removed: Counter<u64>,
     removed_bytes: Counter<u64>,
+    removal_seconds: Histogram<f64>,
     removal_failures: Counter<u64>,
+    removals_stuck: Gauge<i64>,
     receipts_unclean: Counter<u64>,
     watchers: Gauge<i64>,
     watchers_now: AtomicI64,
@@ -129,6 +131,8 @@ impl Metrics {
                 "codelia_session_directories_removed_bytes",
                 "Bytes in removed session directories",
             ),
+            removal_seconds: seconds("codelia_session_directory_removal", "Removals of session directories"),
+            removals_stuck: gauge("codelia_session_directories_stuck", "Directories whose removal failed"),
             removal_failures: counter("codelia_session_directory_removal_failures", "Removals that failed"),
             receipts_unclean: counter("codelia_receipts_unclean", "Sandboxes that left something behind"),
             watchers: gauge("codelia_watchers", "Open watch and exec streams of this api"),
@@ -190,14 +194,20 @@ impl Metrics {
     }
 
     /// A session directory was removed.
-    pub fn session_removed(&self, bytes: u64) {
+    pub fn session_removed(&self, bytes: u64, took: Duration) {
         self.removed.add(1, &[]);
+        self.removal_seconds.record(took.as_secs_f64(), &[]);
         self.removed_bytes.add(bytes, &[]);
     }
 
     /// A session directory could not be removed.
     pub fn session_removal_failed(&self) {
         self.removal_failures.add(1, &[]);
+    }
+
+    /// So many session directories could not be removed yet.
+    pub fn sessions_stuck(&self, count: i64) {
+        self.removals_stuck.record(count, &[]);
     }
 
     /// A sandbox left something behind.

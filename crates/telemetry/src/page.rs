@@ -73,7 +73,7 @@ mod tests {
         metrics.violation("SYSCALL_BLOCKED");
         metrics.worker(4, 1, 2);
         metrics.queue_depth(3);
-        metrics.session_removed(10);
+        metrics.session_removed(10, Duration::from_millis(1));
         metrics.watchers_changed(1);
         (provider, registry)
     }

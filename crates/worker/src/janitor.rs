@@ -1,6 +1,9 @@
 //! The janitor: ends what is over, and removes the directories of what has ended. Idempotent.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use codelia_policy::SessionId;
 use codelia_store::Error;
@@ -64,7 +67,7 @@ pub(crate) async fn tidy(worker: &Arc<Worker>) -> Result<(), Error> {
     let found = blocking(move || shared.root.list_sessions()).await.unwrap_or_default();
     for ids in found.chunks(ORPHANS_AT_ONCE) {
         for id in worker.store.session_orphans(worker.root.id, ids).await? {
-            if worker.runs.of_session(id).is_empty() {
+            if worker.removals.is_due(id) && worker.runs.of_session(id).is_empty() {
                 remove_directory(worker, id).await;
             }
         }
@@ -92,7 +95,8 @@ async fn remove_ended(worker: &Arc<Worker>, current: &Current) -> Result<(), Err
 /// Removes an ended session, once its runs have ended and are committed: that needs its lease.
 async fn remove_session(worker: &Arc<Worker>, id: SessionId) -> Result<(), Error> {
     worker.close_session(id);
-    if !worker.runs.of_session(id).is_empty() || !remove_directory(worker, id).await {
+    let is_due = worker.removals.is_due(id) && worker.runs.of_session(id).is_empty();
+    if !is_due || !remove_directory(worker, id).await {
         return Ok(());
     }
     worker.store.session_removed(id, worker.root.id).await?;
@@ -101,15 +105,17 @@ async fn remove_session(worker: &Arc<Worker>, id: SessionId) -> Result<(), Error
 }
 
 async fn remove_directory(worker: &Arc<Worker>, id: SessionId) -> bool {
-    let shared = worker.clone();
+    let (shared, begun) = (worker.clone(), Instant::now());
     match blocking(move || shared.root.remove_session(id)).await {
         Some(bytes) => {
             tracing::info!(session = %id, bytes, "session directory removed");
-            metrics().session_removed(bytes);
+            metrics().session_removed(bytes, begun.elapsed());
+            worker.removals.succeeded(id);
             true
         }
         None => {
             metrics().session_removal_failed();
+            worker.removals.failed(id);
             false
         }
     }
@@ -133,4 +139,5 @@ fn show(worker: &Worker) {
     };
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     metrics().worker(count(capacity), count(busy), count(worker.sessions.count()));
+    metrics().sessions_stuck(count(worker.removals.count()));
 }

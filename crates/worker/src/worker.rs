@@ -24,6 +24,7 @@ use crate::{
     lease::{Current, Holder},
     modes::Modes,
     receipts::Receipts,
+    retries::Retries,
     root::Root,
     runs::{ActiveRun, Runs},
     sessions::{Holding, Sessions},
@@ -55,6 +56,8 @@ pub(crate) struct Worker {
     pub(crate) leaving: CancellationToken,
     slots: Mutex<Slots<Waiting>>,
     operator_drains: AtomicBool,
+    /// Session directories that could not be removed.
+    pub(crate) removals: Retries,
     /// A life was lost and nobody was told yet.
     was_fenced: AtomicBool,
     /// As it registers, but for the incarnation.
@@ -90,6 +93,7 @@ impl Worker {
             leaving: CancellationToken::new(),
             slots: Mutex::new(Slots::new(options.slots, MAX_WAITING)),
             operator_drains: AtomicBool::new(false),
+            removals: Retries::default(),
             was_fenced: AtomicBool::new(false),
             options,
             store,
