@@ -98,13 +98,13 @@ impl Attempt {
 
     /// From its start to its end. What it was killed for need not be what ended it: a kill may meet another
     /// run, or a sandbox that waits for one.
-    async fn carry_out(self, client: &Client, worker: u32) -> Result<Run> {
+    async fn carry_out(self, client: &Client, worker: Pid) -> Result<Run> {
         let run = client.start(self.request).await?;
         if !matches!(self.way, Way::ByItself | Way::Timeout) {
             started(client, &run.name).await?;
             tokio::time::sleep(self.pause).await;
             match self.way {
-                Way::KillTool => kill_one(&children(worker), self.victim)?,
+                Way::KillTool => kill_one(&tools(worker), self.victim)?,
                 Way::KillInit => kill_one(&inits(worker), self.victim)?,
                 Way::Cancel | Way::ByItself | Way::Timeout => {}
             }
@@ -125,18 +125,31 @@ async fn started(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn children(worker: u32) -> Vec<Pid> {
-    let pid = Pid::from_raw(worker.cast_signed());
-    let all = pid.and_then(|pid| process::descendants(pid).ok()).unwrap_or_default();
-    let is_child = |pid: &Pid| stat_field(*pid, 1).is_some_and(|parent| parent == worker.to_string());
-    all.into_iter().filter(is_child).collect()
+fn below(pid: Pid) -> Vec<Pid> {
+    process::descendants(pid).unwrap_or_default()
 }
 
-fn inits(worker: u32) -> Vec<Pid> {
-    let pid = Pid::from_raw(worker.cast_signed());
-    let all = pid.and_then(|pid| process::descendants(pid).ok()).unwrap_or_default();
-    let name = |pid: &Pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    all.into_iter().filter(|pid| name(pid).contains("codelia-init")).collect()
+fn is_init(pid: Pid) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.contains("codelia-init"))
+}
+
+fn inits(worker: Pid) -> Vec<Pid> {
+    below(worker).into_iter().filter(|pid| is_init(*pid)).collect()
+}
+
+fn children(worker: Pid) -> Vec<Pid> {
+    let is_child = |pid: &Pid| stat_field(*pid, 1).is_some_and(|parent| parent == worker.to_string());
+    below(worker).into_iter().filter(is_child).collect()
+}
+
+/// Whether a tool has made its sandbox. One that is killed before leaves a process that waits for it, which
+/// nobody knows of: see the threat model.
+fn is_made(tool: Pid) -> bool {
+    is_init(tool) || below(tool).into_iter().any(is_init)
+}
+
+fn tools(worker: Pid) -> Vec<Pid> {
+    children(worker).into_iter().filter(|tool| is_made(*tool)).collect()
 }
 
 /// A field of a process's `stat` behind its name, from 0.
@@ -148,6 +161,10 @@ fn stat_field(pid: Pid, index: usize) -> Option<String> {
 fn kill_one(candidates: &[Pid], number: usize) -> Result<()> {
     let Some(pid) = candidates.get(number % candidates.len().max(1)) else { return Ok(()) };
     process::kill(*pid).with_context(|| format!("kill {pid}"))
+}
+
+fn worker_pid(cluster: &Cluster) -> Result<Pid> {
+    Pid::from_raw(cluster.workers[0].process.pid().cast_signed()).context("a process id")
 }
 
 /// A test's own users, so that what they leave is known.
@@ -174,6 +191,9 @@ async fn kill_worker(cluster: &mut Cluster, client: &Client, requests: Vec<Start
         started(client, &run.name).await?;
         names.push(run.name);
     }
+    let pid = worker_pid(cluster)?;
+    let all_made = || async { children(pid).into_iter().all(is_made).then_some(()) };
+    eventually("every sandbox is made", all_made).await;
     let worker = &mut cluster.workers[0].process;
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
@@ -245,7 +265,7 @@ async fn five_hundred_runs_that_are_killed_at_random_leave_nothing() -> Result<(
             pids.push(cluster.workers[0].process.pid());
             continue;
         }
-        let worker = cluster.workers[0].process.pid();
+        let worker = worker_pid(&cluster)?;
         let ended = attempts.into_iter().map(|attempt| attempt.carry_out(&client, worker));
         for run in futures::future::try_join_all(ended).await? {
             ensure!(run.outcome.is_some() && is_zero(&run), "round {round}: {run:?}");
