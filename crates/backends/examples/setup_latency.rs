@@ -117,7 +117,8 @@ async fn main() {
     let jail = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
     let init = find_init().unwrap();
     let wrap =
-        bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None }).unwrap();
+        bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None, users: None })
+            .unwrap();
     let cell =
         nsjail(NsjailOptions { init: init.clone(), program: jail.clone(), cgroup_parent: None, users: None })
             .unwrap();

@@ -1,13 +1,19 @@
 //! Mode `bwrap`: namespaces and mounts through bubblewrap.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use codelia_policy::{INSIDE, Mode, Mount, Plan};
 
 use crate::{
     Backend, Error,
     hidden::{self, Hidden},
+    idle,
     isolating::{Host, INIT, Inherited, Isolating, Tool},
+    orphans,
 };
 
 /// What the mode needs to know.
@@ -20,6 +26,8 @@ pub struct BwrapOptions {
     /// The control group below which those of sandboxes are made, the same in each hierarchy;
     /// else the worker's own. In version 2 it must have no processes of its own.
     pub cgroup_parent: Option<String>,
+    /// The users that only sandboxes have: what a killed bubblewrap left of theirs is ended by the sweep.
+    pub users: Option<RangeInclusive<u32>>,
 }
 
 /// Mode `bwrap`.
@@ -28,11 +36,13 @@ pub struct BwrapOptions {
 /// `/proc` cannot be read.
 pub fn bwrap(options: BwrapOptions) -> Result<impl Backend + 'static, Error> {
     let host = Host { init: options.init, program: options.program };
-    Isolating::new(Bwrap, host, options.cgroup_parent.as_deref())
+    Isolating::new(Bwrap { users: options.users }, host, options.cgroup_parent.as_deref())
 }
 
 #[derive(Debug)]
-struct Bwrap;
+struct Bwrap {
+    users: Option<RangeInclusive<u32>>,
+}
 
 impl Tool for Bwrap {
     const MODE: Mode = Mode::Bwrap;
@@ -44,6 +54,12 @@ impl Tool for Bwrap {
         let list: Vec<u8> = arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
         let list = inherited.add("arguments", &list)?;
         Ok(["--args", &list, "--", INIT].map(str::to_owned).to_vec())
+    }
+
+    fn sweep(&self, host: &Host) -> io::Result<usize> {
+        let is_ours =
+            |uid| self.users.as_ref().is_some_and(|users| users.contains(&uid)) || idle::is_nobody(uid);
+        orphans::kill(&host.program, is_ours)
     }
 
     fn remedy(&self, complaint: &str) -> String {
@@ -152,7 +168,6 @@ fn text(path: &Path) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idle;
 
     fn words(mounts: Vec<Mount>) -> Vec<String> {
         let mut plan = idle::isolated(Mode::Bwrap, Default::default(), None).unwrap();

@@ -41,10 +41,9 @@ pub(crate) trait Tool: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
 
-    /// Removes those that nobody is left to use; answers how many.
-    fn sweep(&self) -> io::Result<usize> {
-        Ok(0)
-    }
+    /// Removes what killed tools and workers left: directories that nobody is left to use, processes that wait
+    /// for ever. Answers how much.
+    fn sweep(&self, host: &Host) -> io::Result<usize>;
 
     /// How to get it, and how to get what it complains of.
     fn remedy(&self, complaint: &str) -> String;
@@ -189,7 +188,7 @@ impl<T: Tool> Backend for Isolating<T> {
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
-        Ok(self.groups.remove_orphans()? + self.tool.sweep().map_err(Error::Sweep)?)
+        Ok(self.groups.remove_orphans()? + self.tool.sweep(&self.host).map_err(Error::Sweep)?)
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

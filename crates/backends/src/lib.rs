@@ -20,6 +20,7 @@ mod init;
 mod isolating;
 mod logical;
 mod nsjail;
+mod orphans;
 mod prepared;
 mod running;
 mod sandbox;

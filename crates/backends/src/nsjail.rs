@@ -83,7 +83,7 @@ impl Tool for Nsjail {
             .collect()
     }
 
-    fn sweep(&self) -> io::Result<usize> {
+    fn sweep(&self, _: &Host) -> io::Result<usize> {
         let places = ["/run/user", "/tmp"].map(Path::new);
         places.into_iter().map(|place| scratch::remove_abandoned(place, |name| self.user_of(name))).sum()
     }

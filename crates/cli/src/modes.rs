@@ -1,6 +1,6 @@
 //! The modes of this program: which are usable on this host, and which one is the default.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
@@ -26,12 +26,13 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
             init: init.clone(),
             program: config.sandbox.bwrap.clone(),
             cgroup_parent: None,
+            users: users(config),
         })?),
         Arc::new(nsjail(NsjailOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
             cgroup_parent: None,
-            users: options::uids(config).map(|range| range.base..=range.base.saturating_add(range.count - 1)),
+            users: users(config),
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),
@@ -46,6 +47,11 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         all.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: None })?));
     }
     Ok(all)
+}
+
+/// Those that only sandboxes have.
+fn users(config: &Config) -> Option<RangeInclusive<u32>> {
+    options::uids(config).map(|range| range.base..=range.base.saturating_add(range.count - 1))
 }
 
 /// Tries each backend on this host.

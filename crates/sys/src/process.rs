@@ -4,7 +4,7 @@ use std::{
     ffi::{CStr, CString},
     fs,
     marker::PhantomData,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::Path,
     time::Duration,
 };
@@ -15,7 +15,7 @@ use nix::{
 };
 use rustix::{
     io::Errno,
-    process::{DumpableBehavior, Pid, Signal, WaitOptions, WaitStatus},
+    process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, WaitStatus},
 };
 use serde::{Deserialize, Serialize};
 
@@ -151,6 +151,31 @@ pub fn kill(pid: Pid) -> Result<(), Errno> {
     match rustix::process::kill_process(pid, Signal::KILL) {
         Err(Errno::SRCH) => Ok(()),
         answer => answer,
+    }
+}
+
+/// A process for as long as this lives, whatever becomes of its id.
+#[derive(Debug)]
+pub struct Handle(OwnedFd);
+
+impl Handle {
+    /// Takes hold of the process that has this id now.
+    ///
+    /// # Errors
+    /// As `pidfd_open(2)`.
+    pub fn open(pid: Pid) -> Result<Self, Errno> {
+        rustix::process::pidfd_open(pid, PidfdFlags::empty()).map(Self)
+    }
+
+    /// Kills it. One that has ended already is fine.
+    ///
+    /// # Errors
+    /// As `pidfd_send_signal(2)`.
+    pub fn kill(&self) -> Result<(), Errno> {
+        match rustix::process::pidfd_send_signal(&self.0, Signal::KILL) {
+            Err(Errno::SRCH) => Ok(()),
+            answer => answer,
+        }
     }
 }
 

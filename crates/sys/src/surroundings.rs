@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     os::unix::{ffi::OsStringExt, fs::MetadataExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use rustix::io::Errno;
@@ -13,7 +13,15 @@ use rustix::io::Errno;
 /// # Errors
 /// As `stat(2)`.
 pub fn namespace(name: &str) -> Result<u64, Errno> {
-    fs::metadata(format!("/proc/self/ns/{name}")).map(|file| file.ino()).map_err(|error| errno(&error))
+    namespace_of(Path::new("/proc/self"), name)
+}
+
+/// The number of a namespace of the process that this directory of `/proc` is.
+///
+/// # Errors
+/// As `stat(2)`.
+pub fn namespace_of(process: &Path, name: &str) -> Result<u64, Errno> {
+    fs::metadata(process.join("ns").join(name)).map(|file| file.ino()).map_err(|error| errno(&error))
 }
 
 /// Something mounted.

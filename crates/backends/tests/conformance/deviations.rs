@@ -21,7 +21,8 @@ async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
         fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
     let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
-    place.backend = Arc::new(bwrap(BwrapOptions { init: init_path(), program, cgroup_parent }).unwrap());
+    place.backend =
+        Arc::new(bwrap(BwrapOptions { init: init_path(), program, cgroup_parent, users: None }).unwrap());
     let session = place.session();
     match place.backend.prepare(&place.plan(&session)).await {
         Ok(prepared) => {

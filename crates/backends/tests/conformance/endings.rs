@@ -3,14 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use codelia_policy::Outcome;
-use codelia_sys::Pid;
+use codelia_sys::{Pid, process};
 
-use crate::harness::{Place, Session, command, in_every_mode};
+use crate::harness::{Kind, ORPHANS, Place, Session, command, in_every_mode};
 
 /// Long enough for anything here; a test that needs it has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -138,10 +140,48 @@ async fn a_prepared_sandbox_that_was_killed_says_so(place: Place) {
     let prepared = place.backend.prepare(&place.plan(&session)).await.unwrap();
     assert!(prepared.is_alive());
     for pid in pids_of(&session) {
-        codelia_sys::process::kill(pid).unwrap();
+        process::kill(pid).unwrap();
     }
     eventually("it is seen to be dead", || !prepared.is_alive()).await;
     assert!(prepared.discard().await.is_clean());
+}
+
+/// Bubblewrap as a user, with the process that it made and that waits for a word that never comes.
+#[expect(clippy::zombie_processes, reason = "the caller waits for it")]
+fn waiting_bwrap(uid: u32) -> (Child, Pid) {
+    let mut command = Command::new("bwrap");
+    command.args("--unshare-user --unshare-pid --ro-bind / / --block-fd 0 true".split(' '));
+    let mut tool = command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let [child] = process::descendants(Pid::from_child(&tool)).unwrap()[..] {
+            return (tool, child);
+        }
+        assert!(tool.try_wait().unwrap().is_none(), "bubblewrap ended");
+    }
+    panic!("bubblewrap made no process");
+}
+
+#[tokio::test]
+async fn a_process_that_a_killed_bubblewrap_left_is_ended_and_no_other() {
+    let Some(place) = Place::of(Kind::Bwrap).await else { return };
+    if process::own_user() != 0 {
+        return println!("skipped: only root may be another user");
+    }
+    let (mut killed, orphan) = waiting_bwrap(*ORPHANS.start());
+    let (mut living, child) = waiting_bwrap(*ORPHANS.start());
+    let (mut foreign, stranger) = waiting_bwrap(*ORPHANS.end() + 1);
+    for tool in [&mut killed, &mut foreign] {
+        tool.kill().unwrap();
+        tool.wait().unwrap();
+    }
+    assert!(process::is_alive(orphan), "nobody else ends it");
+    place.backend.sweep().await.unwrap();
+    eventually("the orphan is dead", || !process::is_alive(orphan)).await;
+    assert!(process::is_alive(child) && process::is_alive(stranger));
+    process::kill(stranger).unwrap();
+    process::kill(child).unwrap();
+    living.wait().unwrap();
 }
 
 async fn a_launch_that_is_refused_leaves_nothing(place: Place) {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, Permissions},
     io::{BufRead, BufReader, Read, Write},
+    ops::RangeInclusive,
     os::{fd::OwnedFd, unix::fs::PermissionsExt},
     path::{Path, PathBuf},
     sync::{
@@ -26,6 +27,9 @@ use tempfile::TempDir;
 /// Each session has a user of its own where the tests may choose.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
 const FIRST_USER: u32 = 400_000;
+
+/// Users of no session, for what a killed tool left.
+pub(crate) const ORPHANS: RangeInclusive<u32> = 390_000..=390_009;
 
 /// Tests run as processes of their own, and the users of two of them should differ.
 const USERS_OF_A_PROCESS: u32 = 500;
@@ -246,9 +250,10 @@ fn backend(kind: Kind, place: &Path) -> Arc<dyn Backend> {
     let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
     match kind {
         Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
-        Kind::Bwrap => {
-            Arc::new(bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent }).unwrap())
-        }
+        Kind::Bwrap => Arc::new(
+            bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent, users: Some(ORPHANS) })
+                .unwrap(),
+        ),
         Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
             Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent, users: None }).unwrap())

@@ -16,7 +16,8 @@ async fn isolating() -> Option<World> {
         available("bwrap", Some("CODELIA_INIT does not name codelia-init"));
         return None;
     };
-    let backend = bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent: None }).unwrap();
+    let backend =
+        bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent: None, users: None }).unwrap();
     let found = backend.probe().await;
     let missing = (!found.usable).then(|| format!("mode bwrap: {:?}", found.gaps));
     if !available("bwrap", missing.as_deref()) {
