@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, reason = "all of this is test code")]
 
 mod certificates;
+pub mod chaos;
 mod client;
 mod cluster;
 mod eventually;
