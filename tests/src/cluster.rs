@@ -167,6 +167,8 @@ impl Cluster {
         let own_root = settings.iter().find(|(key, _)| key == "CODELIA_SANDBOX_ROOT");
         let shared = if self.shape.shared_root { "sessions" } else { &id };
         let root = own_root.map_or_else(|| self.scratch.join(shared).join("root"), |(_, root)| root.into());
+        // Made here, it can be passed through by the users of sessions.
+        fs::create_dir_all(root.parent().context("a root below the test's directory")?)?;
         let mut command = self.command("worker", &id)?;
         command
             .env("CODELIA_WORKER_ID", &id)

@@ -41,9 +41,10 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
         }
         Err(error) => {
             tracing::error!(error = &error as &dyn std::error::Error, session = %id, "no directory for a session");
-            release(worker, &current, id, epoch).await?;
+            let released = release(worker, &current, id, epoch).await;
+            // If that failed, the poll finds that the session is held and not known.
             worker.sessions.forget(id);
-            Ok(None)
+            released.map(|_| None)
         }
     }
 }

@@ -97,7 +97,7 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
         }
         Err(Undone::NotHeld) => {
             finish(&worker, &run, Phase::Dropped);
-            dispatch::hand_back(&worker, &worker.current(), run.id()).await;
+            dispatch::hand_back(&worker, &worker.current(), run.id(), run.assigned.turn).await;
         }
     }
 }

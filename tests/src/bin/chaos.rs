@@ -18,9 +18,13 @@ async fn main() -> Result<ExitCode> {
     let seeds = seeds()?;
     let runs = setting("RUNS").map_or(Ok(DEFAULT_RUNS), |text| text.parse()).context("RUNS")?;
     let modes = setting("MODES").unwrap_or_else(|| DEFAULT_MODES.to_owned());
-    let options = Options { seed: 0, runs, modes: parse_modes(&modes)?, faults: faults()?, weakness: weakness()? };
+    let options =
+        Options { seed: 0, runs, modes: parse_modes(&modes)?, faults: faults()?, weakness: weakness()? };
     println!("chaos: {} seeds × {runs} runs, modes {modes}", seeds.len());
-    println!("{:>6} {:>6} {:>6} {:>7} {:>9} {:>8}  outcomes", "seed", "faults", "lost", "doubled", "leftovers", "seconds");
+    println!(
+        "{:>6} {:>6} {:>6} {:>7} {:>9} {:>8}  outcomes",
+        "seed", "faults", "lost", "doubled", "leftovers", "seconds"
+    );
     let mut failed = Vec::new();
     for seed in seeds {
         let options = Options { seed, ..options.clone() };

@@ -27,7 +27,8 @@ impl Disk {
         fs::create_dir_all(path)?;
         let is_mounted = available("root", (!is_root()).then_some("only root can mount a small disk"));
         if is_mounted {
-            let status = Command::new("mount").args(["-t", "tmpfs", "-o", SIZE, "tmpfs"]).arg(path).status()?;
+            let status =
+                Command::new("mount").args(["-t", "tmpfs", "-o", SIZE, "tmpfs"]).arg(path).status()?;
             ensure!(status.success(), "mount: {status}");
         }
         Ok(Self { path: path.to_owned(), is_mounted })

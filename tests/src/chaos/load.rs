@@ -3,9 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use anyhow::{Result, bail};
-use codelia_proto::v1::{
-    CancelRunRequest, CreateSessionRequest, SandboxMode, Session, StartRunRequest,
-};
+use codelia_proto::v1::{CancelRunRequest, CreateSessionRequest, SandboxMode, Session, StartRunRequest};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -87,7 +85,12 @@ impl Callers {
     }
 
     /// Waits for its round, then asks for a run, and for its end if that is its kind.
-    pub(crate) async fn start(&self, job: Job, session: &str, mut round: watch::Receiver<usize>) -> Result<()> {
+    pub(crate) async fn start(
+        &self,
+        job: Job,
+        session: &str,
+        mut round: watch::Receiver<usize>,
+    ) -> Result<()> {
         round.wait_for(|now| *now > job.round).await?;
         sleep(job.after).await;
         let request = request(job, session);
@@ -122,7 +125,8 @@ fn request(job: Job, session: &str) -> StartRunRequest {
     };
     let code = if job.kind == Kind::Failing { FAILED } else { 0 };
     let number = format!("{:06}", job.number);
-    let mut request = command(session, &["sh", "-c", SCRIPT, "sh", &number, &ticks.to_string(), &code.to_string()]);
+    let mut request =
+        command(session, &["sh", "-c", SCRIPT, "sh", &number, &ticks.to_string(), &code.to_string()]);
     request.retries = job.retries;
     request.labels.insert(LABEL.to_owned(), job.number.to_string());
     request.idempotency_key = format!("run-{}", job.number);

@@ -66,9 +66,18 @@ impl Weakness {
     fn swaps(self) -> &'static [Swap] {
         match self {
             Self::NoCommitGuard => &[
-                ("AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4\n      -- The", "\n      -- The"),
-                ("AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4\n      -- …", "\n      -- …"),
-                ("AND w.incarnation = $3 AND w.lease_until > now()\n    RETURNING r.id, r.session_id", "\n    RETURNING r.id, r.session_id"),
+                (
+                    "AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4\n      -- The",
+                    "\n      -- The",
+                ),
+                (
+                    "AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4\n      -- …",
+                    "\n      -- …",
+                ),
+                (
+                    "AND w.incarnation = $3 AND w.lease_until > now()\n    RETURNING r.id, r.session_id",
+                    "\n    RETURNING r.id, r.session_id",
+                ),
             ],
             Self::None | Self::NoFencing => &[],
         }

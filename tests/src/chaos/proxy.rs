@@ -156,7 +156,9 @@ async fn pass(
 /// A statement is sent in one write and is far shorter than the buffer, so it is never cut in two.
 fn swap(bytes: &mut [u8], swaps: &[Swap], swapped: &AtomicUsize) {
     for (from, to) in swaps {
-        let Some(at) = bytes.windows(from.len()).position(|window| window == from.as_bytes()) else { continue };
+        let Some(at) = bytes.windows(from.len()).position(|window| window == from.as_bytes()) else {
+            continue;
+        };
         let room = &mut bytes[at..at + from.len()];
         room.fill(b' ');
         room[..to.len()].copy_from_slice(to.as_bytes());

@@ -8,6 +8,8 @@ WITH session AS (
     LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
         AND w.lease_until > now() AND w.state = 'ready'
     WHERE s.id = $2 AND s.tenant_id = $3
+    -- Whoever gives the session back or takes it waits for this run to be seen.
+    FOR KEY SHARE OF s
 ),
 used AS (
     SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
