@@ -6,6 +6,7 @@
 
 mod admin;
 mod cancel;
+mod chaos;
 mod cli;
 mod clients;
 mod collector;
@@ -18,6 +19,7 @@ mod isolation;
 mod listing;
 mod load;
 mod malformed;
+mod outages;
 mod output;
 mod policy;
 mod quotas;

@@ -114,6 +114,8 @@ pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId, tu
         }
         sleep(TRY_AGAIN).await;
     }
+    // The next life may find it in the store again.
+    worker.runs.leave(run, life);
     false
 }
 
@@ -139,7 +141,9 @@ fn give_slots(worker: &Arc<Worker>) {
         let next = worker.slots().next();
         let Some((tenant, waiting)) = next else { return };
         let slot = Slot { worker: worker.clone(), tenant };
-        task::background("begin", begin(worker.clone(), waiting, slot));
+        // It is no part of the run that gave its slot up: each would be inside all before it.
+        let span = tracing::info_span!(parent: None, "begin");
+        task::background("begin", begin(worker.clone(), waiting, slot).instrument(span));
     }
 }
 

@@ -4,12 +4,13 @@
 mod disk;
 mod load;
 mod plan;
-mod proxy;
 mod verdict;
 mod world;
 
 use std::{
     collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -23,9 +24,10 @@ use tokio::{
 
 pub use plan::Fault;
 use plan::Plan;
-use proxy::Swap;
 pub use verdict::Findings;
 use world::World;
+
+use crate::{Proxy, Swap};
 
 /// How long everything may take to come to its end when the faults are over: leases run out, are
 /// swept, and are taken again.
@@ -138,8 +140,8 @@ pub async fn play(options: &Options) -> Result<Report> {
 
     let mut findings = Findings::default();
     let outcomes = settle(&mut world, &plan, &sessions, &mut findings).await?;
-    let tampered = world.proxies.iter().map(proxy::Proxy::swapped).sum();
-    clear_away(world, &sessions, &mut findings).await?;
+    let tampered = world.proxies.iter().map(Proxy::swapped).sum();
+    clear_away(world, options.seed, &sessions, &mut findings).await?;
     let faults = plan.rounds.iter().map(|round| round.strikes.len()).sum();
     Ok(Report { outcomes, faults, findings, tampered, took: began.elapsed() })
 }
@@ -187,7 +189,12 @@ async fn settle(
 }
 
 /// Ends everything, and looks for what is left.
-async fn clear_away(world: World, sessions: &[Session], findings: &mut Findings) -> Result<()> {
+async fn clear_away(
+    mut world: World,
+    seed: u64,
+    sessions: &[Session],
+    findings: &mut Findings,
+) -> Result<()> {
     for session in sessions {
         world.callers.close(&session.name).await?;
     }
@@ -207,9 +214,24 @@ async fn clear_away(world: World, sessions: &[Session], findings: &mut Findings)
     verdict::done(connection).await;
     world.roots().iter().for_each(|root| verdict::files_left(root, findings));
     let (pids, directory) = (world.pids.clone(), world.cluster.directory().to_owned());
-    let mut world = world;
     world.stop_processes().await?;
     verdict::traces_left(&directory, findings)?;
     findings.leftovers.extend(verdict::groups_left(&pids));
+    if !findings.is_clean() {
+        println!("       logs: {}", keep_logs(&directory, seed)?.display());
+    }
     world.end().await
+}
+
+/// Keeps the logs of every process of a seed that failed.
+fn keep_logs(directory: &Path, seed: u64) -> Result<PathBuf> {
+    let kept = std::env::temp_dir().join(format!("codelia-chaos-{seed}"));
+    fs::create_dir_all(&kept)?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|extension| extension == "log") {
+            fs::copy(entry.path(), kept.join(entry.file_name()))?;
+        }
+    }
+    Ok(kept)
 }

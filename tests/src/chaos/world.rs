@@ -14,9 +14,8 @@ use super::{
     disk::Disk,
     load::Callers,
     plan::{APIS, Fault, Round, SMALL, Strike, WORKERS},
-    proxy::{Passage, Proxy},
 };
-use crate::{Client, Cluster, Database, Process, Scratch, Shape};
+use crate::{Client, Cluster, Database, Passage, Process, Proxy, Scratch, Shape};
 
 /// Notes every end of a run: who brought it about, and whether they had the right to.
 const OBSERVER: &str = "

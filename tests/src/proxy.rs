@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -21,7 +21,8 @@ use tokio::{
 
 /// What the way does to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Passage {
+pub enum Passage {
+    /// They pass.
     Open,
     /// Connections stay and nothing comes through.
     Stalled,
@@ -37,11 +38,11 @@ struct State {
 }
 
 /// A piece of a statement and what stands in for it on the way: as long as itself.
-pub(crate) type Swap = (&'static str, &'static str);
+pub type Swap = (&'static str, &'static str);
 
 /// One process's way to Postgres. It ends with its owner.
 #[derive(Debug)]
-pub(crate) struct Proxy {
+pub struct Proxy {
     state: watch::Sender<State>,
     port: u16,
     swapped: Arc<AtomicUsize>,
@@ -57,7 +58,9 @@ struct Way {
 
 impl Proxy {
     /// Opens a way to the server whose socket is in `directory`.
-    pub(crate) fn start(directory: &std::path::Path, swaps: &'static [Swap]) -> Result<Self> {
+    ///
+    /// `swaps` are made in what is sent to it.
+    pub fn start(directory: &Path, swaps: &'static [Swap]) -> Result<Self> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
@@ -70,11 +73,14 @@ impl Proxy {
         Ok(Self { state, port, swapped })
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    /// Where it listens on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn set(&self, passage: Passage) {
+    /// What happens from now on.
+    pub fn set(&self, passage: Passage) {
         self.state.send_modify(|state| {
             state.passage = passage;
             state.cuts += u64::from(passage == Passage::Closed);
@@ -82,12 +88,13 @@ impl Proxy {
     }
 
     /// Breaks every connection; new ones are made at once.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.state.send_modify(|state| state.cuts += 1);
     }
 
     /// How many statements were tampered with.
-    pub(crate) fn swapped(&self) -> usize {
+    #[must_use]
+    pub fn swapped(&self) -> usize {
         self.swapped.load(Ordering::Relaxed)
     }
 }
