@@ -1,5 +1,5 @@
 //! Plays seeds of chaos and prints what came of each. `SEEDS="7 8" RUNS=500 MODES=logical,bwrap,nsjail`
-//! choose; `FAULTS=KillWorker,Cut` and `WEAKEN=commit-guard|fencing` narrow it down. Fails if anything was
+//! choose; `FAULTS=KillWorker,Cut`, `SESSIONS=50`, `LONGEST=15` and `WEAKEN=fencing|guard` narrow it down. Fails if anything was
 //! lost, doubled or left behind.
 
 use std::{env, panic::AssertUnwindSafe, process::ExitCode, str::FromStr};
@@ -11,6 +11,7 @@ use futures::FutureExt;
 
 const DEFAULT_SEEDS: u64 = 20;
 const DEFAULT_RUNS: usize = 500;
+const DEFAULT_LONGEST: u32 = 15;
 const DEFAULT_MODES: &str = "logical,bwrap,nsjail";
 
 #[tokio::main]
@@ -18,8 +19,11 @@ async fn main() -> Result<ExitCode> {
     let seeds = seeds()?;
     let runs = setting("RUNS").map_or(Ok(DEFAULT_RUNS), |text| text.parse()).context("RUNS")?;
     let modes = setting("MODES").unwrap_or_else(|| DEFAULT_MODES.to_owned());
-    let options =
-        Options { seed: 0, runs, modes: parse_modes(&modes)?, faults: faults()?, weakness: weakness()? };
+    let longest = setting("LONGEST").map_or(Ok(DEFAULT_LONGEST), |text| text.parse()).context("LONGEST")?;
+    let (modes_played, faults, weakness) = (parse_modes(&modes)?, faults()?, weakness()?);
+    let sessions =
+        setting("SESSIONS").map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse()).context("SESSIONS")?;
+    let options = Options { seed: 0, runs, sessions, modes: modes_played, longest, faults, weakness };
     println!("chaos: {} seeds × {runs} runs, modes {modes}", seeds.len());
     println!(
         "{:>6} {:>6} {:>6} {:>7} {:>9} {:>8}  outcomes",
@@ -101,7 +105,7 @@ fn faults() -> Result<Vec<Fault>> {
 fn weakness() -> Result<Weakness> {
     match setting("WEAKEN").as_deref() {
         None => Ok(Weakness::None),
-        Some("commit-guard") => Ok(Weakness::NoCommitGuard),
+        Some("guard") => Ok(Weakness::NoGuard),
         Some("fencing") => Ok(Weakness::NoFencing),
         Some(other) => bail!("WEAKEN: {other}"),
     }

@@ -33,8 +33,6 @@ use crate::{Proxy, Swap};
 /// swept, and are taken again.
 const SETTLING: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Runs for each session.
-const RUNS_A_SESSION: usize = 10;
 /// Runs for each round of faults.
 const RUNS_A_ROUND: usize = 60;
 
@@ -45,8 +43,12 @@ pub struct Options {
     pub seed: u64,
     /// How many runs.
     pub runs: usize,
+    /// In how many sessions.
+    pub sessions: usize,
     /// Modes of the sessions, in turn.
     pub modes: Vec<SandboxMode>,
+    /// How long the longest run takes, in fifths of a second.
+    pub longest: u32,
     /// What may happen.
     pub faults: Vec<Fault>,
     /// What is taken from Codelia, to see that it is missed.
@@ -58,16 +60,16 @@ pub struct Options {
 pub enum Weakness {
     /// Nothing.
     None,
-    /// The guard of a commit is taken out of the statement on its way to the database.
-    NoCommitGuard,
     /// Leases run out in the database long before their workers know.
     NoFencing,
+    /// And the guard of a commit, which is what is left then, is taken out of the statement on its way.
+    NoGuard,
 }
 
 impl Weakness {
     fn swaps(self) -> &'static [Swap] {
         match self {
-            Self::NoCommitGuard => &[
+            Self::NoGuard => &[
                 (
                     "AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4\n      -- The",
                     "\n      -- The",
@@ -88,14 +90,14 @@ impl Weakness {
     fn statements(self) -> Option<&'static str> {
         let shorten = "
             CREATE FUNCTION chaos_shorten() RETURNS trigger LANGUAGE plpgsql AS $$
-            BEGIN NEW.lease_until := least(NEW.lease_until, now() + interval '4 seconds'); RETURN NEW; END $$;
+            BEGIN NEW.lease_until := least(NEW.lease_until, now() + interval '2 seconds'); RETURN NEW; END $$;
             CREATE TRIGGER chaos_shorter BEFORE INSERT OR UPDATE ON workers
             FOR EACH ROW EXECUTE FUNCTION chaos_shorten();";
-        (self == Self::NoFencing).then_some(shorten)
+        (self != Self::None).then_some(shorten)
     }
 
     fn settings(self) -> Option<(&'static str, &'static str)> {
-        (self == Self::NoFencing).then_some(("CODELIA_WORKER_LEASE_TTL_SECONDS", "9"))
+        (self != Self::None).then_some(("CODELIA_WORKER_LEASE_TTL_SECONDS", "9"))
     }
 }
 
@@ -120,12 +122,11 @@ pub struct Report {
 /// If the harness itself fails, or a caller is refused for good.
 pub async fn play(options: &Options) -> Result<Report> {
     let began = Instant::now();
-    let sessions = (options.runs / RUNS_A_SESSION).max(options.modes.len());
     let rounds = (options.runs / RUNS_A_ROUND).max(3);
-    let plan = Plan::new(options.seed, options.runs, rounds, sessions, &options.faults);
+    let plan = Plan::new(options, rounds);
     let mut world = World::start(options.weakness).await?;
     let callers = world.callers.clone();
-    let sessions: Vec<Session> = stream::iter(0..sessions)
+    let sessions: Vec<Session> = stream::iter(0..options.sessions)
         .map(|number| callers.session(number, options.modes[number % options.modes.len()]))
         .buffered(8)
         .try_collect()

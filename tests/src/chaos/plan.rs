@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
+use super::Options;
 use crate::WORKER_LEASE;
 
 /// Apis, workers on one root, and workers with a small disk of their own.
@@ -107,10 +108,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(seed: u64, runs: usize, rounds: usize, sessions: usize, faults: &[Fault]) -> Self {
-        let mut random = StdRng::seed_from_u64(seed);
-        let rounds: Vec<_> = (0..rounds).map(|_| round(&mut random, faults)).collect();
-        let jobs = (0..runs).map(|number| job(&mut random, number, sessions, rounds.len(), runs)).collect();
+    pub(crate) fn new(options: &Options, rounds: usize) -> Self {
+        let mut random = StdRng::seed_from_u64(options.seed);
+        let rounds: Vec<_> = (0..rounds).map(|_| round(&mut random, &options.faults)).collect();
+        let job = |number| job(&mut random, options, number, rounds.len());
+        let jobs = (0..options.runs).map(job).collect();
         Self { rounds, jobs }
     }
 }
@@ -137,19 +139,19 @@ fn strike(random: &mut StdRng, fault: Fault) -> Strike {
     Strike { fault, target: random.random_range(0..of) }
 }
 
-fn job(random: &mut StdRng, number: usize, sessions: usize, rounds: usize, runs: usize) -> Job {
+fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> Job {
     let kind = match random.random_range(0..20) {
         0..10 => Kind::Quick,
         10..12 => Kind::Failing,
-        12..18 => Kind::Long(random.random_range(1..16)),
+        12..18 => Kind::Long(random.random_range(1..=options.longest)),
         _ => Kind::Canceled(Duration::from_millis(random.random_range(0..1500))),
     };
     Job {
         number,
-        session: random.random_range(0..sessions),
+        session: random.random_range(0..options.sessions),
         retries: if random.random_ratio(1, 4) { 2 } else { 0 },
         kind,
-        round: number * rounds / runs.max(1),
+        round: number * rounds / options.runs.max(1),
         after: Duration::from_millis(random.random_range(0..4000)),
         api: random.random_range(0..APIS),
     }
