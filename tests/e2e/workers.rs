@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState, StartRunRequest,
-    WorkerState,
+    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState, SessionEndReason,
+    StartRunRequest, WorkerState,
     outcome::Kind::{self, Exited},
 };
 use codelia_tests::{Client, Cluster, Shape, eventually, shell, within};
 use rustix::process::Signal;
+use tonic::Code;
 
 fn two_workers_one_root() -> Shape {
     Shape { workers: 2, shared_root: true, slots: 1, ..Shape::default() }
@@ -203,6 +204,30 @@ async fn a_worker_that_restarts_takes_its_sessions_again() -> Result<()> {
     let epoch =
         |seen: &codelia_tests::Transcript| seen.assigned.as_ref().map(|assigned| assigned.lease_epoch);
     assert!(epoch(&seen) > epoch(&first));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_session_whose_files_are_gone_ends_and_says_so() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let (used, unused) = (client.session().await?, client.session().await?);
+    client.exec(&used.name, "echo x > file").await?;
+    cluster.workers[0].process.terminate().await?;
+    for directory in cluster.session_directories()? {
+        std::fs::remove_dir_all(directory)?;
+    }
+    let run = client.start(shell(&used.name, "cat file")).await?;
+    cluster.restart_worker(0).await?;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    let Kind::Refused(refused) = seen.outcome() else { panic!("{seen:?}") };
+    assert_eq!(refused.reason, "SESSION_DATA_LOST");
+    let answer = client.start(shell(&used.name, "true")).await.expect_err("the session has ended");
+    let answer = codelia_tests::refusal(&answer);
+    assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
+    assert_eq!(client.get_session(&used.name).await?.end_reason(), SessionEndReason::DataLost);
+    // One in which nothing was ever started has lost nothing.
+    assert_eq!(client.exec(&unused.name, "echo hi").await?.outcome(), Exited(0));
     cluster.end().await
 }
 

@@ -35,6 +35,8 @@ pub(crate) enum ApiError {
     TenantExists,
     /// The session takes no runs any more.
     SessionEnded,
+    /// The files of the session are gone.
+    SessionDataLost,
     /// The installation does not allow the mode.
     ModeNotAllowed { mode: Mode },
     /// No live worker has the mode.
@@ -79,6 +81,7 @@ impl ApiError {
             Self::OverQuota { .. } | Self::RateLimited { .. } => Code::ResourceExhausted,
             Self::KeyReused | Self::AliasInUse | Self::TenantExists => Code::AlreadyExists,
             Self::SessionEnded
+            | Self::SessionDataLost
             | Self::ModeNotAllowed { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. } => Code::FailedPrecondition,
@@ -101,6 +104,7 @@ impl ApiError {
             Self::AliasInUse => "ALIAS_IN_USE",
             Self::TenantExists => "TENANT_EXISTS",
             Self::SessionEnded => "SESSION_ENDED",
+            Self::SessionDataLost => "SESSION_DATA_LOST",
             Self::ModeNotAllowed { .. } => "MODE_NOT_ALLOWED",
             Self::ModeUnavailable { .. } => "MODE_UNAVAILABLE",
             Self::CommandNotAllowed { .. } => "COMMAND_NOT_ALLOWED",
@@ -124,6 +128,7 @@ impl ApiError {
             Self::AliasInUse => "an open session has this alias".into(),
             Self::TenantExists => "a tenant has this id".into(),
             Self::SessionEnded => "the session has ended".into(),
+            Self::SessionDataLost => "the session's files are gone; create a new one".into(),
             Self::ModeNotAllowed { mode } => format!("mode {mode} is not allowed here"),
             Self::ModeUnavailable { mode } => format!("no worker has mode {mode}"),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
@@ -148,6 +153,7 @@ impl ApiError {
             | Self::AliasInUse
             | Self::TenantExists
             | Self::SessionEnded
+            | Self::SessionDataLost
             | Self::ModeNotAllowed { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. }
@@ -190,6 +196,7 @@ impl ApiError {
             Self::NotFound
             | Self::Unauthenticated
             | Self::SessionEnded
+            | Self::SessionDataLost
             | Self::DeadlineExceeded
             | Self::Internal { .. } => HashMap::new(),
         }
@@ -267,6 +274,7 @@ mod tests {
             (ApiError::AliasInUse, Code::AlreadyExists),
             (ApiError::TenantExists, Code::AlreadyExists),
             (ApiError::SessionEnded, Code::FailedPrecondition),
+            (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),
             (

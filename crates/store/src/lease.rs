@@ -18,7 +18,7 @@ pub struct Lease {
     pub epoch: LeaseEpoch,
     /// What the session was created with.
     pub spec: SessionSpec,
-    /// Whether the session's files may be there already.
+    /// Whether a run may have left files in it: then its directory must be there.
     pub has_files: bool,
 }
 
@@ -68,10 +68,12 @@ impl Store {
             .fetch_optional(&mut *tx)
             .await?;
         let Some(taken) = taken else { return Ok(None) };
-        let has_files = taken.lease_epoch > 1;
-        if has_files {
+        let has_files = if taken.lease_epoch > 1 {
             resolve_orphan_runs(&mut tx, Some(session), i64::MAX).await?;
-        }
+            has_files(&mut tx, session).await?
+        } else {
+            false
+        };
         tx.commit().await?;
         Ok(Some(Lease {
             session,
@@ -142,6 +144,19 @@ impl Store {
         self.run_cancel_stranded_any_tenant(limit).await?;
         Ok(Swept { sessions, retried, lost })
     }
+}
+
+/// Whether any command may have been started in a session.
+async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
+    let found = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT 1 FROM runs
+                          WHERE session_id = $1
+                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost')) AS "found!""#,
+        session.0,
+    )
+    .fetch_one(tx)
+    .await?;
+    Ok(found)
 }
 
 /// Marks a holder whose lease has run out, so that a renewal that is on its way cannot revive it once its
