@@ -128,6 +128,22 @@ async fn a_run_that_could_not_be_handed_back_is_begun_by_the_next_life_of_the_wo
 }
 
 #[tokio::test]
+async fn a_result_that_the_database_refuses_for_good_ends_its_run_as_lost() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+                  BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'check_violation'; END $$;
+                  CREATE TRIGGER refused BEFORE UPDATE ON runs
+                  FOR EACH ROW WHEN (NEW.exit_code = 7) EXECUTE FUNCTION refuse()";
+    cluster.database.execute(refuse).await?;
+    let run = client.start(shell(&session.name, "exit 7")).await?;
+    assert_eq!(client.watch_to_end(&run.name, 0).await?.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(client.exec(&session.name, "exit 6").await?.outcome(), Exited(6), "the worker goes on");
+    cluster.end().await
+}
+
+#[tokio::test]
 async fn without_a_database_callers_are_told_when_to_come_again_and_served_when_it_is_back() -> Result<()> {
     let mut outage = Outage::new(4).await?;
     let session = outage.client.session().await?;

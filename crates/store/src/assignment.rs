@@ -177,6 +177,29 @@ impl Store {
         if committed { Ok(()) } else { Err(Error::Fenced) }
     }
 
+    /// Ends a run as lost whose result cannot be stored. Does nothing if it is not the caller's any more.
+    pub async fn run_abandon(
+        &self,
+        id: RunId,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        epoch: LeaseEpoch,
+    ) -> Result<(), Error> {
+        sqlx::query!(
+            r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
+                   output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
+               WHERE r.id = $1 AND r.state = 'running'
+                 AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4"#,
+            id.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Runs recorded as running for this incarnation: pushes that were lost are among them.
     pub async fn run_list_assigned(
         &self,
