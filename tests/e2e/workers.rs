@@ -208,6 +208,31 @@ async fn a_worker_that_restarts_takes_its_sessions_again() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_run_that_takes_its_worker_down_is_tried_as_often_as_was_asked_and_no_more() -> Result<()> {
+    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let script = "touch begun.$(ls | wc -l); exec sleep 1000";
+    let run = client.start(StartRunRequest { retries: 1, ..shell(&session.name, script) }).await?;
+    for attempt in ["begun.0", "begun.1"] {
+        let holder = eventually(attempt, || async {
+            let directories = cluster.session_directories().ok()?;
+            let begun = directories.iter().any(|directory| directory.join(attempt).exists());
+            begun.then_some(client.get_run(&run.name).await.ok()?.worker_id)
+        })
+        .await;
+        let number = cluster.workers.iter().position(|worker| worker.id == holder).context("its worker")?;
+        cluster.workers[number].process.signal(Signal::KILL)?;
+        cluster.workers[number].process.exited().await?;
+        cluster.restart_worker(number).await?;
+    }
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!((seen.outcome(), seen.run().attempt), (Kind::Lost(Lost {}), 2));
+    assert_eq!(client.exec(&session.name, "ls").await?.stdout_text(), "begun.0\nbegun.1\n");
+    cluster.end().await
+}
+
+#[tokio::test]
 async fn a_session_whose_files_are_gone_ends_and_says_so() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
