@@ -108,7 +108,12 @@ impl World {
             Fault::KillWorker => kill(&mut self.cluster.workers[target].process).await,
             Fault::KillApi => kill(&mut self.cluster.apis[target].process).await,
             Fault::PauseWorker => self.pause(target).await,
-            Fault::StopPostgres => Ok(self.server.take().context("a server")?.stop().await?),
+            Fault::StopPostgres => {
+                if let Some(server) = self.server.take() {
+                    server.stop().await?;
+                }
+                Ok(())
+            }
             Fault::CrashPostgres => {
                 // Dropped, it is stopped at once.
                 drop(self.server.take());
@@ -149,7 +154,9 @@ impl World {
                 Ok(())
             }
             Fault::StopPostgres | Fault::CrashPostgres => {
-                self.server = Some(Server::start(&self.scratch.join("postgres")).await?);
+                if self.server.is_none() {
+                    self.server = Some(Server::start(&self.scratch.join("postgres")).await?);
+                }
                 Ok(())
             }
             Fault::Cut => Ok(()),
