@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help up down build test check bench sqlx clean
+.PHONY: help up down build test check bench chaos sqlx clean
 
 # A rustup that was installed a moment ago is in no shell's PATH yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -43,6 +43,10 @@ check: ## Formatting, lints, docs, licences and advisories, dependency direction
 bench: ## Measure against bare fork+exec and bare Postgres, in one run
 	@scripts/install-deps up
 	@scripts/bench $(ARGS)
+
+chaos: ## Break it at random, count what is lost, doubled or left (SEEDS="7 8" RUNS=500 MODES=logical,bwrap,nsjail)
+	@scripts/install-deps test
+	@scripts/chaos
 
 sqlx: ## Renew the checked queries in .sqlx after a change of migrations or SQL
 	@scripts/install-deps up

@@ -6,6 +6,7 @@
 
 mod admin;
 mod cancel;
+mod chaos;
 mod cli;
 mod clients;
 mod collector;
@@ -19,6 +20,7 @@ mod kills;
 mod listing;
 mod load;
 mod malformed;
+mod outages;
 mod output;
 mod policy;
 mod quotas;

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState, StartRunRequest,
-    WorkerState,
+    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState, SessionEndReason,
+    StartRunRequest, WorkerState,
     outcome::Kind::{self, Exited},
 };
 use codelia_tests::{Client, Cluster, Shape, eventually, shell, within};
 use rustix::process::Signal;
+use tonic::Code;
 
 fn two_workers_one_root() -> Shape {
     Shape { workers: 2, shared_root: true, slots: 1, ..Shape::default() }
@@ -203,6 +204,55 @@ async fn a_worker_that_restarts_takes_its_sessions_again() -> Result<()> {
     let epoch =
         |seen: &codelia_tests::Transcript| seen.assigned.as_ref().map(|assigned| assigned.lease_epoch);
     assert!(epoch(&seen) > epoch(&first));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_run_that_takes_its_worker_down_is_tried_as_often_as_was_asked_and_no_more() -> Result<()> {
+    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let script = "touch begun.$(ls | wc -l); exec sleep 1000";
+    let run = client.start(StartRunRequest { retries: 1, ..shell(&session.name, script) }).await?;
+    for attempt in ["begun.0", "begun.1"] {
+        let holder = eventually(attempt, || async {
+            let directories = cluster.session_directories().ok()?;
+            let begun = directories.iter().any(|directory| directory.join(attempt).exists());
+            begun.then_some(client.get_run(&run.name).await.ok()?.worker_id)
+        })
+        .await;
+        let number = cluster.workers.iter().position(|worker| worker.id == holder).context("its worker")?;
+        cluster.workers[number].process.signal(Signal::KILL)?;
+        cluster.workers[number].process.exited().await?;
+        cluster.restart_worker(number).await?;
+    }
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!((seen.outcome(), seen.run().attempt), (Kind::Lost(Lost {}), 2));
+    assert_eq!(client.exec(&session.name, "ls").await?.stdout_text(), "begun.0\nbegun.1\n");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_session_whose_files_are_gone_ends_and_says_so() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let (used, unused) = (client.session().await?, client.session().await?);
+    client.exec(&used.name, "echo x > file").await?;
+    cluster.workers[0].process.terminate().await?;
+    for directory in cluster.session_directories()? {
+        std::fs::remove_dir_all(directory)?;
+    }
+    let run = client.start(shell(&used.name, "cat file")).await?;
+    cluster.restart_worker(0).await?;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    let Kind::Refused(refused) = seen.outcome() else { panic!("{seen:?}") };
+    assert_eq!(refused.reason, "SESSION_DATA_LOST");
+    let answer = client.start(shell(&used.name, "true")).await.expect_err("the session has ended");
+    let answer = codelia_tests::refusal(&answer);
+    assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
+    assert_eq!(client.get_session(&used.name).await?.end_reason(), SessionEndReason::DataLost);
+    // One in which nothing was ever started has lost nothing.
+    assert_eq!(client.exec(&unused.name, "echo hi").await?.outcome(), Exited(0));
     cluster.end().await
 }
 

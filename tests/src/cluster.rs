@@ -61,6 +61,7 @@ pub struct Api {
     pub process: Process,
     /// `host:port` it listens on.
     pub address: String,
+    settings: Vec<(String, String)>,
 }
 
 /// A worker process.
@@ -72,6 +73,7 @@ pub struct Worker {
     pub id: String,
     /// Where its sessions live.
     pub root: PathBuf,
+    settings: Vec<(String, String)>,
 }
 
 impl Cluster {
@@ -117,13 +119,27 @@ impl Cluster {
 
     /// Starts one more api with further settings.
     pub async fn add_api_with(&mut self, settings: &[(&str, &str)]) -> Result<()> {
-        let name = format!("api-{}", self.apis.len());
+        let api = self.start_api(self.apis.len(), "127.0.0.1:0", owned(settings)).await?;
+        self.apis.push(api);
+        Ok(())
+    }
+
+    /// Starts an api that has ended again, as itself.
+    pub async fn restart_api(&mut self, number: usize) -> Result<()> {
+        let old = &mut self.apis[number];
+        ensure!(old.process.has_ended()?, "the api still runs");
+        let (address, settings) = (old.address.clone(), old.settings.clone());
+        self.apis[number] = self.start_api(number, &address, settings).await?;
+        Ok(())
+    }
+
+    async fn start_api(&self, number: usize, listen: &str, settings: Vec<(String, String)>) -> Result<Api> {
+        let name = format!("api-{number}");
         let mut command = self.command("api", &name)?;
-        command.env("CODELIA_API_LISTEN", "127.0.0.1:0").envs(settings.iter().copied());
+        command.env("CODELIA_API_LISTEN", listen).envs(settings.iter().map(|(key, value)| (key, value)));
         let mut process = Process::start(&name, command, self.scratch.path())?;
         let address = address_in(&process.ready().await?)?;
-        self.apis.push(Api { process, address });
-        Ok(())
+        Ok(Api { process, address, settings })
     }
 
     /// Starts one more worker.
@@ -133,7 +149,7 @@ impl Cluster {
 
     /// Starts one more worker with further settings.
     pub async fn add_worker_with(&mut self, settings: &[(&str, &str)]) -> Result<()> {
-        let worker = self.start_worker(self.workers.len(), settings).await?;
+        let worker = self.start_worker(self.workers.len(), owned(settings)).await?;
         self.workers.push(worker);
         Ok(())
     }
@@ -141,13 +157,18 @@ impl Cluster {
     /// Starts a worker that has ended again, as itself.
     pub async fn restart_worker(&mut self, number: usize) -> Result<()> {
         ensure!(self.workers[number].process.has_ended()?, "the worker still runs");
-        self.workers[number] = self.start_worker(number, &[]).await?;
+        let settings = self.workers[number].settings.clone();
+        self.workers[number] = self.start_worker(number, settings).await?;
         Ok(())
     }
 
-    async fn start_worker(&self, number: usize, settings: &[(&str, &str)]) -> Result<Worker> {
+    async fn start_worker(&self, number: usize, settings: Vec<(String, String)>) -> Result<Worker> {
         let id = format!("worker-{number}");
-        let root = self.scratch.join(if self.shape.shared_root { "sessions" } else { &id }).join("root");
+        let own_root = settings.iter().find(|(key, _)| key == "CODELIA_SANDBOX_ROOT");
+        let shared = if self.shape.shared_root { "sessions" } else { &id };
+        let root = own_root.map_or_else(|| self.scratch.join(shared).join("root"), |(_, root)| root.into());
+        // Made here, it can be passed through by the users of sessions.
+        fs::create_dir_all(root.parent().context("a root below the test's directory")?)?;
         let mut command = self.command("worker", &id)?;
         command
             .env("CODELIA_WORKER_ID", &id)
@@ -159,10 +180,10 @@ impl Cluster {
             .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE.to_string())
             .env("CODELIA_WORKER_POLL_INTERVAL_MS", "200")
             .env("CODELIA_SANDBOX_ROOT", &root)
-            .envs(settings.iter().copied());
+            .envs(settings.iter().map(|(key, value)| (key, value)));
         let mut process = Process::start(&id, command, self.scratch.path())?;
         process.ready().await?;
-        Ok(Worker { process, id, root })
+        Ok(Worker { process, id, root, settings })
     }
 
     /// A call of the program with this installation's settings and a data directory of its own.
@@ -274,18 +295,28 @@ impl Cluster {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Ends everything in good order and looks for what is left.
-    pub async fn end(mut self) -> Result<()> {
+    /// Ends every process in good order.
+    pub async fn stop_processes(&mut self) -> Result<()> {
         for api in &mut self.apis {
             end_process(&mut api.process).await?;
         }
         for worker in &mut self.workers {
             end_process(&mut worker.process).await?;
         }
+        Ok(())
+    }
+
+    /// Ends everything in good order and looks for what is left.
+    pub async fn end(mut self) -> Result<()> {
+        self.stop_processes().await?;
         self.traces.no_process().await;
         self.store.close().await;
         self.database.end().await
     }
+}
+
+fn owned(settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    settings.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 /// Ends a process that a test may have ended before.

@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, reason = "all of this is test code")]
 
 mod certificates;
+pub mod chaos;
 mod client;
 mod cluster;
 mod engine;
@@ -17,6 +18,7 @@ mod methods;
 mod postgres;
 mod process;
 mod program;
+mod proxy;
 mod require;
 mod scratch;
 mod terminal;
@@ -35,6 +37,7 @@ pub use methods::{Method, all_methods, call, reflected_methods};
 pub use postgres::{Database, POSTGRES_URL};
 pub use process::{Finished, Process};
 pub use program::Program;
+pub use proxy::{Passage, Proxy, Swap};
 pub use require::{available, is_root};
 pub use scratch::Scratch;
 pub use terminal::Terminal;

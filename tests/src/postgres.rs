@@ -46,6 +46,25 @@ impl Database {
         self.connect.to_url_lossy().to_string()
     }
 
+    /// Its name on the server.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs statements that answer nothing.
+    pub async fn execute(&self, statements: &str) -> Result<()> {
+        let mut connection = self.connection().await?;
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&mut connection).await?;
+        connection.close().await?;
+        Ok(())
+    }
+
+    /// A connection of its own.
+    pub async fn connection(&self) -> Result<PgConnection> {
+        Ok(PgConnection::connect_with(&self.connect).await?)
+    }
+
     /// Connects to it.
     pub async fn store(&self) -> Result<Store> {
         let mut options = Options::from_url(&self.url())?;

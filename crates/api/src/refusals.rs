@@ -54,6 +54,7 @@ fn field(error: &ApiError) -> Option<String> {
         | ApiError::AliasInUse
         | ApiError::TenantExists
         | ApiError::SessionEnded
+        | ApiError::SessionDataLost
         | ApiError::DeadlineExceeded
         | ApiError::ShuttingDown
         | ApiError::Unavailable { .. }

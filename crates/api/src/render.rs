@@ -45,6 +45,7 @@ fn end_reason(reason: Option<EndReason>) -> v1::SessionEndReason {
         Some(EndReason::Closed) => v1::SessionEndReason::Closed,
         Some(EndReason::Expired) => v1::SessionEndReason::Expired,
         Some(EndReason::Idle) => v1::SessionEndReason::Idle,
+        Some(EndReason::DataLost) => v1::SessionEndReason::DataLost,
     }
 }
 

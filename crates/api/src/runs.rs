@@ -107,6 +107,7 @@ impl Runs {
             Admission::KeyReused => Err(ApiError::KeyReused),
             Admission::NoSession => Err(ApiError::NotFound),
             Admission::SessionEnded => Err(ApiError::SessionEnded),
+            Admission::SessionDataLost => Err(ApiError::SessionDataLost),
             Admission::OverQuota(quota) => Err(ApiError::OverQuota { quota }),
         }
     }

@@ -35,6 +35,8 @@ pub(crate) enum ApiError {
     TenantExists,
     /// The session takes no runs any more.
     SessionEnded,
+    /// The files of the session are gone.
+    SessionDataLost,
     /// The installation does not allow the mode.
     ModeNotAllowed { mode: Mode },
     /// The mode isolates less than the tenant must be.
@@ -81,6 +83,7 @@ impl ApiError {
             Self::OverQuota { .. } | Self::RateLimited { .. } => Code::ResourceExhausted,
             Self::KeyReused | Self::AliasInUse | Self::TenantExists => Code::AlreadyExists,
             Self::SessionEnded
+            | Self::SessionDataLost
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
@@ -104,6 +107,7 @@ impl ApiError {
             Self::AliasInUse => "ALIAS_IN_USE",
             Self::TenantExists => "TENANT_EXISTS",
             Self::SessionEnded => "SESSION_ENDED",
+            Self::SessionDataLost => "SESSION_DATA_LOST",
             Self::ModeNotAllowed { .. } => "MODE_NOT_ALLOWED",
             Self::BelowFloor { .. } => "ISOLATION_FLOOR",
             Self::ModeUnavailable { .. } => "MODE_UNAVAILABLE",
@@ -128,6 +132,7 @@ impl ApiError {
             Self::AliasInUse => "an open session has this alias".into(),
             Self::TenantExists => "a tenant has this id".into(),
             Self::SessionEnded => "the session has ended".into(),
+            Self::SessionDataLost => "the session's files are gone; create a new one".into(),
             Self::ModeNotAllowed { mode } => format!("mode {mode} is not allowed here"),
             Self::BelowFloor { mode, floor } => format!(
                 "mode {mode} gives {}, and this tenant's isolation is at least {floor}; an operator may decide \
@@ -157,6 +162,7 @@ impl ApiError {
             | Self::AliasInUse
             | Self::TenantExists
             | Self::SessionEnded
+            | Self::SessionDataLost
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
@@ -202,6 +208,7 @@ impl ApiError {
             Self::NotFound
             | Self::Unauthenticated
             | Self::SessionEnded
+            | Self::SessionDataLost
             | Self::DeadlineExceeded
             | Self::Internal { .. } => HashMap::new(),
         }
@@ -279,6 +286,7 @@ mod tests {
             (ApiError::AliasInUse, Code::AlreadyExists),
             (ApiError::TenantExists, Code::AlreadyExists),
             (ApiError::SessionEnded, Code::FailedPrecondition),
+            (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (ApiError::BelowFloor { mode: Mode::Logical, floor: Level::Full }, Code::FailedPrecondition),
             (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),

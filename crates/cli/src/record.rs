@@ -48,6 +48,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
             v1::SessionEndReason::Closed => Some("closed"),
             v1::SessionEndReason::Expired => Some("expired"),
             v1::SessionEndReason::Idle => Some("idle"),
+            v1::SessionEndReason::DataLost => Some("data_lost"),
         },
         "sandbox_mode": mode(session.mode()),
         "create_time": timestamp(session.create_time.as_ref()),

@@ -27,6 +27,8 @@ pub struct Assigned {
     pub epoch: LeaseEpoch,
     /// Which attempt this is.
     pub attempt: i32,
+    /// Raised each time it is begun; one that was recorded for its worker at once is in turn 0.
+    pub turn: i32,
     /// Whether somebody asked for its end.
     pub cancel_requested: bool,
 }
@@ -74,14 +76,14 @@ impl Store {
     ) -> Result<Option<Assigned>, Error> {
         sqlx::query_as!(
             AssignedRow,
-            r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4
+            r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
                FROM sessions s, workers w
                WHERE r.id = $1 AND r.state = 'queued'
                  AND s.id = r.session_id AND s.state = 'open'
                  AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
                RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
-                         r.lease_epoch AS "lease_epoch!", r.attempt,
+                         r.lease_epoch AS "lease_epoch!", r.attempt, r.turn,
                          r.cancel_requested_at IS NOT NULL AS "cancel_requested!""#,
             id.0,
             worker.as_str(),
@@ -95,10 +97,12 @@ impl Store {
     }
 
     /// Hands a run back that was recorded for this worker and that it has not begun: it is queued, or
-    /// canceled if its session has ended. `false` if it was not there to hand back.
+    /// canceled if its session has ended. `false` if it was not there to hand back, or not in this turn any more:
+    /// a statement that was given up may be executed late.
     pub async fn run_hand_back(
         &self,
         id: RunId,
+        turn: i32,
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<bool, Error> {
@@ -110,10 +114,11 @@ impl Store {
                    worker_id = NULL, incarnation = NULL, lease_epoch = NULL
                FROM sessions s
                WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3
-                 AND s.id = r.session_id"#,
+                 AND r.turn = $4 AND s.id = r.session_id"#,
             id.0,
             worker.as_str(),
             incarnation.0,
+            turn,
         )
         .execute(&self.pool)
         .await?;
@@ -172,6 +177,29 @@ impl Store {
         if committed { Ok(()) } else { Err(Error::Fenced) }
     }
 
+    /// Ends a run as lost whose result cannot be stored. Does nothing if it is not the caller's any more.
+    pub async fn run_abandon(
+        &self,
+        id: RunId,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        epoch: LeaseEpoch,
+    ) -> Result<(), Error> {
+        sqlx::query!(
+            r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
+                   output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
+               WHERE r.id = $1 AND r.state = 'running'
+                 AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4"#,
+            id.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Runs recorded as running for this incarnation: pushes that were lost are among them.
     pub async fn run_list_assigned(
         &self,
@@ -180,7 +208,7 @@ impl Store {
     ) -> Result<Vec<Assigned>, Error> {
         sqlx::query_as!(
             AssignedRow,
-            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt,
+            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
                       cancel_requested_at IS NOT NULL AS "cancel_requested!"
                FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
             worker.as_str(),
@@ -226,6 +254,7 @@ struct AssignedRow {
     spec: Json<RunSpec>,
     lease_epoch: i64,
     attempt: i32,
+    turn: i32,
     cancel_requested: bool,
 }
 
@@ -240,6 +269,7 @@ impl TryFrom<AssignedRow> for Assigned {
             spec: row.spec.0,
             epoch: LeaseEpoch(row.lease_epoch),
             attempt: row.attempt,
+            turn: row.turn,
             cancel_requested: row.cancel_requested,
         })
     }

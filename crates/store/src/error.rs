@@ -45,15 +45,11 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
         match &error {
-            E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Tls(_) => {
+            // A connection that breaks while it is made ends in the middle of a message.
+            E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Tls(_) | E::Protocol(_) => {
                 Self::Unavailable(error)
             }
-            // 57P*: the server is stopping or starting; 08*: the connection broke; 53*: out of resources.
-            E::Database(detail)
-                if detail
-                    .code()
-                    .is_some_and(|c| c.starts_with("57P") || c.starts_with("08") || c.starts_with("53")) =>
-            {
+            E::Database(detail) if detail.code().is_some_and(|code| passes(&code)) => {
                 Self::Unavailable(error)
             }
             _ => Self::Statement(error),
@@ -61,8 +57,33 @@ impl From<sqlx::Error> for Error {
     }
 }
 
+/// Whether a server that says this may say something else soon: 08: the connection broke; 25006: it is a
+/// standby; 40: it chose this statement to give way; 53: out of resources; 57: it is stopping, starting, or
+/// was told to end the statement; 58: its disk or system failed.
+fn passes(code: &str) -> bool {
+    code == "25006" || ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+}
+
 /// Whether a statement failed because `constraint` holds already.
 pub(crate) fn is_unique_violation(error: &sqlx::Error, constraint: &str) -> bool {
     matches!(error, sqlx::Error::Database(detail)
         if detail.is_unique_violation() && detail.constraint() == Some(constraint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_told_apart_from_what_is_refused() {
+        for code in ["57P01", "57P03", "57014", "08006", "40P01", "53100", "25006", "58030"] {
+            assert!(passes(code), "{code}");
+        }
+        for code in ["23505", "42P01", "22021", "25001"] {
+            assert!(!passes(code), "{code}");
+        }
+        let broken = sqlx::Error::Protocol("unexpected response from SSLRequest: 0x00".into());
+        assert!(matches!(Error::from(broken), Error::Unavailable(_)));
+        assert!(matches!(Error::from(sqlx::Error::RowNotFound), Error::Statement(_)));
+    }
 }

@@ -3,6 +3,7 @@
 use codelia_policy::{Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId};
 
 use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
 
 use crate::{Error, SessionSpec, Store, row};
 
@@ -17,7 +18,7 @@ pub struct Lease {
     pub epoch: LeaseEpoch,
     /// What the session was created with.
     pub spec: SessionSpec,
-    /// Whether the session's files may be there already.
+    /// Whether a run may have left files in it: then its directory must be there.
     pub has_files: bool,
 }
 
@@ -53,17 +54,26 @@ impl Store {
         incarnation: Incarnation,
     ) -> Result<Option<Lease>, Error> {
         let mut tx = self.pool.begin().await?;
-        sqlx::query!("SELECT id FROM sessions WHERE id = $1 FOR UPDATE", session.0)
-            .fetch_optional(&mut *tx)
-            .await?;
+        let locked = sqlx::query!(
+            "SELECT lease_worker, lease_incarnation FROM sessions WHERE id = $1 FOR UPDATE",
+            session.0
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        if let Some((Some(holder), Some(life))) = locked.map(|row| (row.lease_worker, row.lease_incarnation))
+        {
+            mark_gone(&mut tx, &holder, life).await?;
+        }
         let taken = sqlx::query_file!("src/sql/lease_acquire.sql", session.0, worker.as_str(), incarnation.0)
             .fetch_optional(&mut *tx)
             .await?;
         let Some(taken) = taken else { return Ok(None) };
-        let has_files = taken.lease_epoch > 1;
-        if has_files {
+        let has_files = if taken.lease_epoch > 1 {
             resolve_orphan_runs(&mut tx, Some(session), i64::MAX).await?;
-        }
+            has_files(&mut tx, session).await?
+        } else {
+            false
+        };
         tx.commit().await?;
         Ok(Some(Lease {
             session,
@@ -74,7 +84,8 @@ impl Store {
         }))
     }
 
-    /// Gives a session back, if none of its runs is running.
+    /// Gives a session back, if none of its runs is running. It is locked first, and then asked about: a run
+    /// that is being recorded for its holder is waited for.
     pub async fn lease_release(
         &self,
         session: SessionId,
@@ -82,30 +93,29 @@ impl Store {
         incarnation: Incarnation,
         epoch: LeaseEpoch,
     ) -> Result<Released, Error> {
-        let row = sqlx::query!(
-            r#"WITH held AS (
-                   SELECT id, EXISTS (SELECT 1 FROM runs WHERE session_id = $1 AND state = 'running') AS busy
-                   FROM sessions
-                   WHERE id = $1 AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4
-                   FOR UPDATE
-               ),
-               released AS (
-                   UPDATE sessions s SET lease_worker = NULL, lease_incarnation = NULL
-                   FROM held WHERE s.id = held.id AND NOT held.busy
-               )
-               SELECT busy AS "busy!" FROM held"#,
+        let mut tx = self.pool.begin().await?;
+        let held = sqlx::query_scalar!(
+            "SELECT id FROM sessions
+             WHERE id = $1 AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4 FOR UPDATE",
             session.0,
             worker.as_str(),
             incarnation.0,
             epoch.0,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await?;
-        Ok(match row {
-            None => Released::NotHeld,
-            Some(row) if row.busy => Released::Busy,
-            Some(_) => Released::Yes,
-        })
+        if held.is_none() {
+            return Ok(Released::NotHeld);
+        }
+        let released = sqlx::query!(
+            "UPDATE sessions SET lease_worker = NULL, lease_incarnation = NULL
+             WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = $1 AND state = 'running')",
+            session.0,
+        )
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(if released.rows_affected() > 0 { Released::Yes } else { Released::Busy })
     }
 
     /// Open sessions with queued runs that nobody live holds and this worker may take: fairly,
@@ -127,12 +137,54 @@ impl Store {
     /// their caller allowed retries. Idempotent; any api or worker may call it.
     pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<Swept, Error> {
         let mut tx = self.pool.begin().await?;
+        mark_all_gone(&mut tx).await?;
         let sessions = release_dead_leases(&mut tx, limit).await?;
         let (retried, lost) = resolve_orphan_runs(&mut tx, None, limit).await?;
         tx.commit().await?;
         self.run_cancel_stranded_any_tenant(limit).await?;
         Ok(Swept { sessions, retried, lost })
     }
+}
+
+/// Whether any command may have been started in a session.
+async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
+    let found = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT 1 FROM runs
+                          WHERE session_id = $1
+                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost')) AS "found!""#,
+        session.0,
+    )
+    .fetch_one(tx)
+    .await?;
+    Ok(found)
+}
+
+/// Marks a holder whose lease has run out, so that a renewal that is on its way cannot revive it once its
+/// session is taken: one that came first is waited for,
+/// one that comes later finds a time long past, whatever time it believes it is.
+async fn mark_gone(tx: &mut PgConnection, holder: &str, life: Uuid) -> Result<(), Error> {
+    sqlx::query!(
+        "UPDATE workers SET lease_until = 'epoch'
+         WHERE id = $1 AND incarnation = $2 AND lease_until <= now() AND lease_until > 'epoch'",
+        holder,
+        life,
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// The same for every worker; in one order, so that those who do it at once wait in line.
+async fn mark_all_gone(tx: &mut PgConnection) -> Result<(), Error> {
+    sqlx::query!(
+        "WITH gone AS (
+             SELECT id FROM workers WHERE lease_until <= now() AND lease_until > 'epoch' ORDER BY id FOR UPDATE
+         )
+         UPDATE workers w SET lease_until = 'epoch' FROM gone WHERE w.id = gone.id",
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Ends leases whose worker is gone. Locks first and asks again under the lock: a statement that

@@ -152,6 +152,8 @@ pub enum Admission {
     NoSession,
     /// The session takes no runs any more.
     SessionEnded,
+    /// The session's files are gone.
+    SessionDataLost,
     /// The tenant is at this quota: `concurrent_runs` or `queued_runs`.
     OverQuota(&'static str),
 }
@@ -228,6 +230,7 @@ impl Store {
             return Ok(known);
         }
         Ok(match found.open {
+            false if found.end_reason.as_deref() == Some("data_lost") => Admission::SessionDataLost,
             false => Admission::SessionEnded,
             true if found.active >= most_active => Admission::OverQuota("concurrent_runs"),
             true => Admission::OverQuota("queued_runs"),

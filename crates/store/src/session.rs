@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{
-    Incarnation, LeaseEpoch, Limits, LimitsRequest, Mode, NetworkMode, Policy, SessionId, TenantId, WorkerId,
+    Incarnation, LeaseEpoch, Limits, LimitsRequest, Mode, NetworkMode, Outcome, Policy, Refusal, SessionId,
+    TenantId, WorkerId,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{PgExecutor, postgres::types::PgInterval, types::Json};
@@ -96,6 +97,8 @@ pub enum EndReason {
     Expired,
     /// It was idle for too long.
     Idle,
+    /// Its files were found to be gone.
+    DataLost,
 }
 
 impl SessionState {
@@ -123,6 +126,7 @@ impl FromStr for EndReason {
             "closed" => Ok(Self::Closed),
             "expired" => Ok(Self::Expired),
             "idle" => Ok(Self::Idle),
+            "data_lost" => Ok(Self::DataLost),
             _ => Err(()),
         }
     }
@@ -330,6 +334,31 @@ impl Store {
             Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
             None => Ok(None),
         }
+    }
+
+    /// Ends a session whose files its holder cannot find. Its queued runs are refused.
+    pub async fn session_data_lost(
+        &self,
+        id: SessionId,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        epoch: LeaseEpoch,
+    ) -> Result<(), Error> {
+        let refused = Outcome::Refused(Refusal {
+            reason: "SESSION_DATA_LOST".into(),
+            message: "the session's files are gone".into(),
+        });
+        sqlx::query_file!(
+            "src/sql/session_data_lost.sql",
+            id.0,
+            worker.as_str(),
+            incarnation.0,
+            epoch.0,
+            Json(refused) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
     }
 
     /// Ends open sessions of any tenant whose absolute or idle time is over and that have no run

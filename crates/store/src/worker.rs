@@ -62,6 +62,8 @@ pub struct NewWorker {
     pub id: WorkerId,
     /// This life of it.
     pub incarnation: Incarnation,
+    /// The life of the same process before this one: if that was drained, this one is.
+    pub before: Option<Incarnation>,
     /// Names the directory tree its sessions live in.
     pub root_id: Uuid,
     /// Where an api reaches it.
@@ -101,7 +103,8 @@ pub struct Candidate {
 }
 
 impl Store {
-    /// Registers a worker. An earlier incarnation of the same id is fenced by it.
+    /// Registers a worker. An earlier incarnation of the same id is fenced by it. What an operator
+    /// asked of the process stays asked.
     pub async fn worker_register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
         let modes: Vec<String> = worker.modes.iter().map(|mode| mode.as_str().to_owned()).collect();
         let row = sqlx::query!(
@@ -110,8 +113,9 @@ impl Store {
                ON CONFLICT (id) DO UPDATE SET
                    incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
                    modes = excluded.modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
-                   state = 'ready', registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
-               RETURNING now() AS "now!""#,
+                   state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
+                   registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
+               RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
             worker.id.as_str(),
             worker.incarnation.0,
             worker.root_id,
@@ -120,10 +124,11 @@ impl Store {
             worker.slots,
             worker.version,
             row::interval(worker.lease_ttl),
+            worker.before.map(|life| life.0),
         )
         .fetch_one(&self.pool)
         .await?;
-        Ok(Heartbeat { now: row.now, drain: false })
+        Ok(Heartbeat { now: row.now, drain: row.drain })
     }
 
     /// Renews all leases of a worker in one statement.

@@ -32,8 +32,16 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
         return Ok(None);
     }
     let epoch = lease.epoch;
-    match create_directory(worker, &lease).await {
-        Ok(ids) => {
+    match directory(worker, &lease).await {
+        Ok(None) => {
+            tracing::error!(session = %id, "the files of a session are gone: it ends");
+            let ended = worker.store.session_data_lost(id, worker.id(), current.incarnation, epoch).await;
+            // If that was not stored, the poll gives the session back, and who takes it finds out again.
+            worker.sessions.forget(id);
+            worker.clean_now.notify_one();
+            ended.map(|()| None)
+        }
+        Ok(Some(ids)) => {
             worker.sessions.acquired(lease, ids);
             worker.keep_spare(id);
             worker.poll_now.notify_one();
@@ -41,9 +49,10 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
         }
         Err(error) => {
             tracing::error!(error = &error as &dyn std::error::Error, session = %id, "no directory for a session");
-            release(worker, &current, id, epoch).await?;
+            let released = release(worker, &current, id, epoch).await;
+            // If that failed, the poll finds that the session is held and not known.
             worker.sessions.forget(id);
-            Ok(None)
+            released.map(|_| None)
         }
     }
 }
@@ -77,18 +86,15 @@ pub(crate) async fn release(
     worker.store.lease_release(id, worker.id(), current.incarnation, epoch).await
 }
 
-async fn create_directory(worker: &Arc<Worker>, lease: &Lease) -> Result<Ids, RootError> {
-    let (id, has_files) = (lease.session, lease.has_files);
-    let worker = worker.clone();
-    let created = tokio::task::spawn_blocking(move || worker.root.create_session(id)).await;
-    match created {
-        Ok(Ok((was_there, ids))) => {
-            if has_files && !was_there {
-                tracing::warn!(session = %id, "a session that was held before had no directory");
-            }
-            Ok(ids)
+/// Makes sure that a session has its directory, and tells whose it is; `None` if it had files and they
+/// are gone.
+async fn directory(worker: &Arc<Worker>, lease: &Lease) -> Result<Option<Ids>, RootError> {
+    let (worker, id, has_files) = (worker.clone(), lease.session, lease.has_files);
+    let look = move || {
+        if has_files && !worker.root.has_session(id)? {
+            return Ok(None);
         }
-        Ok(Err(error)) => Err(error),
-        Err(panic) => Err(RootError::interrupted(panic.into())),
-    }
+        worker.root.create_session(id).map(|(_, ids)| Some(ids))
+    };
+    tokio::task::spawn_blocking(look).await.map_err(|panic| RootError::interrupted(panic.into())).flatten()
 }

@@ -73,7 +73,9 @@ pub(crate) fn assign(
     }
     if worker.is_draining() {
         let (worker, current) = (worker.clone(), current.clone());
-        task::background("hand back", async move { hand_back(&worker, &current, assigned.id).await });
+        task::background("hand back", async move {
+            hand_back(&worker, &current, assigned.id, assigned.turn).await
+        });
         return Taken::Rejected;
     }
     if worker.slots().try_take(&assigned.tenant) {
@@ -100,10 +102,10 @@ pub(crate) fn enqueue(
 
 /// Hands a run back that was not begun; `true` if it is queued now. Insists: until the store has
 /// answered nobody can tell what the run is, and only the loss of the lease settles that otherwise.
-pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId) -> bool {
+pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId, turn: i32) -> bool {
     let life = current.incarnation;
     while !current.fence.is_cancelled() {
-        match worker.store.run_hand_back(run, worker.id(), life).await {
+        match worker.store.run_hand_back(run, turn, worker.id(), life).await {
             Ok(is_queued) => {
                 worker.runs.handed_back(run, life);
                 return is_queued;
@@ -112,11 +114,13 @@ pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId) ->
         }
         sleep(TRY_AGAIN).await;
     }
+    // The next life may find it in the store again.
+    worker.runs.leave(run, life);
     false
 }
 
 async fn hand_back_and_wait(worker: Arc<Worker>, current: Current, run: Assigned) {
-    if hand_back(&worker, &current, run.id).await {
+    if hand_back(&worker, &current, run.id, run.turn).await {
         enqueue(&worker, current.incarnation, run.id, run.session, &run.tenant);
     }
 }
@@ -137,7 +141,9 @@ fn give_slots(worker: &Arc<Worker>) {
         let next = worker.slots().next();
         let Some((tenant, waiting)) = next else { return };
         let slot = Slot { worker: worker.clone(), tenant };
-        task::background("begin", begin(worker.clone(), waiting, slot));
+        // It is no part of the run that gave its slot up: each would be inside all before it.
+        let span = tracing::info_span!(parent: None, "begin");
+        task::background("begin", begin(worker.clone(), waiting, slot).instrument(span));
     }
 }
 

@@ -27,7 +27,9 @@ pub(crate) async fn leave(worker: &Arc<Worker>) {
     }
     end_runs(worker).await;
     // What was recorded for us meanwhile is handed back, and then every session.
-    report("give back", poll::run_once(worker).await);
+    if timeout(COMMIT_PATIENCE, give_all_back(worker)).await.is_err() {
+        tracing::error!("sessions are left that could not be given back");
+    }
     worker.sessions.clear();
     if timeout(SPARES_PATIENCE, worker.sessions.no_spares()).await.is_err() {
         tracing::error!("prepared sandboxes are left that could not be discarded");
@@ -39,6 +41,17 @@ pub(crate) async fn leave(worker: &Arc<Worker>) {
 async fn give_back(worker: &Arc<Worker>) {
     loop {
         report("give back", poll::run_once(worker).await);
+        sleep(RELEASE_EVERY).await;
+    }
+}
+
+/// Until nothing is held: a run may be recorded for us up to the moment its session is free.
+async fn give_all_back(worker: &Arc<Worker>) {
+    loop {
+        report("give back", poll::run_once(worker).await);
+        if worker.sessions.count() == 0 || !worker.current().is_live() {
+            return;
+        }
         sleep(RELEASE_EVERY).await;
     }
 }

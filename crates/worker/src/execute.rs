@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
@@ -24,6 +24,8 @@ use crate::{
 };
 
 const SIGTERM: i32 = 15;
+/// Between two attempts to tell the store of a run that is given up.
+const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// How long the reports of a sandbox may take to end after it.
 const STRAY_REPORTS: Duration = Duration::from_secs(1);
 
@@ -93,12 +95,27 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
         Err(Undone::Lost) => {
             metrics().fenced();
             tracing::warn!("the lease is lost: the result is dropped");
+            abandon(&worker, &run).await;
             finish(&worker, &run, Phase::Dropped);
         }
         Err(Undone::NotHeld) => {
             finish(&worker, &run, Phase::Dropped);
-            dispatch::hand_back(&worker, &worker.current(), run.id()).await;
+            dispatch::hand_back(&worker, &worker.current(), run.id(), run.assigned.turn).await;
         }
+    }
+}
+
+/// A result that the store refuses for good, under a lease that lives on, is lost: else nobody would
+/// ever end the run.
+async fn abandon(worker: &Worker, run: &ActiveRun) {
+    let current = worker.current();
+    while current.incarnation == run.incarnation && !current.fence.is_cancelled() {
+        let (id, epoch) = (run.id(), run.assigned.epoch);
+        match worker.store.run_abandon(id, worker.id(), run.incarnation, epoch).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(%error, "a run cannot be given up; trying again"),
+        }
+        sleep(TRY_AGAIN).await;
     }
 }
 

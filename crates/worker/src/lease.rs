@@ -106,7 +106,9 @@ async fn renew_until_lost(
 ) -> &'static str {
     loop {
         let now = current.borrow().clone();
-        sleep_until(now.sent_at + ttl / 3).await;
+        if now.fence.run_until_cancelled(sleep_until(now.sent_at + ttl / 3)).await.is_none() {
+            return "it was seen to be over";
+        }
         match renew_once(holder, ttl, &now).await {
             Ok(renewed) => current.send_replace(renewed),
             Err(why) => return why,
@@ -119,6 +121,8 @@ async fn renew_once(holder: &impl Holder, ttl: Duration, now: &Current) -> Resul
     loop {
         let sent_at = Instant::now();
         match timeout_at(now.valid_until, holder.renew(now.incarnation)).await {
+            // An answer may be read late, after a pause: what it says may be out of date.
+            Ok(Ok(_)) if !now.is_live() => return Err("answered too late"),
             Ok(Ok(beat)) => {
                 holder.beat(beat);
                 return Ok(Current::new(now.incarnation, now.fence.clone(), sent_at, beat, ttl));
@@ -164,6 +168,8 @@ mod tests {
         hangs: AtomicBool,
         fails: AtomicBool,
         fences: AtomicBool,
+        /// Answers exactly when the lease is over.
+        is_late: AtomicBool,
         lives: AtomicUsize,
         fenced: AtomicUsize,
     }
@@ -184,6 +190,9 @@ mod tests {
             }
             if self.fails.load(Ordering::SeqCst) {
                 return Err(Error::NotMigrated);
+            }
+            if self.is_late.load(Ordering::SeqCst) {
+                sleep(TTL - margin(TTL) - TTL / 3).await;
             }
             if self.hangs.load(Ordering::SeqCst) { pending().await } else { Ok(beat()) }
         }
@@ -240,6 +249,21 @@ mod tests {
     async fn a_fenced_worker_stops_at_its_next_heartbeat() {
         let database = Arc::new(Database { fences: true.into(), ..Default::default() });
         assert_eq!(lost_after(&database).await, TTL / 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_read_when_the_lease_is_over_does_not_renew_it() {
+        let database = Arc::new(Database { is_late: true.into(), ..Default::default() });
+        assert_eq!(lost_after(&database).await, TTL - margin(TTL));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_somebody_saw_to_be_over_is_not_kept() {
+        let database = Arc::new(Database::default());
+        let (mut watch, first) = start(&database).await;
+        first.fence.cancel();
+        watch.wait_for(|now| now.incarnation != first.incarnation).await.unwrap();
+        assert_eq!(database.fenced.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test(start_paused = true)]

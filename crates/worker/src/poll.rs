@@ -53,9 +53,9 @@ async fn take_assigned(worker: &Arc<Worker>, current: &Current, assigned: Assign
     if changing && !worker.is_draining() {
         return;
     }
-    let (id, session, epoch) = (assigned.id, assigned.session, assigned.epoch);
+    let Assigned { id, session, epoch, turn, .. } = assigned;
     if assign(worker, current, assigned, Source::Assigned) != Taken::Rejected
-        || !hand_back(worker, current, id).await
+        || !hand_back(worker, current, id, turn).await
     {
         return;
     }

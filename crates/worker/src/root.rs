@@ -65,6 +65,12 @@ impl Root {
         self.sessions().join(id.to_string())
     }
 
+    /// Whether a session has its directory.
+    pub(crate) fn has_session(&self, id: SessionId) -> Result<bool, RootError> {
+        let path = self.session(id);
+        path.try_exists().map_err(RootError::at("look for", &path))
+    }
+
     /// Creates a session's directory; tells whether it was there, and whose it is.
     pub(crate) fn create_session(&self, id: SessionId) -> Result<(bool, Ids), RootError> {
         let path = self.session(id);

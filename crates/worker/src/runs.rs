@@ -389,6 +389,7 @@ pub(crate) mod tests {
             spec,
             epoch: LeaseEpoch(1),
             attempt: 1,
+            turn: 0,
             cancel_requested: false,
         }
     }

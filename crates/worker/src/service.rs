@@ -40,7 +40,11 @@ impl WorkerService for Internal {
         request: Request<OfferSessionRequest>,
     ) -> Result<Response<OfferSessionResponse>, Status> {
         let id: SessionId = parse("session_id", &request.get_ref().session_id)?;
-        let taken = take_session(&self.0, id).await.map_err(|error| {
+        // On its own: an api that gives up must not leave a session half taken.
+        let worker = self.0.clone();
+        let taking = task::background("take session", async move { take_session(&worker, id).await });
+        let taken = taking.await.map_err(|_| Status::internal("taking the session was interrupted"))?;
+        let taken = taken.map_err(|error| {
             tracing::warn!(%error, session = %id, "cannot take a session");
             Status::unavailable("the store does not answer")
         })?;
@@ -131,6 +135,8 @@ fn read(request: StartRunRequest) -> Result<Assigned, Status> {
         spec: serde_json::from_str(&request.spec_json).map_err(|_| Status::invalid_argument("spec_json"))?,
         epoch: LeaseEpoch(request.lease_epoch),
         attempt: request.attempt,
+        // Only what was recorded for this worker at once is pushed.
+        turn: 0,
         cancel_requested: false,
     })
 }

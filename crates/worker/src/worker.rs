@@ -75,6 +75,7 @@ impl Worker {
         let card = NewWorker {
             id: options.id.clone(),
             incarnation: Incarnation::generate(),
+            before: None,
             root_id: root.id,
             address,
             modes: modes.names(),
@@ -129,7 +130,12 @@ impl Worker {
     /// Whether a run's command may be started now: the lease is live and the session held.
     pub(crate) fn may_start(&self, run: &ActiveRun) -> Result<(), Undone> {
         let current = self.current.borrow();
-        if run.fence.is_cancelled() || current.incarnation != run.incarnation || !current.is_live() {
+        if run.fence.is_cancelled() || current.incarnation != run.incarnation {
+            return Err(Undone::Lost);
+        }
+        if !current.is_live() {
+            // The run is dropped, so the life must be over for good: else nobody would ever end the run.
+            current.fence.cancel();
             return Err(Undone::Lost);
         }
         match self.sessions.holding(run.assigned.session) {
@@ -190,7 +196,9 @@ impl Worker {
 
 impl Holder for Worker {
     async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
-        let beat = self.store.worker_register(&NewWorker { incarnation, ..self.card.clone() }).await?;
+        let before = Some(self.current.borrow().incarnation);
+        let beat =
+            self.store.worker_register(&NewWorker { incarnation, before, ..self.card.clone() }).await?;
         if !self.receipts.are_clean() {
             self.store.worker_drain(self.id()).await?;
         }

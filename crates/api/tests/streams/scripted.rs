@@ -258,6 +258,7 @@ impl Worker {
         let canceled = watch::Sender::new(false);
         let worker = Self { knocks: Mutex::new(receiver), canceled: canceled.subscribe() };
         let new = NewWorker {
+            before: None,
             id: id.clone(),
             incarnation,
             root_id: uuid::Uuid::new_v4(),

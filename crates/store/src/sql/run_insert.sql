@@ -1,13 +1,15 @@
 -- Records a run: one statement that looks at the session, the quotas and the idempotency key.
 WITH session AS (
     SELECT s.id,
-           s.state = 'open' AND s.expires_at > now() AS open,
+           s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
            -- Set if a live worker that takes runs holds the session: the run is its at once.
            w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
     FROM sessions s
     LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
         AND w.lease_until > now() AND w.state = 'ready'
     WHERE s.id = $2 AND s.tenant_id = $3
+    -- Whoever gives the session back or takes it waits for this run to be seen.
+    FOR KEY SHARE OF s
 ),
 used AS (
     SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
@@ -25,7 +27,7 @@ inserted AS (
     ON CONFLICT (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING created_at
 )
-SELECT session.open AS "open!", used.active AS "active!", used.queued AS "queued!",
+SELECT session.open AS "open!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
        session.address AS "address?", session.lease_epoch AS "lease_epoch!"

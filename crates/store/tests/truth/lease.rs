@@ -159,3 +159,92 @@ async fn a_draining_worker_takes_no_session_and_gets_no_run() {
     assert!(world.store.worker_renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap().drain);
     world.end().await;
 }
+
+/// Whether a statement waits for a lock.
+async fn somebody_waits(world: &World) {
+    codelia_tests::eventually("a statement waits", || async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        (world.database.number(waiting).await.ok()? > 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_session_is_not_taken_while_its_holders_renewal_is_on_its_way() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let (holder, other) = (world.worker("holder").await, world.worker("other").await);
+    world.lease(&session, &holder).await.unwrap();
+    world.store.worker_renew(&holder.id, holder.incarnation, Duration::ZERO, 0).await.unwrap();
+
+    let mut renewal = world.database.connection().await.unwrap();
+    let renew = "BEGIN; UPDATE workers SET lease_until = now() + interval '1 hour' WHERE id = 'holder'";
+    sqlx::raw_sql(renew).execute(&mut renewal).await.unwrap();
+    let (taken, ()) = tokio::join!(world.lease(&session, &other), async {
+        somebody_waits(&world).await;
+        sqlx::raw_sql("COMMIT").execute(&mut renewal).await.unwrap();
+    });
+    assert!(taken.is_none(), "the holder was renewed in time");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_holder_that_was_replaced_is_not_revived_by_a_renewal_that_comes_late() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let (holder, other) = (world.worker("holder").await, world.worker("other").await);
+    world.lease(&session, &holder).await.unwrap();
+    world.store.worker_renew(&holder.id, holder.incarnation, Duration::ZERO, 0).await.unwrap();
+
+    // Its clock stands still at a time when the lease was live; it is executed after the session was taken.
+    let mut renewal = world.database.connection().await.unwrap();
+    let early = "BEGIN; SELECT now()";
+    sqlx::raw_sql(early).execute(&mut renewal).await.unwrap();
+    world.lease(&session, &other).await.unwrap();
+    let renew = "UPDATE workers SET lease_until = now() + interval '1 hour'
+                 WHERE id = 'holder' AND lease_until > now() - interval '1 minute'";
+    let renewed = sqlx::raw_sql(renew).execute(&mut renewal).await.unwrap();
+    assert_eq!(renewed.rows_affected(), 0);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_session_is_not_given_back_while_a_run_is_being_recorded_for_its_holder() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let worker = world.worker("w").await;
+    let lease = world.lease(&session, &worker).await.unwrap();
+
+    // A run whose commit takes its time, with the locks of an insert.
+    let mut insert = world.database.connection().await.unwrap();
+    let record = format!(
+        "BEGIN; SELECT id FROM sessions WHERE id = '{0}' FOR KEY SHARE;
+         INSERT INTO runs (id, tenant_id, session_id, spec, labels, retries, state, worker_id, incarnation, lease_epoch)
+         SELECT gen_random_uuid(), tenant_id, id, '{{}}', '{{}}', 0, 'running', lease_worker, lease_incarnation, lease_epoch
+         FROM sessions WHERE id = '{0}'",
+        session.id
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(record)).execute(&mut insert).await.unwrap();
+    let release = world.store.lease_release(session.id, &worker.id, worker.incarnation, lease.epoch);
+    let (released, ()) = tokio::join!(release, async {
+        somebody_waits(&world).await;
+        sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();
+    });
+    assert_eq!(released.unwrap(), Released::Busy);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_process_that_registers_again_is_drained_if_it_was() {
+    let world = World::new().await;
+    let first = world.worker("w").await;
+    world.store.worker_drain(&first.id).await.unwrap().unwrap();
+    world.store.worker_renew(&first.id, first.incarnation, Duration::ZERO, 0).await.unwrap();
+    world.store.lease_sweep_any_tenant(10).await.unwrap();
+    let again = world.register_again("w", Some(first.incarnation)).await;
+    assert!(again.1.drain, "an operator's word outlives a lost lease");
+    let restarted = world.register_again("w", None).await;
+    assert!(!restarted.1.drain, "a new process begins anew");
+    world.end().await;
+}

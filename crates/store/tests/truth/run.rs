@@ -90,11 +90,14 @@ async fn a_run_that_was_not_begun_can_be_handed_back_and_begun_again_once() {
     let worker = world.worker("w").await;
     let lease = world.lease(&session, &worker).await.unwrap();
     let run = world.insert(session.id, 0).await;
-    assert!(world.store.run_hand_back(run, &worker.id, worker.incarnation).await.unwrap());
-    assert!(!world.store.run_hand_back(run, &worker.id, worker.incarnation).await.unwrap());
+    assert!(world.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert!(!world.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
     let begin = || world.store.run_begin(run, &worker.id, worker.incarnation, lease.epoch);
-    assert!(begin().await.unwrap().is_some());
+    let begun = begin().await.unwrap().unwrap();
     assert!(begin().await.unwrap().is_none());
+    let late = world.store.run_hand_back(run, 0, &worker.id, worker.incarnation);
+    assert!(!late.await.unwrap(), "a hand-back that was given up and comes late undoes nothing");
+    assert!(world.store.run_hand_back(run, begun.turn, &worker.id, worker.incarnation).await.unwrap());
     world.end().await;
 }
 

@@ -7,8 +7,8 @@ use codelia_policy::{
     TenantId, Usage, Violations, WorkerId,
 };
 use codelia_store::{
-    Admission, Assigned, Committed, Lease, NewRun, NewSession, NewWorker, Quotas, Session, SessionCreated,
-    SessionSpec, Store,
+    Admission, Assigned, Committed, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, Session,
+    SessionCreated, SessionSpec, Store,
 };
 use codelia_tests::Database;
 use uuid::Uuid;
@@ -28,7 +28,7 @@ pub(crate) struct World {
     pub(crate) tenant: TenantId,
     pub(crate) other: TenantId,
     pub(crate) quotas: Quotas,
-    database: Database,
+    pub(crate) database: Database,
 }
 
 impl World {
@@ -53,18 +53,21 @@ impl World {
     }
 
     pub(crate) async fn worker_on(&self, id: &str, root_id: Uuid, lease_ttl: Duration) -> Registered {
-        let worker = NewWorker {
-            id: id.parse().unwrap(),
-            incarnation: Incarnation::generate(),
-            root_id,
-            address: format!("unix:/{id}"),
-            modes: vec![Mode::Logical],
-            slots: 4,
-            version: "test".into(),
-            lease_ttl,
-        };
-        self.store.worker_register(&worker).await.unwrap();
-        Registered { id: worker.id, incarnation: worker.incarnation }
+        self.register(NewWorker { root_id, lease_ttl, ..new_worker(id) }).await.0
+    }
+
+    /// The same process registers as a new life, or another one does.
+    pub(crate) async fn register_again(
+        &self,
+        id: &str,
+        before: Option<Incarnation>,
+    ) -> (Registered, Heartbeat) {
+        self.register(NewWorker { before, ..new_worker(id) }).await
+    }
+
+    async fn register(&self, worker: NewWorker) -> (Registered, Heartbeat) {
+        let beat = self.store.worker_register(&worker).await.unwrap();
+        (Registered { id: worker.id, incarnation: worker.incarnation }, beat)
     }
 
     /// The worker's leases end now, as if it had died long ago.
@@ -157,6 +160,20 @@ impl World {
 
     pub(crate) async fn run(&self, id: RunId) -> codelia_store::Run {
         self.store.run_get(&self.tenant, id).await.unwrap().unwrap()
+    }
+}
+
+fn new_worker(id: &str) -> NewWorker {
+    NewWorker {
+        id: id.parse().unwrap(),
+        incarnation: Incarnation::generate(),
+        before: None,
+        root_id: ROOT,
+        address: format!("unix:/{id}"),
+        modes: vec![Mode::Logical],
+        slots: 4,
+        version: "test".into(),
+        lease_ttl: LONG,
     }
 }
 

@@ -22,6 +22,7 @@ async fn a_fenced_worker_kills_its_commands_and_begins_a_new_life() {
     })
     .await;
     let usurper = NewWorker {
+        before: None,
         id: world.worker.clone(),
         incarnation: Incarnation::generate(),
         root_id: Uuid::new_v4(),

@@ -1,0 +1,8 @@
+-- Ends a session whose files its holder cannot find; its queued runs are refused.
+WITH lost AS (
+    UPDATE sessions SET state = 'ended', end_reason = 'data_lost', ended_at = now()
+    WHERE id = $1 AND state = 'open' AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4
+    RETURNING id
+)
+UPDATE runs r SET state = 'ended', ended_at = now(), outcome = $5
+FROM lost WHERE r.session_id = lost.id AND r.state = 'queued'

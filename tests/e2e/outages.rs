@@ -1,0 +1,205 @@
+//! The database goes away and comes back; workers stand still and go on.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use codelia_proto::v1::{
+    ListWorkersRequest, Lost, Run, RunState, StartRunRequest, WorkerState,
+    outcome::Kind::{self, Exited},
+};
+use codelia_store::Server;
+use codelia_tests::{
+    Client, Cluster, Database, Passage, Proxy, Scratch, Shape, WORKER_LEASE, eventually, refusal, shell,
+};
+use rustix::process::Signal;
+use tonic::Code;
+
+/// An installation whose one worker has its own way to the database.
+struct Outage {
+    cluster: Cluster,
+    client: Client,
+    proxy: Proxy,
+    server: Server,
+    scratch: Scratch,
+}
+
+impl Outage {
+    async fn new(slots: usize) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let server = Server::start(&scratch.join("postgres")).await?;
+        let shape = Shape { workers: 0, slots, ..Shape::default() };
+        let mut cluster = Cluster::on(Database::on(&server).await?, shape).await?;
+        let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
+        let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+        cluster.add_worker_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
+        let client = cluster.tenant("a").await?;
+        Ok(Self { cluster, client, proxy, server, scratch })
+    }
+
+    /// Waits until the worker has begun a new life.
+    async fn is_fenced(&self) {
+        let fenced = || async {
+            let count = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
+            (self.cluster.database.number(count).await.ok()? > 0).then_some(())
+        };
+        eventually("the worker was fenced", fenced).await;
+    }
+
+    async fn end(self) -> Result<()> {
+        self.cluster.end().await?;
+        self.server.stop().await?;
+        drop(self.scratch);
+        Ok(())
+    }
+}
+
+async fn running(client: &Client, run: &Run) {
+    eventually("the run is running", || async {
+        (client.get_run(&run.name).await.ok()?.state() == RunState::Running).then_some(())
+    })
+    .await;
+}
+
+/// The mark of a run's beginning.
+async fn begun(cluster: &Cluster) {
+    eventually("the command was started", || async {
+        cluster
+            .session_directories()
+            .ok()?
+            .iter()
+            .any(|directory| directory.join("begun").exists())
+            .then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_result_is_held_while_the_database_is_away_and_committed_when_it_is_back() -> Result<()> {
+    let outage = Outage::new(4).await?;
+    let session = outage.client.session().await?;
+    let script = "touch begun; until [ -e go ]; do sleep 0.02; done; echo held";
+    let run = outage.client.start(shell(&session.name, script)).await?;
+    begun(&outage.cluster).await;
+    outage.proxy.set(Passage::Closed);
+    for directory in outage.cluster.session_directories()? {
+        std::fs::write(directory.join("go"), "")?;
+    }
+    let log = &outage.cluster.workers[0].process;
+    eventually("the commit is tried again", || async {
+        log.read_log()
+            .lines()
+            .any(|line| line.contains("trying again") && line.contains("commit"))
+            .then_some(())
+    })
+    .await;
+    outage.proxy.set(Passage::Open);
+    let seen = outage.client.watch_to_end(&run.name, 0).await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("held\n", Exited(0)));
+    outage.end().await
+}
+
+#[tokio::test]
+async fn a_run_that_could_not_be_handed_back_is_begun_by_the_next_life_of_the_worker() -> Result<()> {
+    let outage = Outage::new(1).await?;
+    let session = outage.client.session().await?;
+    let first = outage.client.start(shell(&session.name, "touch begun; exec sleep 1000")).await?;
+    begun(&outage.cluster).await;
+    outage.proxy.set(Passage::Closed);
+    // It is recorded for the worker and pushed, finds no slot, and cannot be given back.
+    let second = StartRunRequest { retries: 1, ..shell(&session.name, "echo again") };
+    let second = outage.client.start(second).await?;
+    running(&outage.client, &second).await;
+    eventually("it cannot be handed back", || async {
+        let log = outage.cluster.workers[0].process.read_log();
+        log.contains("cannot hand a run back").then_some(())
+    })
+    .await;
+    // By then the old life has given up what it tried.
+    eventually("the lease is lost and a new one cannot be had", || async {
+        let log = outage.cluster.workers[0].process.read_log();
+        (log.matches("cannot register").count() > 3).then_some(())
+    })
+    .await;
+    outage.proxy.set(Passage::Open);
+    outage.is_fenced().await;
+    let seen = outage.client.watch_to_end(&second.name, 0).await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.run().attempt), ("again\n", 2));
+    let first = outage.client.get_run(&first.name).await?;
+    assert_eq!(first.outcome.context("an outcome")?.kind, Some(Kind::Lost(Lost {})));
+    outage.end().await
+}
+
+#[tokio::test]
+async fn a_result_that_the_database_refuses_for_good_ends_its_run_as_lost() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+                  BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'check_violation'; END $$;
+                  CREATE TRIGGER refused BEFORE UPDATE ON runs
+                  FOR EACH ROW WHEN (NEW.exit_code = 7) EXECUTE FUNCTION refuse()";
+    cluster.database.execute(refuse).await?;
+    let run = client.start(shell(&session.name, "exit 7")).await?;
+    assert_eq!(client.watch_to_end(&run.name, 0).await?.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(client.exec(&session.name, "exit 6").await?.outcome(), Exited(6), "the worker goes on");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn without_a_database_callers_are_told_when_to_come_again_and_served_when_it_is_back() -> Result<()> {
+    let mut outage = Outage::new(4).await?;
+    let session = outage.client.session().await?;
+    outage.server.stop().await?;
+    let refused = outage.client.start(shell(&session.name, "true")).await.expect_err("no database");
+    let told = refusal(&refused);
+    assert_eq!((told.code, told.reason.as_str()), (Code::Unavailable, "UNAVAILABLE"));
+    assert!(told.retry_after.is_some_and(|delay| delay > Duration::ZERO), "{told:?}");
+    outage.server = Server::start(&outage.scratch.join("postgres")).await?;
+    let seen = eventually("the service is back", || async {
+        outage.client.exec(&session.name, "echo back").await.ok()
+    })
+    .await;
+    assert_eq!(seen.stdout_text(), "back\n");
+    outage.end().await
+}
+
+#[tokio::test]
+async fn a_worker_that_was_paused_past_its_lease_commits_nothing_and_leaves_nothing() -> Result<()> {
+    let shape = Shape { workers: 2, shared_root: true, slots: 2, ..Shape::default() };
+    let mut cluster = Cluster::with(shape).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    // It ends while its worker stands still, so that the result is there when that goes on.
+    let script = "touch begun; until [ -e go ]; do sleep 0.02; done; echo stale";
+    let run = client.start(shell(&session.name, script)).await?;
+    begun(&cluster).await;
+    let paused = client.get_run(&run.name).await?.worker_id;
+    cluster.worker(&paused).process.signal(Signal::STOP)?;
+    for directory in cluster.session_directories()? {
+        std::fs::write(directory.join("go"), "")?;
+    }
+    let next = eventually("the session runs elsewhere", || async {
+        let run = client.start(shell(&session.name, "echo fresh")).await.ok()?;
+        (client.watch_to_end(&run.name, 0).await.ok()?.run().worker_id != paused).then_some(())
+    });
+    next.await;
+    cluster.worker(&paused).process.signal(Signal::CONT)?;
+    let operator = cluster.operator().await?;
+    eventually("it begins a new life", || async {
+        let fenced = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
+        (cluster.database.number(fenced).await.ok()? > 0).then_some(())
+    })
+    .await;
+    let found = client.get_run(&run.name).await?;
+    assert_eq!(found.outcome.context("an outcome")?.kind, Some(Kind::Lost(Lost {})));
+    assert_eq!(found.output_bytes, 0, "nothing of it was stored");
+    let session = client.get_session(&session.name).await?;
+    assert_ne!(session.worker_id, paused);
+    let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
+    let found = workers.iter().find(|worker| worker.worker_id == paused).context("the worker")?;
+    assert_eq!(found.state(), WorkerState::Ready, "it serves again after {WORKER_LEASE} s");
+    client.close(&session.name).await?;
+    eventually("nothing is left", || async { cluster.session_directories().ok()?.is_empty().then_some(()) })
+        .await;
+    cluster.end().await
+}

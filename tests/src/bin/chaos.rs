@@ -1,0 +1,112 @@
+//! Plays seeds of chaos and prints what came of each. `SEEDS="7 8" RUNS=500 MODES=logical,bwrap,nsjail`
+//! choose; `FAULTS=KillWorker,Cut`, `SESSIONS=50`, `LONGEST=15` and `WEAKEN=fencing|guard` narrow it down. Fails if anything was
+//! lost, doubled or left behind.
+
+use std::{env, panic::AssertUnwindSafe, process::ExitCode, str::FromStr};
+
+use anyhow::{Context, Result, bail};
+use codelia_proto::v1::SandboxMode;
+use codelia_tests::chaos::{Fault, Options, Report, Weakness, play};
+use futures::FutureExt;
+
+const DEFAULT_SEEDS: u64 = 20;
+const DEFAULT_RUNS: usize = 500;
+const DEFAULT_LONGEST: u32 = 15;
+const DEFAULT_MODES: &str = "logical,bwrap,nsjail";
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    let seeds = seeds()?;
+    let runs = setting("RUNS").map_or(Ok(DEFAULT_RUNS), |text| text.parse()).context("RUNS")?;
+    let modes = setting("MODES").unwrap_or_else(|| DEFAULT_MODES.to_owned());
+    let longest = setting("LONGEST").map_or(Ok(DEFAULT_LONGEST), |text| text.parse()).context("LONGEST")?;
+    let (modes_played, faults, weakness) = (parse_modes(&modes)?, faults()?, weakness()?);
+    let sessions =
+        setting("SESSIONS").map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse()).context("SESSIONS")?;
+    let options = Options { seed: 0, runs, sessions, modes: modes_played, longest, faults, weakness };
+    println!("chaos: {} seeds × {runs} runs, modes {modes}", seeds.len());
+    println!(
+        "{:>6} {:>6} {:>6} {:>7} {:>9} {:>8}  outcomes",
+        "seed", "faults", "lost", "doubled", "leftovers", "seconds"
+    );
+    let mut failed = Vec::new();
+    for seed in seeds {
+        let options = Options { seed, ..options.clone() };
+        // A harness that gives up is a failure of its seed, and the next one is played.
+        let played = AssertUnwindSafe(play(&options)).catch_unwind().await;
+        if !show(seed, played.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; see above")))) {
+            failed.push(seed);
+            println!("       replay: SEEDS={seed} RUNS={runs} MODES={modes} make chaos");
+        }
+    }
+    if failed.is_empty() {
+        println!("nothing lost, nothing doubled, nothing left behind");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("failed seeds: {failed:?}");
+    Ok(ExitCode::FAILURE)
+}
+
+/// Prints a seed's row; whether all is well.
+fn show(seed: u64, played: Result<Report>) -> bool {
+    let report = match played {
+        Ok(report) => report,
+        Err(error) => {
+            println!("{seed:>6} failed: {error:#}");
+            return false;
+        }
+    };
+    let Report { outcomes, faults, findings, took, .. } = report;
+    let outcomes: Vec<_> = outcomes.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+    println!(
+        "{seed:>6} {faults:>6} {:>6} {:>7} {:>9} {:>8.1}  {}",
+        findings.lost.len(),
+        findings.doubled.len(),
+        findings.leftovers.len(),
+        took.as_secs_f64(),
+        outcomes.join(", ")
+    );
+    for (kind, found) in
+        [("lost", &findings.lost), ("doubled", &findings.doubled), ("left", &findings.leftovers)]
+    {
+        found.iter().take(10).for_each(|what| println!("       {kind}: {what}"));
+    }
+    findings.is_clean()
+}
+
+fn setting(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn seeds() -> Result<Vec<u64>> {
+    match setting("SEEDS") {
+        Some(text) => text.split_whitespace().map(|word| u64::from_str(word).context("SEEDS")).collect(),
+        None => Ok((1..=DEFAULT_SEEDS).collect()),
+    }
+}
+
+fn parse_modes(text: &str) -> Result<Vec<SandboxMode>> {
+    let parse = |word: &str| {
+        let name = format!("SANDBOX_MODE_{}", word.to_uppercase());
+        SandboxMode::from_str_name(&name).with_context(|| format!("MODES: {word}"))
+    };
+    text.split(',').map(parse).collect()
+}
+
+fn faults() -> Result<Vec<Fault>> {
+    let Some(text) = setting("FAULTS") else { return Ok(Fault::ALL.to_vec()) };
+    let parse = |word: &str| {
+        let found = Fault::ALL.into_iter().find(|fault| format!("{fault:?}") == word);
+        found.with_context(|| format!("FAULTS: {word}"))
+    };
+    text.split(',').map(parse).collect()
+}
+
+fn weakness() -> Result<Weakness> {
+    match setting("WEAKEN").as_deref() {
+        None => Ok(Weakness::None),
+        Some("guard") => Ok(Weakness::NoGuard),
+        Some("fencing") => Ok(Weakness::NoFencing),
+        Some(other) => bail!("WEAKEN: {other}"),
+    }
+}

@@ -1,0 +1,73 @@
+//! A small disk for a worker's root, that can be filled and freed. Needs root; without it nothing is
+//! mounted and nothing is filled.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Result, ensure};
+
+use crate::{available, is_root};
+
+/// Enough for the marks of thousands of runs.
+const SIZE: &str = "size=8m,mode=0755";
+const FILLER: &str = "filler";
+
+#[derive(Debug)]
+pub(crate) struct Disk {
+    path: PathBuf,
+    is_mounted: bool,
+}
+
+impl Disk {
+    pub(crate) fn mount(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path)?;
+        let is_mounted = available("root", (!is_root()).then_some("only root can mount a small disk"));
+        if is_mounted {
+            let status =
+                Command::new("mount").args(["-t", "tmpfs", "-o", SIZE, "tmpfs"]).arg(path).status()?;
+            ensure!(status.success(), "mount: {status}");
+        }
+        Ok(Self { path: path.to_owned(), is_mounted })
+    }
+
+    /// Takes all that is free.
+    pub(crate) fn fill(&self) -> Result<()> {
+        if !self.is_mounted {
+            return Ok(());
+        }
+        let mut filler = File::create(self.path.join(FILLER))?;
+        for size in [4096, 256, 1] {
+            let block = vec![0; size];
+            while filler.write_all(&block).is_ok() {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn free(&self) -> Result<()> {
+        if self.is_mounted {
+            fs::remove_file(self.path.join(FILLER))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unmount(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.is_mounted) {
+            let status = Command::new("umount").arg(&self.path).status()?;
+            ensure!(status.success(), "umount: {status}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_mounted {
+            let lazy = Command::new("umount").arg("-l").arg(&self.path).status();
+            eprintln!("a small disk was unmounted late: {lazy:?}");
+        }
+    }
+}
