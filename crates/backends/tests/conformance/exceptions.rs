@@ -23,9 +23,10 @@ const ROUGH_PIDS: &str =
     "gVisor's own threads are what the host counts: the limit is rough, and over it the sandbox ends";
 
 /// Cases that mean nothing to gVisor, or that it is known to fail.
-const RUNSC: [(&str, &str); 28] = [
+const RUNSC: [(&str, &str); 31] = [
     ("what_a_blocked_call_tried_is_told", UNTOLD),
     ("too_many_blocked_calls_end_the_run", UNTOLD),
+    ("processes_are_debugged_only_where_the_policy_says_so", UNTOLD),
     ("a_listener_of_its_own_is_refused_to_a_command", UNTOLD),
     ("a_call_newer_than_we_know_is_told_by_number", UNTOLD),
     ("dangerous_calls_are_refused_and_told", UNTOLD),
@@ -44,6 +45,11 @@ const RUNSC: [(&str, &str); 28] = [
     ),
     ("a_killed_tree_is_dead_whatever_it_does_against_it", OTHER_PROCESSES),
     ("nothing_is_left_of_a_sandbox", OTHER_PROCESSES),
+    ("a_prepared_sandbox_that_was_killed_says_so", OTHER_PROCESSES),
+    (
+        "the_rate_of_processor_time_is_limited",
+        "gVisor tells a command ticks of its own, not the processor time that the group gives it",
+    ),
     ("processes_over_the_limit_are_refused_and_told", ROUGH_PIDS),
     ("threads_count_as_processes", ROUGH_PIDS),
     ("the_private_file_systems_are_full_at_their_size", STATX),
