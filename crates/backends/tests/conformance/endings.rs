@@ -5,7 +5,7 @@ use std::{
     fs,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -146,16 +146,17 @@ async fn a_prepared_sandbox_that_was_killed_says_so(place: Place) {
     assert!(prepared.discard().await.is_clean());
 }
 
-/// Bubblewrap as a user, with the process that it made and that waits for a word that never comes.
+/// Bubblewrap as a user, with the process that it made, and the pipe on which that waits for a word.
 #[expect(clippy::zombie_processes, reason = "the caller waits for it")]
-fn waiting_bwrap(uid: u32) -> (Child, Pid) {
+fn waiting_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
     let mut command = Command::new("bwrap");
     command.args("--unshare-user --unshare-pid --ro-bind / / --block-fd 0 true".split(' '));
     let mut tool = command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).spawn().unwrap();
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if let [child] = process::descendants(Pid::from_child(&tool)).unwrap()[..] {
-            return (tool, child);
+            let pipe = tool.stdin.take().unwrap();
+            return (tool, child, pipe);
         }
         assert!(tool.try_wait().unwrap().is_none(), "bubblewrap ended");
     }
@@ -168,9 +169,10 @@ async fn a_process_that_a_killed_bubblewrap_left_is_ended_and_no_other() {
     if process::own_user() != 0 {
         return println!("skipped: only root may be another user");
     }
-    let (mut killed, orphan) = waiting_bwrap(*ORPHANS.start());
-    let (mut living, child) = waiting_bwrap(*ORPHANS.start());
-    let (mut foreign, stranger) = waiting_bwrap(*ORPHANS.end() + 1);
+    // While the pipes are held, nobody goes on by itself.
+    let (mut killed, orphan, _first) = waiting_bwrap(*ORPHANS.start());
+    let (mut living, child, _second) = waiting_bwrap(*ORPHANS.start());
+    let (mut foreign, stranger, _third) = waiting_bwrap(*ORPHANS.end() + 1);
     for tool in [&mut killed, &mut foreign] {
         tool.kill().unwrap();
         tool.wait().unwrap();
