@@ -262,7 +262,7 @@ mod tests {
         fs::create_dir_all(tree.join("frozen/inner")).unwrap();
         fs::write(tree.join("frozen/file"), "12").unwrap();
         for name in ["frozen/file", "frozen/inner", "frozen"] {
-            let marked = ioctl_setflags(&File::open(tree.join(name)).unwrap(), IFlags::IMMUTABLE);
+            let marked = ioctl_setflags(File::open(tree.join(name)).unwrap(), IFlags::IMMUTABLE);
             if let Err(error) = marked {
                 return println!("skipped: nothing can be marked here: {error}");
             }
