@@ -2,10 +2,11 @@
 //! group. Made by a mode, shared by all; it never outlives its value.
 //!
 //! A mode creates the group, starts `codelia-init` inside with the other end of [`Control::pair`] as
-//! its standard input and nothing else, makes a [`Sandbox`] of them, and gives it to
-//! [`crate::prepared::prepare`] with the set-up of [`crate::setup::of`]. In an isolating mode init must
-//! be process 1, already have the ids of the command, and either hold `CAP_SETPCAP` in its user
-//! namespace or have an empty bounding set: it gives up all that itself and fails if it cannot.
+//! its standard input and nothing else, or has it connect where nothing can be inherited, makes a
+//! [`Sandbox`] of them, and gives it to [`crate::prepared::prepare`] with the set-up of
+//! [`crate::setup::of`]. In an isolating mode init must be process 1, already have the ids of the
+//! command, and either hold `CAP_SETPCAP` in its user namespace or have an empty bounding set: it gives
+//! up all that itself and fails if it cannot.
 
 use std::{os::fd::OwnedFd, thread, time::Duration};
 

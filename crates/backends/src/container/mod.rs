@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use codelia_init::Setup;
 use codelia_policy::{Enforceable, Mode, Plan};
-use codelia_sys::owner::Owner;
+use codelia_sys::{owner::Owner, rlimit::Resource};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, idle,
@@ -86,6 +86,10 @@ impl Container {
             let expected = &mut security.expected;
             expected.foreign_namespaces.retain(|name, _| !setup.relay && name != "user");
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
+        }
+        if setup.relay {
+            // Such a kernel guesses how long a process has run. The group counts it.
+            setup.rlimits.retain(|limit| limit.resource != Resource::CpuSeconds);
         }
         Ok(setup)
     }
