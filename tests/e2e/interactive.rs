@@ -27,8 +27,9 @@ async fn a_shell_on_a_terminal_behaves_like_one() -> Result<()> {
         .type_text("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo resized-$((20+3))\r")?;
     terminal.shows("resized-23").await?;
 
-    terminal.type_text("sleep 1000; echo slept-$?-$((20+4))\r")?;
-    terminal.shows("slept-$?").await?;
+    // Before it says so it need not be the one whom the terminal interrupts.
+    terminal.type_text("sh -c 'echo began-$((20+4)); exec sleep 1000'; echo slept-$?\r")?;
+    terminal.shows("began-24").await?;
     terminal.type_text("\u{3}")?;
     terminal.type_text("echo after-$?-$((20+5))\r")?;
     assert!(terminal.shows("after-130-25").await?.contains("^C"), "{}", terminal.shown());
