@@ -22,6 +22,7 @@ mod render;
 mod runs;
 mod service;
 mod sessions;
+mod specs;
 mod status;
 mod upkeep;
 mod validate;

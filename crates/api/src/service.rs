@@ -32,6 +32,7 @@ use crate::{
     quota::OutputQuota,
     runs::Runs,
     sessions::Sessions,
+    specs::Specs,
     upkeep,
 };
 
@@ -95,6 +96,7 @@ impl Service {
         let (incoming, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
+            specs: Specs::default(),
             output: OutputQuota::default(),
             cut: CancellationToken::new(),
             options,

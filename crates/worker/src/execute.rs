@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
-use codelia_store::{Committed, EventKind, Happening};
+use codelia_store::{Committed, Ended, EventKind, Happening, RunResult};
 use codelia_telemetry::{Step, metrics, task};
 use serde_json::json;
 use tokio::{
@@ -91,7 +91,7 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
         Err(undone) => Err(undone),
     };
     match committed {
-        Ok(()) => finish(&worker, &run, Phase::Committed),
+        Ok(ended) => finish(&worker, &run, Phase::Committed(Arc::new(ended))),
         Err(Undone::Lost) => {
             metrics().fenced();
             tracing::warn!("the lease is lost: the result is dropped");
@@ -325,44 +325,42 @@ async fn stop(
 }
 
 /// Stores the result with the end of the output.
-async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<(), Lost> {
+async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ended, Lost> {
     let asked = Instant::now();
     let assigned = &run.assigned;
     let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
     let started_at = report.started_at;
-    let result = committed(worker, run, report);
+    let committed = committed(worker, run, report);
     let attempt = || {
-        let result = Committed { started_ago: started_at.map(|at| at.elapsed()), ..result.clone() };
+        let committed = Committed { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
         let (life, epoch) = (run.incarnation, assigned.epoch);
-        async move { worker.store.run_commit(assigned.id, worker.id(), life, epoch, &result).await }
+        async move { worker.store.run_commit(assigned.id, worker.id(), life, epoch, &committed).await }
     };
-    insist("commit", run, attempt).await?;
+    let ended = insist("commit", run, attempt).await?;
     run.output.stored();
     metrics().step(Step::Commit, asked.elapsed());
     metrics().run_ended(outcome, mode);
     tracing::info!(outcome, took = ?started_at.map(|at| at.elapsed()), "run ended");
-    Ok(())
+    Ok(ended)
 }
 
 fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
     let totals = run.output.totals();
     let violations = run.violations.all();
     let events = violations::happenings(&violations).chain(happenings(&report)).collect();
-    Committed {
+    let result = RunResult {
         outcome: report.outcome,
         usage: report.usage,
         receipt: report.receipt,
         sandbox_root: worker.root.session(run.assigned.session).display().to_string(),
-        started_ago: None,
         setup_time: report.setup_time,
         prepared: report.prepared,
         unenforced: report.unenforced,
         output_bytes: totals.bytes,
         output_truncated: totals.truncated,
-        tail: run.output.unflushed().chunks,
         violations,
-        events,
-    }
+    };
+    Committed { result, started_ago: None, tail: run.output.unflushed().chunks, events }
 }
 
 /// What must leave a trace beside the result itself.
