@@ -1,7 +1,8 @@
 //! A private container engine for a whole test run: Docker's, with an image made from a tar.
 
 use std::{
-    fs,
+    collections::BTreeSet,
+    env, fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -107,6 +108,16 @@ impl Drop for Engine {
             let _ = self.daemon.wait();
         }
     }
+}
+
+/// The containers that worker processes have in the engine of the test run, whatever their state.
+pub fn containers_of(workers: &[u32]) -> Result<BTreeSet<String>> {
+    let Some(socket) = env::var_os(ENGINE_SOCKET) else { return Ok(BTreeSet::new()) };
+    let format = r#"{{.Label "codelia.owner"}} {{.ID}}"#;
+    let listed = docker(Path::new(&socket), &["ps", "--all", "--format", format])?;
+    let owners: Vec<_> = workers.iter().map(|pid| format!("{pid}-")).collect();
+    let is_theirs = |line: &&str| owners.iter().any(|owner| line.starts_with(owner));
+    Ok(listed.lines().filter(is_theirs).map(str::to_owned).collect())
 }
 
 fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
