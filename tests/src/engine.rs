@@ -28,7 +28,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it.
+    /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it; it
+    /// sees what is mounted later only where the mounts around it are shared.
     pub async fn start() -> Result<Self> {
         let scratch = Scratch::new()?;
         let group = format!("codelia-engine-{}", std::process::id());
@@ -36,7 +37,7 @@ impl Engine {
         let log = fs::File::create(scratch.join("log"))?;
         let mut command = Command::new("setpriv");
         command
-            .args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "private", "dockerd"])
+            .args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "slave", "dockerd"])
             .args(["--iptables=false", "--ip6tables=false", "--bridge=none", "--cgroup-parent", &group])
             .arg(format!("--host=unix://{}", scratch.join("socket").display()))
             .current_dir("/")
