@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Scratch, eventually};
+use crate::{Scratch, eventually, leak};
 
 /// Names the engine of the whole test run by its socket.
 pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
@@ -128,11 +128,9 @@ fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(done.stdout)?)
 }
 
-/// The engine leaves the parent of its groups in each hierarchy.
+/// The engine leaves the parent of its groups in each hierarchy, below the group that we are in.
 fn remove_groups(name: &str) -> Result<()> {
-    let hierarchies = fs::read_dir("/sys/fs/cgroup")?.flatten().map(|entry| entry.path());
-    let roots = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]);
-    for group in roots.map(|root| root.join(name)).filter(|group| group.is_dir()) {
+    for group in leak::groups(|found| found == name) {
         fs::remove_dir(&group).with_context(|| format!("the control group {} is left", group.display()))?;
     }
     Ok(())
