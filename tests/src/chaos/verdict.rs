@@ -165,8 +165,8 @@ fn judge_told(run: &Recorded, seen: &Seen, findings: &mut Findings) {
     }
 }
 
-/// Once a later holder's run wrote a line, no run of an earlier one may, unless its worker was stopped,
-/// which its commands were not.
+/// Once a later holder's run wrote a line, no run of an earlier one may, unless its worker was stopped, which may have been
+/// in the moment when it began and was not told yet how long it may go on.
 fn judge_order(
     lines: &[Line],
     runs: &BTreeMap<usize, &Recorded>,

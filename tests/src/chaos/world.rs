@@ -40,7 +40,7 @@ pub(crate) struct World {
     /// The workers' first, then the apis'.
     pub(crate) proxies: Vec<Proxy>,
     disk: Disk,
-    /// Lives of workers that were stopped for a while: their commands were not.
+    /// Lives of workers that were stopped for a while.
     pub(crate) paused: BTreeSet<Uuid>,
     /// Every worker process there was.
     pub(crate) pids: BTreeSet<u32>,
