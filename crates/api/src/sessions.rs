@@ -54,6 +54,7 @@ impl Sessions {
             labels: &request.labels,
             ttl: request.ttl.unwrap_or(options.session_ttl),
             idle_ttl: request.idle_ttl,
+            allow_data_loss: request.allow_data_loss,
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
         };
         match store.session_create(new, caller.quotas).await {

@@ -274,6 +274,9 @@ pub(crate) struct CreateSession {
     /// It also ends when no run was active for this long
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_ttl: Option<Duration>,
+    /// Start again empty when its files are gone or with a worker that is, instead of refusing runs
+    #[arg(long)]
+    pub(crate) allow_data_loss: bool,
     #[command(flatten)]
     pub(crate) policy: Policy,
 }

@@ -232,6 +232,7 @@ impl Store {
         Ok(match found.open {
             false if found.end_reason.as_deref() == Some("data_lost") => Admission::SessionDataLost,
             false => Admission::SessionEnded,
+            true if found.lost => Admission::SessionDataLost,
             true if found.active >= most_active => Admission::OverQuota("concurrent_runs"),
             true => Admission::OverQuota("queued_runs"),
         })

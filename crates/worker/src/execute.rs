@@ -1,6 +1,6 @@
 //! One run, from its slot to its committed outcome.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
@@ -8,13 +8,14 @@ use codelia_store::{Committed, Ended, EventKind, Happening, RunResult};
 use codelia_telemetry::{Step, metrics, task};
 use serde_json::json;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::JoinHandle,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
     dispatch::{self, Slot},
+    lease::Current,
     modes::{Denial, denial, failed},
     runs::{ActiveRun, Control, Inlets, Phase, Started},
     stdio::{self, Ends, Terminal},
@@ -28,6 +29,9 @@ const SIGTERM: i32 = 15;
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// How long the reports of a sandbox may take to end after it.
 const STRAY_REPORTS: Duration = Duration::from_secs(1);
+
+/// A command that takes so long is told how long its lease is, and each time that is renewed: most have ended by then.
+const FIRST_WORD: Duration = Duration::from_millis(100);
 
 /// A run's result, before its output is added.
 #[derive(Debug)]
@@ -217,7 +221,8 @@ async fn supervise(
     let violations = running.violations().map(|reports| collect(run, reports));
     worker.keep_spare(run.assigned.session);
 
-    let end = wait(run, running.as_mut(), inlets.control, ends.terminal.as_ref()).await;
+    let lease = worker.current.subscribe();
+    let end = wait(run, running.as_mut(), lease, inlets.control, ends.terminal.as_ref()).await;
     let ended = stop(worker, run, running.as_mut(), end).await;
     metrics().step(Step::Execute, started_at.elapsed());
     streams.finish(&run.output).await;
@@ -261,14 +266,16 @@ enum End {
     Fenced,
 }
 
-/// Waits for the command's end or for a reason to end it; passes signals and sizes on.
+/// Waits for the command's end or for a reason to end it; passes signals, sizes and the time that is left on.
 async fn wait(
     run: &ActiveRun,
     running: &mut dyn Running,
+    mut lease: watch::Receiver<Current>,
     mut control: mpsc::Receiver<Control>,
     terminal: Option<&Terminal>,
 ) -> End {
     let deadline = Instant::now() + run.assigned.spec.timeout();
+    let mut first_word = Some(Instant::now() + FIRST_WORD);
     loop {
         let control = tokio::select! {
             biased;
@@ -284,6 +291,12 @@ async fn wait(
                 }
                 continue;
             }
+            () = news(&mut lease, first_word) => {
+                first_word = None;
+                let left = lease.borrow_and_update().left();
+                running.keep_alive(left).await;
+                continue;
+            }
             Some(control) = control.recv() => control,
         };
         match (control, terminal) {
@@ -295,6 +308,16 @@ async fn wait(
             }
             (Control::Resize(_), None) => tracing::debug!("a resize for a run without a terminal"),
         }
+    }
+}
+
+/// Waits until there is something to tell about the lease.
+async fn news(lease: &mut watch::Receiver<Current>, first: Option<Instant>) {
+    match first {
+        Some(first) => sleep_until(first).await,
+        // Without anybody to renew it there is nothing more to tell.
+        None if lease.changed().await.is_err() => pending().await,
+        None => {}
     }
 }
 

@@ -110,6 +110,7 @@ impl World {
             labels: &BTreeMap::new(),
             ttl,
             idle_ttl,
+            allow_data_loss: false,
             idempotency,
         };
         self.store.session_create(new, quotas).await

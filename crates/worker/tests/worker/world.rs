@@ -125,6 +125,7 @@ impl World {
             labels: &BTreeMap::new(),
             ttl,
             idle_ttl: None,
+            allow_data_loss: false,
             idempotency: None,
         };
         self.store.session_create(new, Quotas::default()).await.unwrap();
