@@ -98,7 +98,7 @@ impl Root {
             links: 0,
         };
         walk.prepend(path)?;
-        walk.to_the_end(last)
+        walk.finish(last)
     }
 }
 
@@ -120,7 +120,7 @@ enum Step {
 }
 
 impl Walk<'_> {
-    fn to_the_end(mut self, last: Last) -> Result<Place, NotFound> {
+    fn finish(mut self, last: Last) -> Result<Place, NotFound> {
         loop {
             let name = match self.left.pop() {
                 Some(Step::Up) => {
@@ -229,11 +229,7 @@ impl Place {
     /// # Errors
     /// As `openat2(2)`, but for nothing being there.
     pub fn look(&self) -> Result<Option<Entry>, Errno> {
-        match open(&self.parent, Path::new(&self.name), STEP, ResolveFlags::NO_SYMLINKS) {
-            Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(errno),
-            Ok(fd) => rustix::fs::fstat(&fd).map(|stat| Some(Entry { fd, stat })),
-        }
+        look(&self.parent, &self.name)
     }
 }
 
@@ -256,6 +252,14 @@ impl Entry {
         retried(|| rustix::fs::openat(CWD, name_of(&self.fd), flags, Mode::empty())).map(File::from)
     }
 
+    /// Looks at what has a name in this directory. A symlink is not followed.
+    ///
+    /// # Errors
+    /// As `openat2(2)`, but for nothing being there.
+    pub fn look(&self, name: &OsStr) -> Result<Option<Self>, Errno> {
+        look(&self.fd, name)
+    }
+
     /// Where it leads, if it is a symlink.
     ///
     /// # Errors
@@ -274,6 +278,14 @@ pub fn name_of(fd: impl AsFd) -> PathBuf {
 
 fn open(at: &OwnedFd, path: &Path, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Errno> {
     retried(|| rustix::fs::openat2(at, path, flags, Mode::empty(), BENEATH | more))
+}
+
+fn look(directory: &OwnedFd, name: &OsStr) -> Result<Option<Entry>, Errno> {
+    match open(directory, Path::new(name), STEP, ResolveFlags::NO_SYMLINKS) {
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+        Ok(fd) => rustix::fs::fstat(&fd).map(|stat| Some(Entry { fd, stat })),
+    }
 }
 
 /// The kernel answers EAGAIN when it cannot tell because of a rename elsewhere.
