@@ -107,18 +107,20 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
             let open = WriteFileOpen { parent, path: path(), ..Default::default() };
             WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) }
         })),
-        "codelia.v1.FileService.ReadFile" => not_found(
-            sessions().map(|parent| ReadFileRequest { parent, path: path(), ..Default::default() }),
-        ),
-        "codelia.v1.FileService.StatFile" => not_found(
-            sessions().map(|parent| StatFileRequest { parent, path: path(), ..Default::default() }),
-        ),
+        "codelia.v1.FileService.ReadFile" => {
+            not_found(sessions().map(|parent| ReadFileRequest { parent, path: path(), ..Default::default() }))
+        }
+        "codelia.v1.FileService.StatFile" => {
+            not_found(sessions().map(|parent| StatFileRequest { parent, path: path(), ..Default::default() }))
+        }
         "codelia.v1.FileService.ListFiles" => {
             not_found(sessions().map(|parent| ListFilesRequest { parent, ..Default::default() }))
         }
-        "codelia.v1.FileService.MakeDirectory" => not_found(
-            sessions().map(|parent| MakeDirectoryRequest { parent, path: path(), ..Default::default() }),
-        ),
+        "codelia.v1.FileService.MakeDirectory" => not_found(sessions().map(|parent| MakeDirectoryRequest {
+            parent,
+            path: path(),
+            ..Default::default()
+        })),
         "codelia.v1.FileService.MoveFile" => not_found(sessions().map(|parent| MoveFileRequest {
             parent,
             source_path: path(),
@@ -131,9 +133,9 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
             destination_path: "taken".into(),
             overwrite: true,
         })),
-        "codelia.v1.FileService.RemoveFile" => not_found(
-            sessions().map(|parent| RemoveFileRequest { parent, path: path(), recursive: true }),
-        ),
+        "codelia.v1.FileService.RemoveFile" => {
+            not_found(sessions().map(|parent| RemoveFileRequest { parent, path: path(), recursive: true }))
+        }
         "codelia.v1.FileService.EditFile" => not_found(sessions().map(|parent| EditFileRequest {
             parent,
             path: path(),

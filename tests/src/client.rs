@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
     CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
-    ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileOpen,
-    WriteFileRequest, admin_service_client::AdminServiceClient, file_service_client::FileServiceClient,
-    read_file_response, run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
-    write_file_request,
+    ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
+    WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
+    file_service_client::FileServiceClient, read_file_response, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -104,9 +104,11 @@ impl Client {
     pub async fn write_file(&self, open: WriteFileOpen, bytes: &[u8]) -> Result<File, Status> {
         use write_file_request::Kind;
         let pieces = bytes.chunks(100_000).map(|piece| Kind::Data(piece.to_vec().into()));
-        let messages: Vec<_> = [Kind::Open(open)].into_iter().chain(pieces).collect();
+        let finish = Kind::Finish(WriteFileFinish {});
+        let messages: Vec<_> = [Kind::Open(open)].into_iter().chain(pieces).chain([finish]).collect();
         let messages = messages.into_iter().map(|kind| WriteFileRequest { kind: Some(kind) });
-        let written = self.files().write_file(tokio_stream::iter(messages));
+        let mut files = self.files();
+        let written = files.write_file(tokio_stream::iter(messages));
         let response = within("a file is written", written).await?.into_inner();
         response.file.ok_or_else(|| Status::internal("no file"))
     }

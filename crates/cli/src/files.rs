@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use codelia_proto::v1::{
-    File, FileKind, ListFilesRequest, ReadFileRequest, StatFileRequest, WriteFileOpen, WriteFileRequest,
-    read_file_response, write_file_request::Kind,
+    File, FileKind, ListFilesRequest, ReadFileRequest, StatFileRequest, WriteFileFinish, WriteFileOpen,
+    WriteFileRequest, read_file_response, write_file_request::Kind,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ async fn download(client: &Client, session: &str, path: &str, to: &End) -> Resul
     let first = pieces.message().await?.and_then(|piece| piece.kind);
     let Some(read_file_response::Kind::File(file)) = first else { bail!("the server told of no file") };
     let mut target = Target::open(to, &file)?;
-    let bar = bar(Some(file.size_bytes));
+    let bar = bar(u64::try_from(file.size_bytes).ok());
     while let Some(piece) = pieces.message().await? {
         if let Some(read_file_response::Kind::Data(data)) = piece.kind {
             target.write(&data)?;
@@ -139,24 +139,18 @@ impl Target {
 }
 
 async fn upload(client: &Client, from: &End, session: &str, path: &str) -> Result<File> {
-    let Source { mut bytes, name, mode, size_bytes } = Source::open(from).await?;
+    let Source { mut bytes, name, mode, size } = Source::open(from).await?;
     let path = place(path, name.as_deref())?;
-    let open =
-        WriteFileOpen { parent: session.to_owned(), path, mode, size_bytes, ..WriteFileOpen::default() };
-    let bar = bar(size_bytes);
+    let open = WriteFileOpen { parent: session.to_owned(), path, mode, ..WriteFileOpen::default() };
+    let bar = bar(size);
     let (pieces, messages) = mpsc::channel(AHEAD);
     let mut files = client.files();
     let mut call = pin!(files.write_file(ReceiverStream::new(messages)));
     let answered = tokio::select! {
         // Before all of it was sent: a refusal.
         answered = &mut call => answered,
-        fed = feed(&pieces, open, &mut bytes, &bar) => {
-            if let Err(error) = fed {
-                // An end of the stream would make what was sent a whole file.
-                std::mem::forget(pieces);
-                return Err(error);
-            }
-            drop(pieces);
+        fed = feed(pieces, open, &mut bytes, &bar) => {
+            fed.context("cannot read the file")?;
             call.await
         }
     };
@@ -165,18 +159,18 @@ async fn upload(client: &Client, from: &End, session: &str, path: &str) -> Resul
 }
 
 async fn feed(
-    pieces: &mpsc::Sender<WriteFileRequest>,
+    pieces: mpsc::Sender<WriteFileRequest>,
     open: WriteFileOpen,
     bytes: &mut Bytes,
     bar: &ProgressBar,
-) -> Result<()> {
+) -> std::io::Result<()> {
     // Who does not take it any more has answered already.
     let send = async |kind| pieces.send(WriteFileRequest { kind: Some(kind) }).await.is_ok();
     let mut goes_on = send(Kind::Open(open)).await;
     while goes_on {
         let mut piece = Vec::with_capacity(PIECE);
-        let read = (&mut *bytes).take(PIECE as u64).read_to_end(&mut piece).await;
-        if read.context("cannot read the file")? == 0 {
+        if (&mut *bytes).take(PIECE as u64).read_to_end(&mut piece).await? == 0 {
+            send(Kind::Finish(WriteFileFinish {})).await;
             break;
         }
         bar.inc(piece.len() as u64);
@@ -192,29 +186,23 @@ struct Source {
     bytes: Bytes,
     name: Option<String>,
     mode: Option<u32>,
-    size_bytes: Option<i64>,
+    size: Option<u64>,
 }
 
 impl Source {
     async fn open(from: &End) -> Result<Self> {
         let End::Local(path) = from else {
-            return Ok(Self {
-                bytes: Box::new(tokio::io::stdin()),
-                name: None,
-                mode: None,
-                size_bytes: None,
-            });
+            return Ok(Self { bytes: Box::new(tokio::io::stdin()), name: None, mode: None, size: None });
         };
         let cannot = || format!("cannot read {}", path.display());
         let file = tokio::fs::File::open(path).await.with_context(cannot)?;
         let about = file.metadata().await.with_context(cannot)?;
         ensure!(!about.is_dir(), "{} is a directory", path.display());
         Ok(Self {
-            // What is added meanwhile does not belong to it. Of a pipe nobody knows the size.
-            bytes: if about.is_file() { Box::new(file.take(about.len())) } else { Box::new(file) },
+            bytes: Box::new(file),
             name: path.file_name().and_then(|name| name.to_str()).map(ToOwned::to_owned),
             mode: Some(about.permissions().mode() & 0o777).filter(|mode| *mode != 0),
-            size_bytes: if about.is_file() { Some(i64::try_from(about.len())?) } else { None },
+            size: about.is_file().then_some(about.len()),
         })
     }
 }
@@ -229,11 +217,11 @@ fn place(path: &str, name: Option<&str>) -> Result<String> {
 }
 
 /// How far it is; only where somebody can see it.
-fn bar(size: Option<i64>) -> ProgressBar {
+fn bar(size: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    match size.and_then(|size| u64::try_from(size).ok()) {
+    match size {
         None => ProgressBar::new_spinner(),
         Some(size) => {
             let style = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec}");

@@ -80,9 +80,6 @@ fn at_most(field: &str, bytes: &[u8]) -> Checked<()> {
 pub(crate) fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
     wire.path = path("path", &wire.path)?;
     etag(&wire.etag)?;
-    if wire.size_bytes.is_some_and(|size| size < 0) {
-        return Err(ApiError::invalid("size_bytes", "must not be negative"));
-    }
     if wire.mode.is_some_and(|mode| mode == 0 || mode > MAX_MODE) {
         return Err(ApiError::invalid("mode", "must be 1 to 0o777"));
     }

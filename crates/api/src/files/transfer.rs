@@ -5,9 +5,7 @@ use std::{pin::pin, time::Duration};
 
 use codelia_policy::SessionId;
 use codelia_proto::{
-    internal::v1::{
-        self as wire, FileRefusalReason as Reason, FinishFile, OpenedFile, write_file_request::Kind,
-    },
+    internal::v1::{self as wire, FileRefusalReason as Reason, OpenedFile, write_file_request::Kind},
     v1::{self, write_file_request},
 };
 use codelia_store::SessionRef;
@@ -49,7 +47,7 @@ pub(super) async fn opening(requests: &mut Uploaded) -> Result<(SessionRef, v1::
             let session = names::session("parent", &open.parent).map_err(within)?;
             Ok((session, request::open(open).map_err(within)?))
         }
-        Some(write_file_request::Kind::Data(_)) | None => {
+        Some(write_file_request::Kind::Data(_) | write_file_request::Kind::Finish(_)) | None => {
             Err(ApiError::invalid("open", "must be the first message"))
         }
     }
@@ -63,7 +61,6 @@ pub(super) async fn write(
 ) -> Result<v1::WriteFileResponse, ApiError> {
     let holder = road.holder(&mut Pause::new()).await?;
     let (pieces, passed_on) = mpsc::channel(AHEAD);
-    let upload = Upload { session: holder.id, size: open.size_bytes };
     let opened = OpenedFile { session: Some(holder.session.clone()), open: Some(open) };
     // There is room for the first one.
     let _ = pieces.try_send(message(Kind::Open(opened)));
@@ -72,7 +69,7 @@ pub(super) async fn write(
     let answered = tokio::select! {
         // Before all of it was sent: a refusal.
         answered = &mut answer => answered,
-        fed = upload.feed(road, &mut requests, pieces) => {
+        fed = feed(road, holder.id, &mut requests, pieces) => {
             fed?;
             answer.await
         }
@@ -81,46 +78,35 @@ pub(super) async fn write(
     response.ok_or_else(|| ApiError::internal("a worker told of no file"))
 }
 
-/// What is known of a file before it comes.
-#[derive(Debug)]
-struct Upload {
+/// Sends what the caller sends. Only the caller's own word makes the file whole: a stream that is broken
+/// off looks like one that has ended.
+async fn feed(
+    road: &Road,
     session: SessionId,
-    size: Option<i64>,
-}
-
-impl Upload {
-    /// Sends what the caller sends. Only the caller's own end of the stream makes the file whole.
-    async fn feed(
-        self,
-        road: &Road,
-        requests: &mut Uploaded,
-        pieces: mpsc::Sender<wire::WriteFileRequest>,
-    ) -> Result<(), ApiError> {
-        let (mut used, mut sent) = (Instant::now(), 0);
-        loop {
-            let piece = match next(requests).await? {
-                Some(write_file_request::Kind::Data(data)) => {
-                    request::data(&data)?;
-                    sent += data.len() as i64;
-                    Kind::Data(data)
-                }
-                Some(write_file_request::Kind::Open(_)) => {
-                    return Err(ApiError::invalid("open", "only the first message opens"));
-                }
-                None if self.size.is_some_and(|size| size != sent) => {
-                    return Err(ApiError::invalid("open.size_bytes", "is not what came"));
-                }
-                None => Kind::Finish(FinishFile {}),
-            };
-            let is_last = matches!(piece, Kind::Finish(_));
-            // Who does not take it any more has answered already.
-            if pieces.send(message(piece)).await.is_err() || is_last {
-                return Ok(());
+    requests: &mut Uploaded,
+    pieces: mpsc::Sender<wire::WriteFileRequest>,
+) -> Result<(), ApiError> {
+    let mut used = Instant::now();
+    loop {
+        let piece = match next(requests).await? {
+            Some(write_file_request::Kind::Data(data)) => {
+                request::data(&data)?;
+                Kind::Data(data)
             }
-            if used.elapsed() > USE_EVERY {
-                road.used(self.session).await?;
-                used = Instant::now();
+            Some(write_file_request::Kind::Finish(finish)) => Kind::Finish(finish),
+            Some(write_file_request::Kind::Open(_)) => {
+                return Err(ApiError::invalid("open", "only the first message opens"));
             }
+            None => return Err(ApiError::invalid("finish", "must be the last message")),
+        };
+        let is_last = matches!(piece, Kind::Finish(_));
+        // Who does not take it any more has answered already.
+        if pieces.send(message(piece)).await.is_err() || is_last {
+            return Ok(());
+        }
+        if used.elapsed() > USE_EVERY {
+            road.used(session).await?;
+            used = Instant::now();
         }
     }
 }
