@@ -494,6 +494,12 @@ async fn a_call_may_do_what_the_sessions_own_user_may_and_its_files_are_that_use
     client.put(name, "second-name", "taken").await?;
     assert_eq!(fs::read_to_string(&secret)?, "outside");
     client.exec(name, "echo x > shut; chmod 000 shut; mkdir closed; chmod 000 closed").await?;
+    client.exec(name, "mkdir -p fixed/sub; echo x > fixed/x; chmod 555 fixed").await?;
+    for (path, recursive) in [("fixed/sub", true), ("fixed/sub", false), ("fixed/x", false)] {
+        assert_eq!(told(remove(&client, name, path, recursive).await), denied, "{path}");
+    }
+    assert_eq!(told(client.put(name, "fixed/x", "x").await), denied);
+    assert_eq!(told(move_to(&client, name, "fixed/x", "x", false).await), denied);
     assert_eq!(told(client.get(name, "shut").await), denied);
     assert_eq!(told(client.put(name, "closed/x", "x").await), denied);
     assert_eq!(told(list(&client, name, "closed", 0).await), denied);

@@ -151,13 +151,13 @@ impl Walk<'_> {
             Err(Errno::NOENT) if is_last => return self.place(name, None).map(Some),
             answer => answer?,
         };
-        let stat = rustix::fs::fstat(&fd)?;
-        match (FileType::from_raw_mode(stat.st_mode), is_last) {
-            (FileType::Symlink, false) => self.follow(&fd)?,
-            (FileType::Symlink, true) if last == Last::Follow => self.follow(&fd)?,
-            (_, true) => return self.place(name, Some(Entry { fd, stat })).map(Some),
+        let entry = Entry::of(fd)?;
+        match (entry.kind(), is_last) {
+            (FileType::Symlink, false) => self.follow(&entry)?,
+            (FileType::Symlink, true) if last == Last::Follow => self.follow(&entry)?,
+            (_, true) => return self.place(name, Some(entry)).map(Some),
             (FileType::Directory, false) => {
-                self.at = fd;
+                self.at = entry.fd;
                 self.names.push(name);
             }
             (_, false) => return Err(Errno::NOTDIR.into()),
@@ -165,13 +165,12 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    fn follow(&mut self, link: &OwnedFd) -> Result<(), NotFound> {
+    fn follow(&mut self, link: &Entry) -> Result<(), NotFound> {
         self.links += 1;
         if self.links > MOST_LINKS {
             return Err(Errno::LOOP.into());
         }
-        let target = rustix::fs::readlinkat(link, "", Vec::new())?;
-        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+        let target = PathBuf::from(link.link_target()?);
         if !target.is_absolute() {
             return self.prepend(&target);
         }
@@ -206,8 +205,8 @@ impl Walk<'_> {
     }
 
     fn at_root(self) -> Result<Place, NotFound> {
-        let (fd, stat) = (self.at.try_clone().map_err(from_io)?, rustix::fs::fstat(&self.at)?);
-        Ok(Place { parent: self.at, name: ".".into(), path: PathBuf::new(), entry: Some(Entry { fd, stat }) })
+        let entry = Entry::of(self.at.try_clone().map_err(from_io)?)?;
+        Ok(Place { parent: self.at, name: ".".into(), path: PathBuf::new(), entry: Some(entry) })
     }
 }
 
@@ -234,6 +233,22 @@ impl Place {
 }
 
 impl Entry {
+    /// What a descriptor stands for, as it is now.
+    ///
+    /// # Errors
+    /// As `fstat(2)`.
+    pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
+        rustix::fs::fstat(&fd).map(|stat| Self { fd, stat })
+    }
+
+    /// The same file, as it is now.
+    ///
+    /// # Errors
+    /// As `fstat(2)`.
+    pub fn again(self) -> Result<Self, Errno> {
+        Self::of(self.fd)
+    }
+
     /// What kind of file it is.
     #[must_use]
     pub fn kind(&self) -> FileType {
@@ -284,7 +299,7 @@ fn look(directory: &OwnedFd, name: &OsStr) -> Result<Option<Entry>, Errno> {
     match open(directory, Path::new(name), STEP, ResolveFlags::NO_SYMLINKS) {
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
-        Ok(fd) => rustix::fs::fstat(&fd).map(|stat| Some(Entry { fd, stat })),
+        Ok(fd) => Entry::of(fd).map(Some),
     }
 }
 

@@ -148,16 +148,14 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), R
 fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, Refusal> {
     let keep = |path, field| workspace.find(path, Last::Keep, FileUse::Replace).map_err(Refusal::at(field));
     workspace.as_session(|| {
-        let from = keep(&request.source_path, "source_path")?;
+        let mut from = keep(&request.source_path, "source_path")?;
         let to = keep(&request.destination_path, "destination_path")?;
-        if from.entry.is_none() {
-            return Err(Refusal::at("source_path")(Reason::Absent.into()));
-        }
+        let absent = || Refusal::at("source_path")(Reason::Absent.into());
+        let moved = from.entry.take().ok_or_else(absent)?;
         let flags = if request.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags)
             .map_err(|errno| Refusal::at("destination_path")(errno.into()))?;
-        let entry = to.look()?.ok_or(Reason::Changed)?;
-        describe(&to.path, &entry)
+        describe(&to.path, &moved.again()?)
     })
 }
 
@@ -200,7 +198,9 @@ fn remove_tree(workspace: &Workspace, place: &Place) -> Result<(), Refusal> {
     let trash: OwnedFd = directory::open(&workspace.trash())?;
     let name = Uuid::new_v4().to_string();
     renameat(&place.parent, &place.name, &trash, &name)?;
-    trash::remove(&workspace.trash(), Path::new(&name))?;
+    if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {
+        tracing::warn!(%error, "a removed directory is left to the janitor");
+    }
     Ok(())
 }
 

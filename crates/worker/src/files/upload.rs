@@ -15,7 +15,7 @@ use codelia_policy::FileUse;
 use codelia_proto::{internal::v1::FileRefusalReason as Reason, v1};
 use codelia_sys::{
     Errno,
-    beneath::{Last, Place, name_of},
+    beneath::{Entry, Last, Place, name_of},
     directory,
 };
 use rustix::fs::{AtFlags, CWD, linkat, renameat, unlinkat};
@@ -91,8 +91,7 @@ impl Upload {
             }
             linked => linked?,
         }
-        let entry = self.place.look()?.ok_or(Reason::Changed)?;
-        describe(&self.place.path, &entry)
+        describe(&self.place.path, &Entry::of(self.file.into())?)
     }
 
     /// A name can only be replaced by a name. This one is the worker's alone, where nothing that stays is lost:
