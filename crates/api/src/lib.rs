@@ -12,6 +12,7 @@ mod call;
 mod context;
 mod dispatch;
 mod exec;
+mod files;
 mod names;
 mod options;
 mod paging;

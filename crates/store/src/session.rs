@@ -325,6 +325,25 @@ impl Store {
         }
     }
 
+    /// Notes that a file call uses an open session; `false` if it is not open. Written only when the time is
+    /// first set, or what is known is a tenth of the idle time old.
+    pub async fn session_use(&self, tenant: &TenantId, id: SessionId) -> Result<bool, Error> {
+        let open = sqlx::query_scalar!(
+            r#"WITH used AS (
+                   UPDATE sessions SET used_at = now()
+                   WHERE tenant_id = $1 AND id = $2 AND state = 'open' AND expires_at > now()
+                     AND (used_at IS NULL OR used_at < now() - idle_ttl / 10)
+               )
+               SELECT state = 'open' AND expires_at > now() AS "open!"
+               FROM sessions WHERE tenant_id = $1 AND id = $2"#,
+            tenant.as_str(),
+            id.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(open.unwrap_or(false))
+    }
+
     /// Ends a session as closed and its queued runs as canceled. An ended one stays as it is.
     pub async fn session_close(
         &self,

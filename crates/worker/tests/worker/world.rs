@@ -10,7 +10,7 @@ use codelia_proto::{
     internal::v1::{
         Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult, StartRunRequest,
         attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
-        worker_service_client::WorkerServiceClient,
+        worker_file_service_client::WorkerFileServiceClient, worker_service_client::WorkerServiceClient,
     },
     timestamp_to_proto,
     v1::run_event::Kind as Event,
@@ -34,6 +34,7 @@ pub(crate) type Caller = WorkerServiceClient<Channel>;
 pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) caller: Caller,
+    pub(crate) files: WorkerFileServiceClient<Channel>,
     pub(crate) tenant: TenantId,
     pub(crate) worker: WorkerId,
     /// Of its sessions.
@@ -79,6 +80,7 @@ impl World {
         Self {
             store,
             mode,
+            files: WorkerFileServiceClient::new(channel.clone()),
             caller: WorkerServiceClient::new(channel),
             tenant,
             worker,
