@@ -99,6 +99,9 @@ pub struct FilesystemPolicy {
     /// Paths of the host it may read and write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_write_paths: Option<Vec<PathBuf>>,
+    /// Directories of the host that it sees as if they were its own: what it changes is kept for its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlay_paths: Option<Vec<PathBuf>>,
     /// Paths where nothing can be read or reached.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub denied_paths: Vec<PathBuf>,

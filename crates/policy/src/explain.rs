@@ -31,11 +31,12 @@ pub struct Explained {
 }
 
 /// Every field, and what holds if nobody sets it.
-const FIELDS: [(&str, &str); 32] = [
+const FIELDS: [(&str, &str); 33] = [
     ("isolation_level", "what the mode gives"),
     ("filesystem.root_path", "/workspace"),
     ("filesystem.read_only_paths", "none"),
     ("filesystem.read_write_paths", "none"),
+    ("filesystem.overlay_paths", "none"),
     ("filesystem.denied_paths", "none"),
     ("filesystem.max_file_bytes", "limits.file_bytes"),
     ("filesystem.max_total_bytes", "no limit"),

@@ -20,6 +20,7 @@ impl Policy {
     pub fn as_installation(mut self) -> Self {
         self.filesystem.read_only_paths.get_or_insert_default();
         self.filesystem.read_write_paths.get_or_insert_default();
+        self.filesystem.overlay_paths.get_or_insert_default();
         self
     }
 
@@ -76,6 +77,8 @@ impl FilesystemPolicy {
             read_only_paths: meet(&self.read_only_paths, &lower.read_only_paths, below),
             // A path below a writable one could have been made a link: only the very same.
             read_write_paths: meet(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b),
+            // What a session changed belongs to one path: not to another above or below it.
+            overlay_paths: meet(&self.overlay_paths, &lower.overlay_paths, |a, b| a == b),
             denied_paths: join(&self.denied_paths, &lower.denied_paths),
             max_file_bytes: least(self.max_file_bytes, lower.max_file_bytes),
             max_total_bytes: least(self.max_total_bytes, lower.max_total_bytes),

@@ -7,7 +7,8 @@ use regex::{RegexSet, RegexSetBuilder};
 
 use crate::{
     Ceilings, CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, LimitError, Mode,
-    NetworkMode, NetworkPolicy, Policy, ProcessPolicy, SyscallMode, SyscallPolicy, WORKSPACE, syscalls,
+    NetworkMode, NetworkPolicy, Policy, ProcessPolicy, SyscallMode, SyscallPolicy, WORKSPACE,
+    mounts::overlay_name, syscalls,
 };
 
 /// The most entries of a list.
@@ -20,6 +21,8 @@ const MAX_TEXT: usize = 4096;
 const MAX_COMMAND: u64 = 1024 * 1024;
 /// The memory that a compiled list of patterns may take.
 const MAX_COMPILED: usize = 1024 * 1024;
+/// The longest name of a file.
+const MAX_NAME: usize = 255;
 /// The most blocked system calls a run may survive.
 const MAX_VIOLATIONS: u32 = 1000;
 
@@ -80,6 +83,7 @@ impl Policy {
         let pairs = [
             (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
             (READ_WRITE, &self.filesystem.read_write_paths, merged.filesystem.read_write_paths),
+            (OVERLAY, &self.filesystem.overlay_paths, merged.filesystem.overlay_paths),
         ];
         for (field, asked, granted) in pairs {
             let granted = granted.unwrap_or_default();
@@ -107,6 +111,7 @@ impl Policy {
 
 const READ_ONLY: &str = "filesystem.read_only_paths";
 const READ_WRITE: &str = "filesystem.read_write_paths";
+const OVERLAY: &str = "filesystem.overlay_paths";
 const DENIED: &str = "filesystem.denied_paths";
 
 /// The name in a policy of a limit.
@@ -139,19 +144,24 @@ impl FilesystemPolicy {
                 check_place(&format!("{field}[{at}]"), path)?;
             }
         }
+        let overlays = self.overlay_paths.as_deref().unwrap_or_default();
+        if let Some(at) = overlays.iter().position(|path| overlay_name(path).len() > MAX_NAME) {
+            return fail(format!("{OVERLAY}[{at}]"), "is too long for an overlay");
+        }
         self.check_conflicts()
     }
 
-    fn lists(&self) -> [(&'static str, &[PathBuf]); 3] {
+    fn lists(&self) -> [(&'static str, &[PathBuf]); 4] {
         [
             (READ_ONLY, self.read_only_paths.as_deref().unwrap_or_default()),
             (READ_WRITE, self.read_write_paths.as_deref().unwrap_or_default()),
+            (OVERLAY, self.overlay_paths.as_deref().unwrap_or_default()),
             (DENIED, &self.denied_paths),
         ]
     }
 
     fn check_conflicts(&self) -> Result<(), PolicyError> {
-        for (field, paths) in self.lists().into_iter().take(2) {
+        for (field, paths) in self.lists().into_iter().take(3) {
             let denied = |path: &&PathBuf| self.denied_paths.iter().any(|no| path.starts_with(no));
             if let Some(at) = paths.iter().position(|path| denied(&path)) {
                 return fail(format!("{field}[{at}]"), "lies in a denied path");
@@ -165,12 +175,15 @@ impl FilesystemPolicy {
         }
     }
 
-    /// The first path that lies in a writable one. Its name could be made to lead elsewhere, so
+    /// The first path that lies in one the command can write to. Its name could be made to lead elsewhere, so
     /// nothing can be mounted there.
     pub(crate) fn below_writable(&self) -> Option<(&'static str, usize)> {
-        let writable = self.read_write_paths.as_deref().unwrap_or_default();
+        let [_, written, overlaid, _] = self.lists();
         let inside = |field, path: &PathBuf| {
-            writable.iter().any(|upper| path.starts_with(upper) && (field != READ_WRITE || path != upper))
+            let within = |own, paths: &[PathBuf]| {
+                paths.iter().any(|upper| path.starts_with(upper) && (field != own || path != upper))
+            };
+            within(READ_WRITE, written.1) || within(OVERLAY, overlaid.1)
         };
         self.lists().into_iter().find_map(|(field, paths)| {
             paths.iter().position(|path| inside(field, path)).map(|at| (field, at))

@@ -24,11 +24,12 @@ fn words(words: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
 }
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
-    (of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
-        |(read_only_paths, read_write_paths, denied_paths, max_file_bytes)| FilesystemPolicy {
+    (of(paths()), of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
+        |(read_only_paths, read_write_paths, overlay_paths, denied_paths, max_file_bytes)| FilesystemPolicy {
             root_path: None,
             read_only_paths,
             read_write_paths,
+            overlay_paths,
             denied_paths,
             max_file_bytes,
             max_total_bytes: None,
@@ -238,6 +239,11 @@ proptest! {
             let list = if writable { &files.read_write_paths } else { &files.read_only_paths };
             prop_assert!(listed(list, path), "{path:?} is not listed");
             prop_assert!(!files.denied_paths.iter().any(|denied| path.starts_with(denied)));
+        }
+        for mount in &plan.mounts {
+            let Mount::Overlay { source, target, .. } = mount else { continue };
+            prop_assert!(source == target && listed(&files.overlay_paths, target), "{target:?} is not listed");
+            prop_assert!(!files.denied_paths.iter().any(|denied| target.starts_with(denied)));
         }
         for denied in &files.denied_paths {
             let hidden = plan.mounts.iter().rposition(|mount| *mount == Mount::Hidden { target: denied.clone(), even_if_absent: true });

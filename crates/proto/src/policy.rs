@@ -33,6 +33,7 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> FilesystemPolicy {
         root_path: wire.root_path.map(PathBuf::from),
         read_only_paths: paths(wire.read_only_paths),
         read_write_paths: paths(wire.read_write_paths),
+        overlay_paths: paths(wire.overlay_paths),
         denied_paths: wire.denied_paths.into_iter().map(PathBuf::from).collect(),
         max_file_bytes: wire.max_file_bytes,
         max_total_bytes: wire.max_total_bytes,
@@ -162,6 +163,7 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
         root_path: policy.root_path.as_ref().map(text),
         read_only_paths: path_list(policy.read_only_paths.as_ref()),
         read_write_paths: path_list(policy.read_write_paths.as_ref()),
+        overlay_paths: path_list(policy.overlay_paths.as_ref()),
         denied_paths: policy.denied_paths.iter().map(text).collect(),
         max_file_bytes: policy.max_file_bytes,
         max_total_bytes: policy.max_total_bytes,
@@ -263,7 +265,7 @@ mod tests {
 
     const FULL: &str = "
 isolation_level: LEVEL_2
-filesystem: {root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], denied_paths: [/opt/a], max_file_bytes: 1}
+filesystem: {root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}
 network: {mode: proxy, allowed_hosts: ['*.example'], allowed_ports: [443], max_connections: 3}
 resources: {max_cpu_ms: 4, max_cpu_millis: 5, max_wall_ms: 6, max_memory_bytes: 7, max_open_files: 8, max_threads: 9, max_output_bytes: 10, max_tmp_bytes: 11}

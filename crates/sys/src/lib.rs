@@ -13,6 +13,7 @@ pub mod fd;
 pub mod inherit;
 pub mod landlock;
 pub mod memory;
+pub mod overlay;
 pub mod owner;
 pub mod process;
 pub mod pty;

@@ -216,6 +216,9 @@ impl Layout<'_> {
             Mount::Hidden { target, even_if_absent } => return self.hide(target, made, *even_if_absent),
             // The engine makes both, as every image needs them.
             Mount::Proc | Mount::Dev => return Ok(()),
+            Mount::Overlay { .. } => {
+                return Err(Error::Unenforceable { field: "policy.filesystem.overlay_paths" });
+            }
             Mount::Symlink { .. } => return Err(Error::Unenforceable { field: "mounts" }),
         };
         self.places.insert(mount.target().to_owned(), place);

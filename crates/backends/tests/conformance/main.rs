@@ -13,6 +13,7 @@ mod groups;
 mod harness;
 mod limits;
 mod machine;
+mod overlays;
 mod policies;
 mod programs;
 mod surroundings;
