@@ -265,4 +265,8 @@ pub struct Exit {
     pub cpu_time: Duration,
     /// The largest resident memory of one process.
     pub peak_memory_bytes: u64,
+    /// Bytes that they read from devices.
+    pub read_bytes: u64,
+    /// Bytes that they wrote to files.
+    pub written_bytes: u64,
 }

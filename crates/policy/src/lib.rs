@@ -24,8 +24,8 @@ mod violation;
 
 pub use command::{CommandSpec, RunSpec, TerminalSize};
 pub use document::{
-    CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, NetworkPolicy, Policy,
-    ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
+    Level, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
 pub use explain::{Explained, Source};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
@@ -34,7 +34,7 @@ pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
 pub use mounts::{INSIDE, Mount, OVERLAYS_END, WORKSPACE, overlays_of};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
-pub use plan::{Enforceable, Host, Ids, Plan, PlanError, Security, SyscallRules};
+pub use plan::{Enforceable, Host, Ids, IoLimits, Plan, PlanError, Security, SyscallRules};
 pub use runtime::Runtime;
 pub use secrets::homes;
 pub use validate::PolicyError;

@@ -21,8 +21,12 @@ const HOSTNAME: &str = "codelia";
 /// So many blocked system calls end a run, unless its policy says less or more.
 pub(crate) const VIOLATION_LIMIT: u32 = 50;
 
-/// Names the field of overlays.
+/// The fields that more than one function names.
 const OVERLAYS: &str = "policy.filesystem.overlay_paths";
+
+const FILES_MODE: &str = "policy.filesystem.mode";
+const CPUS: &str = "policy.resources.cpus";
+const PROFILE: &str = "policy.container.profile";
 
 /// Everything a backend must set up around a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,10 +53,59 @@ pub struct Plan {
     pub limits: Limits,
     /// Names of limits the host cannot enforce. Only mode `logical` may have any, and says so.
     pub unenforced: Vec<String>,
+    /// How fast it may read and write.
+    pub io: IoLimits,
+    /// The only processors it runs on.
+    pub cpus: Option<Vec<u32>>,
+    /// The name of its image, where it has one and not the worker's.
+    pub profile: Option<String>,
     /// What the command may reach.
     pub network: NetworkMode,
     /// What holds the command inside; `None` in mode `logical` alone.
     pub security: Option<Security>,
+}
+
+/// How fast a command may read from and write to the device that its session is on. `None` is not limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IoLimits {
+    /// Bytes read in a second.
+    pub read_bytes: Option<u64>,
+    /// Bytes written in a second.
+    pub write_bytes: Option<u64>,
+    /// Reads in a second.
+    pub reads: Option<u64>,
+    /// Writes in a second.
+    pub writes: Option<u64>,
+}
+
+impl IoLimits {
+    fn of(policy: &Policy) -> Self {
+        let resources = &policy.resources;
+        Self {
+            read_bytes: resources.max_read_bytes_per_second,
+            write_bytes: resources.max_write_bytes_per_second,
+            reads: resources.max_reads_per_second,
+            writes: resources.max_writes_per_second,
+        }
+    }
+
+    /// The fields of a policy that asked for it, each with whether it is about reading.
+    fn asked(self) -> impl Iterator<Item = (&'static str, bool)> {
+        [
+            ("policy.resources.max_read_bytes_per_second", true, self.read_bytes),
+            ("policy.resources.max_reads_per_second", true, self.reads),
+            ("policy.resources.max_write_bytes_per_second", false, self.write_bytes),
+            ("policy.resources.max_writes_per_second", false, self.writes),
+        ]
+        .into_iter()
+        .filter_map(|(field, reads, limit)| limit.map(|_| (field, reads)))
+    }
+
+    /// The first field of a policy that asked for any of it.
+    #[must_use]
+    pub fn field(self) -> Option<&'static str> {
+        self.asked().next().map(|(field, _)| field)
+    }
 }
 
 /// What holds a command inside: enforced by the kernel, the same in every isolating mode.
@@ -111,6 +164,12 @@ pub struct Enforceable {
     pub violations: bool,
     /// Directories of the host under a layer of the session's own.
     pub overlays: bool,
+    /// How fast is read from a device.
+    pub reads: bool,
+    /// How fast is written to a device.
+    pub writes: bool,
+    /// Which processors are used.
+    pub cpus: bool,
 }
 
 impl Enforceable {
@@ -124,6 +183,9 @@ impl Enforceable {
         executables: true,
         violations: true,
         overlays: true,
+        reads: true,
+        writes: true,
+        cpus: true,
     };
 }
 
@@ -186,6 +248,9 @@ impl Plan {
             hostname: None,
             limits: spec.limits.clone(),
             unenforced,
+            io: IoLimits::default(),
+            cpus: None,
+            profile: None,
             network: NetworkMode::Host,
             security: None,
         })
@@ -239,6 +304,9 @@ impl Plan {
             hostname: Some(HOSTNAME.to_owned()),
             limits: spec.limits.clone(),
             unenforced: Vec::new(),
+            io: IoLimits::of(&spec.policy),
+            cpus: spec.policy.resources.cpus.clone(),
+            profile: spec.policy.container.profile.clone(),
             network: reach(spec.network, &spec.policy).map_err(refuse)?,
             security: Some(security(&spec.policy, host.enforceable)),
         })
@@ -255,6 +323,9 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
         ("policy.filesystem.read_write_paths", some(&files.read_write_paths)),
         ("policy.filesystem.overlay_paths", some(&files.overlay_paths)),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
+        (FILES_MODE, files.mode.is_some()),
+        (PROFILE, policy.container.profile.is_some()),
+        (CPUS, policy.resources.cpus.is_some()),
         ("policy.filesystem.max_total_bytes", files.max_total_bytes.is_some()),
         ("policy.process.allow_fork", process.allow_fork == Some(false)),
         ("policy.process.allow_exec", process.allow_exec == Some(false)),
@@ -263,8 +334,9 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
         ("policy.syscalls", policy.syscalls.mode.is_some()),
         ("policy.environment.mode", policy.environment.mode == Some(EnvironmentMode::Inherit)),
     ];
-    match asked.into_iter().find(|(_, asked)| *asked) {
-        Some((field, _)) => Err(PlanError { field, mode: Mode::Logical }),
+    let first = asked.into_iter().find_map(|(field, asked)| asked.then_some(field));
+    match first.or(IoLimits::of(policy).field()) {
+        Some(field) => Err(PlanError { field, mode: Mode::Logical }),
         None => Ok(()),
     }
 }
@@ -290,11 +362,15 @@ fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static st
             OVERLAYS,
             host.overlays || policy.filesystem.overlay_paths.as_ref().is_none_or(|paths| paths.is_empty()),
         ),
+        (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
+        (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
         ("policy.filesystem.max_total_bytes", policy.filesystem.max_total_bytes.is_none()),
         ("policy.filesystem.read_write_paths", policy.filesystem.below_writable().is_none()),
         ("policy.environment.mode", policy.environment.mode != Some(EnvironmentMode::Inherit)),
     ];
-    needed.into_iter().find_map(|(field, held)| (!held).then_some(field))
+    let can = |reads| if reads { host.reads } else { host.writes };
+    let too_fast = || IoLimits::of(policy).asked().find_map(|(field, reads)| (!can(reads)).then_some(field));
+    needed.into_iter().find_map(|(field, held)| (!held).then_some(field)).or_else(too_fast)
 }
 
 /// What the command may reach: nothing yet but itself.

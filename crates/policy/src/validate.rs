@@ -6,9 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use regex::{RegexSet, RegexSetBuilder};
 
 use crate::{
-    Ceilings, CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, LimitError, Mode,
-    NetworkMode, NetworkPolicy, Policy, ProcessPolicy, SyscallMode, SyscallPolicy, WORKSPACE,
-    mounts::overlay_name, syscalls,
+    Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
+    FilesystemPolicy, Level, LimitError, Mode, NetworkMode, NetworkPolicy, Policy, ProcessPolicy,
+    ResourcePolicy, SyscallMode, SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
 };
 
 /// The most entries of a list.
@@ -23,6 +23,10 @@ const MAX_COMMAND: u64 = 1024 * 1024;
 const MAX_COMPILED: usize = 1024 * 1024;
 /// The longest name of a file.
 const MAX_NAME: usize = 255;
+/// The longest time that output may be held back.
+const MAX_INTERVAL_MS: u64 = 60_000;
+/// No kernel numbers more processors.
+const MAX_CPU: u32 = 8191;
 /// The most blocked system calls a run may survive.
 const MAX_VIOLATIONS: u32 = 1000;
 
@@ -50,9 +54,11 @@ impl Policy {
     /// Names the first field that cannot be meant.
     pub fn validate(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.filesystem.validate()?;
+        self.container.validate()?;
         self.process.validate()?;
         self.network.validate()?;
         self.check_resources(ceilings)?;
+        self.resources.validate()?;
         self.syscalls.validate(self.process.debug == Some(true))?;
         self.environment.validate()?;
         self.command.validate()
@@ -74,11 +80,17 @@ impl Policy {
         }
     }
 
-    /// Checks that it asks for no path of the host that the policy above it does not open.
+    /// Checks that it asks for nothing that the policy above it does not leave to it: no path of the host that is not
+    /// open, no other image.
     ///
     /// # Errors
-    /// Names the first path that is not open.
-    pub fn check_paths_within(&self, upper: &Self) -> Result<(), PolicyError> {
+    /// Names what is not open.
+    pub fn check_within(&self, upper: &Self) -> Result<(), PolicyError> {
+        if let (Some(asked), Some(above)) = (&self.container.profile, &upper.container.profile)
+            && asked != above
+        {
+            return fail("container.profile", format!("is not {above}, which was chosen above"));
+        }
         let merged = upper.merge(self);
         let pairs = [
             (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
@@ -135,6 +147,10 @@ impl FilesystemPolicy {
         if self.root_path.as_deref().is_some_and(|path| path != Path::new(WORKSPACE)) {
             return fail("filesystem.root_path", format!("is always {WORKSPACE}"));
         }
+        let written = self.read_write_paths.as_ref().is_some_and(|paths| !paths.is_empty());
+        if written && self.mode == Some(FilesystemMode::Static) {
+            return fail(READ_WRITE, "nothing is written in mode static; use overlay_paths");
+        }
         if self.max_total_bytes.is_some() {
             return fail("filesystem.max_total_bytes", "is not enforced yet");
         }
@@ -188,6 +204,43 @@ impl FilesystemPolicy {
         self.lists().into_iter().find_map(|(field, paths)| {
             paths.iter().position(|path| inside(field, path)).map(|at| (field, at))
         })
+    }
+}
+
+impl ContainerPolicy {
+    fn validate(&self) -> Result<(), PolicyError> {
+        let is_name = |name: &String| {
+            (1..=63).contains(&name.len())
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        };
+        match &self.profile {
+            Some(name) if !is_name(name) => fail("container.profile", "is no name: [a-z0-9-]{1,63}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl ResourcePolicy {
+    fn validate(&self) -> Result<(), PolicyError> {
+        let rates = [
+            ("resources.max_read_bytes_per_second", self.max_read_bytes_per_second),
+            ("resources.max_write_bytes_per_second", self.max_write_bytes_per_second),
+            ("resources.max_reads_per_second", self.max_reads_per_second),
+            ("resources.max_writes_per_second", self.max_writes_per_second),
+        ];
+        if let Some((field, _)) = rates.into_iter().find(|(_, rate)| *rate == Some(0)) {
+            return fail(field, "must be more than zero");
+        }
+        if self.release_interval_ms.is_some_and(|interval| !(1..=MAX_INTERVAL_MS).contains(&interval)) {
+            return fail("resources.release_interval_ms", format!("must be from 1 to {MAX_INTERVAL_MS}"));
+        }
+        let Some(cpus) = &self.cpus else { return Ok(()) };
+        check_entries("resources.cpus", cpus.len(), MAX_ENTRIES)?;
+        match cpus.iter().position(|cpu| *cpu > MAX_CPU) {
+            Some(at) => fail(format!("resources.cpus[{at}]"), format!("is above {MAX_CPU}")),
+            None if cpus.is_empty() => fail("resources.cpus", "names none; leave it out to allow all"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -488,11 +541,11 @@ mod tests {
     #[test]
     fn paths_that_the_policy_above_does_not_open_are_refused() {
         let mut asked = Policy::default();
-        assert_eq!(asked.check_paths_within(&Policy::installation()), Ok(()));
+        assert_eq!(asked.check_within(&Policy::installation()), Ok(()));
         asked.filesystem.read_only_paths = Some(vec!["/opt/a".into(), "/srv".into()]);
         let mut upper = Policy::installation();
         upper.filesystem.read_only_paths = Some(vec!["/opt".into()]);
-        let error = asked.check_paths_within(&upper).unwrap_err();
+        let error = asked.check_within(&upper).unwrap_err();
         assert_eq!(error.field, "filesystem.read_only_paths[1]");
     }
 

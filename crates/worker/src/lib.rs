@@ -18,6 +18,7 @@ mod modes;
 mod output;
 mod poll;
 mod receipts;
+mod release;
 mod retries;
 mod root;
 mod runs;

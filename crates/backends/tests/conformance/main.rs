@@ -16,5 +16,6 @@ mod machine;
 mod overlays;
 mod policies;
 mod programs;
+mod shares;
 mod surroundings;
 mod unprivileged;

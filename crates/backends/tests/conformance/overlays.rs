@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use codelia_policy::Outcome;
+use codelia_policy::{Format, Outcome, Policy};
 use codelia_sys::process;
 use tempfile::TempDir;
 
@@ -158,7 +158,37 @@ async fn an_overlay_of_what_is_no_directory_is_refused_by_its_field(mut place: P
     }
 }
 
+/// As a file says it: a view that is only read, with what is denied in it, and overlays.
+async fn mode_static_changes_nothing_but_overlays(mut place: Place) {
+    let (open, dir) = (tools(), tools());
+    if !has_overlays(&mut place, dir.path()) {
+        return;
+    }
+    let (read, changed) = (open.path().display(), dir.path().display());
+    let text = format!(
+        "filesystem: {{mode: static, read_only_paths: [{read}], overlay_paths: [{changed}], denied_paths: [{read}/bin]}}"
+    );
+    place.policy = Policy::parse(&text, Format::Yaml).unwrap();
+    let script = format!(
+        "cat {read}/readme; echo x > {read}/new && echo written; cat {read}/bin/tool && echo reached
+         cd {changed} && {CHANGE} && cat bin/tool"
+    );
+    let finished = place.sh(&place.session(), &script).await;
+    assert_eq!(finished.stdout, "readme of the host\nx\n", "{finished:?}");
+    // The control: without it the installation's writable path is written, with it the same path is shut.
+    let session = place.session();
+    session.give(open.path());
+    let mut upper = Policy::default();
+    upper.filesystem.read_write_paths = Some(vec![open.path().to_owned()]);
+    place.policy = upper.clone();
+    let write = format!("echo x > {read}/new && echo written; true");
+    assert_eq!(says(&place, &session, &write).await, "written\n");
+    place.policy = upper.merge(&Policy::parse("filesystem: {mode: static}", Format::Yaml).unwrap());
+    assert_eq!(says(&place, &session, &write).await, "");
+}
+
 in_every_mode!(
+    mode_static_changes_nothing_but_overlays,
     an_overlay_is_changed_for_its_session_alone,
     sandboxes_of_a_session_see_each_others_changes_at_once,
     secrets_in_an_overlay_are_not_there,
