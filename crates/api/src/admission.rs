@@ -171,7 +171,7 @@ pub(crate) fn admit_policy(
     mode: Mode,
     network: Option<NetworkMode>,
 ) -> Result<Policy, ApiError> {
-    asked.check_paths_within(upper)?;
+    asked.check_within(upper)?;
     let policy = upper.merge(asked);
     policy.check_mode(mode)?;
     Plan::check(mode, network, &policy)?;

@@ -122,12 +122,7 @@ impl RunningCommand {
             oom_kills += u64::from(self.sandbox.ran_out_of_memory().await);
         }
         let status = exit.as_ref().map_or(ending::KILLED, |exit| exit.status);
-        let (cpu_time, peak) = exit.map(|exit| (exit.cpu_time, exit.peak_memory_bytes)).unwrap_or_default();
-        let usage = Usage {
-            cpu_time: counted.cpu_time.unwrap_or(cpu_time),
-            peak_memory_bytes: counted.peak_memory_bytes.unwrap_or(peak),
-            wall_time,
-        };
+        let usage = usage(exit.as_ref(), counted, wall_time);
         let signs = ending::Signs {
             cause: self.cause(),
             oom_kills,
@@ -157,6 +152,21 @@ impl RunningCommand {
             // Its end is seen by `wait`.
             tracing::debug!(%error, ?request, "codelia-init does not listen");
         }
+    }
+}
+
+/// The group knows of all; init of those that were waited for.
+fn usage(exit: Option<&Exit>, counted: cgroup::Usage, wall_time: Duration) -> Usage {
+    let told = |of: fn(&Exit) -> u64| exit.map(of).unwrap_or_default();
+    let (read, written) = counted.io_bytes.unwrap_or_default();
+    Usage {
+        cpu_time: counted.cpu_time.or(exit.map(|exit| exit.cpu_time)).unwrap_or_default(),
+        peak_memory_bytes: counted.peak_memory_bytes.unwrap_or_else(|| told(|exit| exit.peak_memory_bytes)),
+        wall_time,
+        read_bytes: read.max(told(|exit| exit.read_bytes)),
+        written_bytes: written.max(told(|exit| exit.written_bytes)),
+        // codelia-init is one of them.
+        peak_processes: counted.peak_pids.unwrap_or_default().saturating_sub(1),
     }
 }
 

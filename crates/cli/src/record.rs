@@ -193,6 +193,9 @@ fn usage(usage: &v1::Usage) -> Value {
         "cpu_ms": millis(usage.cpu_time.as_ref()),
         "peak_memory_bytes": usage.peak_memory_bytes,
         "wall_ms": millis(usage.wall_time.as_ref()),
+        "read_bytes": usage.read_bytes,
+        "written_bytes": usage.written_bytes,
+        "peak_processes": usage.peak_processes,
     })
 }
 

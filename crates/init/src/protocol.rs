@@ -31,6 +31,34 @@ pub enum Request {
     Kill,
 }
 
+/// The overlays of a session, which init mounts outside of any sandbox. The only message then: it carries the namespaces to
+/// add them to, if there are any, and `ready` carries those that they are in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlays {
+    /// Where their layers are; it is made if it is not there.
+    pub directory: PathBuf,
+    /// Whose the changes are.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// What is not there yet is added.
+    pub overlays: Vec<Overlay>,
+}
+
+/// A directory of the host under a layer that takes all changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlay {
+    /// On the host.
+    pub source: PathBuf,
+    /// Of its layer, and of its place below [`OVERLAY_PLACES`].
+    pub name: String,
+    /// What is left out of it, below its source, without a symbolic link on the way.
+    pub hidden: Vec<PathBuf>,
+}
+
+/// Where overlays are mounted, in the directory of their layers.
+pub const OVERLAY_PLACES: &str = "mounted";
+
 /// What holds for the whole sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
@@ -221,6 +249,16 @@ pub enum Step {
     Supervise,
     /// Hear in time that it may go on.
     Live,
+    /// Have mounts that nobody else sees.
+    OverlaySpace,
+    /// Make the directories of a layer.
+    OverlayLayer,
+    /// Leave secrets out of an overlay.
+    OverlayHide,
+    /// Have what root owns belong to the session's user.
+    OverlayOwner,
+    /// Mount an overlay.
+    OverlayMount,
 }
 
 /// How everything ended.
@@ -232,4 +270,8 @@ pub struct Exit {
     pub cpu_time: Duration,
     /// The largest resident memory of one process.
     pub peak_memory_bytes: u64,
+    /// Bytes that they read from devices.
+    pub read_bytes: u64,
+    /// Bytes that they wrote to files.
+    pub written_bytes: u64,
 }

@@ -130,5 +130,11 @@ fn kill_descendants() -> Result<(), Failure> {
 
 fn exit(status: Status) -> Result<Exit, Failure> {
     let usage = process::children_usage().map_err(at(Step::Supervise))?;
-    Ok(Exit { status, cpu_time: usage.cpu_time, peak_memory_bytes: usage.peak_memory_bytes })
+    Ok(Exit {
+        status,
+        cpu_time: usage.cpu_time,
+        peak_memory_bytes: usage.peak_memory_bytes,
+        read_bytes: usage.read_bytes,
+        written_bytes: usage.written_bytes,
+    })
 }

@@ -17,6 +17,7 @@ use crate::{
     dispatch::{self, Slot},
     lease::Current,
     modes::{Denial, denial, failed},
+    release::Release,
     runs::{ActiveRun, Control, Inlets, Phase, Started},
     stdio::{self, Ends, Terminal},
     stream::{Lost, Streams, insist},
@@ -90,6 +91,8 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
     let done = carry_out(&worker, &run, inlets).await;
     run.output.close();
     drop(slot);
+    // Who holds the lease no more has nothing to give out.
+    run.fence.run_until_cancelled(Release::of(&run.assigned.spec.policy).time()).await;
     let committed = match done {
         Ok(report) => commit(&worker, &run, report).await.map_err(Undone::from),
         Err(undone) => Err(undone),
@@ -231,7 +234,9 @@ async fn supervise(
     if let Some(violations) = violations {
         all_collected(violations).await;
     }
-    let (outcome, usage) = ended?;
+    let (outcome, mut usage) = ended?;
+    let release = Release::of(&run.assigned.spec.policy);
+    (usage.cpu_time, usage.wall_time) = (release.rounded(usage.cpu_time), release.rounded(usage.wall_time));
     Ok(Report {
         outcome,
         usage,
