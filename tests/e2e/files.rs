@@ -756,11 +756,11 @@ async fn a_session_that_nobody_holds_is_taken_for_a_file_call() -> Result<()> {
 async fn file_calls_keep_a_session_from_being_idle() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let idle_ttl = Duration::from_millis(1500);
+    let idle_ttl = Duration::from_millis(2500);
     let idle = CreateSessionRequest { idle_ttl: Some(duration_to_proto(idle_ttl)), ..Default::default() };
     let session = client.create(idle).await?;
     let begun = std::time::Instant::now();
-    while begun.elapsed() < idle_ttl * 3 {
+    while begun.elapsed() < idle_ttl * 2 {
         client.put(&session.name, "file", "text").await?;
     }
     assert_eq!(client.get_session(&session.name).await?.state(), SessionState::Open);
