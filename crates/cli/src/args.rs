@@ -278,7 +278,7 @@ pub(crate) struct CreateSession {
     /// Time to live
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
-    /// It also ends when no run was active for this long
+    /// It also ends when no run or file call was active for this long
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_ttl: Option<Duration>,
     #[command(flatten)]
