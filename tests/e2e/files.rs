@@ -555,6 +555,7 @@ async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Li
         labels: &BTreeMap::new(),
         ttl: Duration::from_secs(600),
         idle_ttl: None,
+        allow_data_loss: false,
         idempotency: None,
     };
     cluster.store.session_create(new, Quotas::default()).await?;

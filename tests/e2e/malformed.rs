@@ -297,7 +297,7 @@ async fn refused(client: &Client, method: &Method, spoilt: &Spoilt) {
     assert!(refusal.fields.iter().any(|told| names(told, &spoilt.field)), "{at}: names {:?}", refusal.fields);
 }
 
-/// How much there is of everything but events, which tell of refusals.
+/// How much there is of everything but events, which tell of what was above a ceiling.
 async fn stored(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     let mut counts = cluster.database.row_counts().await?;
     counts.retain(|(table, _)| table != "events");

@@ -213,7 +213,8 @@ fn log_failure(call: &'static str, address: &str, result: Result<(), Error>) {
     }
 }
 
-fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::StartRunRequest, Error> {
+/// What pushes a run to the life of the worker that it is recorded for.
+pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::StartRunRequest, Error> {
     Ok(wire::StartRunRequest {
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),

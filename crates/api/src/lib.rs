@@ -23,6 +23,7 @@ mod render;
 mod runs;
 mod service;
 mod sessions;
+mod specs;
 mod status;
 mod upkeep;
 mod validate;

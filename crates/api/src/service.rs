@@ -34,6 +34,7 @@ use crate::{
     quota::OutputQuota,
     runs::Runs,
     sessions::Sessions,
+    specs::Specs,
     upkeep,
 };
 
@@ -97,6 +98,7 @@ impl Service {
         let (incoming, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
+            specs: Specs::default(),
             output: OutputQuota::default(),
             cut: CancellationToken::new(),
             options,

@@ -138,7 +138,9 @@ impl ApiError {
             Self::AliasInUse => "an open session has this alias".into(),
             Self::TenantExists => "a tenant has this id".into(),
             Self::SessionEnded => "the session has ended".into(),
-            Self::SessionDataLost => "the session's files are gone; create a new one".into(),
+            Self::SessionDataLost => {
+                "the session's files are gone, or with a worker that is; create a new one".into()
+            }
             Self::ModeNotAllowed { mode } => format!("mode {mode} is not allowed here"),
             Self::BelowFloor { mode, floor } => format!(
                 "mode {mode} gives {}, and this tenant's isolation is at least {floor}; an operator may decide \

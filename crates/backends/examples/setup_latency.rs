@@ -128,6 +128,7 @@ async fn main() {
         socket: socket.clone(),
         runtime: None,
         image: "codelia-base".to_owned(),
+        images: std::collections::BTreeMap::new(),
         directory: place.path().join("containers"),
         worker: "benchmark".to_owned(),
     })

@@ -13,7 +13,7 @@ use crate::{
     hidden::{self, Hidden},
     idle,
     isolating::{Host, INIT, Inherited, Isolating, Tool},
-    orphans,
+    orphans, overlay,
 };
 
 /// What the mode needs to know.
@@ -133,6 +133,9 @@ impl Arguments<'_> {
             Mount::Bind { source, target, writable } => {
                 let how = if *writable { "--bind" } else { "--ro-bind" };
                 self.add([how, text(source)?, text(target)?]);
+            }
+            Mount::Overlay { target, layer, .. } => {
+                self.add(["--bind", text(&overlay::place(layer))?, text(target)?]);
             }
             Mount::Tmpfs { target, size_bytes } => {
                 self.add(["--perms", "1777", "--size", &size_bytes.to_string(), "--tmpfs", text(target)?]);

@@ -90,6 +90,9 @@ pub enum Error {
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
     Inside(Failure),
+    /// An overlay cannot be mounted.
+    #[error("overlays of directories of the host: {0}")]
+    Overlay(Failure),
     /// What killed workers left cannot be looked for.
     #[error("looking for leftovers: {0}")]
     Sweep(#[source] io::Error),

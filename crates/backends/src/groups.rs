@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use codelia_policy::{Enforceable, Plan, RunId};
-use codelia_sys::cgroup::{self, Controller, Group, Hierarchy};
+use codelia_policy::{Enforceable, IoLimits, Plan, RunId};
+use codelia_sys::{
+    cgroup::{self, Controller, Device, DeviceLimits, Group, Hierarchy},
+    process,
+};
 
 use crate::{Error, Gap};
 
@@ -25,7 +28,33 @@ impl Groups {
         if limits == cgroup::Limits::default() {
             return Ok(None);
         }
-        Ok(Some(Group::create(&self.hierarchy, &plan.sandbox.to_string(), limits)?))
+        let mut group = Group::create(&self.hierarchy, &plan.sandbox.to_string(), limits)?;
+        match self.restrict(&mut group, plan) {
+            Ok(()) => Ok(Some(group)),
+            Err(error) => {
+                group.remove()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Holds a group to what only some plans ask for.
+    fn restrict(&self, group: &mut Group, plan: &Plan) -> Result<(), Error> {
+        let refuse = |field| {
+            move |error: codelia_sys::Error| {
+                tracing::info!(%error, field, "a control group cannot be held to it");
+                Error::Unenforceable { field }
+            }
+        };
+        if let Some(cpus) = &plan.cpus {
+            group.limit_processors(&self.hierarchy, cpus).map_err(refuse("policy.resources.cpus"))?;
+        }
+        if let Some(field) = plan.io.field() {
+            let limits = Device::of(&plan.root).map(|device| device_limits(device, plan.io));
+            let limited = limits.and_then(|limits| group.limit_device(&self.hierarchy, Some(limits)));
+            limited.map_err(refuse(field))?;
+        }
+        Ok(())
     }
 
     /// Removes the groups that workers which were killed left empty.
@@ -43,7 +72,33 @@ impl Groups {
             }
         };
         let [memory, pids, cpu] = Controller::LIMITING.map(&mut can);
-        Enforceable { memory, cpu, pids, ..Enforceable::default() }
+        let mut more = |controller| match self.try_more(controller) {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(gap_of_more(controller, &error));
+                false
+            }
+        };
+        let [reads, cpus] = [Controller::Io, Controller::Processors].map(&mut more);
+        let writes = reads && self.hierarchy.limits_writing();
+        if reads && !writes {
+            gaps.push(Gap {
+                missing: "limits of writing to devices, which the kernel does on nobody's account".to_owned(),
+                remedy: "boot with control groups of version 2".to_owned(),
+            });
+        }
+        Enforceable { memory, cpu, pids, reads, writes, cpus, ..Enforceable::default() }
+    }
+
+    /// The same for what only some groups are held to.
+    fn try_more(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
+        let name = format!("probe-{}", RunId::generate());
+        let mut group = Group::create(&self.hierarchy, &name, smallest_limit(Controller::Pids))?;
+        let limited = match controller {
+            Controller::Processors => group.limit_processors(&self.hierarchy, &process::processors()?),
+            _ => group.limit_device(&self.hierarchy, None),
+        };
+        limited.and(group.remove())
     }
 
     fn try_controller(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
@@ -69,7 +124,24 @@ fn smallest_limit(controller: Controller) -> cgroup::Limits {
         Controller::Memory => cgroup::Limits { memory_bytes: Some(1 << 20), ..limits },
         Controller::Pids => cgroup::Limits { pids: Some(1), ..limits },
         Controller::Cpu => cgroup::Limits { cpu_millis: Some(1), ..limits },
-        Controller::CpuTime => limits,
+        Controller::CpuTime | Controller::Io | Controller::Processors => limits,
+    }
+}
+
+fn device_limits(device: Device, io: IoLimits) -> DeviceLimits {
+    DeviceLimits {
+        device,
+        read_bytes: io.read_bytes,
+        write_bytes: io.write_bytes,
+        reads: io.reads,
+        writes: io.writes,
+    }
+}
+
+fn gap_of_more(controller: Controller, error: &codelia_sys::Error) -> Gap {
+    Gap {
+        missing: format!("limits by the {} controller: {error}", controller.as_str()),
+        remedy: format!("delegate {} to the worker's control group too", controller.as_str()),
     }
 }
 

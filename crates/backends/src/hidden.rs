@@ -56,6 +56,9 @@ fn at(mount: &Mount, rest: &Path, target: &Path, even_if_absent: bool) -> Result
         Mount::Bind { source, target: place, writable } => {
             in_bind(source, place, rest, *writable && even_if_absent)
         }
+        // What is below was left out when it was mounted.
+        Mount::Overlay { .. } if rest.as_os_str().is_empty() => Ok(Hidden::Directory(target.to_owned())),
+        Mount::Overlay { .. } => Ok(Hidden::Nothing),
         Mount::Tmpfs { .. } if !even_if_absent => Ok(Hidden::Nothing),
         Mount::Tmpfs { .. } => Ok(Hidden::Directory(target.to_owned())),
         // The sandbox's own has what the host's has.

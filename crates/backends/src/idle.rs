@@ -6,8 +6,8 @@ use std::{
 };
 
 use codelia_policy::{
-    CommandSpec, Enforceable, Host, Ids, Limits, LimitsRequest, Mode, Mount, NetworkMode, Outcome, Plan,
-    Policy, RunId, RunSpec, SessionId,
+    CommandSpec, Enforceable, Host, Ids, IoLimits, Limits, LimitsRequest, Mode, Mount, NetworkMode, Outcome,
+    Plan, Policy, RunId, RunSpec, SessionId,
 };
 use codelia_sys::process;
 
@@ -47,6 +47,9 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
         hostname: None,
         limits: Limits::default(),
         unenforced: limits.into_iter().filter(|(_, can)| !can).map(|(name, _)| name.to_owned()).collect(),
+        io: IoLimits::default(),
+        cpus: None,
+        profile: None,
         network: NetworkMode::Host,
         security: None,
     }

@@ -11,15 +11,24 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
-use codelia_policy::{Enforceable, Ids, Mode, NetworkMode, Plan};
+use codelia_policy::{Enforceable, Ids, Mode, Mount, NetworkMode, Plan};
 use codelia_sys::{cgroup::Group, inherit, process};
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared, control::Control, groups::Groups, idle, prepared,
-    sandbox::Sandbox, scratch::Scratch, setup, tool::ToolProcess,
+    Backend, Capabilities, Error, Gap, Prepared,
+    control::Control,
+    groups::Groups,
+    idle,
+    overlay::{self, Overlays, Spaces},
+    prepared,
+    sandbox::Sandbox,
+    scratch::Scratch,
+    setup,
+    tool::ToolProcess,
 };
 
 /// Where `codelia-init` is inside every sandbox.
@@ -78,35 +87,43 @@ pub(crate) struct Isolating<T> {
     tool: T,
     host: Host,
     groups: Groups,
+    overlays: Arc<Overlays>,
 }
 
 impl<T: Tool> Isolating<T> {
     /// Looks for the control groups of this host.
     pub(crate) fn new(tool: T, host: Host, cgroup_parent: Option<&str>) -> Result<Self, Error> {
         let host = Host { program: locate(host.program), ..host };
-        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)? })
+        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)?, overlays: Arc::default() })
     }
 
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let setup = setup::of(plan)?;
         let complaints = File::from(inherit::memory_file("complaints", b"").map_err(io::Error::from)?);
-        let sandbox = self.start(plan, self.groups.create(plan)?, &complaints)?;
+        let overlays = self.overlays.hold(&self.host.init, plan).await?;
+        let sandbox = self.start(plan, self.groups.create(plan)?, overlays, &complaints)?;
         let prepared = prepared::prepare(sandbox, plan, setup, None).await;
         prepared.map_err(|error| explain(T::MODE, error, &complaints))
     }
 
     /// From here on the sandbox takes itself down.
-    fn start(&self, plan: &Plan, mut group: Option<Group>, complaints: &File) -> Result<Sandbox, Error> {
+    fn start(
+        &self,
+        plan: &Plan,
+        mut group: Option<Group>,
+        overlays: Option<Arc<Spaces>>,
+        complaints: &File,
+    ) -> Result<Sandbox, Error> {
         let ids = ids(plan)?;
         let scratch = Scratch::enter(ids.uid, self.tool.scratch(ids));
         let started = Control::pair().and_then(|(control, there)| {
-            let command = self.command(plan, there, complaints)?;
+            let command = self.command(plan, there, overlays.as_deref(), complaints)?;
             let child = tokio::process::Command::from(command).spawn();
             child.map(|child| (control, child)).map_err(|source| self.not_started(source))
         });
         match started {
             Ok((control, child)) => {
-                Ok(Sandbox::new(control, Box::new(ToolProcess::new(child, plan, scratch)), group))
+                Ok(Sandbox::new(control, Box::new(ToolProcess::new(child, plan, scratch, overlays)), group))
             }
             Err(error) => {
                 group.as_mut().map(Group::remove).transpose()?;
@@ -116,7 +133,13 @@ impl<T: Tool> Isolating<T> {
     }
 
     /// The tool runs as the session's user from its first instruction: it has nothing to lose.
-    fn command(&self, plan: &Plan, control: OwnedFd, complaints: &File) -> Result<Command, Error> {
+    fn command(
+        &self,
+        plan: &Plan,
+        control: OwnedFd,
+        overlays: Option<&Spaces>,
+        complaints: &File,
+    ) -> Result<Command, Error> {
         let mut inherited = Inherited::default();
         let mut command = Command::new(&self.host.program);
         command
@@ -129,9 +152,13 @@ impl<T: Tool> Isolating<T> {
             .stdout(Stdio::null())
             .stderr(Stdio::from(complaints.try_clone()?));
         // Nobody else may choose, and the plan names no other.
-        if process::own_user() == 0 {
-            let ids = ids(plan)?;
-            command.uid(ids.uid).gid(ids.gid);
+        let chosen = if process::own_user() == 0 { Some(ids(plan)?) } else { None };
+        match (overlays, chosen) {
+            (Some(overlays), ids) => {
+                inherit::start_in(&mut command, overlays.copies()?, ids.map(|ids| (ids.uid, ids.gid)));
+            }
+            (None, Some(ids)) => drop(command.uid(ids.uid).gid(ids.gid)),
+            (None, None) => {}
         }
         inherit::inherit(&mut command, inherited.0);
         Ok(command)
@@ -161,6 +188,23 @@ impl<T: Tool> Isolating<T> {
         let prepared = self.carry_out(&idle::isolated(T::MODE, host, only)?).await?;
         idle::run(prepared, Path::new(INIT)).await
     }
+
+    /// The same with an overlay of the host's programs.
+    async fn try_overlay(&self, host: Enforceable) -> Result<(), Error> {
+        let mut plan = idle::isolated(T::MODE, host, None)?;
+        let layers = env::temp_dir().join(plan.sandbox.to_string());
+        plan.mounts.push(Mount::Overlay {
+            source: "/usr".into(),
+            target: "/usr".into(),
+            layer: layers.join("usr"),
+        });
+        let tried = match self.carry_out(&plan).await {
+            Ok(prepared) => idle::run(prepared, Path::new(INIT)).await,
+            Err(error) => Err(error),
+        };
+        let removed = overlay::remove(&layers);
+        tried.and(Ok(removed?))
+    }
 }
 
 #[async_trait]
@@ -183,7 +227,14 @@ impl<T: Tool> Backend for Isolating<T> {
                 false
             }
         };
-        let enforceable = Enforceable { network: true, syscalls: true, executables, ..limits };
+        let overlays = match self.try_overlay(limits).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(no_overlays(&error));
+                false
+            }
+        };
+        let enforceable = Enforceable { network: true, syscalls: true, executables, overlays, ..limits };
         Capabilities { mode: T::MODE, usable: true, enforceable, gaps }
     }
 
@@ -205,6 +256,15 @@ fn locate(program: PathBuf) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|dir| dir.join(&program)).find(|path| path.is_file());
     found.unwrap_or(program)
+}
+
+fn no_overlays(error: &Error) -> Gap {
+    Gap {
+        missing: error.to_string(),
+        remedy: "use a kernel that mounts overlays for the worker (5.19 or later as root, 5.11 or later for other \
+                 users), with programs and temporary files on a file system of their own (ext4, xfs, btrfs)"
+            .to_owned(),
+    }
 }
 
 pub(crate) fn no_list_of_executables(error: &Error) -> Gap {

@@ -21,6 +21,7 @@ mod isolating;
 mod logical;
 mod nsjail;
 mod orphans;
+mod overlay;
 mod prepared;
 mod running;
 mod sandbox;

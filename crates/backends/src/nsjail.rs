@@ -16,7 +16,7 @@ use crate::{
     hidden::{self, Hidden},
     idle,
     isolating::{self, Host, INIT, Inherited, Isolating, Tool},
-    scratch,
+    overlay, scratch,
 };
 
 /// What the mode needs to know.
@@ -165,6 +165,7 @@ impl Config {
     fn mount(&mut self, mount: &Mount, made: &[Mount]) -> Result<(), Error> {
         match mount {
             Mount::Bind { source, target, writable } => self.bind(source, target, *writable),
+            Mount::Overlay { target, layer, .. } => self.bind(&overlay::place(layer), target, true),
             Mount::Tmpfs { target, size_bytes } => {
                 self.tmpfs(target, &format!("size={size_bytes},mode=1777"), true)
             }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use codelia_init::{Exit, Report, Request};
+use codelia_init::{Exit, Failure, Report, Request, Step};
 use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
 use codelia_sys::cgroup::{self, Group};
 use tokio::{sync::mpsc, time::timeout_at};
@@ -91,10 +91,17 @@ impl RunningCommand {
     async fn hear_end(&mut self) -> Option<Exit> {
         if self.cause.is_none() && self.killed.get().is_none() {
             let (control, group) = self.sandbox.ends();
-            tokio::select! {
+            let heard = tokio::select! {
                 biased;
-                report = control.receive() => return exit(report),
-                cause = broken_rule(self.supervisor.as_ref(), self.watch, group) => self.cause = Some(cause),
+                report = control.receive() => Ok(report),
+                cause = broken_rule(self.supervisor.as_ref(), self.watch, group) => Err(cause),
+            };
+            match heard {
+                Ok(report) => {
+                    self.cause = is_silence(&report).then_some(Cause::Silence);
+                    return exit(report);
+                }
+                Err(cause) => self.cause = Some(cause),
             }
         }
         if self.cause.is_some() {
@@ -115,12 +122,7 @@ impl RunningCommand {
             oom_kills += u64::from(self.sandbox.ran_out_of_memory().await);
         }
         let status = exit.as_ref().map_or(ending::KILLED, |exit| exit.status);
-        let (cpu_time, peak) = exit.map(|exit| (exit.cpu_time, exit.peak_memory_bytes)).unwrap_or_default();
-        let usage = Usage {
-            cpu_time: counted.cpu_time.unwrap_or(cpu_time),
-            peak_memory_bytes: counted.peak_memory_bytes.unwrap_or(peak),
-            wall_time,
-        };
+        let usage = usage(exit.as_ref(), counted, wall_time);
         let signs = ending::Signs {
             cause: self.cause(),
             oom_kills,
@@ -153,6 +155,21 @@ impl RunningCommand {
     }
 }
 
+/// The group knows of all; init of those that were waited for.
+fn usage(exit: Option<&Exit>, counted: cgroup::Usage, wall_time: Duration) -> Usage {
+    let told = |of: fn(&Exit) -> u64| exit.map(of).unwrap_or_default();
+    let (read, written) = counted.io_bytes.unwrap_or_default();
+    Usage {
+        cpu_time: counted.cpu_time.or(exit.map(|exit| exit.cpu_time)).unwrap_or_default(),
+        peak_memory_bytes: counted.peak_memory_bytes.unwrap_or_else(|| told(|exit| exit.peak_memory_bytes)),
+        wall_time,
+        read_bytes: read.max(told(|exit| exit.read_bytes)),
+        written_bytes: written.max(told(|exit| exit.written_bytes)),
+        // codelia-init is one of them.
+        peak_processes: counted.peak_pids.unwrap_or_default().saturating_sub(1),
+    }
+}
+
 async fn end_soon(control: &mut Control, deadline: Instant) -> Result<Option<Report>, Error> {
     timeout_at(deadline.into(), control.receive()).await.unwrap_or(Err(Error::Unresponsive))
 }
@@ -165,6 +182,11 @@ fn exit(report: Result<Option<Report>, Error>) -> Option<Exit> {
             None
         }
     }
+}
+
+/// Whether `codelia-init` ended everything because it heard nothing from here for too long.
+fn is_silence(report: &Result<Option<Report>, Error>) -> bool {
+    matches!(report, Ok(Some(Report::Failed(Failure { step: Step::Live, .. }))))
 }
 
 /// Waits until the command must be killed for a rule it broke.
@@ -199,6 +221,10 @@ impl Running for RunningCommand {
 
     async fn signal(&self, signal: i32) {
         self.tell(Request::Signal(signal)).await;
+    }
+
+    async fn keep_alive(&self, time: Duration) {
+        self.tell(Request::Live(time)).await;
     }
 
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {

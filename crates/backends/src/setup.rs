@@ -72,6 +72,7 @@ fn expected(plan: &Plan) -> Expected {
 fn expected_mount(mount: &Mount) -> Option<ExpectedMount> {
     let (target, writable) = match mount {
         Mount::Bind { target, writable, .. } => (target.clone(), Some(*writable)),
+        Mount::Overlay { target, .. } => (target.clone(), Some(true)),
         Mount::Tmpfs { target, .. } => (target.clone(), Some(true)),
         Mount::Proc => ("/proc".into(), None),
         Mount::Dev | Mount::Symlink { .. } | Mount::File { .. } | Mount::Hidden { .. } => return None,

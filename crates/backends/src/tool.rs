@@ -1,13 +1,13 @@
 //! The process of a tool around `codelia-init`: its end, its death, and what it leaves.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use codelia_policy::{Plan, Receipt};
 use codelia_sys::{Pid, process};
 use tokio::process::Child;
 
-use crate::{holder::Holder, scratch::Scratch};
+use crate::{holder::Holder, overlay::Spaces, scratch::Scratch};
 
 /// A tool that ends when `codelia-init`, the first process of its namespace, has ended: by then the
 /// kernel has ended all the others.
@@ -20,16 +20,19 @@ pub(crate) struct ToolProcess {
     names: [String; 2],
     /// Given back when the sandbox is gone.
     scratch: Option<Scratch>,
+    /// Lives on for the next sandbox of the session as long as one does.
+    _overlays: Option<Arc<Spaces>>,
 }
 
 impl ToolProcess {
-    pub(crate) fn new(child: Child, plan: &Plan, scratch: Scratch) -> Self {
+    pub(crate) fn new(child: Child, plan: &Plan, scratch: Scratch, overlays: Option<Arc<Spaces>>) -> Self {
         let below_root = format!(" {}/", plan.root.display());
         Self {
             child,
             killed: Vec::new(),
             names: [plan.sandbox.to_string(), below_root],
             scratch: Some(scratch),
+            _overlays: overlays,
         }
     }
 

@@ -122,6 +122,29 @@ pub(crate) struct Up {
     pub(crate) detached: bool,
 }
 
+/// What of the host's files a command sees, beside what its policy says.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Files {
+    /// Write nothing of the host's; what looks writable is an overlay
+    #[arg(long = "static")]
+    pub(crate) is_static: bool,
+    /// Path of the host to read, repeatable
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ro: Vec<PathBuf>,
+    /// Path of the host to read and write, repeatable
+    #[arg(long, value_name = "PATH", conflicts_with = "is_static")]
+    pub(crate) rw: Vec<PathBuf>,
+    /// Directory of the host to change for the session alone, repeatable
+    #[arg(long, value_name = "PATH")]
+    pub(crate) overlay: Vec<PathBuf>,
+    /// Path that must not be reached, repeatable
+    #[arg(long, value_name = "PATH")]
+    pub(crate) deny: Vec<PathBuf>,
+    /// Name of the image in mode container, such as python
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image_profile: Option<String>,
+}
+
 /// Limits and surroundings, for runs and sessions.
 #[derive(Debug, Args)]
 pub(crate) struct Policy {
@@ -146,6 +169,8 @@ pub(crate) struct Policy {
     /// What the command may do, as a file: .json, .yaml or .toml
     #[arg(long = "policy", value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) files: Files,
     /// Label, repeatable
     #[arg(long = "label", value_name = "K=V", value_parser = pair)]
     pub(crate) labels: Vec<(String, String)>,
@@ -165,6 +190,7 @@ Examples:
   tar c . | codelia run -s work -- tar x
   codelia run --timeout 10m --memory-mb 256 --env CI=1 -- make test
   codelia run -d -s work -- ./server         prints the run's id; see `codelia attach`
+  codelia run --static --overlay /usr/local -- pip install .
   codelia run --json -- true | tail -n 1     the run's record")]
 pub(crate) struct Run {
     /// Session to run in; without it one is made for this run
@@ -238,7 +264,7 @@ pub(crate) struct Kill {
 pub(crate) enum Session {
     /// Create a session
     #[command(after_help = "Example:\n  codelia session create --alias work --ttl 2h --idle-ttl 10m")]
-    Create(CreateSession),
+    Create(Box<CreateSession>),
     /// List sessions
     List {
         /// Ended sessions too
@@ -281,6 +307,9 @@ pub(crate) struct CreateSession {
     /// It also ends when no run or file call was active for this long
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_ttl: Option<Duration>,
+    /// Start again empty when its files are gone or with a worker that is, instead of refusing runs
+    #[arg(long)]
+    pub(crate) allow_data_loss: bool,
     #[command(flatten)]
     pub(crate) policy: Policy,
 }

@@ -128,6 +128,9 @@ pub(crate) struct Sandbox {
     pub(crate) container_socket: PathBuf,
     pub(crate) container_runtime: Option<String>,
     pub(crate) container_image: String,
+    /// The images of profiles: `python=codelia-python,…`.
+    #[serde(deserialize_with = "pairs")]
+    pub(crate) container_images: BTreeMap<String, String>,
     pub(crate) init: Option<PathBuf>,
 }
 
@@ -334,6 +337,18 @@ fn address_or_off<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAdd
     if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(serde::de::Error::custom) }
 }
 
+/// Names with a value each: `a=b,c=d`.
+fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let text = String::deserialize(from)?;
+    let pair = |part: &str| match part.trim().split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err(serde::de::Error::custom(format!("{part:?} is not NAME=VALUE"))),
+    };
+    text.split(',').filter(|part| !part.trim().is_empty()).map(pair).collect()
+}
+
 fn more_than_zero<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(from)?;
     if value.is_finite() && value >= 0.001 {
@@ -424,6 +439,22 @@ pub(crate) mod tests {
             let error = loaded(None, &[], &[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains(&format!("env:{name}")), "{error}");
         }
+    }
+
+    #[test]
+    fn images_of_profiles_are_named_in_one_value() {
+        let key = "CODELIA_SANDBOX_CONTAINER_IMAGES";
+        let images =
+            |text| loaded(None, &[], &[(key, text)]).map(|loaded| loaded.config.sandbox.container_images);
+        let found = images("python=registry:5000/py:3, go=go").unwrap();
+        assert_eq!(
+            found,
+            [("go", "go"), ("python", "registry:5000/py:3")].map(|(a, b)| (a.into(), b.into())).into()
+        );
+        assert!(images("").unwrap().is_empty());
+        assert!(images("python").is_err());
+        let usual = loaded(None, &[], &[]).unwrap().config.sandbox.container_images;
+        assert_eq!(usual.keys().collect::<Vec<_>>(), ["node", "python", "rust"]);
     }
 
     #[test]

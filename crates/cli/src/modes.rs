@@ -39,6 +39,7 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
             socket: config.sandbox.container_socket.clone(),
             runtime: config.sandbox.container_runtime.clone(),
             image: config.sandbox.container_image.clone(),
+            images: config.sandbox.container_images.clone(),
             directory: config.data_dir.join("run/containers"),
             worker: config.worker.id.clone().unwrap_or_else(options::host_name),
         })?),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use codelia_policy::{Format, Mode, Policy, PolicyError};
+use codelia_policy::{FilesystemMode, Format, Mode, Policy, PolicyError};
 use codelia_proto::v1::{
     self, CheckPolicyRequest, ExplainPolicyRequest, ExplainPolicyResponse, PolicySource, SandboxMode,
 };
@@ -43,6 +43,33 @@ pub(crate) fn read(file: &Path) -> Result<Policy> {
 /// Reads a policy from a file, if there is one, for the wire.
 pub(crate) fn load(file: Option<&Path>) -> Result<Option<v1::Policy>> {
     file.map(|file| read(file).map(|policy| (&policy).into())).transpose()
+}
+
+/// The policy of a run or session as it was asked for: a file, and what flags add to it.
+pub(crate) fn asked(args: &args::Policy) -> Result<Option<v1::Policy>> {
+    let policy = args.file.as_deref().map(read).transpose()?;
+    let mut whole = policy.clone().unwrap_or_default();
+    add(&mut whole, &args.files);
+    Ok((policy.is_some() || whole != Policy::default()).then(|| (&whole).into()))
+}
+
+fn add(policy: &mut Policy, flags: &args::Files) {
+    let files = &mut policy.filesystem;
+    if flags.is_static {
+        files.mode = Some(FilesystemMode::Static);
+    }
+    let lists = [
+        (&mut files.read_only_paths, &flags.ro),
+        (&mut files.read_write_paths, &flags.rw),
+        (&mut files.overlay_paths, &flags.overlay),
+    ];
+    for (list, more) in lists.into_iter().filter(|(_, more)| !more.is_empty()) {
+        list.get_or_insert_default().extend(more.iter().cloned());
+    }
+    files.denied_paths.extend(flags.deny.iter().cloned());
+    if flags.image_profile.is_some() {
+        policy.container.profile.clone_from(&flags.image_profile);
+    }
 }
 
 async fn check(client: &Client, file: &Path, mode: Option<Mode>, output: Output) -> Result<()> {
@@ -102,5 +129,31 @@ fn source(source: PolicySource) -> &'static str {
         PolicySource::Default => "default",
         PolicySource::Session => "session",
         PolicySource::Run => "run",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_add_to_a_policy() {
+        let mut policy = Policy::default();
+        add(&mut policy, &args::Files::default());
+        assert_eq!(policy, Policy::default());
+        policy.filesystem.overlay_paths = Some(vec!["/a".into()]);
+        let flags = args::Files {
+            is_static: true,
+            ro: vec!["/r".into()],
+            overlay: vec!["/b".into()],
+            deny: vec!["/r/d".into()],
+            image_profile: Some("python".to_owned()),
+            ..Default::default()
+        };
+        add(&mut policy, &flags);
+        let text =
+            "filesystem: {mode: static, read_only_paths: [/r], overlay_paths: [/a, /b], denied_paths: [/r/d]}
+container: {profile: python}";
+        assert_eq!(policy, Policy::parse(text, Format::Yaml).unwrap());
     }
 }

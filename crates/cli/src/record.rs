@@ -55,6 +55,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "expire_time": timestamp(session.expire_time.as_ref()),
         "end_time": timestamp(session.end_time.as_ref()),
         "idle_ttl_ms": millis(session.idle_ttl.as_ref()),
+        "allow_data_loss": session.allow_data_loss,
         "worker_id": text(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),
@@ -192,6 +193,9 @@ fn usage(usage: &v1::Usage) -> Value {
         "cpu_ms": millis(usage.cpu_time.as_ref()),
         "peak_memory_bytes": usage.peak_memory_bytes,
         "wall_ms": millis(usage.wall_time.as_ref()),
+        "read_bytes": usage.read_bytes,
+        "written_bytes": usage.written_bytes,
+        "peak_processes": usage.peak_processes,
     })
 }
 

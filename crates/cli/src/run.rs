@@ -126,7 +126,7 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
         idle_ttl: Some(duration_to_proto(SESSION_IDLE)),
         labels: policy.labels.iter().cloned().collect(),
         idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
-        policy: policies::load(policy.file.as_deref())?,
+        policy: policies::asked(policy)?,
         ..Default::default()
     };
     let created = client.sessions().create_session(request).await?.into_inner();
@@ -147,7 +147,7 @@ async fn close_own(client: &Client, args: &args::Run, session: &str) {
 fn start_request(args: &args::Run, session: &str, stdin: bool) -> Result<StartRunRequest> {
     let policy = &args.policy;
     // A session that was made for this run has the policy already.
-    let file = args.session.as_ref().and(policy.file.as_deref());
+    let own = args.session.as_ref().map(|_| policies::asked(policy)).transpose()?.flatten();
     Ok(StartRunRequest {
         parent: session.to_owned(),
         command: Some(command(args, stdin)),
@@ -157,7 +157,7 @@ fn start_request(args: &args::Run, session: &str, stdin: bool) -> Result<StartRu
         labels: policy.labels.iter().cloned().collect(),
         retries: args.retries,
         idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
-        policy: policies::load(file)?,
+        policy: own,
     })
 }
 

@@ -48,7 +48,8 @@ impl<S: AsFd> Control<S> {
         self.receive_message()
     }
 
-    fn receive_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
+    /// Waits for any other message.
+    pub(crate) fn receive_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         loop {
             if let Some(message) = self.next()? {
                 return Ok(Some(message));

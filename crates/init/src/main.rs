@@ -9,6 +9,7 @@ mod check;
 mod control;
 mod launch;
 mod loader;
+mod overlay;
 mod restrict;
 mod setup;
 mod tree;
@@ -28,7 +29,8 @@ use waiting::Waiting;
 
 fn main() -> ExitCode {
     // A command that does nothing and is there in every sandbox, for the probe.
-    if std::env::args_os().nth(1).is_some_and(|word| word == "--version") {
+    let is_asked = |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
+    if is_asked("--version") {
         println!("codelia-init {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
@@ -38,7 +40,8 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut control = Control::new(stdin());
-    match serve(&mut control) {
+    let served = if is_asked("--overlays") { overlay::serve(&mut control) } else { serve(&mut control) };
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // If the backend cannot hear it either, the exit code is all that is left to say.

@@ -1,4 +1,4 @@
-//! The messages. The order is: `setup` → `ready`; then `signal` and `kill` at any time, until
+//! The messages. The order is: `setup` → `ready`; then `signal`, `live` and `kill` at any time, until
 //! `exited`. `failed` may stand in the place of `ready` and `exited` and is the last one. The end of
 //! the socket kills everything.
 //!
@@ -24,9 +24,40 @@ pub enum Request {
     Launch(Launch),
     /// Send this signal to the command's process group.
     Signal(i32),
+    /// Go on for so long from now, unless told again: then it is too late, and everything is killed. Until the first
+    /// one there is no such time.
+    Live(Duration),
     /// Kill every process.
     Kill,
 }
+
+/// The overlays of a session, which init mounts outside of any sandbox. The only message then: it carries the namespaces to
+/// add them to, if there are any, and `ready` carries those that they are in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlays {
+    /// Where their layers are; it is made if it is not there.
+    pub directory: PathBuf,
+    /// Whose the changes are.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// What is not there yet is added.
+    pub overlays: Vec<Overlay>,
+}
+
+/// A directory of the host under a layer that takes all changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlay {
+    /// On the host.
+    pub source: PathBuf,
+    /// Of its layer, and of its place below [`OVERLAY_PLACES`].
+    pub name: String,
+    /// What is left out of it, below its source, without a symbolic link on the way.
+    pub hidden: Vec<PathBuf>,
+}
+
+/// Where overlays are mounted, in the directory of their layers.
+pub const OVERLAY_PLACES: &str = "mounted";
 
 /// What holds for the whole sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,6 +247,18 @@ pub enum Step {
     Execute,
     /// Watch over it.
     Supervise,
+    /// Hear in time that it may go on.
+    Live,
+    /// Have mounts that nobody else sees.
+    OverlaySpace,
+    /// Make the directories of a layer.
+    OverlayLayer,
+    /// Leave secrets out of an overlay.
+    OverlayHide,
+    /// Have what root owns belong to the session's user.
+    OverlayOwner,
+    /// Mount an overlay.
+    OverlayMount,
 }
 
 /// How everything ended.
@@ -227,4 +270,8 @@ pub struct Exit {
     pub cpu_time: Duration,
     /// The largest resident memory of one process.
     pub peak_memory_bytes: u64,
+    /// Bytes that they read from devices.
+    pub read_bytes: u64,
+    /// Bytes that they wrote to files.
+    pub written_bytes: u64,
 }

@@ -17,6 +17,8 @@ pub struct Policy {
     pub isolation_level: Option<Level>,
     /// What of the host's files it sees.
     pub filesystem: FilesystemPolicy,
+    /// What its containers are made of.
+    pub container: ContainerPolicy,
     /// Which processes it may start.
     pub process: ProcessPolicy,
     /// What it may reach.
@@ -86,10 +88,21 @@ impl FromStr for Level {
     }
 }
 
+/// How much of the host's files a command may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FilesystemMode {
+    /// None: what is open is only read, what looks writable is an overlay, what is not open stays shut, and nobody is asked.
+    Static,
+}
+
 /// What of the host's files a command sees, beside the read-only runtime and its workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FilesystemPolicy {
+    /// How much of them it may change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<FilesystemMode>,
     /// Where the session's directory is inside; only `/workspace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_path: Option<PathBuf>,
@@ -99,6 +112,9 @@ pub struct FilesystemPolicy {
     /// Paths of the host it may read and write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_write_paths: Option<Vec<PathBuf>>,
+    /// Directories of the host that it sees as if they were its own: what it changes is kept for its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlay_paths: Option<Vec<PathBuf>>,
     /// Paths where nothing can be read or reached.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub denied_paths: Vec<PathBuf>,
@@ -108,6 +124,15 @@ pub struct FilesystemPolicy {
     /// All files of its session together. Not enforced yet, so it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_bytes: Option<u64>,
+}
+
+/// What the containers of a command are made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContainerPolicy {
+    /// The name that the operator gave an image, such as `python`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
 }
 
 /// Which processes a command may start.
@@ -177,6 +202,24 @@ pub struct ResourcePolicy {
     /// The size of each private temporary file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tmp_bytes: Option<u64>,
+    /// What it may read in a second from the device that its session is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_read_bytes_per_second: Option<u64>,
+    /// What it may write there in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_write_bytes_per_second: Option<u64>,
+    /// How often it may read there in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_reads_per_second: Option<u64>,
+    /// How often it may write there in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_writes_per_second: Option<u64>,
+    /// The only processors it runs on, by the host's numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Vec<u32>>,
+    /// Output and outcome are given out only at multiples of this time, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release_interval_ms: Option<u64>,
 }
 
 /// How the names of a [`SyscallPolicy`] are meant.

@@ -31,14 +31,17 @@ pub struct Explained {
 }
 
 /// Every field, and what holds if nobody sets it.
-const FIELDS: [(&str, &str); 32] = [
+const FIELDS: [(&str, &str); 41] = [
     ("isolation_level", "what the mode gives"),
+    ("filesystem.mode", "what is opened for writing is written"),
     ("filesystem.root_path", "/workspace"),
     ("filesystem.read_only_paths", "none"),
     ("filesystem.read_write_paths", "none"),
+    ("filesystem.overlay_paths", "none"),
     ("filesystem.denied_paths", "none"),
     ("filesystem.max_file_bytes", "limits.file_bytes"),
     ("filesystem.max_total_bytes", "no limit"),
+    ("container.profile", "the worker's image"),
     ("process.max_processes", "limits.pids"),
     ("process.allow_fork", "true"),
     ("process.allow_exec", "true"),
@@ -56,6 +59,12 @@ const FIELDS: [(&str, &str); 32] = [
     ("resources.max_threads", "limits.pids"),
     ("resources.max_output_bytes", "limits.output_bytes"),
     ("resources.max_tmp_bytes", "limits.tmp_bytes"),
+    ("resources.max_read_bytes_per_second", "no limit"),
+    ("resources.max_write_bytes_per_second", "no limit"),
+    ("resources.max_reads_per_second", "no limit"),
+    ("resources.max_writes_per_second", "no limit"),
+    ("resources.cpus", "any"),
+    ("resources.release_interval_ms", "at once"),
     ("syscalls.mode", "the default list"),
     ("syscalls.names", "the default list"),
     ("syscalls.violation_limit", "50"),

@@ -14,6 +14,7 @@ mod id;
 mod limits;
 mod merge;
 mod mode;
+mod mounts;
 mod outcome;
 mod plan;
 mod runtime;
@@ -24,8 +25,8 @@ mod violation;
 
 pub use command::{CommandSpec, RunSpec, TerminalSize};
 pub use document::{
-    CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, NetworkPolicy, Policy,
-    ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
+    Level, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
 pub use explain::{Explained, Source};
 pub use files::{FileDenied, FileUse};
@@ -33,8 +34,9 @@ pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
 pub use mode::{Mode, NetworkMode, UnknownWord};
+pub use mounts::{INSIDE, Mount, OVERLAYS_END, WORKSPACE, overlays_of};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
-pub use plan::{Enforceable, Host, INSIDE, Ids, Mount, Plan, PlanError, Security, SyscallRules, WORKSPACE};
+pub use plan::{Enforceable, Host, Ids, IoLimits, Plan, PlanError, Security, SyscallRules};
 pub use runtime::Runtime;
 pub use secrets::homes;
 pub use validate::PolicyError;

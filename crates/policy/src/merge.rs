@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 
 use crate::{
-    CommandPolicy, EnvironmentPolicy, FilesystemPolicy, LimitsRequest, NetworkMode, NetworkPolicy, Policy,
-    ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy, plan::VIOLATION_LIMIT, validate::host_covers,
+    CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemMode, FilesystemPolicy, LimitsRequest,
+    NetworkMode, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    plan::VIOLATION_LIMIT, validate::host_covers,
 };
 
 impl Policy {
@@ -20,6 +21,7 @@ impl Policy {
     pub fn as_installation(mut self) -> Self {
         self.filesystem.read_only_paths.get_or_insert_default();
         self.filesystem.read_write_paths.get_or_insert_default();
+        self.filesystem.overlay_paths.get_or_insert_default();
         self
     }
 
@@ -29,6 +31,7 @@ impl Policy {
         Self {
             isolation_level: self.isolation_level.max(lower.isolation_level),
             filesystem: self.filesystem.merge(&lower.filesystem),
+            container: self.container.merge(&lower.container),
             process: self.process.merge(&lower.process),
             network: self.network.merge(&lower.network),
             resources: self.resources.merge(&lower.resources),
@@ -71,15 +74,26 @@ impl Policy {
 impl FilesystemPolicy {
     fn merge(&self, lower: &Self) -> Self {
         let below = |upper: &PathBuf, path: &PathBuf| path.starts_with(upper);
+        let mode = self.mode.or(lower.mode);
+        // A path below a writable one could have been made a link: only the very same.
+        let written = meet(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b);
         Self {
+            mode,
             root_path: self.root_path.clone().or_else(|| lower.root_path.clone()),
             read_only_paths: meet(&self.read_only_paths, &lower.read_only_paths, below),
-            // A path below a writable one could have been made a link: only the very same.
-            read_write_paths: meet(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b),
+            read_write_paths: if mode == Some(FilesystemMode::Static) { Some(Vec::new()) } else { written },
+            // What a session changed belongs to one path: not to another above or below it.
+            overlay_paths: meet(&self.overlay_paths, &lower.overlay_paths, |a, b| a == b),
             denied_paths: join(&self.denied_paths, &lower.denied_paths),
             max_file_bytes: least(self.max_file_bytes, lower.max_file_bytes),
             max_total_bytes: least(self.max_total_bytes, lower.max_total_bytes),
         }
+    }
+}
+
+impl ContainerPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        Self { profile: self.profile.clone().or_else(|| lower.profile.clone()) }
     }
 }
 
@@ -123,6 +137,16 @@ impl ResourcePolicy {
             max_threads: least(self.max_threads, lower.max_threads),
             max_output_bytes: least(self.max_output_bytes, lower.max_output_bytes),
             max_tmp_bytes: least(self.max_tmp_bytes, lower.max_tmp_bytes),
+            max_read_bytes_per_second: least(self.max_read_bytes_per_second, lower.max_read_bytes_per_second),
+            max_write_bytes_per_second: least(
+                self.max_write_bytes_per_second,
+                lower.max_write_bytes_per_second,
+            ),
+            max_reads_per_second: least(self.max_reads_per_second, lower.max_reads_per_second),
+            max_writes_per_second: least(self.max_writes_per_second, lower.max_writes_per_second),
+            cpus: meet(&self.cpus, &lower.cpus, |a, b| a == b),
+            // The rarer tells less.
+            release_interval_ms: self.release_interval_ms.max(lower.release_interval_ms),
         }
     }
 }
@@ -217,6 +241,17 @@ mod tests {
         strict.process.allow_fork = Some(false);
         assert_eq!(Policy::default().merge(&strict), strict);
         assert_eq!(strict.merge(&Policy::default()), strict);
+    }
+
+    #[test]
+    fn nothing_is_written_where_either_side_is_static() {
+        let (mut writes, mut shut) = (Policy::default(), Policy::default());
+        writes.filesystem.read_write_paths = Some(vec!["/srv".into()]);
+        shut.filesystem.mode = Some(FilesystemMode::Static);
+        for merged in [writes.merge(&shut), shut.merge(&writes)] {
+            assert_eq!(merged.filesystem.mode, Some(FilesystemMode::Static));
+            assert_eq!(merged.filesystem.read_write_paths, Some(Vec::new()));
+        }
     }
 
     #[test]

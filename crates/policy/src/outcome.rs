@@ -64,6 +64,15 @@ pub struct Usage {
     pub peak_memory_bytes: u64,
     /// Wall time from start to end.
     pub wall_time: Duration,
+    /// Bytes read from devices.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Bytes written to files, whether they have reached a device or not.
+    #[serde(default)]
+    pub written_bytes: u64,
+    /// Most processes and threads at once; 0 where the host does not count them.
+    #[serde(default)]
+    pub peak_processes: u64,
 }
 
 /// What a sandbox left behind when it was destroyed. All zero, or an alert.

@@ -3,30 +3,30 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    EnvironmentMode, Level, Limits, LimitsRequest, Mode, NetworkMode, Policy, RunId, RunSpec, Runtime,
-    SessionId, SyscallMode, secrets, syscalls,
+    EnvironmentMode, Level, Limits, LimitsRequest, Mode, Mount, NetworkMode, Policy, RunId, RunSpec, Runtime,
+    SessionId, SyscallMode, WORKSPACE,
+    mounts::{self, mounts},
+    syscalls,
 };
-
-/// Where the session's directory is inside a sandbox.
-pub const WORKSPACE: &str = "/workspace";
 
 /// The host name inside a sandbox.
 const HOSTNAME: &str = "codelia";
 
-/// Who the command is inside, where it has user ids of its own.
-pub const INSIDE: Ids = Ids { uid: 1000, gid: 1000 };
-
-const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
-
 /// So many blocked system calls end a run, unless its policy says less or more.
 pub(crate) const VIOLATION_LIMIT: u32 = 50;
+
+/// The fields that more than one function names.
+const OVERLAYS: &str = "policy.filesystem.overlay_paths";
+
+const FILES_MODE: &str = "policy.filesystem.mode";
+const CPUS: &str = "policy.resources.cpus";
+const PROFILE: &str = "policy.container.profile";
 
 /// Everything a backend must set up around a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,57 +53,59 @@ pub struct Plan {
     pub limits: Limits,
     /// Names of limits the host cannot enforce. Only mode `logical` may have any, and says so.
     pub unenforced: Vec<String>,
+    /// How fast it may read and write.
+    pub io: IoLimits,
+    /// The only processors it runs on.
+    pub cpus: Option<Vec<u32>>,
+    /// The name of its image, where it has one and not the worker's.
+    pub profile: Option<String>,
     /// What the command may reach.
     pub network: NetworkMode,
     /// What holds the command inside; `None` in mode `logical` alone.
     pub security: Option<Security>,
 }
 
-/// One mount of a plan.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Mount {
-    /// A directory or file of the host.
-    Bind {
-        /// On the host.
-        source: PathBuf,
-        /// Inside.
-        target: PathBuf,
-        /// Whether it may be written.
-        writable: bool,
-    },
-    /// A private, size-limited temporary file system.
-    Tmpfs {
-        /// Inside.
-        target: PathBuf,
-        /// Its size.
-        size_bytes: u64,
-    },
-    /// The sandbox's own `/proc`.
-    Proc,
-    /// A minimal `/dev`.
-    Dev,
-    /// A symbolic link.
-    Symlink {
-        /// The link, inside.
-        target: PathBuf,
-        /// Where it leads.
-        to: PathBuf,
-    },
-    /// A small read-only file of our own.
-    File {
-        /// Inside.
-        target: PathBuf,
-        /// What it says.
-        text: String,
-    },
-    /// A place where nothing can be read or reached.
-    Hidden {
-        /// Inside.
-        target: PathBuf,
-        /// Whether it is covered before anything is there, so that nothing can be made there either.
-        even_if_absent: bool,
-    },
+/// How fast a command may read from and write to the device that its session is on. `None` is not limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IoLimits {
+    /// Bytes read in a second.
+    pub read_bytes: Option<u64>,
+    /// Bytes written in a second.
+    pub write_bytes: Option<u64>,
+    /// Reads in a second.
+    pub reads: Option<u64>,
+    /// Writes in a second.
+    pub writes: Option<u64>,
+}
+
+impl IoLimits {
+    fn of(policy: &Policy) -> Self {
+        let resources = &policy.resources;
+        Self {
+            read_bytes: resources.max_read_bytes_per_second,
+            write_bytes: resources.max_write_bytes_per_second,
+            reads: resources.max_reads_per_second,
+            writes: resources.max_writes_per_second,
+        }
+    }
+
+    /// The fields of a policy that asked for it, each with whether it is about reading.
+    fn asked(self) -> impl Iterator<Item = (&'static str, bool)> {
+        [
+            ("policy.resources.max_read_bytes_per_second", true, self.read_bytes),
+            ("policy.resources.max_reads_per_second", true, self.reads),
+            ("policy.resources.max_write_bytes_per_second", false, self.write_bytes),
+            ("policy.resources.max_writes_per_second", false, self.writes),
+        ]
+        .into_iter()
+        .filter_map(|(field, reads, limit)| limit.map(|_| (field, reads)))
+    }
+
+    /// The first field of a policy that asked for any of it.
+    #[must_use]
+    pub fn field(self) -> Option<&'static str> {
+        self.asked().next().map(|(field, _)| field)
+    }
 }
 
 /// What holds a command inside: enforced by the kernel, the same in every isolating mode.
@@ -160,6 +162,14 @@ pub struct Enforceable {
     pub executables: bool,
     /// That blocked system calls are told of and counted.
     pub violations: bool,
+    /// Directories of the host under a layer of the session's own.
+    pub overlays: bool,
+    /// How fast is read from a device.
+    pub reads: bool,
+    /// How fast is written to a device.
+    pub writes: bool,
+    /// Which processors are used.
+    pub cpus: bool,
 }
 
 impl Enforceable {
@@ -172,6 +182,10 @@ impl Enforceable {
         syscalls: true,
         executables: true,
         violations: true,
+        overlays: true,
+        reads: true,
+        writes: true,
+        cpus: true,
     };
 }
 
@@ -234,6 +248,9 @@ impl Plan {
             hostname: None,
             limits: spec.limits.clone(),
             unenforced,
+            io: IoLimits::default(),
+            cpus: None,
+            profile: None,
             network: NetworkMode::Host,
             security: None,
         })
@@ -272,6 +289,9 @@ impl Plan {
         if let Some(field) = missing(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
         }
+        if mounts::overlays_hold(&spec.policy, &host.runtime, &root) {
+            return Err(refuse(OVERLAYS));
+        }
         Ok(Self {
             sandbox,
             session,
@@ -284,6 +304,9 @@ impl Plan {
             hostname: Some(HOSTNAME.to_owned()),
             limits: spec.limits.clone(),
             unenforced: Vec::new(),
+            io: IoLimits::of(&spec.policy),
+            cpus: spec.policy.resources.cpus.clone(),
+            profile: spec.policy.container.profile.clone(),
             network: reach(spec.network, &spec.policy).map_err(refuse)?,
             security: Some(security(&spec.policy, host.enforceable)),
         })
@@ -298,7 +321,11 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
         ("policy.isolation_level", policy.isolation_level > Some(Level::None)),
         ("policy.filesystem.read_only_paths", some(&files.read_only_paths)),
         ("policy.filesystem.read_write_paths", some(&files.read_write_paths)),
+        ("policy.filesystem.overlay_paths", some(&files.overlay_paths)),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
+        (FILES_MODE, files.mode.is_some()),
+        (PROFILE, policy.container.profile.is_some()),
+        (CPUS, policy.resources.cpus.is_some()),
         ("policy.filesystem.max_total_bytes", files.max_total_bytes.is_some()),
         ("policy.process.allow_fork", process.allow_fork == Some(false)),
         ("policy.process.allow_exec", process.allow_exec == Some(false)),
@@ -307,8 +334,9 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
         ("policy.syscalls", policy.syscalls.mode.is_some()),
         ("policy.environment.mode", policy.environment.mode == Some(EnvironmentMode::Inherit)),
     ];
-    match asked.into_iter().find(|(_, asked)| *asked) {
-        Some((field, _)) => Err(PlanError { field, mode: Mode::Logical }),
+    let first = asked.into_iter().find_map(|(field, asked)| asked.then_some(field));
+    match first.or(IoLimits::of(policy).field()) {
+        Some(field) => Err(PlanError { field, mode: Mode::Logical }),
         None => Ok(()),
     }
 }
@@ -330,11 +358,19 @@ fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static st
         // Who is not told of calls cannot tell the launch from what the command executes.
         ("policy.process.allow_exec", host.violations || policy.process.allow_exec != Some(false)),
         ("policy.syscalls.violation_limit", host.violations || violation_limit(policy) == VIOLATION_LIMIT),
+        (
+            OVERLAYS,
+            host.overlays || policy.filesystem.overlay_paths.as_ref().is_none_or(|paths| paths.is_empty()),
+        ),
+        (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
+        (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
         ("policy.filesystem.max_total_bytes", policy.filesystem.max_total_bytes.is_none()),
         ("policy.filesystem.read_write_paths", policy.filesystem.below_writable().is_none()),
         ("policy.environment.mode", policy.environment.mode != Some(EnvironmentMode::Inherit)),
     ];
-    needed.into_iter().find_map(|(field, held)| (!held).then_some(field))
+    let can = |reads| if reads { host.reads } else { host.writes };
+    let too_fast = || IoLimits::of(policy).asked().find_map(|(field, reads)| (!can(reads)).then_some(field));
+    needed.into_iter().find_map(|(field, held)| (!held).then_some(field)).or_else(too_fast)
 }
 
 /// What the command may reach: nothing yet but itself.
@@ -373,116 +409,6 @@ fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
         Some(SyscallMode::Deny) => !names.contains(name),
     };
     syscalls::allowed(debug).into_iter().filter(keeps).collect()
-}
-
-/// The mounts in their order: later ones cover earlier ones, so what is denied comes last.
-fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -> Vec<Mount> {
-    let mut mounts = match spec.mode {
-        // A container has the runtime of its image, and the user ids of the host.
-        Mode::Container => own_files(ids).to_vec(),
-        _ => runtime_mounts(runtime),
-    };
-    mounts.extend([Mount::Proc, Mount::Dev]);
-    let size_bytes = spec.limits.tmp_bytes;
-    let private = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
-    mounts.extend(private.map(|target| Mount::Tmpfs { target: target.into(), size_bytes }));
-    mounts.push(Mount::Bind { source: root.to_owned(), target: WORKSPACE.into(), writable: true });
-    mounts.extend(policy_mounts(&spec.policy, runtime));
-    mounts
-}
-
-fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
-    let mut mounts = vec![read_only(Path::new("/usr"))];
-    mounts.extend(runtime.links.iter().map(|link| Mount::Symlink {
-        to: Path::new("usr").join(link.strip_prefix("/").unwrap_or(link)),
-        target: link.clone(),
-    }));
-    mounts.extend(runtime.directories.iter().map(|path| read_only(path)));
-    mounts.extend(own_files(INSIDE));
-    mounts.extend(runtime.etc_files.iter().map(|path| read_only(path)));
-    mounts
-}
-
-/// Who there is inside: no user of the host. Root has a name too, for what it owns in the runtime.
-fn own_files(Ids { uid, gid }: Ids) -> [Mount; 4] {
-    let users = format!(
-        "root:x:0:0:root:/root:/usr/sbin/nologin
-codelia:x:{uid}:{gid}:codelia:/workspace:/bin/sh
-nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
-"
-    );
-    let groups = format!("root:x:0:\ncodelia:x:{gid}:\nnogroup:x:65534:\n");
-    [
-        ("/etc/passwd", users.as_str()),
-        ("/etc/group", &groups),
-        ("/etc/hosts", HOSTS),
-        ("/etc/hostname", "codelia\n"),
-    ]
-    .map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() })
-}
-
-/// What the policy opens of the host, then what it denies. What lies under a denied path is not
-/// opened at all.
-fn policy_mounts(policy: &Policy, runtime: &Runtime) -> Vec<Mount> {
-    let files = &policy.filesystem;
-    let denied: Vec<_> = files.denied_paths.iter().map(|path| runtime.resolve(path)).collect();
-    let open = |paths: &Option<Vec<PathBuf>>, writable: bool| {
-        let paths = paths.iter().flatten().map(|path| runtime.resolve(path));
-        let allowed = paths.filter(|path| !denied.iter().any(|no| path.starts_with(no)));
-        allowed.map(|path| Mount::Bind { source: path.clone(), target: path, writable }).collect::<Vec<_>>()
-    };
-    let mut mounts = open(&files.read_only_paths, false);
-    mounts.extend(open(&files.read_write_paths, true));
-    // A path below another one must be mounted after it, or it would be covered.
-    mounts.sort_by_key(Mount::depth);
-    let opened: Vec<_> = mounts.iter().map(|mount| mount.target().to_owned()).collect();
-    let hidden = |target, even_if_absent| Mount::Hidden { target, even_if_absent };
-    let secrets = secrets::within(&opened, &runtime.homes);
-    mounts.extend(secrets.into_iter().map(|target| hidden(target, false)));
-    mounts.extend(denied.into_iter().map(|target| hidden(target, true)));
-    mounts
-}
-
-fn read_only(path: &Path) -> Mount {
-    Mount::Bind { source: path.to_owned(), target: path.to_owned(), writable: false }
-}
-
-impl Mount {
-    /// Where it is, inside.
-    #[must_use]
-    pub fn target(&self) -> &Path {
-        match self {
-            Self::Bind { target, .. }
-            | Self::Tmpfs { target, .. }
-            | Self::Symlink { target, .. }
-            | Self::File { target, .. }
-            | Self::Hidden { target, .. } => target,
-            Self::Proc => Path::new("/proc"),
-            Self::Dev => Path::new("/dev"),
-        }
-    }
-
-    fn depth(&self) -> usize {
-        self.target().components().count()
-    }
-}
-
-impl fmt::Display for Mount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let target = self.target().display();
-        match self {
-            Self::Bind { source, writable, .. } => {
-                let how = if *writable { "read-write" } else { "read-only" };
-                write!(f, "{target} {how} from {}", source.display())
-            }
-            Self::Tmpfs { size_bytes, .. } => write!(f, "{target} private, {size_bytes} bytes"),
-            Self::Proc => write!(f, "{target} of its own processes"),
-            Self::Dev => write!(f, "{target} minimal"),
-            Self::Symlink { to, .. } => write!(f, "{target} link to {}", to.display()),
-            Self::File { .. } => write!(f, "{target} read-only, made for it"),
-            Self::Hidden { .. } => write!(f, "{target} hidden"),
-        }
-    }
 }
 
 fn unenforced(asked: &LimitsRequest, host: Enforceable) -> Result<Vec<String>, PlanError> {
@@ -609,6 +535,40 @@ mod tests {
         let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
         let expected = ["/opt", "/opt/a/b", "/srv/no", "/opt/secret"].map(Path::new);
         assert_eq!(tail, expected);
+    }
+
+    #[test]
+    fn an_overlay_has_a_layer_beside_the_sessions_directory_and_what_is_hidden_in_it_comes_after_it() {
+        let mut policy = Policy::default();
+        policy.filesystem.read_only_paths = Some(vec!["/opt".into()]);
+        policy.filesystem.overlay_paths = Some(vec!["/opt/a/b".into(), "/bin/x".into()]);
+        let mut host = Host::able();
+        host.runtime.homes = vec!["/opt/a/b".into()];
+        let plan = isolated(policy, None, &host).unwrap();
+        let overlay = |path: &str, layer: &str| Mount::Overlay {
+            source: path.into(),
+            target: path.into(),
+            layer: Path::new("/s.overlays").join(layer),
+        };
+        let opened = plan.mounts.iter().skip_while(|mount| mount.target() != Path::new("/opt"));
+        assert_eq!(
+            opened.take(4).cloned().collect::<Vec<_>>(),
+            [
+                Mount::Bind { source: "/opt".into(), target: "/opt".into(), writable: false },
+                overlay("/opt/a/b", "%2Fopt%2Fa%2Fb"),
+                overlay("/usr/bin/x", "%2Fusr%2Fbin%2Fx"),
+                Mount::Hidden { target: "/opt/a/b/.ssh".into(), even_if_absent: false },
+            ]
+        );
+    }
+
+    #[test]
+    fn an_overlay_never_shows_where_sessions_are() {
+        for path in ["/s", "/s/below"] {
+            let mut policy = Policy::default();
+            policy.filesystem.overlay_paths = Some(vec![path.into()]);
+            assert_eq!(isolated(policy, None, &Host::able()).unwrap_err().field, OVERLAYS, "{path}");
+        }
     }
 
     #[test]

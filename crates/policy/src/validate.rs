@@ -6,8 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use regex::{RegexSet, RegexSetBuilder};
 
 use crate::{
-    Ceilings, CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, LimitError, Mode,
-    NetworkMode, NetworkPolicy, Policy, ProcessPolicy, SyscallMode, SyscallPolicy, WORKSPACE, syscalls,
+    Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
+    FilesystemPolicy, Level, LimitError, Mode, NetworkMode, NetworkPolicy, Policy, ProcessPolicy,
+    ResourcePolicy, SyscallMode, SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
 };
 
 /// The most entries of a list.
@@ -20,6 +21,12 @@ const MAX_TEXT: usize = 4096;
 const MAX_COMMAND: u64 = 1024 * 1024;
 /// The memory that a compiled list of patterns may take.
 const MAX_COMPILED: usize = 1024 * 1024;
+/// The longest name of a file.
+const MAX_NAME: usize = 255;
+/// The longest time that output may be held back.
+const MAX_INTERVAL_MS: u64 = 60_000;
+/// No kernel numbers more processors.
+const MAX_CPU: u32 = 8191;
 /// The most blocked system calls a run may survive.
 const MAX_VIOLATIONS: u32 = 1000;
 
@@ -47,9 +54,11 @@ impl Policy {
     /// Names the first field that cannot be meant.
     pub fn validate(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.filesystem.validate()?;
+        self.container.validate()?;
         self.process.validate()?;
         self.network.validate()?;
         self.check_resources(ceilings)?;
+        self.resources.validate()?;
         self.syscalls.validate(self.process.debug == Some(true))?;
         self.environment.validate()?;
         self.command.validate()
@@ -71,15 +80,22 @@ impl Policy {
         }
     }
 
-    /// Checks that it asks for no path of the host that the policy above it does not open.
+    /// Checks that it asks for nothing that the policy above it does not leave to it: no path of the host that is not
+    /// open, no other image.
     ///
     /// # Errors
-    /// Names the first path that is not open.
-    pub fn check_paths_within(&self, upper: &Self) -> Result<(), PolicyError> {
+    /// Names what is not open.
+    pub fn check_within(&self, upper: &Self) -> Result<(), PolicyError> {
+        if let (Some(asked), Some(above)) = (&self.container.profile, &upper.container.profile)
+            && asked != above
+        {
+            return fail("container.profile", format!("is not {above}, which was chosen above"));
+        }
         let merged = upper.merge(self);
         let pairs = [
             (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
             (READ_WRITE, &self.filesystem.read_write_paths, merged.filesystem.read_write_paths),
+            (OVERLAY, &self.filesystem.overlay_paths, merged.filesystem.overlay_paths),
         ];
         for (field, asked, granted) in pairs {
             let granted = granted.unwrap_or_default();
@@ -107,6 +123,7 @@ impl Policy {
 
 const READ_ONLY: &str = "filesystem.read_only_paths";
 const READ_WRITE: &str = "filesystem.read_write_paths";
+const OVERLAY: &str = "filesystem.overlay_paths";
 const DENIED: &str = "filesystem.denied_paths";
 
 /// The name in a policy of a limit.
@@ -130,6 +147,10 @@ impl FilesystemPolicy {
         if self.root_path.as_deref().is_some_and(|path| path != Path::new(WORKSPACE)) {
             return fail("filesystem.root_path", format!("is always {WORKSPACE}"));
         }
+        let written = self.read_write_paths.as_ref().is_some_and(|paths| !paths.is_empty());
+        if written && self.mode == Some(FilesystemMode::Static) {
+            return fail(READ_WRITE, "nothing is written in mode static; use overlay_paths");
+        }
         if self.max_total_bytes.is_some() {
             return fail("filesystem.max_total_bytes", "is not enforced yet");
         }
@@ -139,19 +160,24 @@ impl FilesystemPolicy {
                 check_place(&format!("{field}[{at}]"), path)?;
             }
         }
+        let overlays = self.overlay_paths.as_deref().unwrap_or_default();
+        if let Some(at) = overlays.iter().position(|path| overlay_name(path).len() > MAX_NAME) {
+            return fail(format!("{OVERLAY}[{at}]"), "is too long for an overlay");
+        }
         self.check_conflicts()
     }
 
-    fn lists(&self) -> [(&'static str, &[PathBuf]); 3] {
+    fn lists(&self) -> [(&'static str, &[PathBuf]); 4] {
         [
             (READ_ONLY, self.read_only_paths.as_deref().unwrap_or_default()),
             (READ_WRITE, self.read_write_paths.as_deref().unwrap_or_default()),
+            (OVERLAY, self.overlay_paths.as_deref().unwrap_or_default()),
             (DENIED, &self.denied_paths),
         ]
     }
 
     fn check_conflicts(&self) -> Result<(), PolicyError> {
-        for (field, paths) in self.lists().into_iter().take(2) {
+        for (field, paths) in self.lists().into_iter().take(3) {
             let denied = |path: &&PathBuf| self.denied_paths.iter().any(|no| path.starts_with(no));
             if let Some(at) = paths.iter().position(|path| denied(&path)) {
                 return fail(format!("{field}[{at}]"), "lies in a denied path");
@@ -165,16 +191,56 @@ impl FilesystemPolicy {
         }
     }
 
-    /// The first path that lies in a writable one. Its name could be made to lead elsewhere, so
+    /// The first path that lies in one the command can write to. Its name could be made to lead elsewhere, so
     /// nothing can be mounted there.
     pub(crate) fn below_writable(&self) -> Option<(&'static str, usize)> {
-        let writable = self.read_write_paths.as_deref().unwrap_or_default();
+        let [_, written, overlaid, _] = self.lists();
         let inside = |field, path: &PathBuf| {
-            writable.iter().any(|upper| path.starts_with(upper) && (field != READ_WRITE || path != upper))
+            let within = |own, paths: &[PathBuf]| {
+                paths.iter().any(|upper| path.starts_with(upper) && (field != own || path != upper))
+            };
+            within(READ_WRITE, written.1) || within(OVERLAY, overlaid.1)
         };
         self.lists().into_iter().find_map(|(field, paths)| {
             paths.iter().position(|path| inside(field, path)).map(|at| (field, at))
         })
+    }
+}
+
+impl ContainerPolicy {
+    fn validate(&self) -> Result<(), PolicyError> {
+        let is_name = |name: &String| {
+            (1..=63).contains(&name.len())
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        };
+        match &self.profile {
+            Some(name) if !is_name(name) => fail("container.profile", "is no name: [a-z0-9-]{1,63}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl ResourcePolicy {
+    fn validate(&self) -> Result<(), PolicyError> {
+        let rates = [
+            ("resources.max_read_bytes_per_second", self.max_read_bytes_per_second),
+            ("resources.max_write_bytes_per_second", self.max_write_bytes_per_second),
+            ("resources.max_reads_per_second", self.max_reads_per_second),
+            ("resources.max_writes_per_second", self.max_writes_per_second),
+        ];
+        if let Some((field, _)) = rates.into_iter().find(|(_, rate)| *rate == Some(0)) {
+            return fail(field, "must be more than zero");
+        }
+        if self.release_interval_ms.is_some_and(|interval| !(1..=MAX_INTERVAL_MS).contains(&interval)) {
+            return fail("resources.release_interval_ms", format!("must be from 1 to {MAX_INTERVAL_MS}"));
+        }
+        let Some(cpus) = &self.cpus else { return Ok(()) };
+        check_entries("resources.cpus", cpus.len(), MAX_ENTRIES)?;
+        match cpus.iter().position(|cpu| *cpu > MAX_CPU) {
+            Some(at) => fail(format!("resources.cpus[{at}]"), format!("is above {MAX_CPU}")),
+            None if cpus.is_empty() => fail("resources.cpus", "names none; leave it out to allow all"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -475,11 +541,11 @@ mod tests {
     #[test]
     fn paths_that_the_policy_above_does_not_open_are_refused() {
         let mut asked = Policy::default();
-        assert_eq!(asked.check_paths_within(&Policy::installation()), Ok(()));
+        assert_eq!(asked.check_within(&Policy::installation()), Ok(()));
         asked.filesystem.read_only_paths = Some(vec!["/opt/a".into(), "/srv".into()]);
         let mut upper = Policy::installation();
         upper.filesystem.read_only_paths = Some(vec!["/opt".into()]);
-        let error = asked.check_paths_within(&upper).unwrap_err();
+        let error = asked.check_within(&upper).unwrap_err();
         assert_eq!(error.field, "filesystem.read_only_paths[1]");
     }
 

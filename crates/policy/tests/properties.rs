@@ -6,9 +6,10 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use codelia_policy::{
-    Ceilings, CommandPolicy, CommandSpec, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Format, Host,
-    Ids, Level, Limits, LimitsRequest, Mode, Mount, NetworkMode, NetworkPolicy, Plan, Policy, ProcessPolicy,
-    ResourcePolicy, RunId, RunSpec, SessionId, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    Ceilings, CommandPolicy, CommandSpec, ContainerPolicy, EnvironmentMode, EnvironmentPolicy,
+    FilesystemMode, FilesystemPolicy, Format, Host, Ids, Level, Limits, LimitsRequest, Mode, Mount,
+    NetworkMode, NetworkPolicy, Plan, Policy, ProcessPolicy, ResourcePolicy, RunId, RunSpec, SessionId,
+    SyscallMode, SyscallPolicy, SyscallRules, syscalls,
 };
 use proptest::{option::of, prelude::*, sample::select};
 
@@ -24,14 +25,18 @@ fn words(words: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
 }
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
-    (of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
-        |(read_only_paths, read_write_paths, denied_paths, max_file_bytes)| FilesystemPolicy {
-            root_path: None,
-            read_only_paths,
-            read_write_paths,
-            denied_paths,
-            max_file_bytes,
-            max_total_bytes: None,
+    (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
+        |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, max_file_bytes)| {
+            FilesystemPolicy {
+                mode: is_static.filter(|it| *it).map(|_| FilesystemMode::Static),
+                root_path: None,
+                read_only_paths,
+                read_write_paths,
+                overlay_paths,
+                denied_paths,
+                max_file_bytes,
+                max_total_bytes: None,
+            }
         },
     )
 }
@@ -62,8 +67,9 @@ fn network() -> impl Strategy<Value = NetworkPolicy> {
 }
 
 fn resources() -> impl Strategy<Value = ResourcePolicy> {
-    (of(1..5u64), of(1..5u64), of(1..5u64), of(1..5u64)).prop_map(|(cpu, memory, files, threads)| {
-        ResourcePolicy {
+    let cpus = of(prop::collection::vec(0..3u32, 1..3));
+    (of(1..5u64), of(1..5u64), of(1..5u64), of(1..5u64), cpus).prop_map(
+        |(cpu, memory, files, threads, cpus)| ResourcePolicy {
             max_cpu_ms: cpu,
             max_cpu_millis: memory,
             max_wall_ms: files,
@@ -72,8 +78,14 @@ fn resources() -> impl Strategy<Value = ResourcePolicy> {
             max_threads: threads,
             max_output_bytes: cpu,
             max_tmp_bytes: threads,
-        }
-    })
+            max_read_bytes_per_second: cpu,
+            max_write_bytes_per_second: memory,
+            max_reads_per_second: files,
+            max_writes_per_second: threads,
+            cpus,
+            release_interval_ms: cpu,
+        },
+    )
 }
 
 fn syscall_policy() -> impl Strategy<Value = SyscallPolicy> {
@@ -104,6 +116,7 @@ fn policies() -> impl Strategy<Value = Policy> {
             Policy {
                 isolation_level,
                 filesystem,
+                container: ContainerPolicy::default(),
                 process,
                 network,
                 resources,
@@ -220,6 +233,9 @@ proptest! {
         }
         prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
         prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
+        let slower = |a: Option<u64>, b: Option<u64>| b.is_none_or(|b| a.is_some_and(|a| a <= b));
+        prop_assert!(slower(narrow.io.read_bytes, wide.io.read_bytes) && slower(narrow.io.writes, wide.io.writes));
+        prop_assert!(wide.cpus.iter().flatten().count() == 0 || narrow.cpus.iter().flatten().all(|cpu| wide.cpus.iter().flatten().any(|own| own == cpu)));
         let (wide, narrow) = (wide.security.unwrap(), narrow.security.unwrap());
         prop_assert!(narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug);
         prop_assert!(narrow.violation_limit <= wide.violation_limit);
@@ -238,6 +254,11 @@ proptest! {
             let list = if writable { &files.read_write_paths } else { &files.read_only_paths };
             prop_assert!(listed(list, path), "{path:?} is not listed");
             prop_assert!(!files.denied_paths.iter().any(|denied| path.starts_with(denied)));
+        }
+        for mount in &plan.mounts {
+            let Mount::Overlay { source, target, .. } = mount else { continue };
+            prop_assert!(source == target && listed(&files.overlay_paths, target), "{target:?} is not listed");
+            prop_assert!(!files.denied_paths.iter().any(|denied| target.starts_with(denied)));
         }
         for denied in &files.denied_paths {
             let hidden = plan.mounts.iter().rposition(|mount| *mount == Mount::Hidden { target: denied.clone(), even_if_absent: true });

@@ -138,6 +138,9 @@ impl From<&Usage> for v1::Usage {
             cpu_time: Some(duration_to_proto(usage.cpu_time)),
             peak_memory_bytes: usage.peak_memory_bytes.cast_signed(),
             wall_time: Some(duration_to_proto(usage.wall_time)),
+            read_bytes: usage.read_bytes.cast_signed(),
+            written_bytes: usage.written_bytes.cast_signed(),
+            peak_processes: usage.peak_processes.cast_signed(),
         }
     }
 }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use codelia_policy::{
-    CommandPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemPolicy, Level, NetworkPolicy, Policy,
-    PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy,
+    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
+    Level, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode,
+    SyscallPolicy,
 };
 
 use crate::v1;
@@ -17,7 +18,11 @@ impl TryFrom<v1::Policy> for Policy {
         let level: v1::IsolationLevel = known("isolation_level", wire.isolation_level)?;
         Ok(Self {
             isolation_level: level.to_level(),
-            filesystem: wire.filesystem.map(read_filesystem).unwrap_or_default(),
+            filesystem: wire.filesystem.map(read_filesystem).transpose()?.unwrap_or_default(),
+            container: wire
+                .container
+                .map(|wire| ContainerPolicy { profile: wire.profile })
+                .unwrap_or_default(),
             process: wire.process.map(read_process).unwrap_or_default(),
             network: wire.network.map(read_network).transpose()?.unwrap_or_default(),
             resources: wire.resources.map(read_resources).unwrap_or_default(),
@@ -28,15 +33,21 @@ impl TryFrom<v1::Policy> for Policy {
     }
 }
 
-fn read_filesystem(wire: v1::FilesystemPolicy) -> FilesystemPolicy {
-    FilesystemPolicy {
+fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, PolicyError> {
+    let mode = match known("filesystem.mode", wire.mode)? {
+        v1::FilesystemMode::Unspecified => None,
+        v1::FilesystemMode::Static => Some(FilesystemMode::Static),
+    };
+    Ok(FilesystemPolicy {
+        mode,
         root_path: wire.root_path.map(PathBuf::from),
         read_only_paths: paths(wire.read_only_paths),
         read_write_paths: paths(wire.read_write_paths),
+        overlay_paths: paths(wire.overlay_paths),
         denied_paths: wire.denied_paths.into_iter().map(PathBuf::from).collect(),
         max_file_bytes: wire.max_file_bytes,
         max_total_bytes: wire.max_total_bytes,
-    }
+    })
 }
 
 fn read_process(wire: v1::ProcessPolicy) -> ProcessPolicy {
@@ -75,6 +86,12 @@ fn read_resources(wire: v1::ResourcePolicy) -> ResourcePolicy {
         max_threads: wire.max_threads,
         max_output_bytes: wire.max_output_bytes,
         max_tmp_bytes: wire.max_tmp_bytes,
+        max_read_bytes_per_second: wire.max_read_bytes_per_second,
+        max_write_bytes_per_second: wire.max_write_bytes_per_second,
+        max_reads_per_second: wire.max_reads_per_second,
+        max_writes_per_second: wire.max_writes_per_second,
+        cpus: wire.cpus.map(|list| list.values),
+        release_interval_ms: wire.release_interval_ms,
     }
 }
 
@@ -147,6 +164,7 @@ impl From<&Policy> for v1::Policy {
         Self {
             isolation_level: v1::IsolationLevel::from(policy.isolation_level).into(),
             filesystem: Some(write_filesystem(&policy.filesystem)),
+            container: Some(v1::ContainerPolicy { profile: policy.container.profile.clone() }),
             process: Some(write_process(&policy.process)),
             network: Some(write_network(&policy.network)),
             resources: Some(write_resources(&policy.resources)),
@@ -158,10 +176,16 @@ impl From<&Policy> for v1::Policy {
 }
 
 fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
+    let mode = match policy.mode {
+        None => v1::FilesystemMode::Unspecified,
+        Some(FilesystemMode::Static) => v1::FilesystemMode::Static,
+    };
     v1::FilesystemPolicy {
+        mode: mode.into(),
         root_path: policy.root_path.as_ref().map(text),
         read_only_paths: path_list(policy.read_only_paths.as_ref()),
         read_write_paths: path_list(policy.read_write_paths.as_ref()),
+        overlay_paths: path_list(policy.overlay_paths.as_ref()),
         denied_paths: policy.denied_paths.iter().map(text).collect(),
         max_file_bytes: policy.max_file_bytes,
         max_total_bytes: policy.max_total_bytes,
@@ -198,6 +222,12 @@ fn write_resources(policy: &ResourcePolicy) -> v1::ResourcePolicy {
         max_threads: policy.max_threads,
         max_output_bytes: policy.max_output_bytes,
         max_tmp_bytes: policy.max_tmp_bytes,
+        max_read_bytes_per_second: policy.max_read_bytes_per_second,
+        max_write_bytes_per_second: policy.max_write_bytes_per_second,
+        max_reads_per_second: policy.max_reads_per_second,
+        max_writes_per_second: policy.max_writes_per_second,
+        cpus: policy.cpus.as_ref().map(|cpus| v1::CpuList { values: cpus.clone() }),
+        release_interval_ms: policy.release_interval_ms,
     }
 }
 
@@ -263,10 +293,11 @@ mod tests {
 
     const FULL: &str = "
 isolation_level: LEVEL_2
-filesystem: {root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], denied_paths: [/opt/a], max_file_bytes: 1}
+filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1}
+container: {profile: python}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}
 network: {mode: proxy, allowed_hosts: ['*.example'], allowed_ports: [443], max_connections: 3}
-resources: {max_cpu_ms: 4, max_cpu_millis: 5, max_wall_ms: 6, max_memory_bytes: 7, max_open_files: 8, max_threads: 9, max_output_bytes: 10, max_tmp_bytes: 11}
+resources: {max_cpu_ms: 4, max_cpu_millis: 5, max_wall_ms: 6, max_memory_bytes: 7, max_open_files: 8, max_threads: 9, max_output_bytes: 10, max_tmp_bytes: 11, max_read_bytes_per_second: 14, max_write_bytes_per_second: 15, max_reads_per_second: 16, max_writes_per_second: 17, cpus: [0, 2], release_interval_ms: 18}
 syscalls: {mode: deny, names: [socket], violation_limit: 12}
 environment: {mode: explicit, names: [A]}
 command: {allowed_patterns: [a], blocked_patterns: [b], max_length: 13}

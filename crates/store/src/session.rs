@@ -20,7 +20,7 @@ macro_rules! select_sessions {
             SessionRow,
             r#"SELECT s.id, s.tenant_id, s.alias, s.spec AS "spec: Json<SessionSpec>",
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
-                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch,
+                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss,
                       w.id AS "holder?", w.address AS "holder_address?"
                FROM sessions s
                LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
@@ -69,6 +69,8 @@ pub struct Session {
     pub expires_at: OffsetDateTime,
     /// It also ends when it was idle for this long.
     pub idle_ttl: Option<Duration>,
+    /// Whether it starts again empty if its files are gone.
+    pub allow_data_loss: bool,
     /// When it ended.
     pub ended_at: Option<OffsetDateTime>,
     /// Who holds it; `None` if nobody live does.
@@ -168,6 +170,8 @@ pub struct NewSession<'a> {
     pub ttl: Duration,
     /// Idle time to live.
     pub idle_ttl: Option<Duration>,
+    /// Whether it starts again empty if its files are gone.
+    pub allow_data_loss: bool,
     /// Idempotency key and hash of the request.
     pub idempotency: Option<(&'a str, &'a [u8])>,
 }
@@ -227,6 +231,7 @@ impl Store {
             new.idempotency.map(|(key, _)| key),
             new.idempotency.map(|(_, hash)| hash),
             most,
+            new.allow_data_loss,
         )
         .fetch_optional(on)
         .await;
@@ -476,6 +481,7 @@ struct SessionRow {
     created_at: OffsetDateTime,
     expires_at: OffsetDateTime,
     idle_ttl: Option<PgInterval>,
+    allow_data_loss: bool,
     ended_at: Option<OffsetDateTime>,
     lease_epoch: i64,
     holder: Option<String>,
@@ -497,6 +503,7 @@ impl TryFrom<SessionRow> for Session {
             created_at: row.created_at,
             expires_at: row.expires_at,
             idle_ttl: row.idle_ttl.as_ref().map(row::duration),
+            allow_data_loss: row.allow_data_loss,
             ended_at: row.ended_at,
             holder: row.holder.map(|text| row::word("sessions.lease_worker", &text)).transpose()?,
             lease_epoch: LeaseEpoch(row.lease_epoch),

@@ -13,6 +13,8 @@ use rustix::{
     io::{Errno, FdFlags},
 };
 
+use crate::{overlay, process};
+
 /// A file in memory with this content, to be read from its start, closed on exec.
 ///
 /// # Errors
@@ -38,6 +40,20 @@ pub fn inherit(command: &mut Command, descriptors: Vec<OwnedFd>) {
     };
     // SAFETY: between fork and exec it makes system calls alone: it neither allocates nor locks.
     unsafe { command.pre_exec(keep_open) };
+}
+
+/// Has the program start in these namespaces, and be this user and group from there on if it may choose.
+/// To be called instead of setting them on the command, which would come first.
+pub fn start_in(command: &mut Command, spaces: Vec<OwnedFd>, ids: Option<(u32, u32)>) {
+    let enter = move || {
+        overlay::enter(&spaces)?;
+        if let Some((uid, gid)) = ids {
+            process::become_user(uid, gid)?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls alone: it neither allocates nor locks.
+    unsafe { command.pre_exec(enter) };
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod identity;
 pub mod inherit;
 pub mod landlock;
 pub mod memory;
+pub mod overlay;
 pub mod owner;
 pub mod process;
 pub mod pty;

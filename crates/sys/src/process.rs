@@ -67,6 +67,24 @@ pub fn execute(program: &CStr, argv: &[CString], env: &[CString]) -> Errno {
     from_nix(errno)
 }
 
+/// The processors that this process may use, by the host's numbers.
+///
+/// # Errors
+/// As `sched_getaffinity(2)`.
+pub fn processors() -> Result<Vec<u32>, Error> {
+    let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
+    let set = set.map_err(|errno| Error::new("list the processors of", "this process", from_nix(errno)))?;
+    let is_set = |number: &u32| set.is_set(*number as usize).unwrap_or(false);
+    Ok((0..u32::try_from(nix::sched::CpuSet::count()).unwrap_or_default()).filter(is_set).collect())
+}
+
+/// Makes this process another user with another group and no others. Makes system calls alone.
+pub(crate) fn become_user(uid: u32, gid: u32) -> Result<(), Errno> {
+    nix::unistd::setgroups(&[]).map_err(from_nix)?;
+    nix::unistd::setresgid(gid.into(), gid.into(), gid.into()).map_err(from_nix)?;
+    nix::unistd::setresuid(uid.into(), uid.into(), uid.into()).map_err(from_nix)
+}
+
 /// Ends this process at once, without flushing or running anything.
 fn exit_at_once(code: i32) -> ! {
     // SAFETY: ends the process; nothing runs after it.
@@ -315,7 +333,14 @@ pub struct ChildrenUsage {
     pub cpu_time: Duration,
     /// The largest resident memory of one of them.
     pub peak_memory_bytes: u64,
+    /// Bytes read from devices.
+    pub read_bytes: u64,
+    /// Bytes written to files.
+    pub written_bytes: u64,
 }
+
+/// The kernel counts what is read and written in blocks of this size.
+const BLOCK: u64 = 512;
 
 /// Reads what the collected children used.
 ///
@@ -329,6 +354,8 @@ pub fn children_usage() -> Result<ChildrenUsage, Errno> {
     Ok(ChildrenUsage {
         cpu_time: Duration::from_micros(micros(usage.user_time()) + micros(usage.system_time())),
         peak_memory_bytes: u64::try_from(usage.max_rss()).unwrap_or_default() * 1024,
+        read_bytes: u64::try_from(usage.block_reads()).unwrap_or_default() * BLOCK,
+        written_bytes: u64::try_from(usage.block_writes()).unwrap_or_default() * BLOCK,
     })
 }
 

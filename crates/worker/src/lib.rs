@@ -19,6 +19,7 @@ mod modes;
 mod output;
 mod poll;
 mod receipts;
+mod release;
 mod retries;
 mod root;
 mod runs;

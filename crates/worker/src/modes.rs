@@ -121,7 +121,10 @@ pub(crate) fn serves(made: &Plan, wanted: &Plan) -> bool {
 /// people come and go while a worker stays.
 fn with_homes<'a>(host: &'a Host, spec: &RunSpec) -> Result<Cow<'a, Host>, Denial> {
     let files = &spec.policy.filesystem;
-    if files.read_only_paths.is_none() && files.read_write_paths.is_none() {
+    if [&files.read_only_paths, &files.read_write_paths, &files.overlay_paths]
+        .iter()
+        .all(|paths| paths.is_none())
+    {
         return Ok(Cow::Borrowed(host));
     }
     let passwd = fs::read_to_string("/etc/passwd").map_err(|error| failed(&error))?;
@@ -136,6 +139,7 @@ pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
     match error {
         Error::Refused(refusal) => refusal.into(),
         Error::Unenforceable { field } => unenforceable(field, error.to_string()),
+        Error::Overlay(_) => unenforceable("policy.filesystem.overlay_paths", error.to_string()),
         other => failed(&other).into(),
     }
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, SessionId};
+use codelia_policy::{Ids, OVERLAYS_END, SessionId, overlays_of};
 use uuid::Uuid;
 
 use crate::{UidRange, ids::SessionIds, trash};
@@ -83,21 +83,27 @@ impl Root {
         Ok((was_there, ids))
     }
 
-    /// Removes a session's directory and tells how many bytes its files had. Its name is free at once.
-    /// After a failure the same call takes the removal up again.
+    /// Removes a session's directory, and before it what it changed in overlays, and tells how many bytes its files had.
+    /// Its name is free at once. After a failure the same call takes the removal up again.
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
         let (from, name) = (self.session(id), id.to_string());
         let owner = self.ids.owner(&from).or_else(|| self.ids.owner(&self.trash().join(&name)));
-        let mut bytes = self.empty_trash_of(&name)?;
-        match fs::rename(&from, self.trash().join(&name)) {
-            Ok(()) => bytes += self.empty_trash_of(&name)?,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(RootError::at("move to the trash", &from)(error)),
-        }
+        let bytes = self.discard(&overlays_of(&from), &format!("{name}{OVERLAYS_END}"))?
+            + self.discard(&from, &name)?;
         if let Some(uid) = owner {
             self.ids.free(id, uid).map_err(RootError::at("free the id of", &from))?;
         }
         Ok(bytes)
+    }
+
+    /// Moves a directory to the trash under this name and removes it.
+    fn discard(&self, from: &Path, name: &str) -> Result<u64, RootError> {
+        let bytes = self.empty_trash_of(name)?;
+        match fs::rename(from, self.trash().join(name)) {
+            Ok(()) => Ok(bytes + self.empty_trash_of(name)?),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(bytes),
+            Err(error) => Err(RootError::at("move to the trash", from)(error)),
+        }
     }
 
     /// Removes what earlier removals left in the trash.
@@ -111,17 +117,20 @@ impl Root {
         Ok(bytes)
     }
 
-    /// The sessions that have a directory here.
+    /// The sessions that have a directory here, or changes in overlays.
     pub(crate) fn list_sessions(&self) -> Result<Vec<SessionId>, RootError> {
         let dir = self.sessions();
         let mut ids = Vec::new();
         for entry in fs::read_dir(&dir).map_err(RootError::at("list", &dir))? {
             let name = entry.map_err(RootError::at("list", &dir))?.file_name();
-            match name.to_str().and_then(|name| name.parse().ok()) {
+            let name_of_session = |name: &str| name.strip_suffix(OVERLAYS_END).unwrap_or(name).parse().ok();
+            match name.to_str().and_then(name_of_session) {
                 Some(id) => ids.push(id),
                 None => tracing::warn!(?name, "not a session's directory: left alone"),
             }
         }
+        ids.sort_unstable();
+        ids.dedup();
         Ok(ids)
     }
 
@@ -246,8 +255,15 @@ mod tests {
         fs::write(session.join("a/b/file"), "12345").unwrap();
         symlink(&outside, session.join("a/link")).unwrap();
         fs::set_permissions(session.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
-        assert_eq!(root.remove_session(id).unwrap(), 5);
-        assert!(!session.exists());
+        // As the kernel leaves the layers of an overlay.
+        let layers = overlays_of(&session);
+        fs::create_dir_all(layers.join("one/work/work")).unwrap();
+        fs::create_dir_all(layers.join("one/upper")).unwrap();
+        fs::write(layers.join("one/upper/file"), "123").unwrap();
+        fs::set_permissions(layers.join("one/work/work"), fs::Permissions::from_mode(0o000)).unwrap();
+        assert_eq!(root.list_sessions().unwrap(), [id]);
+        assert_eq!(root.remove_session(id).unwrap(), 8);
+        assert!(!session.exists() && !layers.exists());
         assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
         assert_eq!(root.remove_session(id).unwrap(), 0, "again is no error");
         assert_eq!(fs::read_dir(dir.path().join("trash")).unwrap().count(), 0);

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     output::OutputLog,
+    release::Release,
     runs::ActiveRun,
     stdio::{Reader, Writer},
     worker::Worker,
@@ -35,6 +36,7 @@ pub(crate) struct Lost;
 /// The tasks of one run's streams.
 #[derive(Debug)]
 pub(crate) struct Streams {
+    release: Release,
     readers: JoinHandle<()>,
     flusher: JoinHandle<()>,
     stop: CancellationToken,
@@ -51,9 +53,12 @@ impl Streams {
     ) -> Self {
         let stop = CancellationToken::new();
         let log = run.output.clone();
+        let release = Release::of(&run.assigned.spec.policy);
         Self {
+            release,
             readers: task::background("read output", async move {
-                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &log))).await;
+                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &log, release)))
+                    .await;
             }),
             flusher: task::background("flush output", flush(worker.clone(), run.clone(), stop.clone())),
             stop,
@@ -68,7 +73,7 @@ impl Streams {
             writer.abort();
         }
         log.open_gate();
-        if timeout(STRAY_WAIT, &mut self.readers).await.is_err() {
+        if timeout(STRAY_WAIT + self.release.interval() * 2, &mut self.readers).await.is_err() {
             tracing::warn!("somebody holds an ended command's output open: the rest is dropped");
             self.readers.abort();
         }
@@ -80,12 +85,16 @@ impl Streams {
     }
 }
 
-async fn copy(mut reader: Reader, stream: Stream, log: &OutputLog) {
+async fn copy(mut reader: Reader, stream: Stream, log: &OutputLog, release: Release) {
     loop {
         log.room().await;
         match reader.read().await {
             Ok(data) if data.is_empty() => return,
-            Ok(data) => log.append(stream, data),
+            Ok(data) if release.is_at_once() => log.append(stream, data),
+            Ok(data) => {
+                let held = release.collect(data, &mut reader).await;
+                held.into_iter().for_each(|data| log.append(stream, data));
+            }
             Err(error) => return tracing::error!(%error, "output cannot be read"),
         }
     }
@@ -141,19 +150,19 @@ async fn flush_is_due(log: &OutputLog, stop: &CancellationToken) -> bool {
 }
 
 /// Tries until the store has done it, as long as the run's lease is live.
-pub(crate) async fn insist<F>(
+pub(crate) async fn insist<F, T>(
     what: &'static str,
     run: &ActiveRun,
     attempt: impl Fn() -> F,
-) -> Result<(), Lost>
+) -> Result<T, Lost>
 where
-    F: Future<Output = Result<(), Error>>,
+    F: Future<Output = Result<T, Error>>,
 {
     let mut refused = 0;
     let mut pause = Duration::from_millis(20);
     loop {
         match run.fence.run_until_cancelled(attempt()).await {
-            Some(Ok(())) => return Ok(()),
+            Some(Ok(done)) => return Ok(done),
             None | Some(Err(Error::Fenced)) => return Err(Lost),
             Some(Err(error @ Error::Unavailable(_))) => tracing::warn!(%error, what, "trying again"),
             Some(Err(error)) => {

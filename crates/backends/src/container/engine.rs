@@ -59,13 +59,15 @@ impl Engine {
             if !can {
                 gaps.push(Gap {
                     missing: format!("limits by the {name} controller: the engine cannot set them"),
-                    remedy: "give the engine a host with the cpu, memory and pids controllers".to_owned(),
+                    remedy: "give the engine a host with the cpu, cpuset, memory and pids controllers"
+                        .to_owned(),
                 });
             }
             can
         };
+        let cpus = can("cpuset", info.cpu_set);
         let (memory, pids) = (can("memory", info.memory_limit), can("pids", info.pids_limit));
-        Ok(Enforceable { memory, pids, cpu: can("cpu", info.cpu_cfs_quota), ..Enforceable::default() })
+        Ok(Enforceable { memory, pids, cpu: can("cpu", info.cpu_cfs_quota), cpus, ..Enforceable::default() })
     }
 
     /// Answers the container's id.

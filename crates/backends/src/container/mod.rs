@@ -8,7 +8,10 @@ mod holder;
 mod spec;
 mod sweep;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use async_trait::async_trait;
 use codelia_init::Setup;
@@ -35,10 +38,24 @@ pub struct ContainerOptions {
     pub runtime: Option<String>,
     /// The image that brings the programs.
     pub image: String,
+    /// The images of profiles, by name. The profile `base` is the image above if it is not here.
+    pub images: BTreeMap<String, String>,
     /// Where each sandbox gets a directory for its control socket, as the engine sees it too.
     pub directory: PathBuf,
     /// Whose the containers are, for whoever lists them.
     pub worker: String,
+}
+
+impl ContainerOptions {
+    /// The image of a plan.
+    fn image(&self, plan: &Plan) -> Result<&str, Error> {
+        let Some(profile) = &plan.profile else { return Ok(&self.image) };
+        match self.images.get(profile) {
+            Some(image) => Ok(image),
+            None if profile == "base" => Ok(&self.image),
+            None => Err(Error::Unenforceable { field: "policy.container.profile" }),
+        }
+    }
 }
 
 /// Mode `container`.
@@ -71,7 +88,7 @@ impl Container {
             }
             Err(error) => {
                 crate::holder::Holder::remove(&mut holder).await;
-                Err(self.explain(error))
+                Err(self.explain(error, plan))
             }
         }
     }
@@ -95,10 +112,10 @@ impl Container {
     }
 
     /// A run is refused for want of an image by its name, so that somebody can bring it.
-    fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: Error, plan: &Plan) -> Error {
         match &error {
             Error::Engine { complaint, .. } if is_image_missing(complaint) => {
-                let image = &self.options.image;
+                let image = self.options.image(plan).unwrap_or_default();
                 Error::refused("IMAGE_MISSING", format!("the worker's engine has no image {image:?}"))
             }
             _ => error,

@@ -11,7 +11,7 @@ use bollard::models::{
     RestartPolicyNameEnum,
 };
 use codelia_policy::{Mount, Plan};
-use codelia_sys::{owner::Owner, surroundings};
+use codelia_sys::{owner::Owner, process, surroundings};
 use serde_json::json;
 
 use super::{Channel, ContainerOptions};
@@ -69,7 +69,7 @@ pub(super) fn container(
         (PLACE, place()?),
     ];
     Ok(ContainerCreateBody {
-        image: Some(options.image.clone()),
+        image: Some(options.image(plan)?.to_owned()),
         entrypoint: Some([INIT, "--connect", CONTROL].map(str::to_owned).to_vec()),
         cmd: Some(Vec::new()),
         user: Some(format!("{}:{}", ids.uid, ids.gid)),
@@ -102,6 +102,7 @@ fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -
         memory_swap: Some(memory),
         cpu_period: Some(CPU_PERIOD),
         cpu_quota: Some((signed(plan.limits.cpu_millis) * CPU_PERIOD / 1000).max(LEAST_CPU_QUOTA)),
+        cpuset_cpus: plan.cpus.as_deref().map(processors).transpose()?,
         pids_limit: Some(pids(plan).max(PIDS_TO_START)),
         ulimits: Some(vec![ulimit("nofile", signed(plan.limits.open_files)), ulimit("core", 0)]),
         init: Some(false),
@@ -141,6 +142,15 @@ pub(super) fn has_own_kernel(plan: &Plan) -> bool {
 /// The limit that holds once the container was started, if it could not hold before.
 pub(super) fn later_pids(plan: &Plan) -> Option<i64> {
     Some(pids(plan)).filter(|most| *most < PIDS_TO_START)
+}
+
+/// As the engine takes them. It would not say so plainly if there is no such processor.
+fn processors(wanted: &[u32]) -> Result<String, Error> {
+    let there = process::processors()?;
+    if !wanted.iter().all(|number| there.contains(number)) {
+        return Err(Error::Unenforceable { field: "policy.resources.cpus" });
+    }
+    Ok(wanted.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
 }
 
 fn signed(number: u64) -> i64 {
@@ -216,6 +226,9 @@ impl Layout<'_> {
             Mount::Hidden { target, even_if_absent } => return self.hide(target, made, *even_if_absent),
             // The engine makes both, as every image needs them.
             Mount::Proc | Mount::Dev => return Ok(()),
+            Mount::Overlay { .. } => {
+                return Err(Error::Unenforceable { field: "policy.filesystem.overlay_paths" });
+            }
             Mount::Symlink { .. } => return Err(Error::Unenforceable { field: "mounts" }),
         };
         self.places.insert(mount.target().to_owned(), place);

@@ -112,6 +112,31 @@ async fn an_image_that_is_missing_is_refused_by_its_name() {
 }
 
 #[tokio::test]
+async fn a_profile_names_an_image_and_an_unknown_one_is_refused() {
+    let Some(mut place) = Place::of(Kind::Runc).await else { return };
+    for profile in ["base", "again"] {
+        place.policy.container.profile = Some(profile.to_owned());
+        assert_eq!(place.says("echo fine").await, "fine\n");
+    }
+    place.policy.container.profile = Some("gone".to_owned());
+    let refused = place.backend.prepare(&place.plan(&place.session())).await.unwrap_err().to_string();
+    assert!(refused.contains("IMAGE_MISSING") && refused.contains("codelia-gone"), "{refused}");
+    place.policy.container.profile = Some("unheard".to_owned());
+    let refused = place.backend.prepare(&place.plan(&place.session())).await;
+    assert!(
+        matches!(&refused, Err(Error::Unenforceable { field: "policy.container.profile" })),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_mode_without_images_refuses_a_profile() {
+    let Some(mut place) = Place::of(Kind::Bwrap).await else { return };
+    place.policy.container.profile = Some("base".to_owned());
+    assert_eq!(place.try_plan(&place.session()).unwrap_err().field, "policy.container.profile");
+}
+
+#[tokio::test]
 async fn without_an_engine_the_mode_is_not_usable() {
     let options = container_options("runc", std::path::Path::new("/nonexistent"));
     let found = container(ContainerOptions { socket: "/no/engine".into(), ..options }).unwrap().probe().await;

@@ -24,7 +24,7 @@ const ROUGH_PIDS: &str =
     "gVisor's own threads are what the host counts: the limit is rough, and over it the sandbox ends";
 
 /// Cases that mean nothing to gVisor, or that it is known to fail.
-const RUNSC: [(&str, &str); 33] = [
+const RUNSC: [(&str, &str); 34] = [
     ("what_a_blocked_call_tried_is_told", UNTOLD),
     ("too_many_blocked_calls_end_the_run", UNTOLD),
     ("processes_are_debugged_only_where_the_policy_says_so", UNTOLD),
@@ -49,6 +49,7 @@ const RUNSC: [(&str, &str); 33] = [
     ("a_prepared_sandbox_that_was_killed_says_so", OTHER_PROCESSES),
     ("the_rate_of_processor_time_is_limited", OWN_TICKS),
     ("what_was_used_is_told", OWN_TICKS),
+    ("what_was_written_and_started_is_told", "gVisor writes for its processes and tells them nothing of it"),
     ("processes_over_the_limit_are_refused_and_told", ROUGH_PIDS),
     ("threads_count_as_processes", ROUGH_PIDS),
     ("a_fork_bomb_with_little_processor_time_dies_all_the_same", ROUGH_PIDS),

@@ -94,7 +94,8 @@ async fn a_worker_that_was_told_nothing_finds_a_parent() {
     println!("is in {}", fs::read_to_string("/proc/self/cgroup").unwrap());
     let hierarchy = Hierarchy::detect(None).unwrap();
     let mut group = Group::create(&hierarchy, "test", LIMITS).unwrap();
-    println!("parent {}", group.directories().next().unwrap().parent().unwrap().display());
+    println!("parent {}", parent_of_all(group.directories().next().unwrap()).display());
+    println!("own parent {}", group.directories().next().unwrap().parent().unwrap().display());
     group.remove().unwrap();
 }
 
@@ -187,12 +188,35 @@ fn groups_of_killed_owners_are_removed_and_others_stay() {
     let Ok(mut mine) = Group::create(&hierarchy, "mine", LIMITS) else {
         return skip("cgroup", "no control group can be made here");
     };
-    let orphans: Vec<_> = mine.directories().map(|dir| dir.with_file_name(orphaned_name(dir))).collect();
-    orphans.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let parents: Vec<_> = mine.directories().map(|dir| dir.parent().unwrap().to_owned()).collect();
+    let orphans: Vec<_> = parents.iter().map(|dir| dir.with_file_name(orphaned_name(dir))).collect();
+    for orphan in &orphans {
+        fs::create_dir_all(orphan.join("one")).unwrap();
+        fs::create_dir(orphan.join("another")).unwrap();
+    }
     hierarchy.remove_orphans().unwrap();
     assert!(orphans.iter().all(|dir| !dir.exists()), "{orphans:?}");
     assert!(mine.directories().all(|dir| dir.exists()));
     mine.remove().unwrap();
+}
+
+/// In a process of its own, whose parent nobody else uses.
+#[test]
+fn a_process_has_a_parent_of_its_own_for_its_groups_which_goes_with_it() {
+    let suite = std::env::current_exe().unwrap();
+    let output = Command::new(suite).args(["--exact", APART, "--nocapture"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let Some(parent) = said.lines().find_map(|line| line.strip_prefix("own parent ")) else {
+        return skip("cgroup", "no control group can be made here");
+    };
+    assert!(parent.contains("/codelia-") && parent.ends_with("-sandboxes"), "{parent}");
+    assert!(!Path::new(parent).exists());
+}
+
+/// Above the parent that each process has for its groups.
+fn parent_of_all(group: &Path) -> &Path {
+    group.parent().unwrap().parent().unwrap()
 }
 
 /// The name of a group of a process that has ended.

@@ -270,6 +270,11 @@ pub(crate) fn container_options(runtime: &str, place: &Path) -> ContainerOptions
         socket: std::env::var_os("CODELIA_TEST_ENGINE").unwrap_or_default().into(),
         runtime: Some(runtime.to_owned()),
         image: "codelia-base".to_owned(),
+        images: [
+            ("again".to_owned(), "codelia-base".to_owned()),
+            ("gone".to_owned(), "codelia-gone".to_owned()),
+        ]
+        .into(),
         directory: place.join("containers"),
         worker: "conformance".to_owned(),
     }

@@ -36,7 +36,11 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Those that run there once.
-const OTHERS: [&str; 11] = [
+const OTHERS: [&str; 15] = [
+    "shares::bwrap::a_command_runs_on_its_processors_alone",
+    "shares::nsjail::a_command_runs_on_its_processors_alone",
+    "shares::bwrap::reading_is_held_to_its_rate",
+    "groups::a_process_has_a_parent_of_its_own_for_its_groups_which_goes_with_it",
     "endings::bwrap::nothing_is_left_of_a_sandbox",
     "endings::nsjail::nothing_is_left_of_a_sandbox",
     "endings::bwrap::many_sandboxes_with_random_kills_leave_nothing",

@@ -16,9 +16,9 @@ mount -t tmpfs shm /dev/shm
 mount -t cgroup2 -o nsdelegate groups /sys/fs/cgroup
 
 # As a service manager does: a delegated group, and one in it for the processes that use it.
-echo "+memory +pids +cpu" >/sys/fs/cgroup/cgroup.subtree_control
+echo "+memory +pids +cpu +cpuset +io" >/sys/fs/cgroup/cgroup.subtree_control
 mkdir -p /sys/fs/cgroup/service/worker/first
-echo "+memory +pids +cpu" >/sys/fs/cgroup/service/cgroup.subtree_control
+echo "+memory +pids +cpu +cpuset +io" >/sys/fs/cgroup/service/cgroup.subtree_control
 echo $$ >/sys/fs/cgroup/service/worker/first/cgroup.procs
 
 set +e

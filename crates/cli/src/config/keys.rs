@@ -82,6 +82,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.container_socket", "CODELIA_SANDBOX_CONTAINER_SOCKET", Text).or("/var/run/docker.sock"),
     key("sandbox.container_runtime", "CODELIA_SANDBOX_CONTAINER_RUNTIME", Text).unset("the engine's default"),
     key("sandbox.container_image", "CODELIA_SANDBOX_CONTAINER_IMAGE", Text).or("codelia-base"),
+    key("sandbox.container_images", "CODELIA_SANDBOX_CONTAINER_IMAGES", Text).or("node=codelia-node,python=codelia-python,rust=codelia-rust"),
     key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init beside codelia"),
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),

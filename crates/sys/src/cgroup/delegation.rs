@@ -52,6 +52,12 @@ pub(super) fn delegate(dir: &Path, controllers: &[Controller]) -> Result<(), Err
     fs::write(&path, words.join(" ")).map_err(Error::io("delegate controllers in", &path))
 }
 
+/// Whether the children of a group are limited by this controller.
+pub(super) fn gives(dir: &Path, controller: Controller) -> bool {
+    let given = fs::read_to_string(dir.join("cgroup.subtree_control")).unwrap_or_default();
+    given.split_ascii_whitespace().any(|word| word == controller.as_str())
+}
+
 /// The kernel's own root may have some, and is the only group without a type.
 fn has_processes(dir: &Path) -> Result<bool, Error> {
     let path = dir.join("cgroup.procs");

@@ -1,6 +1,6 @@
 //! The group of one sandbox: made, limited, entered, read, killed, removed.
 
-use std::{fs, os::fd::OwnedFd, path::PathBuf, time::Duration};
+use std::{fs, io::ErrorKind, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
 use rustix::{io::Errno, process::Pid};
 
@@ -29,6 +29,10 @@ pub struct Usage {
     pub oom_kills: u64,
     /// How often a fork was refused because of the limit.
     pub pids_refused: u64,
+    /// Most processes and threads at once.
+    pub peak_pids: Option<u64>,
+    /// Bytes read from and written to devices.
+    pub io_bytes: Option<(u64, u64)>,
 }
 
 /// A group and its directories. It must be removed: nothing happens when it is dropped.
@@ -38,6 +42,7 @@ pub struct Group {
     pids: Option<Leaf>,
     cpu: Option<Leaf>,
     cpu_time: Option<Leaf>,
+    io: Option<Leaf>,
     /// Each directory once: controllers may share one.
     leaves: Vec<Leaf>,
     /// Whether its processes are in it already.
@@ -110,9 +115,28 @@ impl Group {
     fn add_leaf(&mut self, hierarchy: &Hierarchy, controller: Controller, name: &str) -> Result<Leaf, Error> {
         let base = hierarchy.base(controller)?;
         let leaf = Leaf { dir: base.dir.join(name), version: base.version };
-        if !self.leaves.contains(&leaf) {
-            fs::create_dir(&leaf.dir).map_err(Error::io("create cgroup", &leaf.dir))?;
-            self.leaves.push(leaf.clone());
+        if self.leaves.contains(&leaf) {
+            return Ok(leaf);
+        }
+        let mut made = fs::create_dir(&leaf.dir);
+        if made.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            base.make(controller)?;
+            made = fs::create_dir(&leaf.dir);
+        }
+        made.map_err(Error::io("create cgroup", &leaf.dir))?;
+        self.leaves.push(leaf.clone());
+        Ok(leaf)
+    }
+
+    /// Holds a group that is there to one controller more, which not every group is.
+    pub(super) fn add_later(&mut self, hierarchy: &Hierarchy, controller: Controller) -> Result<Leaf, Error> {
+        let absent = || Error::new("find a group to hold to", controller.as_str(), Errno::NODEV);
+        let name = self.leaves.first().and_then(|leaf| leaf.dir.file_name()).ok_or_else(absent)?;
+        let name = name.to_string_lossy().into_owned();
+        hierarchy.base(controller)?.make(controller)?;
+        let leaf = self.add_leaf(hierarchy, controller, &name)?;
+        if controller == Controller::Io {
+            self.io = Some(leaf.clone());
         }
         Ok(leaf)
     }
@@ -143,6 +167,9 @@ impl Group {
             },
             oom_kills: self.memory.as_ref().map(Leaf::oom_kills).transpose()?.unwrap_or_default(),
             pids_refused: self.pids.as_ref().map(Leaf::pids_refused).transpose()?.unwrap_or_default(),
+            // Not every kernel counts them, and who makes a group has threads in it first.
+            peak_pids: self.pids.as_ref().filter(|_| !self.is_foreign).and_then(|leaf| leaf.peak_pids().ok()),
+            io_bytes: self.io.as_ref().and_then(|leaf| leaf.io_bytes().ok()),
         })
     }
 

@@ -2,12 +2,13 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Controller, Version, delegation};
+use super::{Controller, Version, delegation, leaf::Leaf, owner};
 use crate::Error;
 
 /// The parent of our groups, for each controller.
@@ -17,9 +18,15 @@ pub struct Hierarchy {
     pids: Result<Base, Error>,
     cpu: Result<Base, Error>,
     cpu_time: Result<Base, Error>,
+    io: Result<Base, Error>,
+    processors: Result<Base, Error>,
 }
 
-/// A directory below which groups are made.
+/// What the parent of all groups of a process is called.
+const PARENT: &str = "sandboxes";
+
+/// A directory below which groups are made: the process's own, in the one that was found. It is made with the first group
+/// and removed with the hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Base {
     pub(super) dir: PathBuf,
@@ -43,12 +50,18 @@ impl Hierarchy {
         };
         let needed: Vec<_> = Controller::LIMITING.into_iter().filter(|&it| one(it).is_none()).collect();
         let two = version_2(&mounts, &own, parent, &needed);
-        let base = |controller| one(controller).map_or_else(|| limited(two.clone(), controller), Ok);
+        let parent = owner::mark(PARENT)?;
+        let base = |controller| {
+            let found = one(controller).map_or_else(|| limited(two.clone(), controller), Ok)?;
+            Ok(Base { dir: found.dir.join(&parent), ..found })
+        };
         Ok(Self {
             memory: base(Controller::Memory),
             pids: base(Controller::Pids),
             cpu: base(Controller::Cpu),
             cpu_time: base(Controller::CpuTime),
+            io: base(Controller::Io),
+            processors: base(Controller::Processors),
         })
     }
 
@@ -66,6 +79,8 @@ impl Hierarchy {
             pids: base(Controller::Pids),
             cpu: base(Controller::Cpu),
             cpu_time: base(Controller::CpuTime),
+            io: base(Controller::Io),
+            processors: base(Controller::Processors),
         })
     }
 
@@ -75,9 +90,64 @@ impl Hierarchy {
             Controller::Pids => &self.pids,
             Controller::Cpu => &self.cpu,
             Controller::CpuTime => &self.cpu_time,
+            Controller::Io => &self.io,
+            Controller::Processors => &self.processors,
         }
         .as_ref()
         .map_err(Clone::clone)
+    }
+}
+
+impl Base {
+    /// Makes the process's own parent, or lets its children have this controller too.
+    pub(super) fn make(&self, controller: Controller) -> Result<(), Error> {
+        match fs::create_dir(&self.dir) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(Error::io("create cgroup", &self.dir)(error));
+            }
+            _ => {}
+        }
+        match self.version {
+            Version::Two => self.delegate(controller),
+            Version::One if controller == Controller::Processors => self.inherit_processors(),
+            Version::One => Ok(()),
+        }
+    }
+
+    /// Children get what their parent has and its parent gives on.
+    fn delegate(&self, controller: Controller) -> Result<(), Error> {
+        let above = self.dir.parent().unwrap_or(&self.dir);
+        let wanted = match controller {
+            Controller::Io | Controller::Processors => vec![controller],
+            _ => Controller::LIMITING.into_iter().filter(|&it| delegation::gives(above, it)).collect(),
+        };
+        delegation::delegate(above, &wanted)?;
+        delegation::delegate(&self.dir, &wanted)
+    }
+
+    /// A group of version 1 has neither processors nor memory until it is told.
+    fn inherit_processors(&self) -> Result<(), Error> {
+        let leaf = |dir: &Path| Leaf { dir: dir.to_owned(), version: Version::One };
+        let (own, above) = (leaf(&self.dir), leaf(self.dir.parent().unwrap_or(&self.dir)));
+        ["cpuset.cpus", "cpuset.mems"]
+            .into_iter()
+            .try_for_each(|name| own.write(name, above.read(name)?.trim()))
+    }
+}
+
+impl Drop for Hierarchy {
+    /// What another hierarchy of this process still uses is not empty, or is made again.
+    fn drop(&mut self) {
+        for controller in Controller::ALL {
+            if let Ok(base) = self.base(controller)
+                && base
+                    .dir
+                    .file_name()
+                    .is_some_and(|name| owner::mark(PARENT).is_ok_and(|own| name == own.as_str()))
+            {
+                let _ = fs::remove_dir(&base.dir);
+            }
+        }
     }
 }
 
@@ -103,7 +173,7 @@ fn locate(controller: Controller, mounts: &str, own: &str) -> Result<Base, Error
 fn limited(dir: Option<PathBuf>, controller: Controller) -> Result<Base, Error> {
     let absent = || Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV);
     let dir = dir.ok_or_else(absent)?;
-    if controller != Controller::CpuTime {
+    if Controller::LIMITING.contains(&controller) {
         delegation::delegate(&dir, &[controller])?;
     }
     Ok(Base { dir, version: Version::Two })
@@ -135,7 +205,7 @@ fn own_path(version: Version, controller: Controller, own: &str) -> Option<&Path
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         let serves = match version {
-            Version::One => controllers.split(',').any(|name| name == controller.as_str()),
+            Version::One => controllers.split(',').any(|name| name == controller.name_in_version_1()),
             Version::Two => controllers.is_empty(),
         };
         serves.then_some(Path::new(path))
@@ -166,7 +236,7 @@ impl<'a> Mount<'a> {
     fn serves(&self, version: Version, controller: Controller) -> bool {
         match version {
             Version::One => {
-                self.kind == "cgroup" && self.options.split(',').any(|o| o == controller.as_str())
+                self.kind == "cgroup" && self.options.split(',').any(|o| o == controller.name_in_version_1())
             }
             Version::Two => self.kind == "cgroup2",
         }
@@ -179,7 +249,8 @@ impl Hierarchy {
     pub(super) fn counting_in(dir: &Path) -> Self {
         let absent = || Err(Error::new("find", "controller", Errno::NODEV));
         let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two });
-        Self { memory: absent(), pids: absent(), cpu: absent(), cpu_time }
+        let [memory, pids, cpu, io, processors] = [(); 5].map(|()| absent());
+        Self { memory, pids, cpu, cpu_time, io, processors }
     }
 }
 

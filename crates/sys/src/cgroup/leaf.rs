@@ -92,6 +92,28 @@ impl Leaf {
         self.read_key("pids.events", "max")
     }
 
+    pub(super) fn peak_pids(&self) -> Result<u64, Error> {
+        self.read_number("pids.peak")
+    }
+
+    /// Read and written, on all devices.
+    pub(super) fn io_bytes(&self) -> Result<(u64, u64), Error> {
+        let (name, read, written) = match self.version {
+            Version::One => ("blkio.throttle.io_service_bytes", "Read ", "Write "),
+            Version::Two => ("io.stat", "rbytes=", "wbytes="),
+        };
+        let text = self.read(name)?;
+        // In version 1 the number is the word after its name, in version 2 it is in the word.
+        let sum = |key: &str| -> u64 {
+            text.lines()
+                .filter_map(|line| {
+                    line.split_once(key)?.1.split_ascii_whitespace().next()?.parse::<u64>().ok()
+                })
+                .sum()
+        };
+        Ok((sum(read), sum(written)))
+    }
+
     /// What a single-threaded process writes `0` into to move itself here. In version 1 that is
     /// the file for one thread: it spares the lock over all forks of the host.
     pub(super) fn open_entry(&self) -> Result<OwnedFd, Error> {
@@ -171,6 +193,20 @@ mod tests {
         assert_eq!(leaf.oom_kills(), Ok(2));
         assert_eq!(leaf.cpu_time(), Ok(Duration::from_micros(1500)));
         assert_eq!(leaf.pids_refused(), Ok(5));
+    }
+
+    #[test]
+    fn bytes_of_all_devices_are_added_in_both_versions() {
+        let (_dir, mut leaf) = leaf_with(&[
+            ("io.stat", "8:0 rbytes=100 wbytes=7 rios=1 wios=1\n254:0 rbytes=1 wbytes=2\n"),
+            (
+                "blkio.throttle.io_service_bytes",
+                "8:0 Read 5\n8:0 Write 6\n8:0 Sync 11\n9:0 Read 1\nTotal 12\n",
+            ),
+        ]);
+        assert_eq!(leaf.io_bytes(), Ok((101, 9)));
+        leaf.version = Version::One;
+        assert_eq!(leaf.io_bytes(), Ok((6, 6)));
     }
 
     #[test]

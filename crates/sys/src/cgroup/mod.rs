@@ -4,15 +4,18 @@
 //! but for the switch that lets a parent of version 2 have limited children.
 
 mod delegation;
+mod device;
 mod group;
 mod hierarchy;
 mod leaf;
 mod owner;
+mod processors;
 
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
+pub use device::{Device, DeviceLimits};
 pub use group::{Group, Limits, Usage};
 pub use hierarchy::Hierarchy;
 
@@ -35,16 +38,33 @@ pub enum Controller {
     Cpu,
     /// CPU time, counted and not limited.
     CpuTime,
+    /// How fast devices are used. Only where somebody asks for it.
+    Io,
+    /// Which processors are used. Only where somebody asks for it.
+    Processors,
 }
 
 impl Controller {
     /// Those that limit.
     pub const LIMITING: [Self; 3] = [Self::Memory, Self::Pids, Self::Cpu];
 
+    /// All of them.
+    const ALL: [Self; 6] = [Self::Memory, Self::Pids, Self::Cpu, Self::CpuTime, Self::Io, Self::Processors];
+
+    /// The kernel's name for it, in version 1.
+    fn name_in_version_1(self) -> &'static str {
+        match self {
+            Self::Io => "blkio",
+            other => other.as_str(),
+        }
+    }
+
     /// The kernel's name for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Io => "io",
+            Self::Processors => "cpuset",
             Self::Memory => "memory",
             Self::Pids => "pids",
             Self::Cpu => "cpu",

@@ -17,8 +17,8 @@ pub(super) fn mark(name: &str) -> Result<String, Error> {
 }
 
 impl Hierarchy {
-    /// Removes the groups that processes which are gone left empty; those that are not empty yet
-    /// stay for the next time. Tells how many it removed.
+    /// Removes the groups that processes which are gone left empty, each parent with all below it; those that are not
+    /// empty yet stay for the next time. Tells how many it removed.
     ///
     /// # Errors
     /// A parent cannot be listed.
@@ -26,20 +26,28 @@ impl Hierarchy {
         let mut removed = 0;
         for dir in self.directories() {
             for group in orphans(&dir)? {
-                removed += usize::from(fs::remove_dir(group).is_ok());
+                removed += remove(&group);
             }
         }
         Ok(removed)
     }
 
     fn directories(&self) -> Vec<PathBuf> {
-        let controllers = Controller::LIMITING.into_iter().chain([Controller::CpuTime]);
+        // Parents of processes lie beside each other.
+        let dir = |controller| Some(self.base(controller).ok()?.dir.parent()?.to_owned());
         let mut dirs: Vec<_> =
-            controllers.filter_map(|controller| Some(self.base(controller).ok()?.dir.clone())).collect();
+            Controller::ALL.into_iter().filter_map(dir).filter(|dir| dir.exists()).collect();
         dirs.sort();
         dirs.dedup();
         dirs
     }
+}
+
+/// A group and those below it. Tells how many there were.
+fn remove(group: &Path) -> usize {
+    let below = fs::read_dir(group).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+    let removed = below.map(|entry| usize::from(fs::remove_dir(entry.path()).is_ok())).sum::<usize>();
+    removed + usize::from(fs::remove_dir(group).is_ok())
 }
 
 fn orphans(dir: &Path) -> Result<Vec<PathBuf>, Error> {

@@ -1,11 +1,16 @@
 //! Runs in a mode that isolates: the whole worker around the real tool.
 
-use std::{os::unix::fs::MetadataExt, path::PathBuf, sync::Arc};
+use std::{
+    fs::Permissions,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use codelia_backends::{Backend, BwrapOptions, bwrap};
 use codelia_policy::{Mode, Outcome, Receipt, RunSpec, SessionId};
 use codelia_proto::v1::run_event::Kind as Event;
-use codelia_store::{EventKind, Run};
+use codelia_store::{EventKind, Run, SessionRef};
 use codelia_tests::{available, eventually, is_root};
 
 use crate::world::{Shape, World, shell};
@@ -54,6 +59,30 @@ async fn two_sessions_have_users_of_their_own_and_do_not_see_each_other() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n");
     let owner = |session| std::fs::metadata(world.directory(session)).unwrap().uid();
     assert_eq!(owner(mine) != owner(theirs), is_root(), "where it may choose, each has its own");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn what_a_session_changed_in_an_overlay_is_kept_for_its_runs_and_goes_with_it() {
+    let Some(world) = isolating().await else { return };
+    let host = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(host.path(), Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(host.path().join("file"), "of the host\n").unwrap();
+    let session = world.held_session().await;
+    let overlaid = |script: &str| {
+        let mut spec = isolated(&format!("cd {}; {script}", host.path().display()));
+        spec.policy.filesystem.overlay_paths = Some(vec![host.path().to_owned()]);
+        spec
+    };
+    let (row, output) = run(&world, session, &overlaid("cat file; echo changed > file; rm -f x")).await;
+    assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "of the host\n"));
+    let (_, output) = run(&world, session, &overlaid("cat file")).await;
+    assert_eq!(output, "changed\n");
+    assert_eq!(std::fs::read_to_string(host.path().join("file")).unwrap(), "of the host\n");
+    let layers = codelia_policy::overlays_of(&world.directory(session));
+    assert!(layers.is_dir());
+    world.store.session_close(&world.tenant, &SessionRef::Id(session)).await.unwrap();
+    eventually("the layers are gone", || async { (!layers.exists()).then_some(()) }).await;
     world.end().await;
 }
 

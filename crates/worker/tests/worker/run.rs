@@ -1,6 +1,6 @@
 //! Runs: executed once, streamed, committed.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use codelia_policy::Outcome;
 use codelia_proto::{
@@ -52,6 +52,58 @@ async fn input_reaches_the_command_and_the_watcher_sees_the_answer() {
     assert!(matches!(caller.next().await, Some(Answer::Committed(_))));
     assert!(caller.next().await.is_none());
     assert_eq!(world.row(run).await.outcome, Some(Outcome::Exited(0)));
+    world.end().await;
+}
+
+/// Seconds since the epoch.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
+
+#[tokio::test]
+async fn output_and_outcome_are_given_out_on_the_grid_of_the_policy() {
+    const GRID: f64 = 4.0;
+    let world = World::new(Shape::default()).await;
+    let session = world.held_session().await;
+    let mut spec = shell("echo early; touch done");
+    spec.policy.resources.release_interval_ms = Some(4000);
+    // Between two times there must be room to look.
+    tokio::time::sleep(Duration::from_secs_f64(GRID - now() % GRID)).await;
+    let next = (now() / GRID).ceil() * GRID;
+    let run = world.start(session, &spec).await;
+    let done = world.directory(session).join("done");
+    eventually("the command did its work", || async { done.exists().then_some(()) }).await;
+    let (row, output) = (world.row(run).await, world.output(run).await);
+    if now() < next {
+        assert!(row.outcome.is_none() && output.is_empty(), "{row:?} {output:?}");
+    }
+    let row = world.ended(run).await;
+    assert_eq!((row.outcome, world.output(run).await), (Some(Outcome::Exited(0)), b"early\n".to_vec()));
+    let ended = row.ended_at.unwrap().unix_timestamp_nanos() as f64 / 1e9;
+    assert!(ended >= next, "{ended} {next}");
+    let usage = row.usage.unwrap();
+    assert_eq!(
+        [usage.wall_time, usage.cpu_time].map(|time| time.as_nanos() % 4_000_000_000),
+        [0, 0],
+        "{usage:?}"
+    );
+    world.end().await;
+}
+
+#[tokio::test]
+async fn an_attach_that_brings_its_run_starts_it_and_ends_with_what_was_stored() {
+    let world = World::new(Shape::default()).await;
+    let session = world.held_session().await;
+    let (run, incarnation) = world.record(session, &shell("read line; echo $line")).await;
+    let mut caller = world.push_and_attach(&run, incarnation).await;
+    let ended = loop {
+        if let Some(Answer::Committed(committed)) = caller.next().await {
+            break serde_json::from_str(&committed.ended_json).unwrap();
+        }
+    };
+    let (told, stored) = (run.ended(ended).unwrap(), world.row(run.id).await);
+    assert_eq!(told.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(format!("{told:?}"), format!("{stored:?}"));
     world.end().await;
 }
 

@@ -1,0 +1,119 @@
+//! What a policy leaves a command of processors and devices, and what is told of its use of them.
+
+use std::{fs, io::Write, time::Duration};
+
+use codelia_backends::Error;
+use codelia_policy::Outcome;
+use codelia_sys::{cgroup::Device, process};
+
+use crate::harness::{Finished, Kind, Place, Session, in_every_mode, skip};
+
+const MIB: u64 = 1024 * 1024;
+const CPUS: &str = "policy.resources.cpus";
+
+/// Tries to have every processor, and tells which it has.
+const WIDEN: &str = r#"perl -e '$all = "\xff" x 128; syscall(203, 0, 128, $all); system("nproc")'
+    sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status"#;
+
+async fn a_command_runs_on_its_processors_alone(mut place: Place) {
+    let all = process::processors().unwrap();
+    let (Some(&last), true) = (all.last(), all.len() > 1) else {
+        return skip("processors", "there is one processor alone");
+    };
+    if !place.host.enforceable.cpus {
+        // Only an ordinary user, who was not given the group for it.
+        assert_ne!(process::own_user(), 0, "this host chooses processors");
+        place.policy.resources.cpus = Some(vec![last]);
+        assert_eq!(place.try_plan(&place.session()).unwrap_err().field, CPUS);
+        return;
+    }
+    let free = place.says(WIDEN).await;
+    assert_eq!(free.lines().next(), Some(all.len().to_string().as_str()), "the control: it may have all");
+    place.policy.resources.cpus = Some(vec![last]);
+    // gVisor numbers processors by itself and lists none.
+    let listed = if place.kind == Kind::Runsc { String::new() } else { format!("{last}\n") };
+    assert_eq!(place.says(WIDEN).await, format!("1\n{listed}"));
+    for wrong in [vec![4000], vec![last, 4000]] {
+        place.policy.resources.cpus = Some(wrong);
+        let prepared = place.backend.prepare(&place.plan(&place.session())).await;
+        assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == CPUS), "{prepared:?}");
+    }
+}
+
+/// A file of which nothing is in memory, read past the kernel's cache.
+async fn read_big(place: &Place, session: &Session) -> Finished {
+    let finished = place.sh(session, "dd if=big of=/dev/null bs=256k iflag=direct").await;
+    assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
+    finished
+}
+
+async fn reading_is_held_to_its_rate(mut place: Place) {
+    const FIELD: &str = "policy.resources.max_read_bytes_per_second";
+    let session = place.session();
+    place.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
+    if !place.host.enforceable.reads {
+        assert!(
+            process::own_user() != 0 || matches!(place.kind, Kind::Runc | Kind::Runsc),
+            "this host limits reads"
+        );
+        assert_eq!(place.try_plan(&session).unwrap_err().field, FIELD);
+        return;
+    }
+    if Device::of(&session.dir).is_err() {
+        let prepared = place.backend.prepare(&place.plan(&session)).await;
+        assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == FIELD), "{prepared:?}");
+        return;
+    }
+    let mut big = fs::File::create(session.write("big", "")).unwrap();
+    big.write_all(&vec![7; 8 << 20]).unwrap();
+    big.sync_all().unwrap();
+    let limited = read_big(&place, &session).await.usage;
+    place.policy.resources.max_read_bytes_per_second = None;
+    let free = read_big(&place, &session).await.usage;
+    // It may have a little ahead.
+    assert!(limited.wall_time >= Duration::from_secs(1), "{limited:?}");
+    assert!(free.wall_time < limited.wall_time, "the control: {free:?}");
+    assert!(limited.read_bytes >= 8 * MIB && free.read_bytes >= 8 * MIB, "{limited:?} {free:?}");
+}
+
+async fn a_rate_of_writing_is_refused_where_the_kernel_keeps_none(mut place: Place) {
+    place.policy.resources.max_writes_per_second = Some(100);
+    let plan = place.try_plan(&place.session());
+    if place.host.enforceable.writes {
+        assert_eq!(plan.unwrap().io.writes, Some(100));
+    } else {
+        assert_eq!(plan.unwrap_err().field, "policy.resources.max_writes_per_second");
+    }
+}
+
+async fn what_was_written_and_started_is_told(place: Place) {
+    let session = place.session();
+    let script = "dd if=/dev/zero of=file bs=1M count=6 conv=fsync
+        for i in 1 2 3 4; do (read line; true) & done < /dev/null; wait";
+    let more = place.sh(&session, script).await.usage;
+    let less = place.sh(&session, ":").await.usage;
+    if Device::of(&session.dir).is_ok() {
+        assert!((6 * MIB..12 * MIB).contains(&more.written_bytes), "{more:?}");
+        assert!(less.written_bytes < MIB, "the control: {less:?}");
+    }
+    if matches!(place.kind, Kind::Runc | Kind::Runsc) {
+        assert_eq!(more.peak_processes, 0, "an engine's own threads would count");
+    } else if counts_processes() {
+        assert!((2..=6).contains(&more.peak_processes), "{more:?}");
+        assert_eq!(less.peak_processes, 1, "the control: {less:?}");
+    }
+}
+
+/// Kernels before 6.10 keep no peak.
+fn counts_processes() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (parts.next(), parts.next()) >= (Some(6), Some(11))
+}
+
+in_every_mode!(
+    a_command_runs_on_its_processors_alone,
+    reading_is_held_to_its_rate,
+    a_rate_of_writing_is_refused_where_the_kernel_keeps_none,
+    what_was_written_and_started_is_told,
+);
