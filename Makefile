@@ -44,7 +44,7 @@ bench: ## Measure against bare fork+exec and bare Postgres, in one run
 	@scripts/install-deps up
 	@scripts/bench $(ARGS)
 
-chaos: ## Break it at random, count what is lost, doubled or left (SEEDS="7 8" RUNS=500 MODES=logical,bwrap,nsjail)
+chaos: ## Break it at random, count what is lost, doubled or left (SEEDS="7 8" RUNS=500 MODES=bwrap,container)
 	@scripts/install-deps test
 	@scripts/chaos
 

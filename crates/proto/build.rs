@@ -6,12 +6,13 @@ use prost::Message;
 
 const PUBLIC: &[&str] = &[
     "codelia/v1/admin.proto",
+    "codelia/v1/file.proto",
     "codelia/v1/policy.proto",
     "codelia/v1/run.proto",
     "codelia/v1/sandbox.proto",
     "codelia/v1/session.proto",
 ];
-const INTERNAL: &[&str] = &["codelia/internal/v1/worker.proto"];
+const INTERNAL: &[&str] = &["codelia/internal/v1/file.proto", "codelia/internal/v1/worker.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
@@ -24,6 +25,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     tonic_prost_build::configure()
         .bytes(".codelia.v1.OutputEvent.data")
+        .bytes(".codelia.v1.ReadFileResponse.data")
+        .bytes(".codelia.v1.WriteFileRequest.data")
+        .bytes(".codelia.internal.v1.WriteFileRequest.data")
         .compile_fds(protox::compile(PUBLIC.iter().chain(INTERNAL), [&root])?)?;
     Ok(())
 }

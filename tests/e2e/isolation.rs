@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ENGINE_SOCKET, Finished, Process, Scratch, Shape, available, cgroups, eventually,
+    Client, Cluster, ENGINE_SOCKET, Finished, Process, Scratch, Shape, available, cgroups, containers_of,
+    eventually,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -198,16 +199,6 @@ async fn a_run_in_a_container_ends_like_any_other_and_leaves_nothing() -> Result
     cluster.end().await
 }
 
-/// The containers that the engine of the tests has of a process.
-async fn containers_of(pid: u32) -> Result<usize> {
-    let host = format!("unix://{}", std::env::var(ENGINE_SOCKET)?);
-    let mut list = std::process::Command::new("docker");
-    list.args(["--host", &host, "ps", "--all", "--format", r#"{{.Label "codelia.owner"}}"#]);
-    let listed = Process::finish(list, b"").await?;
-    ensure!(listed.code == Some(0), "{listed:?}");
-    Ok(listed.stdout.lines().filter(|owner| owner.starts_with(&format!("{pid}-"))).count())
-}
-
 #[tokio::test]
 async fn the_containers_of_a_killed_worker_are_removed_by_the_next() -> Result<()> {
     let Some(mut cluster) = isolating("container", 1).await? else { return Ok(()) };
@@ -218,12 +209,12 @@ async fn the_containers_of_a_killed_worker_are_removed_by_the_next() -> Result<(
     assert_eq!(started.code, Some(0), "{started:?}");
     let worker = &mut cluster.workers[0].process;
     let pid = worker.pid();
-    let runs = || async { (containers_of(pid).await.ok()? > 0).then_some(()) };
+    let runs = || async { (!containers_of(&[pid]).ok()?.is_empty()).then_some(()) };
     eventually("the control: it has containers", runs).await;
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
     cluster.restart_worker(0).await?;
-    let swept = || async { (containers_of(pid).await.ok()? == 0).then_some(()) };
+    let swept = || async { containers_of(&[pid]).ok()?.is_empty().then_some(()) };
     eventually("its containers are gone", swept).await;
     cluster.end().await
 }

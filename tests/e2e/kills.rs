@@ -1,6 +1,6 @@
 //! Five hundred runs, ended in every way there is, in every mode: nothing of them is left on the host.
 
-use std::{ops::Range, time::Duration};
+use std::{env, fs, ops::Range, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
@@ -8,7 +8,9 @@ use codelia_proto::v1::{
     run_event::Kind,
 };
 use codelia_sys::{Pid, process};
-use codelia_tests::{Client, Cluster, Host, Shape, eventually, is_root, shell, within};
+use codelia_tests::{
+    Client, Cluster, ENGINE_SOCKET, Host, Shape, eventually, is_root, processes_of, shell, within,
+};
 use rustix::process::Signal;
 
 use crate::isolation::is_usable;
@@ -20,8 +22,15 @@ const AT_ONCE: usize = 10;
 const WORKER_KILLS: usize = 5;
 
 /// A mode is one row: its word and its name in the protocol.
-const MODES: [(&str, SandboxMode); 3] =
-    [("bwrap", SandboxMode::Bwrap), ("nsjail", SandboxMode::Nsjail), ("logical", SandboxMode::Logical)];
+const MODES: [(&str, SandboxMode); 4] = [
+    ("bwrap", SandboxMode::Bwrap),
+    ("nsjail", SandboxMode::Nsjail),
+    ("logical", SandboxMode::Logical),
+    ("container", SandboxMode::Container),
+];
+
+/// Around each container is a process of this name.
+const SHIM: &str = "containerd-shim";
 
 /// Commands that do not end by themselves.
 const ENDLESS: [&str; 2] =
@@ -40,7 +49,8 @@ enum Way {
     ByItself,
     Timeout,
     Cancel,
-    /// Whatever process the worker started: a tool, or init where there is none.
+    /// Whatever process the worker or its engine started: a tool, or init where there is none. It may not have
+    /// made its sandbox yet.
     KillTool,
     KillInit,
 }
@@ -70,6 +80,18 @@ impl Dice {
     }
 }
 
+/// A session and the mode of its runs.
+struct Session {
+    name: String,
+    mode: SandboxMode,
+}
+
+impl Session {
+    fn run(&self, script: &str) -> StartRunRequest {
+        StartRunRequest { mode: self.mode.into(), ..shell(&self.name, script) }
+    }
+}
+
 /// One run that is to be ended.
 struct Attempt {
     request: StartRunRequest,
@@ -80,14 +102,14 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn new(session: &str, mode: SandboxMode, dice: &mut Dice) -> Self {
+    fn new(session: &Session, dice: &mut Dice) -> Self {
         let way = dice.pick(&WAYS);
         let script = match way {
             Way::ByItself => dice.pick(&SHORT),
             _ if dice.roll(ONE_STUBBORN_IN) == 0 => STUBBORN,
             _ => dice.pick(&ENDLESS),
         };
-        let mut request = StartRunRequest { mode: mode.into(), ..shell(session, script) };
+        let mut request = session.run(script);
         if matches!(way, Way::Timeout) {
             let nanos = i32::try_from(50 + dice.roll(200)).expect("small") * 1_000_000;
             let timeout = Some(prost_types::Duration { seconds: 0, nanos });
@@ -129,33 +151,26 @@ fn below(pid: Pid) -> Vec<Pid> {
     process::descendants(pid).unwrap_or_default()
 }
 
-fn is_init(pid: Pid) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.contains("codelia-init"))
+fn is_called(pid: Pid, name: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|found| found.contains(name))
 }
 
+/// Those of the sessions' users too: what is in a container is not below the worker.
 fn inits(worker: Pid) -> Vec<Pid> {
-    below(worker).into_iter().filter(|pid| is_init(*pid)).collect()
+    let theirs = processes_of(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+    below(worker).into_iter().chain(theirs).filter(|pid| is_called(*pid, "codelia-init")).collect()
 }
 
-fn children(worker: Pid) -> Vec<Pid> {
-    let is_child = |pid: &Pid| stat_field(*pid, 1).is_some_and(|parent| parent == worker.to_string());
-    below(worker).into_iter().filter(is_child).collect()
-}
-
-/// Whether a tool has made its sandbox. One that is killed before leaves a process that waits for it, which
-/// nobody knows of: see the threat model.
-fn is_made(tool: Pid) -> bool {
-    is_init(tool) || below(tool).into_iter().any(is_init)
-}
-
+/// What the worker started, and what its engine started around an init.
 fn tools(worker: Pid) -> Vec<Pid> {
-    children(worker).into_iter().filter(|tool| is_made(*tool)).collect()
+    let around = inits(worker).into_iter().filter_map(parent).filter(|pid| is_called(*pid, SHIM));
+    let started = below(worker).into_iter().filter(|pid| parent(*pid) == Some(worker));
+    started.chain(around).collect()
 }
 
-/// A field of a process's `stat` behind its name, from 0.
-fn stat_field(pid: Pid, index: usize) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit_once(") ")?.1.split(' ').nth(index)?.to_owned())
+fn parent(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Pid::from_raw(stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?)
 }
 
 fn kill_one(candidates: &[Pid], number: usize) -> Result<()> {
@@ -179,6 +194,7 @@ async fn installation() -> Result<Cluster> {
         ("CODELIA_SANDBOX_MODE", "logical".to_owned()),
         ("CODELIA_SANDBOX_UID_BASE", users.start.to_string()),
         ("CODELIA_SANDBOX_UID_COUNT", users.len().to_string()),
+        ("CODELIA_SANDBOX_CONTAINER_SOCKET", env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
     Cluster::with(Shape { slots: AT_ONCE, settings, ..Shape::default() }).await
 }
@@ -191,9 +207,6 @@ async fn kill_worker(cluster: &mut Cluster, client: &Client, requests: Vec<Start
         started(client, &run.name).await?;
         names.push(run.name);
     }
-    let pid = worker_pid(cluster)?;
-    let all_made = || async { children(pid).into_iter().all(is_made).then_some(()) };
-    eventually("every sandbox is made", all_made).await;
     let worker = &mut cluster.workers[0].process;
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
@@ -212,23 +225,39 @@ fn is_zero(run: &Run) -> bool {
 }
 
 /// What is different while a run goes on: else nothing could be seen to be left.
-async fn control(
-    cluster: &Cluster,
-    client: &Client,
-    request: StartRunRequest,
-    idle: &Host,
-    pids: &[u32],
-) -> Result<()> {
-    let run = client.start(request).await?;
+async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &Host) -> Result<()> {
+    let run = client.start(session.run("sleep 1000")).await?;
     started(client, &run.name).await?;
-    let busy = Host::of(cluster, &users(), pids)?;
+    let busy = Host::of(cluster, &users(), &[cluster.workers[0].process.pid()])?;
     ensure!(busy.processes != idle.processes, "processes are not seen");
     ensure!(busy.namespaces != idle.namespaces, "namespaces are not seen");
-    ensure!(busy.cgroups != idle.cgroups, "control groups are not seen");
     ensure!(busy.directories != idle.directories, "directories are not seen");
+    match session.mode {
+        SandboxMode::Container => ensure!(busy.containers != idle.containers, "containers are not seen"),
+        _ => ensure!(busy.cgroups != idle.cgroups, "control groups are not seen"),
+    }
     client.runs().cancel_run(CancelRunRequest { name: run.name.clone() }).await?;
     client.watch_to_end(&run.name, 0).await?;
     Ok(())
+}
+
+/// One session for each mode that works here.
+async fn sessions(cluster: &Cluster, client: &Client) -> Result<Vec<Session>> {
+    let mut sessions = Vec::new();
+    for (word, mode) in MODES {
+        if is_usable(cluster, word).await? {
+            let name = client.create(CreateSessionRequest::default()).await?.name;
+            sessions.push(Session { name, mode });
+        }
+    }
+    Ok(sessions)
+}
+
+/// Whose turn it is in which round: containers take their time, and have one for two of the others.
+fn turns(sessions: &[Session]) -> impl Iterator<Item = &Session> {
+    let is_slow = |session: &&Session| session.mode == SandboxMode::Container;
+    let (slow, quick): (Vec<_>, Vec<_>) = sessions.iter().partition(is_slow);
+    [quick.clone(), quick, slow].concat().into_iter().cycle()
 }
 
 #[tokio::test]
@@ -241,39 +270,30 @@ async fn five_hundred_runs_that_are_killed_at_random_leave_nothing() -> Result<(
     let client = cluster.tenant("a").await?;
     let mut pids = vec![cluster.workers[0].process.pid()];
     let idle = Host::of(&cluster, &users(), &pids)?;
-    let mut sessions = Vec::new();
-    for (word, mode) in MODES {
-        if is_usable(&cluster, word).await? {
-            let session = client.create(CreateSessionRequest::default()).await?;
-            sessions.push((session.name, mode));
-        }
-    }
-    if let Some((session, mode)) = sessions.iter().find(|(_, mode)| *mode != SandboxMode::Logical) {
-        let request = StartRunRequest { mode: (*mode).into(), ..shell(session, "sleep 1000") };
-        control(&cluster, &client, request, &idle, &pids).await?;
+    let sessions = sessions(&cluster, &client).await?;
+    for session in sessions.iter().filter(|session| session.mode != SandboxMode::Logical) {
+        control(&cluster, &client, session, &idle).await?;
     }
 
     let mut dice = Dice(20_240_607);
     let rounds = RUNS / AT_ONCE;
-    for round in 0..rounds {
-        let (session, mode) = &sessions[round % sessions.len()];
-        let attempts: Vec<_> = (0..AT_ONCE).map(|_| Attempt::new(session, *mode, &mut dice)).collect();
+    for (round, session) in (0..rounds).zip(turns(&sessions)) {
         if round % (rounds / WORKER_KILLS) == 4 {
-            let requests = (0..AT_ONCE).map(|_| shell(session, dice.pick(&ENDLESS)));
-            let requests = requests.map(|request| StartRunRequest { mode: (*mode).into(), ..request });
-            kill_worker(&mut cluster, &client, requests.collect()).await?;
+            let requests = (0..AT_ONCE).map(|_| session.run(dice.pick(&ENDLESS))).collect();
+            kill_worker(&mut cluster, &client, requests).await?;
             pids.push(cluster.workers[0].process.pid());
             continue;
         }
         let worker = worker_pid(&cluster)?;
+        let attempts: Vec<_> = (0..AT_ONCE).map(|_| Attempt::new(session, &mut dice)).collect();
         let ended = attempts.into_iter().map(|attempt| attempt.carry_out(&client, worker));
         for run in futures::future::try_join_all(ended).await? {
             ensure!(run.outcome.is_some() && is_zero(&run), "round {round}: {run:?}");
         }
     }
 
-    for (session, _) in &sessions {
-        client.close(session).await?;
+    for session in &sessions {
+        client.close(&session.name).await?;
     }
     let settled = || async { (Host::of(&cluster, &users(), &pids).ok()? == idle).then_some(()) };
     let waited = tokio::time::timeout(

@@ -13,6 +13,7 @@ mod collector;
 mod configuration;
 mod exec;
 mod fairness;
+mod files;
 mod idempotency;
 mod interactive;
 mod isolation;

@@ -104,8 +104,46 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.AdminService.DrainWorker" => {
             one(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
-        _ => return None,
+        _ => return of_files(method, name()),
     })
+}
+
+/// The same for files.
+fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
+    let path = || "file".to_owned();
+    let (source_path, destination_path) = (path(), "other".to_owned());
+    Some(vec![match method {
+        "codelia.v1.FileService.WriteFile" => {
+            let open = WriteFileOpen { parent, path: path(), ..Default::default() };
+            WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) }.encode_to_vec()
+        }
+        "codelia.v1.FileService.ReadFile" => {
+            ReadFileRequest { parent, path: path(), ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.FileService.StatFile" => {
+            StatFileRequest { parent, path: path(), no_follow: false }.encode_to_vec()
+        }
+        "codelia.v1.FileService.ListFiles" => {
+            ListFilesRequest { parent, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.FileService.MakeDirectory" => {
+            MakeDirectoryRequest { parent, path: path(), parents: false }.encode_to_vec()
+        }
+        "codelia.v1.FileService.MoveFile" => {
+            MoveFileRequest { parent, source_path, destination_path, overwrite: false }.encode_to_vec()
+        }
+        "codelia.v1.FileService.CopyFile" => {
+            CopyFileRequest { parent, source_path, destination_path, overwrite: false }.encode_to_vec()
+        }
+        "codelia.v1.FileService.RemoveFile" => {
+            RemoveFileRequest { parent, path: path(), recursive: false }.encode_to_vec()
+        }
+        "codelia.v1.FileService.EditFile" => {
+            EditFileRequest { parent, path: path(), old_text: "a".into(), ..Default::default() }
+                .encode_to_vec()
+        }
+        _ => return None,
+    }])
 }
 
 /// A request with one field spoilt.
@@ -164,6 +202,7 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Int64 => vec![Value::I64(-1), Value::I64(i64::MIN)],
         Kind::Uint32 => vec![Value::U32(0), Value::U32(u32::MAX)],
         Kind::Uint64 => vec![Value::U64(0), Value::U64(u64::MAX)],
+        Kind::Bytes => vec![Value::Bytes(vec![0; 3 << 20].into())],
         Kind::Enum(_) => vec![Value::EnumNumber(9999), Value::EnumNumber(-1)],
         Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside),
         Kind::Message(_) | Kind::Bool => Vec::new(),
@@ -173,6 +212,9 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
 
 fn bad_texts(field: &str) -> Vec<Value> {
     let mut texts = vec!["a\0b".to_owned(), "x".repeat(OVERSIZED)];
+    if field.ends_with("path") {
+        texts.extend(["..", "a/../b", "/", "/etc/passwd", "/workspacex", "a/../../b"].map(str::to_owned));
+    }
     if matches!(field, "name" | "parent") {
         let wrong = [
             "",
@@ -255,7 +297,7 @@ async fn refused(client: &Client, method: &Method, spoilt: &Spoilt) {
     assert!(refusal.fields.iter().any(|told| names(told, &spoilt.field)), "{at}: names {:?}", refusal.fields);
 }
 
-/// How much there is of everything but events, which tell of refusals.
+/// How much there is of everything but events, which tell of what was above a ceiling.
 async fn stored(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     let mut counts = cluster.database.row_counts().await?;
     counts.retain(|(table, _)| table != "events");

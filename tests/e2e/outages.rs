@@ -203,3 +203,35 @@ async fn a_worker_that_was_paused_past_its_lease_commits_nothing_and_leaves_noth
         .await;
     cluster.end().await
 }
+
+/// How often a command has written so far.
+fn beats(cluster: &Cluster) -> usize {
+    let directories = cluster.session_directories().unwrap_or_default();
+    let texts = directories.iter().filter_map(|dir| std::fs::read_to_string(dir.join("beats")).ok());
+    texts.map(|text| text.lines().count()).sum()
+}
+
+#[tokio::test]
+async fn the_command_of_a_worker_that_stands_still_has_ended_when_another_takes_its_session() -> Result<()> {
+    let shape = Shape { workers: 2, shared_root: true, slots: 2, ..Shape::default() };
+    let mut cluster = Cluster::with(shape).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let run = client.start(shell(&session.name, "while :; do echo >> beats; sleep 0.05; done")).await?;
+    eventually("the control: it goes on and on", || async { (beats(&cluster) > 20).then_some(()) }).await;
+    let paused = client.get_run(&run.name).await?.worker_id;
+    cluster.worker(&paused).process.signal(Signal::STOP)?;
+    let next = eventually("the session runs elsewhere", || async {
+        let count = "wc -l < beats; sleep 0.5; wc -l < beats";
+        let run = client.start(shell(&session.name, count)).await.ok()?;
+        let seen = client.watch_to_end(&run.name, 0).await.ok()?;
+        (seen.run().worker_id != paused).then(|| seen.stdout_text())
+    });
+    let next = next.await;
+    let counts: Vec<&str> = next.lines().collect();
+    assert!(counts.len() == 2 && counts[0] == counts[1], "it goes on beside another: {counts:?}");
+    cluster.worker(&paused).process.signal(Signal::CONT)?;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!(seen.outcome(), Kind::Lost(Lost {}));
+    cluster.end().await
+}

@@ -94,7 +94,56 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
             not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
         }
-        _ => return for_operators(method, ids).map(Expected::Denied),
+        _ => return of_files(method, ids).or_else(|| for_operators(method, ids).map(Expected::Denied)),
+    })
+}
+
+/// What concerns files.
+fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
+    let sessions = || [ids.session.clone(), ids.alias.clone()];
+    let path = || "secret".to_owned();
+    Some(match method {
+        "codelia.v1.FileService.WriteFile" => not_found(sessions().map(|parent| {
+            let open = WriteFileOpen { parent, path: path(), ..Default::default() };
+            WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) }
+        })),
+        "codelia.v1.FileService.ReadFile" => {
+            not_found(sessions().map(|parent| ReadFileRequest { parent, path: path(), ..Default::default() }))
+        }
+        "codelia.v1.FileService.StatFile" => {
+            not_found(sessions().map(|parent| StatFileRequest { parent, path: path(), ..Default::default() }))
+        }
+        "codelia.v1.FileService.ListFiles" => {
+            not_found(sessions().map(|parent| ListFilesRequest { parent, ..Default::default() }))
+        }
+        "codelia.v1.FileService.MakeDirectory" => not_found(sessions().map(|parent| MakeDirectoryRequest {
+            parent,
+            path: path(),
+            ..Default::default()
+        })),
+        "codelia.v1.FileService.MoveFile" => not_found(sessions().map(|parent| MoveFileRequest {
+            parent,
+            source_path: path(),
+            destination_path: "taken".into(),
+            overwrite: true,
+        })),
+        "codelia.v1.FileService.CopyFile" => not_found(sessions().map(|parent| CopyFileRequest {
+            parent,
+            source_path: path(),
+            destination_path: "taken".into(),
+            overwrite: true,
+        })),
+        "codelia.v1.FileService.RemoveFile" => {
+            not_found(sessions().map(|parent| RemoveFileRequest { parent, path: path(), recursive: true }))
+        }
+        "codelia.v1.FileService.EditFile" => not_found(sessions().map(|parent| EditFileRequest {
+            parent,
+            path: path(),
+            old_text: "a".into(),
+            new_text: "b".into(),
+            ..Default::default()
+        })),
+        _ => return None,
     })
 }
 
@@ -139,6 +188,8 @@ async fn owned_by(client: &Client) -> Result<Ids> {
     let session =
         client.create(CreateSessionRequest { alias: "secret-alias".into(), ..Default::default() }).await?;
     let run = client.exec(&session.name, "echo secret").await?.run().clone();
+    // A file of this name is there: that it is not found is not for want of it.
+    client.put(&session.name, "secret", "a").await?;
     let request = CreateKeyRequest {
         parent: "tenants/-".into(),
         scopes: vec![Scope::Run.into()],
@@ -205,6 +256,7 @@ async fn another_tenants_ids_are_not_found_on_every_method() -> Result<()> {
     let session = owner.get_session(&ids.session).await?;
     assert_eq!(session.state(), SessionState::Open, "the stranger ended the owner's session");
     assert_eq!(owner.exec(&ids.session, "echo mine").await?.stdout_text(), "mine\n");
+    assert_eq!(owner.get(&ids.session, "secret").await?, "a", "the stranger changed the owner's file");
     cluster.end().await
 }
 

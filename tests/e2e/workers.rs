@@ -237,7 +237,10 @@ async fn a_session_whose_files_are_gone_ends_and_says_so() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let (used, unused) = (client.session().await?, client.session().await?);
-    client.exec(&used.name, "echo x > file").await?;
+    let given_up = client.create(may_start_empty()).await?;
+    for session in [&used, &given_up] {
+        client.exec(&session.name, "echo x > file").await?;
+    }
     cluster.workers[0].process.terminate().await?;
     for directory in cluster.session_directories()? {
         std::fs::remove_dir_all(directory)?;
@@ -253,6 +256,46 @@ async fn a_session_whose_files_are_gone_ends_and_says_so() -> Result<()> {
     assert_eq!(client.get_session(&used.name).await?.end_reason(), SessionEndReason::DataLost);
     // One in which nothing was ever started has lost nothing.
     assert_eq!(client.exec(&unused.name, "echo hi").await?.outcome(), Exited(0));
+    // One that may lose its files goes on without them.
+    assert_eq!(client.exec(&given_up.name, "ls; echo hi").await?.stdout_text(), "hi\n");
+    cluster.end().await
+}
+
+fn may_start_empty() -> CreateSessionRequest {
+    CreateSessionRequest { allow_data_loss: true, ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_session_whose_worker_is_gone_starts_again_empty_if_its_caller_allowed_that() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let (client, operator) = (cluster.tenant("a").await?, cluster.operator().await?);
+    let (kept, given_up) = (client.session().await?, client.create(may_start_empty()).await?);
+    for session in [&kept, &given_up] {
+        client.exec(&session.name, "echo x > file").await?;
+    }
+    assert!(given_up.allow_data_loss && !kept.allow_data_loss);
+    cluster.add_worker().await?;
+    cluster.workers[0].process.signal(Signal::KILL)?;
+    cluster.workers[0].process.exited().await?;
+    is_gone(&operator, "worker-0").await;
+    // While it may be on its way back everybody waits for it.
+    let waiting = client.start(shell(&kept.name, "cat file")).await?;
+    let long_ago = "UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'worker-0'";
+    cluster.database.execute(long_ago).await?;
+
+    let seen = client.exec(&given_up.name, "ls; echo new > other").await?;
+    assert_eq!((seen.stdout_text().as_str(), seen.run().worker_id.as_str()), ("", "worker-1"));
+    let answer = client.start(shell(&kept.name, "true")).await.expect_err("nobody has its files");
+    let answer = codelia_tests::refusal(&answer);
+    assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
+
+    // Who comes back brings back what is still waited for, and nothing else.
+    cluster.restart_worker(0).await?;
+    assert_eq!(client.watch_to_end(&waiting.name, 0).await?.stdout_text(), "x\n");
+    assert_eq!(client.exec(&kept.name, "cat file").await?.stdout_text(), "x\n");
+    assert_eq!(client.exec(&given_up.name, "ls").await?.stdout_text(), "other\n");
+    let left = cluster.workers[0].root.join("sessions").join(&given_up.session_id);
+    eventually("what was given up is removed", || async { (!left.exists()).then_some(()) }).await;
     cluster.end().await
 }
 

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, GetSessionRequest, Run, Session,
-    StartRunRequest, WatchRunRequest, WatchRunResponse, admin_service_client::AdminServiceClient,
-    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+    CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
+    ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
+    WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
+    file_service_client::FileServiceClient, read_file_response, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -90,6 +92,53 @@ impl Client {
     #[must_use]
     pub fn runs(&self) -> RunServiceClient<Authorized> {
         RunServiceClient::new(self.authorized()).max_decoding_message_size(64 << 20)
+    }
+
+    /// Files.
+    #[must_use]
+    pub fn files(&self) -> FileServiceClient<Authorized> {
+        FileServiceClient::new(self.authorized())
+    }
+
+    /// Writes a file, in pieces.
+    pub async fn write_file(&self, open: WriteFileOpen, bytes: &[u8]) -> Result<File, Status> {
+        use write_file_request::Kind;
+        let pieces = bytes.chunks(100_000).map(|piece| Kind::Data(piece.to_vec().into()));
+        let finish = Kind::Finish(WriteFileFinish {});
+        let messages: Vec<_> = [Kind::Open(open)].into_iter().chain(pieces).chain([finish]).collect();
+        let messages = messages.into_iter().map(|kind| WriteFileRequest { kind: Some(kind) });
+        let mut files = self.files();
+        let written = files.write_file(tokio_stream::iter(messages));
+        let response = within("a file is written", written).await?.into_inner();
+        response.file.ok_or_else(|| Status::internal("no file"))
+    }
+
+    /// Writes a text to a file.
+    pub async fn put(&self, session: &str, path: &str, text: &str) -> Result<File, Status> {
+        let open = WriteFileOpen { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
+        self.write_file(open, text.as_bytes()).await
+    }
+
+    /// Reads a file.
+    pub async fn read_file(&self, request: ReadFileRequest) -> Result<(File, Vec<u8>), Status> {
+        let mut stream = within("a file is opened", self.files().read_file(request)).await?.into_inner();
+        let (mut file, mut bytes) = (File::default(), Vec::new());
+        while let Some(response) = within("the next piece", stream.message()).await? {
+            match response.kind {
+                Some(read_file_response::Kind::File(told)) => file = told,
+                Some(read_file_response::Kind::Data(data)) => bytes.extend_from_slice(&data),
+                None => return Err(Status::internal("an empty piece")),
+            }
+        }
+        Ok((file, bytes))
+    }
+
+    /// Reads the text of a file.
+    pub async fn get(&self, session: &str, path: &str) -> Result<String, Status> {
+        let request =
+            ReadFileRequest { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
+        let (_, bytes) = self.read_file(request).await?;
+        String::from_utf8(bytes).map_err(|_| Status::internal("no text"))
     }
 
     /// Tenants, keys, workers.

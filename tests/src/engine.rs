@@ -1,7 +1,8 @@
 //! A private container engine for a whole test run: Docker's, with an image made from a tar.
 
 use std::{
-    fs,
+    collections::BTreeSet,
+    env, fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -9,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Scratch, eventually};
+use crate::{Scratch, eventually, leak};
 
 /// Names the engine of the whole test run by its socket.
 pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
@@ -27,7 +28,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it.
+    /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it; it
+    /// sees what is mounted later only where the mounts around it are shared.
     pub async fn start() -> Result<Self> {
         let scratch = Scratch::new()?;
         let group = format!("codelia-engine-{}", std::process::id());
@@ -35,7 +37,7 @@ impl Engine {
         let log = fs::File::create(scratch.join("log"))?;
         let mut command = Command::new("setpriv");
         command
-            .args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "private", "dockerd"])
+            .args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "slave", "dockerd"])
             .args(["--iptables=false", "--ip6tables=false", "--bridge=none", "--cgroup-parent", &group])
             .arg(format!("--host=unix://{}", scratch.join("socket").display()))
             .current_dir("/")
@@ -109,6 +111,16 @@ impl Drop for Engine {
     }
 }
 
+/// The containers that worker processes have in the engine of the test run, whatever their state.
+pub fn containers_of(workers: &[u32]) -> Result<BTreeSet<String>> {
+    let Some(socket) = env::var_os(ENGINE_SOCKET) else { return Ok(BTreeSet::new()) };
+    let format = r#"{{.Label "codelia.owner"}} {{.ID}}"#;
+    let listed = docker(Path::new(&socket), &["ps", "--all", "--format", format])?;
+    let owners: Vec<_> = workers.iter().map(|pid| format!("{pid}-")).collect();
+    let is_theirs = |line: &&str| owners.iter().any(|owner| line.starts_with(owner));
+    Ok(listed.lines().filter(is_theirs).map(str::to_owned).collect())
+}
+
 fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     let host = format!("unix://{}", socket.display());
     let done = Command::new("docker").args(["--host", &host]).args(arguments).output().context("docker")?;
@@ -116,11 +128,9 @@ fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(done.stdout)?)
 }
 
-/// The engine leaves the parent of its groups in each hierarchy.
+/// The engine leaves the parent of its groups in each hierarchy, below the group that we are in.
 fn remove_groups(name: &str) -> Result<()> {
-    let hierarchies = fs::read_dir("/sys/fs/cgroup")?.flatten().map(|entry| entry.path());
-    let roots = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]);
-    for group in roots.map(|root| root.join(name)).filter(|group| group.is_dir()) {
+    for group in leak::groups(|found| found == name) {
         fs::remove_dir(&group).with_context(|| format!("the control group {} is left", group.display()))?;
     }
     Ok(())

@@ -12,10 +12,13 @@ use std::{
 use anyhow::Result;
 use codelia_sys::{Pid, process};
 
-use crate::{Cluster, leak};
+use crate::{Cluster, containers_of, leak};
 
 /// Where sandboxes and their tools could leave directories.
 const SHARED: [&str; 5] = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/run/user"];
+
+/// Where a worker keeps the control sockets of its containers.
+const CHANNELS: &str = "run/containers";
 
 /// Everything of an installation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -26,9 +29,11 @@ pub struct Host {
     pub namespaces: BTreeSet<String>,
     /// Mounts that anybody on the host sees.
     pub mounts: BTreeSet<String>,
-    /// Control groups.
+    /// Control groups that workers made.
     pub cgroups: BTreeSet<PathBuf>,
-    /// Directories of sessions, and what the users of sessions have elsewhere.
+    /// Containers that workers had made.
+    pub containers: BTreeSet<String>,
+    /// Directories of sessions and of control sockets, and what the users of sessions have elsewhere.
     pub directories: BTreeSet<PathBuf>,
 }
 
@@ -45,6 +50,7 @@ impl Host {
             namespaces: processes.iter().flat_map(|pid| namespaces(*pid)).collect(),
             mounts: mounts(cluster.directory(), users)?,
             cgroups: cgroups(workers),
+            containers: containers_of(workers)?,
             directories: directories(cluster, users)?,
         })
     }
@@ -53,13 +59,19 @@ impl Host {
 /// Those that mention its directory, those of its sessions' users, and all their descendants.
 fn processes(cluster: &Cluster, users: &Range<u32>) -> BTreeSet<u32> {
     let mut found: BTreeSet<_> = cluster.traces().processes().into_iter().collect();
-    found.extend(leak::all_pids().filter(|pid| user_of(*pid).is_some_and(|uid| users.contains(&uid))));
+    found.extend(processes_of(users));
     let below = |pid: &u32| process::descendants(Pid::from_raw(pid.cast_signed())?).ok();
     let more: Vec<_> = found.iter().filter_map(below).flatten().collect();
     found.extend(more.iter().map(|pid| pid.as_raw_nonzero().get().cast_unsigned()));
     // The test itself is none of them.
     found.remove(&std::process::id());
     found
+}
+
+/// The processes of some users.
+#[must_use]
+pub fn processes_of(users: &Range<u32>) -> Vec<u32> {
+    leak::all_pids().filter(|pid| user_of(*pid).is_some_and(|uid| users.contains(&uid))).collect()
 }
 
 fn user_of(pid: u32) -> Option<u32> {
@@ -97,8 +109,15 @@ fn cgroups(workers: &[u32]) -> BTreeSet<PathBuf> {
 
 fn directories(cluster: &Cluster, users: &Range<u32>) -> Result<BTreeSet<PathBuf>> {
     let mut found: BTreeSet<_> = cluster.session_directories()?.into_iter().collect();
-    let shared = SHARED.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let channels = cluster.workers.iter().map(|worker| cluster.directory().join(&worker.id).join(CHANNELS));
+    found.extend(entries(channels));
+    let shared = entries(SHARED.iter().map(PathBuf::from));
     let is_theirs = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|it| users.contains(&it.uid()));
-    found.extend(shared.map(|entry| entry.path()).filter(is_theirs));
+    found.extend(shared.filter(is_theirs));
     Ok(found)
+}
+
+/// What is in those of them that are there.
+fn entries(directories: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = PathBuf> {
+    directories.filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten().map(|entry| entry.path())
 }

@@ -48,7 +48,11 @@ impl Transcript {
                 assert!(self.queued.is_none() && self.started.is_none(), "queued twice or late");
                 self.queued = queued.run;
             }
-            Kind::Assigned(assigned) => self.assigned = Some(assigned),
+            Kind::Assigned(assigned) => {
+                if self.assigned.replace(assigned).is_some() {
+                    self.begin_anew();
+                }
+            }
             Kind::Started(started) => {
                 assert!(self.queued.is_some(), "started before queued");
                 self.started = Some(started);
@@ -63,6 +67,12 @@ impl Transcript {
             Kind::OutputTruncated(cut) => self.truncated_at = Some(cut.limit_bytes),
             Kind::Finished(finished) => self.finished = Some(finished.run.expect("the finished run")),
         }
+    }
+
+    /// What an earlier attempt did counts no more.
+    fn begin_anew(&mut self) {
+        let (queued, assigned) = (self.queued.take(), self.assigned.take());
+        *self = Self { queued, assigned, ..Self::from_position(0) };
     }
 
     fn push_output(&mut self, stream: OutputStream, offset: i64, data: &[u8], next_position: i64) {

@@ -125,6 +125,7 @@ pub(crate) struct SessionRequest {
     pub(crate) policy: Policy,
     pub(crate) ttl: Option<Duration>,
     pub(crate) idle_ttl: Option<Duration>,
+    pub(crate) allow_data_loss: bool,
     pub(crate) labels: BTreeMap<String, String>,
 }
 
@@ -140,6 +141,7 @@ impl SessionRequest {
             policy: validate::policy(wire.policy, &options.ceilings)?,
             ttl: validate::ttl("ttl", wire.ttl, options.max_session_ttl)?,
             idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, options.max_session_ttl)?,
+            allow_data_loss: wire.allow_data_loss,
             labels: validate::labels(wire.labels)?,
         })
     }

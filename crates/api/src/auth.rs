@@ -77,11 +77,14 @@ pub(crate) fn require(caller: &Caller, scope: Scope) -> Result<(), ApiError> {
 
 /// Fails unless the caller may use the service that the path names.
 fn require_for_path(caller: &Caller, path: &str) -> Result<(), ApiError> {
-    if path.starts_with("/codelia.v1.AdminService/") && has(caller, Scope::Operator) {
-        return Ok(());
+    let is_of = |service: &str| path.strip_prefix(service).is_some_and(|rest| rest.starts_with('/'));
+    if is_of("/codelia.v1.FileService") {
+        return require(caller, Scope::Files);
     }
-    let admin = path.starts_with("/codelia.v1.AdminService/");
-    require(caller, if admin { Scope::Admin } else { Scope::Run })
+    if !is_of("/codelia.v1.AdminService") {
+        return require(caller, Scope::Run);
+    }
+    if has(caller, Scope::Operator) { Ok(()) } else { require(caller, Scope::Admin) }
 }
 
 /// How often each tenant may call this process.
@@ -250,6 +253,13 @@ mod tests {
             Err(ApiError::Denied { scope: "admin" })
         );
         assert!(require_for_path(&operator, "/codelia.v1.AdminService/GetTenant").is_ok());
+        assert_eq!(
+            require_for_path(&run, "/codelia.v1.FileService/StatFile"),
+            Err(ApiError::Denied { scope: "files" })
+        );
+        assert!(
+            require_for_path(&caller_with(&[Scope::Files], 1), "/codelia.v1.FileService/StatFile").is_ok()
+        );
         assert_eq!(
             require_for_path(&operator, "/codelia.v1.RunService/GetRun"),
             Err(ApiError::Denied { scope: "run" })

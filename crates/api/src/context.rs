@@ -3,7 +3,7 @@
 use codelia_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota};
+use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota, specs::Specs};
 
 /// What every service of the server shares.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Context {
     pub(crate) store: Store,
     /// The way to workers.
     pub(crate) dispatch: Dispatch,
+    /// What sessions were made with.
+    pub(crate) specs: Specs,
     /// What tenants keep of output.
     pub(crate) output: OutputQuota,
     /// Cancelled when streams must end because the server does.

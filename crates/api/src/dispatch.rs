@@ -163,12 +163,18 @@ impl Dispatch {
             Ok(Ok(response)) => Ok(response.into_inner()),
         };
         if answer.as_ref().is_err_and(Error::breaks_the_channel) {
-            self.channels().remove(address);
+            self.forget(address);
         }
         answer
     }
 
-    fn channel(&self, address: &str) -> Result<Channel, Error> {
+    /// The next call to this address makes a new channel.
+    pub(crate) fn forget(&self, address: &str) {
+        self.channels().remove(address);
+    }
+
+    /// A channel to a worker.
+    pub(crate) fn channel(&self, address: &str) -> Result<Channel, Error> {
         let now = Instant::now();
         if let Some(known) = self.channels().get_mut(address) {
             known.used = now;
@@ -207,7 +213,8 @@ fn log_failure(call: &'static str, address: &str, result: Result<(), Error>) {
     }
 }
 
-fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::StartRunRequest, Error> {
+/// What pushes a run to the life of the worker that it is recorded for.
+pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::StartRunRequest, Error> {
     Ok(wire::StartRunRequest {
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),

@@ -46,6 +46,7 @@ fn field(error: &ApiError) -> Option<String> {
             Some("mode".to_owned())
         }
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
+        ApiError::File(refused) => refused.tried(),
         ApiError::NotFound
         | ApiError::Unauthenticated
         | ApiError::Denied { .. }

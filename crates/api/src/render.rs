@@ -29,6 +29,7 @@ pub(crate) fn session(session: Session) -> v1::Session {
         labels: session.labels.into_iter().collect(),
         limits: Some((&session.spec.limits).into()),
         policy: Some((&session.spec.policy).into()),
+        allow_data_loss: session.allow_data_loss,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
-use codelia_policy::{RunId, SessionId, TenantId};
+use codelia_policy::{Incarnation, RunId, SessionId, TenantId};
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{Admission, Caller, EventKind, NewRun, Run, RunFilter, RunState, SessionRef};
 use codelia_telemetry::{Step, metrics, task};
@@ -31,10 +31,20 @@ pub(crate) struct Runs {
     pub(crate) context: Arc<Context>,
 }
 
-/// A run that was recorded, and its push or offer, if there was a need for one.
-struct Started {
+/// A run that was recorded, now or before.
+struct Recorded {
     run: Run,
-    dispatched: Option<JoinHandle<()>>,
+    next: Next,
+}
+
+/// What a recorded run needs. Nobody waits for it: a worker's poll would find the run too.
+enum Next {
+    /// It is on its way.
+    Nothing,
+    /// To be pushed to the worker that it is recorded for.
+    Push(Incarnation),
+    /// A worker that takes its session.
+    Offer,
 }
 
 /// Asks for a run's end: in the store, and of its worker.
@@ -53,20 +63,20 @@ fn deadline<T>(request: &Request<T>) -> Deadline {
 }
 
 impl Runs {
-    async fn start(&self, caller: &Caller, request: RunRequest) -> Result<Started, ApiError> {
+    async fn start(&self, caller: &Caller, request: RunRequest) -> Result<Recorded, ApiError> {
         let session = request.session.clone();
-        let started = self.admit(caller, request).await;
-        if let Err(error) = &started {
+        let recorded = self.admit(caller, request).await;
+        if let Err(error) = &recorded {
             let store = &self.context.store;
             refusals::record(store, caller, EventKind::RunRefused, Some(&session), error).await;
         }
-        started
+        recorded
     }
 
-    async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<Started, ApiError> {
-        let Context { options, store, output, .. } = &*self.context;
+    async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<Recorded, ApiError> {
+        let Context { options, store, specs, output, .. } = &*self.context;
         let begun = Instant::now();
-        let found = store.run_session(&caller.tenant, &request.session).await?;
+        let found = specs.of(store, &caller.tenant, &request.session).await?;
         let (session, session_spec) = found.ok_or(ApiError::NotFound)?;
         let spec = request.specify(&session_spec, options, caller.floor)?;
         if spec.mode != session_spec.mode {
@@ -87,29 +97,27 @@ impl Runs {
         };
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
-        self.dispatch(admission)
-    }
-
-    /// Hands a recorded run on, without waiting: the poll would find it too.
-    fn dispatch(&self, admission: Admission) -> Result<Started, ApiError> {
         match admission {
             Admission::Recorded { run, incarnation } => {
-                let (context, pushed) = (self.context.clone(), run.clone());
-                let dispatched = task::background("dispatch", async move {
-                    match incarnation {
-                        Some(incarnation) => context.dispatch.push(&pushed, incarnation).await,
-                        None => drop(context.dispatch.offer(pushed.session, pushed.spec.mode).await),
-                    }
-                });
-                Ok(Started { run: *run, dispatched: Some(dispatched) })
+                Ok(Recorded { run: *run, next: incarnation.map_or(Next::Offer, Next::Push) })
             }
-            Admission::Known(run) => Ok(Started { run: *run, dispatched: None }),
+            Admission::Known(run) => Ok(Recorded { run: *run, next: Next::Nothing }),
             Admission::KeyReused => Err(ApiError::KeyReused),
             Admission::NoSession => Err(ApiError::NotFound),
             Admission::SessionEnded => Err(ApiError::SessionEnded),
             Admission::SessionDataLost => Err(ApiError::SessionDataLost),
             Admission::OverQuota(quota) => Err(ApiError::OverQuota { quota }),
         }
+    }
+
+    fn push(&self, run: &Run, incarnation: Incarnation) -> JoinHandle<()> {
+        let (context, run) = (self.context.clone(), run.clone());
+        task::background("push", async move { context.dispatch.push(&run, incarnation).await })
+    }
+
+    fn offer(&self, run: &Run) -> JoinHandle<()> {
+        let (context, session, mode) = (self.context.clone(), run.session, run.spec.mode);
+        task::background("offer", async move { drop(context.dispatch.offer(session, mode).await) })
     }
 
     /// Finds a run, which must belong to the session it is named in.
@@ -174,25 +182,30 @@ impl Runs {
         mut requests: Streaming<v1::ExecRequest>,
         deadline: Deadline,
     ) -> Result<EventStream, ApiError> {
-        let (started, position, starts) = match opening(&mut requests).await? {
+        let (recorded, position, starts) = match opening(&mut requests).await? {
             Opening::Start(wire) => {
                 let request = RunRequest::read(*wire, true, &self.context.options)
                     .map_err(|error| error.within("start"))?;
-                let started = self.start(&caller, request).await.map_err(|error| error.within("start"))?;
-                (started, 0, true)
+                let recorded = self.start(&caller, request).await.map_err(|error| error.within("start"))?;
+                (recorded, 0, true)
             }
             Opening::Attach(wire) => {
                 let found = self.watched(&caller, wire).await.map_err(|error| error.within("attach"))?;
-                (Started { run: found.0, dispatched: None }, found.1, false)
+                (Recorded { run: found.0, next: Next::Nothing }, found.1, false)
             }
         };
         let (out, events) = mpsc::channel(EVENTS_AHEAD);
         let watcher = Watcher::new(self.context.clone(), caller.tenant.clone(), position, out.clone());
-        let watcher = watcher.owning(starts).after(started.dispatched);
+        let watcher = match recorded.next {
+            Next::Nothing => watcher,
+            Next::Push(incarnation) => watcher.pushing(incarnation),
+            Next::Offer => watcher.after(self.offer(&recorded.run)),
+        }
+        .owning(starts);
         let inputs = Inputs::new(requests, &watcher, starts);
         let conversation =
             Conversation { context: self.context.clone(), tenant: caller.tenant, out, deadline };
-        task::background("exec", conversation.hold(watcher, started.run, inputs));
+        task::background("exec", conversation.hold(watcher, recorded.run, inputs));
         Ok(ReceiverStream::new(events))
     }
 }
@@ -211,8 +224,13 @@ impl RunService for Runs {
     ) -> Result<Response<v1::StartRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let request = RunRequest::read(request.into_inner(), false, &self.context.options)?;
-        let started = self.start(&caller, request).await?;
-        Ok(Response::new(v1::StartRunResponse { run: Some(render::run(&started.run)) }))
+        let Recorded { run, next } = self.start(&caller, request).await?;
+        match next {
+            Next::Nothing => {}
+            Next::Push(incarnation) => drop(self.push(&run, incarnation)),
+            Next::Offer => drop(self.offer(&run)),
+        }
+        Ok(Response::new(v1::StartRunResponse { run: Some(render::run(&run)) }))
     }
 
     async fn watch_run(

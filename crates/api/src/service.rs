@@ -5,8 +5,9 @@ use std::{future::Future, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 use codelia_proto::{
     PUBLIC_DESCRIPTORS,
     v1::{
-        admin_service_server::AdminServiceServer, policy_service_server::PolicyServiceServer,
-        run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
+        admin_service_server::AdminServiceServer, file_service_server::FileServiceServer,
+        policy_service_server::PolicyServiceServer, run_service_server::RunServiceServer,
+        session_service_server::SessionServiceServer,
     },
 };
 use codelia_store::Store;
@@ -27,11 +28,13 @@ use crate::{
     call::Calls,
     context::Context,
     dispatch::{self, Dispatch},
+    files::Files,
     options::Options,
     policies::Policies,
     quota::OutputQuota,
     runs::Runs,
     sessions::Sessions,
+    specs::Specs,
     upkeep,
 };
 
@@ -95,6 +98,7 @@ impl Service {
         let (incoming, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
+            specs: Specs::default(),
             output: OutputQuota::default(),
             cut: CancellationToken::new(),
             options,
@@ -184,6 +188,7 @@ fn api(context: &Arc<Context>) -> Routes {
     let runs = RunServiceServer::new(Runs { context: context.clone() });
     Routes::new(SessionServiceServer::new(Sessions { context: context.clone() }))
         .add_service(runs.max_decoding_message_size(MAX_RUN_REQUEST))
+        .add_service(FileServiceServer::new(Files { context: context.clone() }))
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
 }

@@ -32,7 +32,8 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
-        let created = self.admit(caller, wire).await;
+        let request = SessionRequest::read(wire, &self.context.options)?;
+        let created = self.admit(caller, request).await;
         if let Err(error) = &created {
             let store = &self.context.store;
             refusals::record(store, caller, EventKind::SessionRefused, None, error).await;
@@ -40,9 +41,8 @@ impl Sessions {
         created
     }
 
-    async fn admit(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
+    async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let request = SessionRequest::read(wire, options)?;
         let spec = request.specify(options, caller.floor)?;
         check_available(store, spec.mode).await?;
         let hash = fingerprint(&request)?;
@@ -54,6 +54,7 @@ impl Sessions {
             labels: &request.labels,
             ttl: request.ttl.unwrap_or(options.session_ttl),
             idle_ttl: request.idle_ttl,
+            allow_data_loss: request.allow_data_loss,
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
         };
         match store.session_create(new, caller.quotas).await {

@@ -8,6 +8,8 @@ use codelia_telemetry::metrics;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
+use crate::files::Refused;
+
 const DOMAIN: &str = "codelia";
 /// When a caller should try again if we cannot know better.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -45,6 +47,8 @@ pub(crate) enum ApiError {
     ModeUnavailable { mode: Mode },
     /// The policy advises against the command.
     CommandNotAllowed { rule: String, message: String },
+    /// The session's worker refused a file call.
+    File(Refused),
     /// The caller's time is over.
     DeadlineExceeded,
     /// This server stops; another may answer.
@@ -88,6 +92,7 @@ impl ApiError {
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. } => Code::FailedPrecondition,
+            Self::File(refused) => refused.code(),
             Self::DeadlineExceeded => Code::DeadlineExceeded,
             Self::ShuttingDown | Self::Unavailable { .. } => Code::Unavailable,
             Self::Internal { .. } => Code::Internal,
@@ -112,6 +117,7 @@ impl ApiError {
             Self::BelowFloor { .. } => "ISOLATION_FLOOR",
             Self::ModeUnavailable { .. } => "MODE_UNAVAILABLE",
             Self::CommandNotAllowed { .. } => "COMMAND_NOT_ALLOWED",
+            Self::File(refused) => refused.word(),
             Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
             Self::ShuttingDown => "SHUTTING_DOWN",
             Self::Unavailable { .. } => "UNAVAILABLE",
@@ -132,7 +138,9 @@ impl ApiError {
             Self::AliasInUse => "an open session has this alias".into(),
             Self::TenantExists => "a tenant has this id".into(),
             Self::SessionEnded => "the session has ended".into(),
-            Self::SessionDataLost => "the session's files are gone; create a new one".into(),
+            Self::SessionDataLost => {
+                "the session's files are gone, or with a worker that is; create a new one".into()
+            }
             Self::ModeNotAllowed { mode } => format!("mode {mode} is not allowed here"),
             Self::BelowFloor { mode, floor } => format!(
                 "mode {mode} gives {}, and this tenant's isolation is at least {floor}; an operator may decide \
@@ -141,6 +149,7 @@ impl ApiError {
             ),
             Self::ModeUnavailable { mode } => format!("no worker has mode {mode}"),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
+            Self::File(refused) => refused.text(),
             Self::DeadlineExceeded => "the deadline is over".into(),
             Self::ShuttingDown => "this server is shutting down".into(),
             Self::Unavailable { .. } => "temporarily unavailable".into(),
@@ -167,6 +176,7 @@ impl ApiError {
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. }
+            | Self::File(_)
             | Self::DeadlineExceeded
             | Self::ShuttingDown => tracing::debug!(reason = self.reason(), "refused"),
         }
@@ -201,6 +211,7 @@ impl ApiError {
                 metadata.insert("rule".into(), format!("policy.{rule}"));
                 metadata
             }
+            Self::File(refused) => refused_file(details, refused),
             Self::ShuttingDown | Self::Unavailable { .. } => {
                 details.set_retry_info(Some(RETRY_DELAY));
                 HashMap::new()
@@ -218,6 +229,15 @@ impl ApiError {
 fn over_quota(details: &mut ErrorDetails, quota: &str) -> HashMap<String, String> {
     details.add_quota_failure_violation("tenants/-", format!("the quota `{quota}` is used up"));
     HashMap::from([("quota".to_owned(), quota.to_owned())])
+}
+
+fn refused_file(details: &mut ErrorDetails, refused: &Refused) -> HashMap<String, String> {
+    if refused.may_be_retried() {
+        details.set_retry_info(Some(RETRY_DELAY));
+    }
+    let mut metadata = HashMap::from([("field".to_owned(), refused.field.clone())]);
+    metadata.extend(refused.rule().map(|rule| ("rule".to_owned(), rule)));
+    metadata
 }
 
 impl From<ApiError> for Status {
@@ -272,6 +292,8 @@ impl From<PlanError> for ApiError {
 
 #[cfg(test)]
 mod tests {
+    use codelia_proto::internal::v1::FileRefusalReason;
+
     use super::*;
 
     fn every_error() -> Vec<(ApiError, Code)> {
@@ -294,6 +316,7 @@ mod tests {
                 ApiError::CommandNotAllowed { rule: "command.max_length".into(), message: "too long".into() },
                 Code::FailedPrecondition,
             ),
+            (ApiError::File(Refused::new(FileRefusalReason::Absent, "path")), Code::NotFound),
             (ApiError::DeadlineExceeded, Code::DeadlineExceeded),
             (ApiError::ShuttingDown, Code::Unavailable),
             (ApiError::Unavailable { detail: "secret".into() }, Code::Unavailable),

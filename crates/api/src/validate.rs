@@ -110,8 +110,8 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     let Some(wire) = wire else { return Ok(LimitsRequest::default()) };
     let amount = |field: &str, value: Option<i64>| match value.map(u64::try_from) {
         None => Ok(None),
-        Some(Ok(value)) => Ok(Some(value)),
-        Some(Err(_)) => invalid(field, "must be more than zero"),
+        Some(Ok(value)) if value > 0 => Ok(Some(value)),
+        Some(_) => invalid(field, "must be more than zero"),
     };
     Ok(LimitsRequest {
         timeout: wire.timeout.map(|value| duration("limits.timeout", &value)).transpose()?,
@@ -134,7 +134,11 @@ pub(crate) fn policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<P
 }
 
 fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {
-    duration_from_proto(wire).or_else(|_| invalid(field, "is negative or malformed"))
+    match duration_from_proto(wire) {
+        Ok(Duration::ZERO) => invalid(field, "must be more than zero"),
+        Ok(duration) => Ok(duration),
+        Err(_) => invalid(field, "is negative or malformed"),
+    }
 }
 
 /// A time to live: more than zero, at most `most`; `None` if it is unset.
@@ -145,9 +149,6 @@ pub(crate) fn ttl(
 ) -> Checked<Option<Duration>> {
     let Some(wire) = wire else { return Ok(None) };
     let ttl = duration(field, &wire)?;
-    if ttl.is_zero() {
-        return invalid(field, "must be more than zero");
-    }
     if ttl > most {
         return invalid(field, format!("is above the ceiling of {most:?}"));
     }

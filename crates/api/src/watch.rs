@@ -1,5 +1,6 @@
 //! The stream of a run's events: what happened so far from the store, what happens from the worker,
-//! the end from the store again. One implementation for `WatchRun` and `Exec`.
+//! and the end from either: a worker tells it only once it is stored. One implementation for `WatchRun`
+//! and `Exec`.
 //!
 //! The store is the truth; a worker that is gone or does not know the run is asked again later.
 
@@ -12,7 +13,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use codelia_policy::{RunId, TenantId};
+use codelia_policy::{Incarnation, RunId, TenantId};
 use codelia_proto::{
     internal::v1::{self as wire, attach_run_request, attach_run_response},
     v1::{self, run_event::Kind},
@@ -26,7 +27,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use crate::{call::Deadline, context::Context, render, status::ApiError};
+use crate::{call::Deadline, context::Context, dispatch, render, status::ApiError};
 
 /// Events that wait for a slow client; then the stream waits, and nobody else.
 pub(crate) const EVENTS_AHEAD: usize = 16;
@@ -63,8 +64,8 @@ impl<E: Into<ApiError>> From<E> for Stop {
 
 /// What came of listening to a worker.
 enum Followed {
-    /// The run's result is in the store.
-    Committed,
+    /// To its end, which is in the store.
+    Ended(Box<Run>),
     /// There was new output, then the stream broke.
     Advanced,
     /// There was nothing.
@@ -95,8 +96,10 @@ pub(crate) struct Watcher {
     ear: watch::Sender<Ear>,
     /// Whether the run ends with the next stream that is attached.
     owner: Arc<AtomicBool>,
-    /// The push or offer of a run that was just recorded.
-    dispatched: Option<JoinHandle<()>>,
+    /// Whom the run was just recorded for, if it is to be pushed there with the first attach.
+    push: Option<Incarnation>,
+    /// The offer of a session whose run was just recorded.
+    offered: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
@@ -111,7 +114,8 @@ impl Watcher {
             told: Told::default(),
             ear: watch::Sender::new(None),
             owner: Arc::default(),
-            dispatched: None,
+            push: None,
+            offered: None,
         }
     }
 
@@ -121,9 +125,15 @@ impl Watcher {
         self
     }
 
-    /// The run was only just dispatched: a worker that does not know it may soon.
-    pub(crate) fn after(mut self, dispatched: Option<JoinHandle<()>>) -> Self {
-        self.dispatched = dispatched;
+    /// The run was just recorded for this life of its worker, which does not know it yet.
+    pub(crate) fn pushing(mut self, incarnation: Incarnation) -> Self {
+        self.push = Some(incarnation);
+        self
+    }
+
+    /// The run was just recorded, and its session offered: a worker that does not know it may soon.
+    pub(crate) fn after(mut self, offered: JoinHandle<()>) -> Self {
+        self.offered = Some(offered);
         self
     }
 
@@ -139,11 +149,12 @@ impl Watcher {
             self.begin(&run).await?;
             match run.state {
                 RunState::Ended => return self.finish(&run).await,
-                RunState::Queued if self.dispatched.is_some() => self.dispatch_settled().await,
+                RunState::Queued if self.offered.is_some() => self.offer_settled().await,
                 RunState::Queued => pause.while_queued().await,
                 RunState::Running => match self.follow(&run).await? {
+                    Followed::Ended(run) => return self.finish(&run).await,
                     Followed::Advanced => pause = Pause::default(),
-                    Followed::Committed | Followed::Nothing => pause.before_reading().await,
+                    Followed::Nothing => pause.before_reading().await,
                 },
             }
             run = self.read(run.id).await?;
@@ -186,12 +197,12 @@ impl Watcher {
     async fn follow(&mut self, run: &Run) -> Result<Followed, Stop> {
         let Some(mut stream) = self.attach(run).await else { return Ok(Followed::Nothing) };
         let from = self.cursor;
-        let committed = self.forward(run, &mut stream).await?;
+        let ended = self.forward(run, &mut stream).await?;
         self.ear.send_replace(None);
-        Ok(match committed {
-            true => Followed::Committed,
-            false if self.cursor > from => Followed::Advanced,
-            false => Followed::Nothing,
+        Ok(match ended {
+            Some(run) => Followed::Ended(Box::new(run)),
+            None if self.cursor > from => Followed::Advanced,
+            None => Followed::Nothing,
         })
     }
 
@@ -201,15 +212,13 @@ impl Watcher {
         let mut pause = Pause::default();
         for _ in 0..ATTACH_TRIES {
             let (ear, requests) = mpsc::channel(INPUTS_AHEAD);
-            ear.try_send(self.attach_request(run.id)).ok()?;
+            ear.try_send(self.attach_request(run)?).ok()?;
             match self.context.dispatch.attach(address, ReceiverStream::new(requests)).await {
                 Ok(stream) => {
                     self.ear.send_replace(Some(ear));
                     return Some(stream);
                 }
-                Err(error) if error.is_unknown_run() && self.dispatched.is_some() => {
-                    self.dispatch_settled().await
-                }
+                Err(error) if error.is_unknown_run() && self.offered.is_some() => self.offer_settled().await,
                 Err(error) if error.is_unknown_run() => pause.before_reading().await,
                 Err(error) => {
                     tracing::debug!(run = %run.id, address, %error, "the worker cannot be attached to");
@@ -220,37 +229,41 @@ impl Watcher {
         None
     }
 
-    fn attach_request(&self, run: RunId) -> wire::AttachRunRequest {
+    /// The first one pushes a run that is to be pushed; what was not heard is left to the worker's poll.
+    fn attach_request(&mut self, run: &Run) -> Option<wire::AttachRunRequest> {
+        let start = self.push.take().map(|incarnation| dispatch::push_request(run, incarnation)).transpose();
+        let start = start.inspect_err(|error| tracing::error!(%error, "a run cannot be pushed")).ok()?;
         let attach = wire::Attach {
-            run_id: run.to_string(),
+            run_id: run.id.to_string(),
             position: self.cursor,
             owner: self.owner.load(Ordering::Relaxed),
+            start,
         };
-        wire::AttachRunRequest { kind: Some(attach_run_request::Kind::Attach(attach)) }
+        Some(wire::AttachRunRequest { kind: Some(attach_run_request::Kind::Attach(attach)) })
     }
 
-    async fn dispatch_settled(&mut self) {
-        if let Some(dispatched) = self.dispatched.take()
-            && let Err(error) = dispatched.await
+    async fn offer_settled(&mut self) {
+        if let Some(offered) = self.offered.take()
+            && let Err(error) = offered.await
         {
-            tracing::debug!(%error, "the dispatch did not end well");
+            tracing::debug!(%error, "the offer did not end well");
         }
     }
 
-    /// Forwards what the worker says; `true` if the last it said is that the run is committed.
+    /// Forwards what the worker says; the run with its result, if the last it said is that.
     async fn forward(
         &mut self,
         run: &Run,
         stream: &mut Streaming<wire::AttachRunResponse>,
-    ) -> Result<bool, Stop> {
+    ) -> Result<Option<Run>, Stop> {
         let mut violations = 0..;
         loop {
             let message = match stream.message().await {
                 Ok(Some(message)) => message,
-                Ok(None) => return Ok(false),
+                Ok(None) => return Ok(None),
                 Err(status) => {
                     tracing::debug!(run = %run.id, %status, "the worker's stream broke");
-                    return Ok(false);
+                    return Ok(None);
                 }
             };
             let whole = match message.kind {
@@ -258,11 +271,11 @@ impl Watcher {
                     self.forward_event(run, event, &mut violations).await?
                 }
                 Some(attach_run_response::Kind::StoredUntil(until)) => self.fill(run.id, until).await?,
-                Some(attach_run_response::Kind::Committed(_)) => return Ok(true),
+                Some(attach_run_response::Kind::Committed(committed)) => return Ok(ended(run, &committed)),
                 None => true,
             };
             if !whole {
-                return Ok(false);
+                return Ok(None);
             }
         }
     }
@@ -441,6 +454,15 @@ impl Pause {
 
 fn doubled(first: u64, times: u32, most: u64) -> Duration {
     Duration::from_millis((first << times.min(16)).min(most))
+}
+
+/// The run with the result that its worker stored; `None` if only the store can tell.
+fn ended(run: &Run, committed: &wire::Committed) -> Option<Run> {
+    let ended = serde_json::from_str(&committed.ended_json);
+    ended
+        .inspect_err(|error| tracing::warn!(%error, "a result cannot be read"))
+        .ok()
+        .and_then(|it| run.ended(it))
 }
 
 fn len_of(bytes: &Bytes) -> i64 {

@@ -72,6 +72,10 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// Sends a signal to the command's process group.
     async fn signal(&self, signal: i32);
 
+    /// Lets the command go on for so long from now, unless this is said again: even if nobody is there to do it, it is
+    /// killed then. Before it is first said nothing ends a command that its worker stands still beside.
+    async fn keep_alive(&self, time: Duration);
+
     /// What the command tries against its policy, as it tries it: bounded, and at its end when the
     /// command is. Given once; `None` where nothing watches for it (mode `logical`).
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {

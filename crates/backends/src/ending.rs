@@ -20,6 +20,8 @@ pub(crate) enum Cause {
     Violations,
     /// Its CPU time was used up.
     CpuTime,
+    /// Nobody said in time that it may go on.
+    Silence,
 }
 
 /// What was counted while it ran.
@@ -37,6 +39,7 @@ pub(crate) fn outcome(status: Status, signs: Signs) -> Outcome {
     match signs.cause {
         Some(Cause::Violations) => return Outcome::Violation("SYSCALL_BLOCKED".to_owned()),
         Some(Cause::CpuTime) => return Outcome::Limit("cpu_time".to_owned()),
+        Some(Cause::Silence) => return Outcome::Lost,
         None => {}
     }
     let ended_by = |signal| status == Status::Signaled(signal) || status == Status::Exited(IN_SHELL + signal);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use codelia_init::{Exit, Report, Request};
+use codelia_init::{Exit, Failure, Report, Request, Step};
 use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
 use codelia_sys::cgroup::{self, Group};
 use tokio::{sync::mpsc, time::timeout_at};
@@ -91,10 +91,17 @@ impl RunningCommand {
     async fn hear_end(&mut self) -> Option<Exit> {
         if self.cause.is_none() && self.killed.get().is_none() {
             let (control, group) = self.sandbox.ends();
-            tokio::select! {
+            let heard = tokio::select! {
                 biased;
-                report = control.receive() => return exit(report),
-                cause = broken_rule(self.supervisor.as_ref(), self.watch, group) => self.cause = Some(cause),
+                report = control.receive() => Ok(report),
+                cause = broken_rule(self.supervisor.as_ref(), self.watch, group) => Err(cause),
+            };
+            match heard {
+                Ok(report) => {
+                    self.cause = is_silence(&report).then_some(Cause::Silence);
+                    return exit(report);
+                }
+                Err(cause) => self.cause = Some(cause),
             }
         }
         if self.cause.is_some() {
@@ -177,6 +184,11 @@ fn exit(report: Result<Option<Report>, Error>) -> Option<Exit> {
     }
 }
 
+/// Whether `codelia-init` ended everything because it heard nothing from here for too long.
+fn is_silence(report: &Result<Option<Report>, Error>) -> bool {
+    matches!(report, Ok(Some(Report::Failed(Failure { step: Step::Live, .. }))))
+}
+
 /// Waits until the command must be killed for a rule it broke.
 async fn broken_rule(supervisor: Option<&Supervisor>, watch: Watch, group: Option<&Group>) -> Cause {
     let violations = async {
@@ -209,6 +221,10 @@ impl Running for RunningCommand {
 
     async fn signal(&self, signal: i32) {
         self.tell(Request::Signal(signal)).await;
+    }
+
+    async fn keep_alive(&self, time: Duration) {
+        self.tell(Request::Live(time)).await;
     }
 
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {

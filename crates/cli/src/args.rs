@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use codelia_policy::{Level, Mode, NetworkMode};
 
+use crate::files::End;
+
 /// Runs commands in sandboxes, for many tenants.
 #[derive(Debug, Parser)]
 #[command(
@@ -18,6 +20,7 @@ Examples:
   codelia run -- echo hello            run a command in a sandbox of its own
   codelia session create --alias work  make a session …
   codelia run -s work -- make test     … and run in it
+  codelia cp work:out.log .            copy a file out of it
   codelia down                         stop what `up` started"
 )]
 pub(crate) struct Cli {
@@ -65,6 +68,10 @@ pub(crate) enum Command {
     /// Sessions: directories that runs share
     #[command(subcommand)]
     Session(Session),
+    /// Copy a file into a session or out of it
+    Cp(Cp),
+    /// List the files of a session
+    Ls(Ls),
     /// Policies: what commands may do
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -300,8 +307,41 @@ pub(crate) struct CreateSession {
     /// It also ends when no run was active for this long
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_ttl: Option<Duration>,
+    /// Start again empty when its files are gone or with a worker that is, instead of refusing runs
+    #[arg(long)]
+    pub(crate) allow_data_loss: bool,
     #[command(flatten)]
     pub(crate) policy: Policy,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A file appears under its name when all of it has come. A name here that has a colon is written ./a:b.
+
+Examples:
+  codelia cp notes.txt work:             into the workspace of the session `work`
+  codelia cp notes.txt work:docs/new.txt under another name
+  codelia cp work:out/report.pdf .       out of it
+  tar c src | codelia cp - work:src.tar  from stdin
+  codelia cp work:out.log - | less       to stdout")]
+pub(crate) struct Cp {
+    /// SESSION:PATH, a file here, or - for stdin
+    pub(crate) source: End,
+    /// SESSION:PATH, a file or directory here, or - for stdout
+    pub(crate) destination: End,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  codelia ls work\n  codelia ls work:src/bin\n  codelia ls --json work | jq '.[].path'"
+)]
+pub(crate) struct Ls {
+    /// SESSION or SESSION:PATH
+    #[arg(value_name = "SESSION[:PATH]")]
+    pub(crate) place: String,
+    /// At most this many, in the order of names
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    pub(crate) limit: usize,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,8 +4,9 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use codelia_proto::v1::{
-    admin_service_client::AdminServiceClient, policy_service_client::PolicyServiceClient,
-    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+    admin_service_client::AdminServiceClient, file_service_client::FileServiceClient,
+    policy_service_client::PolicyServiceClient, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient,
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,10 @@ impl Client {
 
     pub(crate) fn runs(&self) -> RunServiceClient<Service> {
         RunServiceClient::new(self.service.clone())
+    }
+
+    pub(crate) fn files(&self) -> FileServiceClient<Service> {
+        FileServiceClient::new(self.service.clone())
     }
 
     pub(crate) fn policies(&self) -> PolicyServiceClient<Service> {

@@ -10,6 +10,7 @@ mod conversation;
 mod doctor;
 mod ending;
 mod failure;
+mod files;
 mod modes;
 mod options;
 mod output;
@@ -92,6 +93,8 @@ async fn ask(loaded: &Loaded, command: Command, output: Output) -> Result<ExitCo
         Command::Attach(args) => return run::attach(&client, &args, output).await,
         Command::Ps(args) => runs::ps(&client, &args, output).await?,
         Command::Kill(args) => runs::kill(&client, &args, output).await?,
+        Command::Cp(args) => files::cp(&client, &args, output).await?,
+        Command::Ls(args) => files::ls(&client, &args, output).await?,
         Command::Session(command) => sessions::session(&client, command, output).await?,
         Command::Policy(command) => policies::policy(&client, command, output).await?,
         Command::Tenants(command) => admin::tenants(&client, command, output).await?,

@@ -55,6 +55,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "expire_time": timestamp(session.expire_time.as_ref()),
         "end_time": timestamp(session.end_time.as_ref()),
         "idle_ttl_ms": millis(session.idle_ttl.as_ref()),
+        "allow_data_loss": session.allow_data_loss,
         "worker_id": text(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),

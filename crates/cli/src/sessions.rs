@@ -46,6 +46,7 @@ async fn create(client: &Client, args: &args::CreateSession, output: Output) -> 
         labels: policy.labels.iter().cloned().collect(),
         idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
         policy: policies::asked(policy)?,
+        allow_data_loss: args.allow_data_loss,
     };
     let created = client.sessions().create_session(request).await?.into_inner();
     let session = created.session.context(NO_SESSION)?;

@@ -61,7 +61,7 @@ pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bo
     let request = match control.receive()? {
         Some(request @ Request::Launch(_)) => request,
         Some(Request::Kill) | None => return Ok(false),
-        Some(Request::Setup(_) | Request::Signal(_)) => {
+        Some(Request::Setup(_) | Request::Signal(_) | Request::Live(_)) => {
             return Err(Failure::new(Step::Understand, Errno::PROTO));
         }
     };

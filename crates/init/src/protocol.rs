@@ -1,4 +1,4 @@
-//! The messages. The order is: `setup` → `ready`; then `signal` and `kill` at any time, until
+//! The messages. The order is: `setup` → `ready`; then `signal`, `live` and `kill` at any time, until
 //! `exited`. `failed` may stand in the place of `ready` and `exited` and is the last one. The end of
 //! the socket kills everything.
 //!
@@ -24,6 +24,9 @@ pub enum Request {
     Launch(Launch),
     /// Send this signal to the command's process group.
     Signal(i32),
+    /// Go on for so long from now, unless told again: then it is too late, and everything is killed. Until the first
+    /// one there is no such time.
+    Live(Duration),
     /// Kill every process.
     Kill,
 }
@@ -244,6 +247,8 @@ pub enum Step {
     Execute,
     /// Watch over it.
     Supervise,
+    /// Hear in time that it may go on.
+    Live,
     /// Have mounts that nobody else sees.
     OverlaySpace,
     /// Make the directories of a layer.

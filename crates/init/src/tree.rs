@@ -1,6 +1,9 @@
 //! The processes of the sandbox: watched until the command ends, then killed.
 
-use std::io::Stdin;
+use std::{
+    io::Stdin,
+    time::{Duration, Instant},
+};
 
 use codelia_init::{Exit, Failure, Request, Status, Step};
 use codelia_sys::{
@@ -27,8 +30,13 @@ pub(crate) fn supervise(
 }
 
 fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Result<Option<Exit>, Failure> {
+    let mut end = None;
     loop {
-        let (asked, ended) = signal::wait_readable(&*control, events).map_err(at(Step::Supervise))?;
+        let (asked, ended) = signal::wait_readable(&*control, events, end).map_err(at(Step::Supervise))?;
+        if !asked && !ended {
+            // The backend stands still, and somebody else may have begun where we are.
+            return Err(Failure::new(Step::Live, Errno::TIMEDOUT));
+        }
         if ended {
             events.clear().map_err(at(Step::Supervise))?;
             if let Some(status) = reap_until(main)? {
@@ -38,7 +46,7 @@ fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Resul
         }
         if asked {
             match obey(control, main)? {
-                Next::Go => {}
+                Next::Go(time) => end = time.map(|time| Instant::now() + time).or(end),
                 Next::End => return end_all(main)?.map(exit).transpose(),
                 Next::Gone => return end_all(main).map(|_| None),
             }
@@ -47,8 +55,8 @@ fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Resul
 }
 
 enum Next {
-    /// Go on watching.
-    Go,
+    /// Go on watching; no longer than this, if it is said.
+    Go(Option<Duration>),
     /// Kill everything and tell.
     End,
     /// Kill everything; nobody listens.
@@ -59,18 +67,20 @@ fn obey(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Failure> {
     if !control.fill()? {
         return Ok(Next::Gone);
     }
+    let mut time = None;
     while let Some(request) = control.next()? {
         match request {
             // The command has not been reaped, so the group is its own. A signal that cannot be
             // sent, for it is none or the group gave up its privileges, changes nothing.
             Request::Signal(number) => drop(process::signal_group(main, number)),
+            Request::Live(most) => time = Some(most),
             Request::Kill => return Ok(Next::End),
             Request::Setup(_) | Request::Launch(_) => {
                 return Err(Failure::new(Step::Understand, Errno::PROTO));
             }
         }
     }
-    Ok(Next::Go)
+    Ok(Next::Go(time))
 }
 
 /// Collects what has ended; the command's status if it is among it.

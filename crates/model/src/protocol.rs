@@ -134,7 +134,7 @@ impl Model for Protocol {
 }
 
 /// Nobody but the holder has a command running in the session. Of a worker that is paused, or was and
-/// has not looked since, that cannot be had: it is stopped, its commands are not.
+/// has not looked since, that cannot be had for sure: it is stopped, a command that it has just begun is not.
 fn lives_under_its_lease(state: &State) -> bool {
     state.workers.iter().enumerate().all(|(number, worker)| {
         let lives = worker.runs.iter().any(|run| matches!(run, Local::Living { .. }));

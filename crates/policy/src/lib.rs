@@ -8,6 +8,7 @@
 mod command;
 mod document;
 mod explain;
+mod files;
 mod format;
 mod id;
 mod limits;
@@ -28,6 +29,7 @@ pub use document::{
     Level, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
 pub use explain::{Explained, Source};
+pub use files::{FileDenied, FileUse};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
 pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};

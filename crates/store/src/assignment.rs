@@ -7,7 +7,9 @@ use codelia_policy::{
     Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, Violations,
     WorkerId,
 };
+use serde::{Deserialize, Serialize};
 use sqlx::types::Json;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{Chunk, Error, Happening, Store, event, output, row};
@@ -33,9 +35,9 @@ pub struct Assigned {
     pub cancel_requested: bool,
 }
 
-/// A run's result.
-#[derive(Debug, Clone)]
-pub struct Committed {
+/// A run's result, as its row keeps it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RunResult {
     /// How it ended.
     pub outcome: Outcome,
     /// What it used.
@@ -44,24 +46,44 @@ pub struct Committed {
     pub receipt: Receipt,
     /// The session's directory.
     pub sandbox_root: String,
-    /// How long ago its command started; `None` if it never did.
-    pub started_ago: Option<Duration>,
     /// From the launch being asked for to the command's execve.
     pub setup_time: Option<Duration>,
     /// Whether its sandbox was prepared before it was needed.
     pub prepared: bool,
     /// Limits that its mode could not enforce.
     pub unenforced: Vec<String>,
-    /// All bytes of output kept, flushed before or in `tail`.
+    /// All bytes of output kept.
     pub output_bytes: i64,
     /// Whether output was cut.
     pub output_truncated: bool,
-    /// Output that was not flushed before.
-    pub tail: Vec<Chunk>,
     /// What it tried against its policy.
     pub violations: Violations,
+}
+
+/// A result to be stored, with what comes with it.
+#[derive(Debug, Clone)]
+pub struct Committed {
+    /// The result.
+    pub result: RunResult,
+    /// How long ago the command started; `None` if it never did.
+    pub started_ago: Option<Duration>,
+    /// Output that was not flushed before.
+    pub tail: Vec<Chunk>,
     /// What happened on the way; recorded as events with the result.
     pub events: Vec<Happening>,
+}
+
+/// A result that is stored: with it a run that was read before is whole, without being read again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ended {
+    /// The result.
+    pub result: RunResult,
+    /// Which attempt's it is.
+    pub attempt: i32,
+    /// When the command started.
+    pub started_at: Option<OffsetDateTime>,
+    /// When the run ended.
+    pub ended_at: OffsetDateTime,
 }
 
 impl Store {
@@ -136,16 +158,18 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
         epoch: LeaseEpoch,
-        result: &Committed,
-    ) -> Result<(), Error> {
+        committed: &Committed,
+    ) -> Result<Ended, Error> {
+        let result = &committed.result;
         let exit_code = match result.outcome {
             Outcome::Exited(code) => Some(code),
             _ => None,
         };
-        let columns = output::Columns::new(&result.tail);
-        let events = event::Columns::new(&result.events);
+        let columns = output::Columns::new(&committed.tail);
+        let events = event::Columns::new(&committed.events);
+        let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
-        let committed = sqlx::query_file_scalar!(
+        let stored = sqlx::query_file!(
             "src/sql/run_commit.sql",
             id.0,
             worker.as_str(),
@@ -156,8 +180,8 @@ impl Store {
             Json(&result.usage) as _,
             Json(&result.receipt) as _,
             result.sandbox_root,
-            result.started_ago.map(row::interval) as _,
-            result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX)),
+            committed.started_ago.map(row::interval) as _,
+            setup_micros,
             result.prepared,
             &result.unenforced,
             result.output_bytes,
@@ -172,9 +196,16 @@ impl Store {
             &events.fields as _,
             &events.details as _,
         )
-        .fetch_one(&self.pool)
-        .await?;
-        if committed { Ok(()) } else { Err(Error::Fenced) }
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::Fenced)?;
+        Ok(Ended {
+            // As it will be read again.
+            result: RunResult { setup_time: setup_micros.map(row::micros), ..result.clone() },
+            attempt: stored.attempt,
+            started_at: stored.started_at,
+            ended_at: stored.ended_at,
+        })
     }
 
     /// Ends a run as lost whose result cannot be stored. Does nothing if it is not the caller's any more.

@@ -18,6 +18,8 @@ pub enum EventKind {
     RunRefused,
     /// A session was not admitted.
     SessionRefused,
+    /// A file call was against the session's policy, or would have led out of its workspace.
+    FileRefused,
     /// A command made a system call that its policy forbids.
     SyscallBlocked,
     /// A sandbox left something behind.
@@ -31,9 +33,10 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::RunRefused,
         Self::SessionRefused,
+        Self::FileRefused,
         Self::SyscallBlocked,
         Self::SandboxReceiptUnclean,
         Self::WorkerFenced,
@@ -47,6 +50,7 @@ impl EventKind {
         match self {
             Self::RunRefused => "RUN_REFUSED",
             Self::SessionRefused => "SESSION_REFUSED",
+            Self::FileRefused => "FILE_REFUSED",
             Self::SyscallBlocked => "SYSCALL_BLOCKED",
             Self::SandboxReceiptUnclean => "SANDBOX_RECEIPT_UNCLEAN",
             Self::WorkerFenced => "WORKER_FENCED",

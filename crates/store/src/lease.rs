@@ -18,7 +18,8 @@ pub struct Lease {
     pub epoch: LeaseEpoch,
     /// What the session was created with.
     pub spec: SessionSpec,
-    /// Whether a run may have left files in it: then its directory must be there.
+    /// Whether its directory must be there: a run or a file call may have left files in it, and its caller did not
+    /// allow that they are lost.
     pub has_files: bool,
 }
 
@@ -70,7 +71,7 @@ impl Store {
         let Some(taken) = taken else { return Ok(None) };
         let has_files = if taken.lease_epoch > 1 {
             resolve_orphan_runs(&mut tx, Some(session), i64::MAX).await?;
-            has_files(&mut tx, session).await?
+            !taken.allow_data_loss && has_files(&mut tx, session).await?
         } else {
             false
         };
@@ -146,12 +147,13 @@ impl Store {
     }
 }
 
-/// Whether any command may have been started in a session.
+/// Whether any command may have been started in a session, or a file call made.
 async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
     let found = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT 1 FROM runs
                           WHERE session_id = $1
-                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost')) AS "found!""#,
+                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost'))
+               OR EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND used_at IS NOT NULL) AS "found!""#,
         session.0,
     )
     .fetch_one(tx)

@@ -21,6 +21,11 @@ pub(crate) fn duration(interval: &PgInterval) -> Duration {
     Duration::from_micros(u64::try_from(interval.microseconds).unwrap_or(0))
 }
 
+/// A column of microseconds.
+pub(crate) fn micros(column: i64) -> Duration {
+    Duration::from_micros(column.unsigned_abs())
+}
+
 /// A duration, cut to microseconds and to what the database can count from now on.
 pub(crate) fn interval(duration: Duration) -> PgInterval {
     const TEN_YEARS: Duration = Duration::from_secs(10 * 366 * 24 * 3600);

@@ -10,7 +10,7 @@ use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Quotas, SessionRef, SessionSpec, Store, row, tenant::QUOTA_MARGIN};
+use crate::{Ended, Error, Quotas, SessionRef, SessionSpec, Store, row, tenant::QUOTA_MARGIN};
 
 /// Reads runs; the condition and its arguments follow.
 macro_rules! select_runs {
@@ -232,6 +232,7 @@ impl Store {
         Ok(match found.open {
             false if found.end_reason.as_deref() == Some("data_lost") => Admission::SessionDataLost,
             false => Admission::SessionEnded,
+            true if found.lost => Admission::SessionDataLost,
             true if found.active >= most_active => Admission::OverQuota("concurrent_runs"),
             true => Admission::OverQuota("queued_runs"),
         })
@@ -355,6 +356,29 @@ impl Store {
 }
 
 impl Run {
+    /// The run with its result; `None` if that is another attempt's.
+    #[must_use]
+    pub fn ended(&self, ended: Ended) -> Option<Self> {
+        let Ended { result, attempt, started_at, ended_at } = ended;
+        (attempt == self.attempt).then(|| Self {
+            state: RunState::Ended,
+            sandbox_root: Some(result.sandbox_root),
+            started_at,
+            ended_at: Some(ended_at),
+            setup_time: result.setup_time,
+            prepared: Some(result.prepared),
+            unenforced: result.unenforced,
+            outcome: Some(result.outcome),
+            usage: Some(result.usage),
+            receipt: Some(result.receipt),
+            output_bytes: result.output_bytes,
+            output_truncated: result.output_truncated,
+            violations: result.violations,
+            worker_address: None,
+            ..self.clone()
+        })
+    }
+
     /// A run that was just recorded.
     fn recorded(new: &NewRun<'_>, created_at: OffsetDateTime, state: RunState) -> Self {
         Self {
@@ -432,7 +456,7 @@ impl TryFrom<RunRow> for Run {
             created_at: row.created_at,
             started_at: row.started_at,
             ended_at: row.ended_at,
-            setup_time: row.setup_micros.map(|micros| Duration::from_micros(micros.unsigned_abs())),
+            setup_time: row.setup_micros.map(row::micros),
             prepared: row.prepared,
             unenforced: row.unenforced.unwrap_or_default(),
             outcome: row.outcome.map(|json| json.0),

@@ -20,7 +20,7 @@ macro_rules! select_sessions {
             SessionRow,
             r#"SELECT s.id, s.tenant_id, s.alias, s.spec AS "spec: Json<SessionSpec>",
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
-                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch,
+                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss,
                       w.id AS "holder?", w.address AS "holder_address?"
                FROM sessions s
                LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
@@ -69,6 +69,8 @@ pub struct Session {
     pub expires_at: OffsetDateTime,
     /// It also ends when it was idle for this long.
     pub idle_ttl: Option<Duration>,
+    /// Whether it starts again empty if its files are gone.
+    pub allow_data_loss: bool,
     /// When it ended.
     pub ended_at: Option<OffsetDateTime>,
     /// Who holds it; `None` if nobody live does.
@@ -168,6 +170,8 @@ pub struct NewSession<'a> {
     pub ttl: Duration,
     /// Idle time to live.
     pub idle_ttl: Option<Duration>,
+    /// Whether it starts again empty if its files are gone.
+    pub allow_data_loss: bool,
     /// Idempotency key and hash of the request.
     pub idempotency: Option<(&'a str, &'a [u8])>,
 }
@@ -227,6 +231,7 @@ impl Store {
             new.idempotency.map(|(key, _)| key),
             new.idempotency.map(|(_, hash)| hash),
             most,
+            new.allow_data_loss,
         )
         .fetch_optional(on)
         .await;
@@ -318,6 +323,25 @@ impl Store {
             Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
             None => Ok(None),
         }
+    }
+
+    /// Notes that a file call uses an open session; `false` if it is not open. Written only when the time is
+    /// first set, or what is known is a tenth of the idle time old.
+    pub async fn session_use(&self, tenant: &TenantId, id: SessionId) -> Result<bool, Error> {
+        let open = sqlx::query_scalar!(
+            r#"WITH used AS (
+                   UPDATE sessions SET used_at = now()
+                   WHERE tenant_id = $1 AND id = $2 AND state = 'open' AND expires_at > now()
+                     AND (used_at IS NULL OR used_at < now() - idle_ttl / 10)
+               )
+               SELECT state = 'open' AND expires_at > now() AS "open!"
+               FROM sessions WHERE tenant_id = $1 AND id = $2"#,
+            tenant.as_str(),
+            id.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(open.unwrap_or(false))
     }
 
     /// Ends a session as closed and its queued runs as canceled. An ended one stays as it is.
@@ -457,6 +481,7 @@ struct SessionRow {
     created_at: OffsetDateTime,
     expires_at: OffsetDateTime,
     idle_ttl: Option<PgInterval>,
+    allow_data_loss: bool,
     ended_at: Option<OffsetDateTime>,
     lease_epoch: i64,
     holder: Option<String>,
@@ -478,6 +503,7 @@ impl TryFrom<SessionRow> for Session {
             created_at: row.created_at,
             expires_at: row.expires_at,
             idle_ttl: row.idle_ttl.as_ref().map(row::duration),
+            allow_data_loss: row.allow_data_loss,
             ended_at: row.ended_at,
             holder: row.holder.map(|text| row::word("sessions.lease_worker", &text)).transpose()?,
             lease_epoch: LeaseEpoch(row.lease_epoch),

@@ -227,13 +227,19 @@ impl Store {
     }
 
     /// Up to two random live, ready workers that may take this session (they have its mode, and
-    /// its files if it has any).
+    /// its files if it has any that matter).
     pub async fn worker_candidates(&self, session: SessionId, mode: Mode) -> Result<Vec<Candidate>, Error> {
         let rows = sqlx::query!(
             "SELECT w.id, w.incarnation, w.address, w.slots, w.busy_slots
              FROM workers w JOIN sessions s ON s.id = $1
              WHERE w.state = 'ready' AND w.lease_until > now() AND $2 = ANY (w.modes)
-               AND (s.home_root IS NULL OR s.home_root = w.root_id)
+               AND (s.home_root IS NULL OR s.home_root = w.root_id
+                    -- As in lease_acquire.sql.
+                    OR (s.allow_data_loss
+                        AND NOT EXISTS (SELECT 1 FROM workers home
+                                        WHERE home.root_id = s.home_root
+                                          AND (home.lease_until > now()
+                                               OR home.heartbeat_at > now() - interval '1 minute'))))
              ORDER BY random() LIMIT 2",
             session.0,
             mode.as_str(),

@@ -6,10 +6,12 @@
 
 mod error;
 
+pub mod beneath;
 pub mod capability;
 pub mod cgroup;
 pub mod directory;
 pub mod fd;
+pub mod identity;
 pub mod inherit;
 pub mod landlock;
 pub mod memory;

@@ -1,6 +1,9 @@
 //! Signals: dispositions, the mask, and children's ends as something to poll.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    time::Instant,
+};
 
 use nix::{
     libc,
@@ -10,7 +13,7 @@ use nix::{
     },
 };
 use rustix::{
-    event::{PollFd, PollFlags},
+    event::{PollFd, PollFlags, Timespec},
     io::Errno,
 };
 
@@ -86,14 +89,20 @@ impl AsFd for ChildEvents {
     }
 }
 
-/// Waits until one of two descriptors can be read or is at its end; says which.
+/// Waits until one of two descriptors can be read or is at its end; says which. Neither is if it is too late before.
 ///
 /// # Errors
 /// As `poll(2)`.
-pub fn wait_readable(first: impl AsFd, second: impl AsFd) -> Result<(bool, bool), Errno> {
+pub fn wait_readable(
+    first: impl AsFd,
+    second: impl AsFd,
+    until: Option<Instant>,
+) -> Result<(bool, bool), Errno> {
     let mut fds = [PollFd::new(&first, PollFlags::IN), PollFd::new(&second, PollFlags::IN)];
     loop {
-        match rustix::event::poll(&mut fds, None) {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
+        match rustix::event::poll(&mut fds, left.as_ref()) {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
             Ok(_) => return Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),

@@ -128,7 +128,7 @@ impl Watcher {
         self.stage = Stage::Output;
         match phase {
             Phase::Started(started) => Some(event(Event::Started(self.started(started)))),
-            Phase::Assigned | Phase::Committed | Phase::Dropped => None,
+            Phase::Assigned | Phase::Committed(_) | Phase::Dropped => None,
         }
     }
 
@@ -169,10 +169,15 @@ impl Watcher {
     }
 
     async fn ending(&mut self) -> Option<Answer> {
-        let over = |phase: &Phase| matches!(phase, Phase::Committed | Phase::Dropped);
+        let over = |phase: &Phase| matches!(phase, Phase::Committed(_) | Phase::Dropped);
         let phase = phase_when(&mut self.phase, over).await;
         self.stage = Stage::Over;
-        matches!(phase, Phase::Committed).then_some(Answer::Committed(Committed {}))
+        let Phase::Committed(ended) = phase else { return None };
+        // Without a result the api reads it from the store.
+        let ended_json = serde_json::to_string(&*ended)
+            .inspect_err(|error| tracing::error!(%error, "a result cannot be told"))
+            .unwrap_or_default();
+        Some(Answer::Committed(Committed { ended_json }))
     }
 
     fn started(&self, started: Started) -> StartedEvent {
@@ -250,7 +255,8 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use codelia_policy::Incarnation;
+    use codelia_policy::{Incarnation, Outcome, Receipt, Usage, Violations};
+    use codelia_store::{Ended, RunResult};
     use futures::FutureExt;
 
     use super::*;
@@ -266,6 +272,23 @@ mod tests {
 
     fn started() -> Phase {
         Phase::Started(Started { setup_time: Duration::from_millis(1), prepared: true, unenforced: vec![] })
+    }
+
+    fn committed() -> Phase {
+        let result = RunResult {
+            outcome: Outcome::Exited(0),
+            usage: Usage::default(),
+            receipt: Receipt::default(),
+            sandbox_root: String::new(),
+            setup_time: None,
+            prepared: false,
+            unenforced: vec![],
+            output_bytes: 0,
+            output_truncated: false,
+            violations: Violations::default(),
+        };
+        let ended_at = time::OffsetDateTime::UNIX_EPOCH;
+        Phase::Committed(Arc::new(Ended { result, attempt: 1, started_at: None, ended_at }))
     }
 
     fn word(answer: &Answer) -> String {
@@ -302,7 +325,7 @@ mod tests {
         run.output.append(Which::Stdout, Bytes::from_static(b"out"));
         run.output.append(Which::Stderr, Bytes::from_static(b"err"));
         run.output.close();
-        run.phase.send_replace(Phase::Committed);
+        run.phase.send_replace(committed());
         let seen = watching.await.unwrap();
         assert_eq!(seen.first().unwrap(), "assigned");
         assert_eq!(seen[seen.len() - 3..], ["out@3", "err@6", "committed"]);
@@ -314,7 +337,7 @@ mod tests {
         run.phase.send_replace(started());
         run.output.append(Which::Stdout, Bytes::from_static(b"abcdef"));
         run.output.close();
-        run.phase.send_replace(Phase::Committed);
+        run.phase.send_replace(committed());
         assert_eq!(words(watcher(&run, 4, false)).await, ["assigned", "ef@6", "committed"]);
     }
 
@@ -331,7 +354,7 @@ mod tests {
             assert_eq!(word(&watcher.next().await.unwrap()), expected);
         }
         assert!(watcher.next().now_or_never().is_none(), "not committed yet");
-        run.phase.send_replace(Phase::Committed);
+        run.phase.send_replace(committed());
         assert_eq!(word(&watcher.next().await.unwrap()), "committed");
     }
 

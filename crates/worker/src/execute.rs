@@ -1,20 +1,21 @@
 //! One run, from its slot to its committed outcome.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
-use codelia_store::{Committed, EventKind, Happening};
+use codelia_store::{Committed, Ended, EventKind, Happening, RunResult};
 use codelia_telemetry::{Step, metrics, task};
 use serde_json::json;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::JoinHandle,
     time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
     dispatch::{self, Slot},
+    lease::Current,
     modes::{Denial, denial, failed},
     release::Release,
     runs::{ActiveRun, Control, Inlets, Phase, Started},
@@ -29,6 +30,9 @@ const SIGTERM: i32 = 15;
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// How long the reports of a sandbox may take to end after it.
 const STRAY_REPORTS: Duration = Duration::from_secs(1);
+
+/// A command that takes so long is told how long its lease is, and each time that is renewed: most have ended by then.
+const FIRST_WORD: Duration = Duration::from_millis(100);
 
 /// A run's result, before its output is added.
 #[derive(Debug)]
@@ -94,7 +98,7 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
         Err(undone) => Err(undone),
     };
     match committed {
-        Ok(()) => finish(&worker, &run, Phase::Committed),
+        Ok(ended) => finish(&worker, &run, Phase::Committed(Arc::new(ended))),
         Err(Undone::Lost) => {
             metrics().fenced();
             tracing::warn!("the lease is lost: the result is dropped");
@@ -220,7 +224,8 @@ async fn supervise(
     let violations = running.violations().map(|reports| collect(run, reports));
     worker.keep_spare(run.assigned.session);
 
-    let end = wait(run, running.as_mut(), inlets.control, ends.terminal.as_ref()).await;
+    let lease = worker.current.subscribe();
+    let end = wait(run, running.as_mut(), lease, inlets.control, ends.terminal.as_ref()).await;
     let ended = stop(worker, run, running.as_mut(), end).await;
     metrics().step(Step::Execute, started_at.elapsed());
     streams.finish(&run.output).await;
@@ -266,14 +271,16 @@ enum End {
     Fenced,
 }
 
-/// Waits for the command's end or for a reason to end it; passes signals and sizes on.
+/// Waits for the command's end or for a reason to end it; passes signals, sizes and the time that is left on.
 async fn wait(
     run: &ActiveRun,
     running: &mut dyn Running,
+    mut lease: watch::Receiver<Current>,
     mut control: mpsc::Receiver<Control>,
     terminal: Option<&Terminal>,
 ) -> End {
     let deadline = Instant::now() + run.assigned.spec.timeout();
+    let mut first_word = Some(Instant::now() + FIRST_WORD);
     loop {
         let control = tokio::select! {
             biased;
@@ -289,6 +296,12 @@ async fn wait(
                 }
                 continue;
             }
+            () = news(&mut lease, first_word) => {
+                first_word = None;
+                let left = lease.borrow_and_update().left();
+                running.keep_alive(left).await;
+                continue;
+            }
             Some(control) = control.recv() => control,
         };
         match (control, terminal) {
@@ -300,6 +313,16 @@ async fn wait(
             }
             (Control::Resize(_), None) => tracing::debug!("a resize for a run without a terminal"),
         }
+    }
+}
+
+/// Waits until there is something to tell about the lease.
+async fn news(lease: &mut watch::Receiver<Current>, first: Option<Instant>) {
+    match first {
+        Some(first) => sleep_until(first).await,
+        // Without anybody to renew it there is nothing more to tell.
+        None if lease.changed().await.is_err() => pending().await,
+        None => {}
     }
 }
 
@@ -330,44 +353,44 @@ async fn stop(
 }
 
 /// Stores the result with the end of the output.
-async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<(), Lost> {
+async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ended, Lost> {
     let asked = Instant::now();
     let assigned = &run.assigned;
     let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
     let started_at = report.started_at;
-    let result = committed(worker, run, report);
+    let committed = committed(worker, run, report);
     let attempt = || {
-        let result = Committed { started_ago: started_at.map(|at| at.elapsed()), ..result.clone() };
+        let committed = Committed { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
         let (life, epoch) = (run.incarnation, assigned.epoch);
-        async move { worker.store.run_commit(assigned.id, worker.id(), life, epoch, &result).await }
+        async move { worker.store.run_commit(assigned.id, worker.id(), life, epoch, &committed).await }
     };
-    insist("commit", run, attempt).await?;
+    let ended = insist("commit", run, attempt).await?;
     run.output.stored();
     metrics().step(Step::Commit, asked.elapsed());
     metrics().run_ended(outcome, mode);
+    let used = &committed.usage;
+    metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
     tracing::info!(outcome, took = ?started_at.map(|at| at.elapsed()), "run ended");
-    Ok(())
+    Ok(ended)
 }
 
 fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
     let totals = run.output.totals();
     let violations = run.violations.all();
     let events = violations::happenings(&violations).chain(happenings(&report)).collect();
-    Committed {
+    let result = RunResult {
         outcome: report.outcome,
         usage: report.usage,
         receipt: report.receipt,
         sandbox_root: worker.root.session(run.assigned.session).display().to_string(),
-        started_ago: None,
         setup_time: report.setup_time,
         prepared: report.prepared,
         unenforced: report.unenforced,
         output_bytes: totals.bytes,
         output_truncated: totals.truncated,
-        tail: run.output.unflushed().chunks,
         violations,
-        events,
-    }
+    };
+    Committed { result, started_ago: None, tail: run.output.unflushed().chunks, events }
 }
 
 /// What must leave a trace beside the result itself.

@@ -55,6 +55,11 @@ impl Current {
         Instant::now() < self.valid_until && !self.fence.is_cancelled()
     }
 
+    /// How long that is from now.
+    pub(crate) fn left(&self) -> Duration {
+        self.valid_until.saturating_duration_since(Instant::now())
+    }
+
     /// The database's clock, late by no more than one round trip.
     pub(crate) fn database_now(&self) -> OffsetDateTime {
         self.database_time + self.sent_at.elapsed()

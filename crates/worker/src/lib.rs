@@ -11,6 +11,7 @@ mod attach;
 mod dispatch;
 mod drain;
 mod execute;
+mod files;
 mod ids;
 mod janitor;
 mod lease;
@@ -191,7 +192,7 @@ impl Service {
         let loops = CancellationToken::new();
         start_loops(&worker, &loops);
         let stop_server = loops.child_token();
-        let serve = server::serve(listener, service::Internal(worker.clone()), stop_server.clone());
+        let serve = server::serve(listener, worker.clone(), stop_server.clone());
         let server = task::background("internal server", serve);
         tracing::info!(worker = %worker.id(), address = worker.address(), modes = ?worker.modes.names(), "worker ready");
         Ok(Self { worker, server, stop_server, _loops: loops.drop_guard() })

@@ -153,7 +153,8 @@ impl Root {
         self.path.join("sessions")
     }
 
-    fn trash(&self) -> PathBuf {
+    /// What is to be gone: nobody but the worker reaches it, and it is emptied again and again.
+    pub(crate) fn trash(&self) -> PathBuf {
         self.path.join("trash")
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use codelia_policy::{Incarnation, RunId, SessionId, TerminalSize};
-use codelia_store::Assigned;
+use codelia_store::{Assigned, Ended};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -30,7 +30,7 @@ pub(crate) enum Phase {
     /// Its command was started.
     Started(Started),
     /// Its result is in the store.
-    Committed,
+    Committed(Arc<Ended>),
     /// Its lease was lost; what became of it is for the store to say.
     Dropped,
 }

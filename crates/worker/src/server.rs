@@ -7,17 +7,23 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use codelia_proto::internal::v1::worker_service_server::WorkerServiceServer;
+use codelia_proto::internal::v1::{
+    worker_file_service_server::WorkerFileServiceServer, worker_service_server::WorkerServiceServer,
+};
 use futures::{Stream, StreamExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming};
+use tonic::{
+    service::Routes,
+    transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
+};
 
-use crate::{Error, InternalTls, Listen, Options, service::Internal};
+use crate::{Error, InternalTls, Listen, Options, files::Files, service::Internal, worker::Worker};
 
 /// An api that does not answer for this long is gone, and its owned runs with it.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
@@ -63,25 +69,26 @@ pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error>
 /// Serves until `shutdown`; calls in progress may end.
 pub(crate) async fn serve(
     listener: Listener,
-    service: Internal,
+    worker: Arc<Worker>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    let service = WorkerServiceServer::new(service);
+    let services = Routes::new(WorkerServiceServer::new(Internal(worker.clone())))
+        .add_service(WorkerFileServiceServer::new(Files::new(worker)));
     let until = shutdown.cancelled_owned();
     match listener {
         Listener::Unix(listener, _file) => {
             let mut server = server;
-            let served = server.add_service(service).serve_with_incoming_shutdown(ours(listener), until);
+            let served = server.add_routes(services).serve_with_incoming_shutdown(ours(listener), until);
             served.await.map_err(Error::Serve)
         }
         Listener::Tcp(listener, tls) => {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
             let mut server = server.tls_config(tls).map_err(Error::Tls)?;
             server
-                .add_service(service)
+                .add_routes(services)
                 .serve_with_incoming_shutdown(incoming, until)
                 .await
                 .map_err(Error::Serve)

@@ -69,11 +69,13 @@ impl WorkerService for Internal {
         request: Request<Streaming<AttachRunRequest>>,
     ) -> Result<Response<Self::AttachRunStream>, Status> {
         let mut input = request.into_inner();
-        let Some(AttachRunRequest { kind: Some(Kind::Attach(Attach { run_id, position, owner })) }) =
+        let Some(AttachRunRequest { kind: Some(Kind::Attach(Attach { run_id, position, owner, start })) }) =
             input.message().await?
         else {
             return Err(Status::invalid_argument("the first message must be attach"));
         };
+        // What became of it shows in whether there is something to attach to.
+        start.map(|start| push(&self.0, start)).transpose()?;
         let run = self.0.runs.active(parse("run_id", &run_id)?);
         let run = run.ok_or_else(|| Status::not_found("no such run here"))?;
         let gone = CancellationToken::new();

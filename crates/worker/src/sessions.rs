@@ -144,6 +144,14 @@ impl Sessions {
         }
     }
 
+    /// What file calls of a session must know, if it is held under this epoch and has not ended.
+    pub(crate) fn for_files(&self, id: SessionId, epoch: LeaseEpoch) -> Option<(SessionSpec, Ids)> {
+        match self.lock().get(&id)? {
+            Entry::Held(held) if held.epoch == epoch && !held.closing => Some((held.spec.clone(), held.ids)),
+            Entry::Held(_) | Entry::Acquiring | Entry::Releasing(_) => None,
+        }
+    }
+
     /// The lease is ours.
     pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
         let held = Held {

@@ -150,19 +150,19 @@ async fn flush_is_due(log: &OutputLog, stop: &CancellationToken) -> bool {
 }
 
 /// Tries until the store has done it, as long as the run's lease is live.
-pub(crate) async fn insist<F>(
+pub(crate) async fn insist<F, T>(
     what: &'static str,
     run: &ActiveRun,
     attempt: impl Fn() -> F,
-) -> Result<(), Lost>
+) -> Result<T, Lost>
 where
-    F: Future<Output = Result<(), Error>>,
+    F: Future<Output = Result<T, Error>>,
 {
     let mut refused = 0;
     let mut pause = Duration::from_millis(20);
     loop {
         match run.fence.run_until_cancelled(attempt()).await {
-            Some(Ok(())) => return Ok(()),
+            Some(Ok(done)) => return Ok(done),
             None | Some(Err(Error::Fenced)) => return Err(Lost),
             Some(Err(error @ Error::Unavailable(_))) => tracing::warn!(%error, what, "trying again"),
             Some(Err(error)) => {

@@ -1,8 +1,12 @@
 //! The load: runs that leave marks in their sessions, asked for until somebody accepts them.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use codelia_proto::v1::{CancelRunRequest, CreateSessionRequest, SandboxMode, Session, StartRunRequest};
 use tokio::{
     sync::watch,
@@ -12,7 +16,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::plan::{Job, Kind};
-use crate::{Client, command};
+use crate::{Client, Exec, command};
 
 /// How long somebody asks before giving up: longer than any fault.
 const INSISTENCE: Duration = Duration::from_secs(60);
@@ -36,6 +40,16 @@ pub(crate) const FAILED: i64 = 3;
 
 /// Names a run to the harness.
 pub(crate) const LABEL: &str = "chaos";
+
+/// What the caller of a run knows of it.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) number: usize,
+    /// It was asked to end, or its caller is gone.
+    pub(crate) may_be_canceled: bool,
+    /// All that it printed, if its caller stayed to its end.
+    pub(crate) printed: Option<String>,
+}
 
 /// Those who ask, over all apis.
 #[derive(Debug, Clone)]
@@ -90,17 +104,22 @@ impl Callers {
         job: Job,
         session: &str,
         mut round: watch::Receiver<usize>,
-    ) -> Result<()> {
+    ) -> Result<Seen> {
         round.wait_for(|now| *now > job.round).await?;
         sleep(job.after).await;
         let request = request(job, session);
+        if job.is_attended {
+            return self.attend(job, request).await;
+        }
         let run = self
             .insist("a run", job.api, |client| {
                 let request = request.clone();
                 async move { client.start(request).await }
             })
             .await?;
-        let Kind::Canceled(after) = job.kind else { return Ok(()) };
+        let Kind::Canceled(after) = job.kind else {
+            return Ok(Seen { number: job.number, ..Seen::default() });
+        };
         sleep(after).await;
         let cancel = CancelRunRequest { name: run.name };
         self.insist("a cancel", job.api, |client| {
@@ -108,7 +127,26 @@ impl Callers {
             async move { client.runs().cancel_run(cancel).await }
         })
         .await?;
-        Ok(())
+        Ok(Seen { number: job.number, may_be_canceled: true, printed: None })
+    }
+
+    /// Starts a run and stays with it. It ends when the call does, whoever breaks it: this caller, by asking anew or by
+    /// leaving, or a fault.
+    async fn attend(&self, job: Job, request: StartRunRequest) -> Result<Seen> {
+        let calls = AtomicUsize::new(0);
+        let exec = self.insist("a conversation", job.api, |client| {
+            let request = request.clone();
+            calls.fetch_add(1, Ordering::Relaxed);
+            async move { Exec::start(&client, request).await }
+        });
+        let exec = exec.await?;
+        let seen = match job.kind {
+            Kind::Canceled(after) => timeout(after, exec.finish()).await.ok(),
+            _ => Some(timeout(INSISTENCE, exec.finish()).await.context("the end of a conversation")?),
+        };
+        let printed = seen.and_then(Result::ok).map(|seen| seen.stdout_text());
+        let may_be_canceled = printed.is_none() || calls.into_inner() > 1;
+        Ok(Seen { number: job.number, may_be_canceled, printed })
     }
 
     pub(crate) async fn close(&self, session: &str) -> Result<()> {

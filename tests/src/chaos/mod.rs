@@ -22,6 +22,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use load::Seen;
 pub use plan::Fault;
 use plan::Plan;
 pub use verdict::Findings;
@@ -136,11 +137,11 @@ pub async fn play(options: &Options) -> Result<Report> {
     let load = stream::iter(plan.jobs.iter())
         .map(|job| callers.start(*job, &sessions[job.session].name, round.subscribe()))
         .buffer_unordered(plan.jobs.len())
-        .try_collect::<Vec<()>>();
-    let (_, ()) = futures::try_join!(load, strike_all(&mut world, &plan, &round))?;
+        .try_collect::<Vec<Seen>>();
+    let (seen, ()) = futures::try_join!(load, strike_all(&mut world, &plan, &round))?;
 
     let mut findings = Findings::default();
-    let outcomes = settle(&mut world, &plan, &sessions, &mut findings).await?;
+    let outcomes = settle(&mut world, &seen, &sessions, &mut findings).await?;
     let tampered = world.proxies.iter().map(Proxy::swapped).sum();
     clear_away(world, options.seed, &sessions, &mut findings).await?;
     let faults = plan.rounds.iter().map(|round| round.strikes.len()).sum();
@@ -162,7 +163,7 @@ async fn strike_all(world: &mut World, plan: &Plan, now: &watch::Sender<usize>) 
 /// Waits until every run has its outcome, and judges them.
 async fn settle(
     world: &mut World,
-    plan: &Plan,
+    seen: &[Seen],
     sessions: &[Session],
     findings: &mut Findings,
 ) -> Result<BTreeMap<String, usize>> {
@@ -185,7 +186,7 @@ async fn settle(
         let id = session.session_id.parse().context("a session's id")?;
         lines.insert(id, verdict::lines(&roots, id));
     }
-    verdict::judge(&plan.jobs, &runs, &lines, &world.paused, findings);
+    verdict::judge(seen, &runs, &lines, &world.paused, findings);
     Ok(verdict::outcomes(&runs))
 }
 
@@ -202,7 +203,7 @@ async fn clear_away(
     let database = &world.cluster.database;
     let open = "SELECT count(*) FROM sessions WHERE removed_at IS NULL";
     let swept = async {
-        while database.number(open).await? > 0 || !verdict::groups_left(&world.pids).is_empty() {
+        while database.number(open).await? > 0 || !verdict::sandboxes_left(&world.pids)?.is_empty() {
             sleep(LOOK_AGAIN).await;
         }
         anyhow::Ok(())
@@ -217,7 +218,7 @@ async fn clear_away(
     let (pids, directory) = (world.pids.clone(), world.cluster.directory().to_owned());
     world.stop_processes().await?;
     verdict::traces_left(&directory, findings)?;
-    findings.leftovers.extend(verdict::groups_left(&pids));
+    findings.leftovers.extend(verdict::sandboxes_left(&pids)?);
     if !findings.is_clean() {
         println!("       logs: {}", keep_logs(&directory, seed)?.display());
     }

@@ -82,7 +82,7 @@ pub(crate) enum Kind {
     Failing,
     /// Goes on for so many fifths of a second, and leaves a mark in each.
     Long(u32),
-    /// Somebody asks for its end after a while.
+    /// Somebody asks for its end after a while, or leaves if it ends with its caller.
     Canceled(Duration),
 }
 
@@ -93,6 +93,8 @@ pub(crate) struct Job {
     pub(crate) session: usize,
     pub(crate) retries: i32,
     pub(crate) kind: Kind,
+    /// Whether its caller stays with it, by `Exec`, so that it ends with its caller.
+    pub(crate) is_attended: bool,
     /// Its round, and how long after its beginning.
     pub(crate) round: usize,
     pub(crate) after: Duration,
@@ -151,6 +153,7 @@ fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> 
         session: random.random_range(0..options.sessions),
         retries: if random.random_ratio(1, 4) { 2 } else { 0 },
         kind,
+        is_attended: random.random_ratio(1, 4),
         round: number * rounds / options.runs.max(1),
         after: Duration::from_millis(random.random_range(0..4000)),
         api: random.random_range(0..APIS),

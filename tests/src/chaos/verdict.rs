@@ -12,16 +12,13 @@ use anyhow::Result;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{
-    load::{LABEL, NO_ROOM},
-    plan::Job,
-};
-use crate::cgroups;
+use super::load::{LABEL, NO_ROOM, Seen};
+use crate::{cgroups, containers_of};
 
 /// What was found wrong, by its kind.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Runs without an outcome, or with one that their marks or output do not bear out.
+    /// Runs without an outcome, or with one that their marks, their output or their callers do not bear out.
     pub lost: Vec<String>,
     /// Runs with too many marks or outcomes, ended by somebody who had no right to, or beside a later holder.
     pub doubled: Vec<String>,
@@ -44,6 +41,8 @@ pub(crate) struct Recorded {
     session: Uuid,
     state: String,
     outcome: String,
+    /// Why it was refused.
+    reason: Option<String>,
     exit_code: Option<i64>,
     attempt: i32,
     epoch: Option<i64>,
@@ -53,13 +52,21 @@ pub(crate) struct Recorded {
     unlawful: i64,
 }
 
+impl Recorded {
+    /// Whether it came to its end. A command that had no room may have left its mark and failed later, and says so.
+    fn has_its_say(&self) -> bool {
+        self.outcome == "exited" && self.exit_code != Some(NO_ROOM)
+    }
+}
+
 const RUNS: &str = "
 SELECT (r.labels ->> $1)::bigint, r.session_id, r.state, coalesce(r.outcome ->> 'kind', ''), r.exit_code::bigint,
        r.attempt, r.lease_epoch, r.incarnation,
        coalesce((SELECT convert_from(string_agg(o.data, '' ORDER BY o.position), 'UTF8') FROM run_output o
                  WHERE o.run_id = r.id), ''),
        (SELECT count(*) FROM chaos_endings e WHERE e.run_id = r.id),
-       (SELECT count(*) FROM chaos_endings e WHERE e.run_id = r.id AND NOT e.lawful)
+       (SELECT count(*) FROM chaos_endings e WHERE e.run_id = r.id AND NOT e.lawful),
+       r.outcome -> 'detail' ->> 'reason'
 FROM runs r ORDER BY 1";
 
 pub(crate) async fn recorded(connection: &mut PgConnection) -> Result<Vec<Recorded>> {
@@ -78,6 +85,7 @@ pub(crate) async fn recorded(connection: &mut PgConnection) -> Result<Vec<Record
                 output: row.try_get(8)?,
                 endings: row.try_get(9)?,
                 unlawful: row.try_get(10)?,
+                reason: row.try_get(11)?,
             })
         })
         .collect()
@@ -100,17 +108,20 @@ pub(crate) fn lines(roots: &BTreeSet<std::path::PathBuf>, session: Uuid) -> Vec<
 
 /// Judges the runs by their marks.
 pub(crate) fn judge(
-    jobs: &[Job],
+    seen: &[Seen],
     runs: &[Recorded],
     lines: &BTreeMap<Uuid, Vec<Line>>,
     paused: &BTreeSet<Uuid>,
     findings: &mut Findings,
 ) {
     let by_number: BTreeMap<usize, &Recorded> = runs.iter().map(|run| (run.number, run)).collect();
-    for job in jobs {
-        match by_number.get(&job.number) {
-            None => findings.lost.push(format!("run {} was accepted and is not recorded", job.number)),
-            Some(run) => judge_run(run, &lines[&run.session], findings),
+    for seen in seen {
+        match by_number.get(&seen.number) {
+            None => findings.lost.push(format!("run {} was accepted and is not recorded", seen.number)),
+            Some(run) => {
+                judge_run(run, &lines[&run.session], findings);
+                judge_told(run, seen, findings);
+            }
         }
     }
     for lines in lines.values() {
@@ -126,12 +137,10 @@ fn judge_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
     if run.state != "ended" || run.endings == 0 {
         return lost("no outcome");
     }
-    // A command that had no room may have left its mark and failed later.
-    let is_marked = run.outcome == "exited" && run.exit_code != Some(NO_ROOM);
-    if is_marked && marks == 0 {
+    if run.has_its_say() && marks == 0 {
         lost("it exited and left no mark");
     }
-    if is_marked && !words.contains(&run.output.trim()) {
+    if run.has_its_say() && !words.contains(&run.output.trim()) {
         lost("its output is not what it printed");
     }
     let mut doubled = |what: &str| findings.doubled.push(format!("{what}: {run:?}, marks {words:?}"));
@@ -146,8 +155,18 @@ fn judge_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
     }
 }
 
-/// Once a later holder's run wrote a line, no run of an earlier one may, unless its worker was stopped,
-/// which its commands were not.
+/// Beside what its caller knows.
+fn judge_told(run: &Recorded, seen: &Seen, findings: &mut Findings) {
+    if run.outcome == "canceled" && !seen.may_be_canceled {
+        findings.lost.push(format!("nobody asked for its end: {run:?}"));
+    }
+    if run.has_its_say() && seen.printed.as_ref().is_some_and(|printed| *printed != run.output) {
+        findings.lost.push(format!("its caller read something else: {run:?}, {seen:?}"));
+    }
+}
+
+/// Once a later holder's run wrote a line, no run of an earlier one may, unless its worker was stopped, which may have been
+/// in the moment when it began and was not told yet how long it may go on.
 fn judge_order(
     lines: &[Line],
     runs: &BTreeMap<usize, &Recorded>,
@@ -169,7 +188,8 @@ fn judge_order(
 pub(crate) fn outcomes(runs: &[Recorded]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for run in runs {
-        *counts.entry(run.outcome.clone()).or_default() += 1;
+        let why = run.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        *counts.entry(format!("{}{why}", run.outcome)).or_default() += 1;
     }
     counts
 }
@@ -202,11 +222,17 @@ pub(crate) fn files_left(root: &Path, findings: &mut Findings) {
     }
 }
 
-/// Control groups of workers that have ended.
-pub(crate) fn groups_left(pids: &BTreeSet<u32>) -> Vec<String> {
-    let is_ours = |name: &str| pids.iter().any(|pid| name.contains(&format!("codelia-{pid}-")));
-    let names = cgroups().into_iter().map(|path| path.display().to_string());
-    names.filter(|name| is_ours(name)).collect()
+/// Control groups and containers of workers that have ended.
+pub(crate) fn sandboxes_left(pids: &BTreeSet<u32>) -> Result<Vec<String>> {
+    let is_ours = |name: &String| pids.iter().any(|pid| name.contains(&format!("codelia-{pid}-")));
+    let groups = cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
+    let ended: Vec<_> = pids.iter().copied().filter(|pid| !is_process(*pid)).collect();
+    let containers = containers_of(&ended)?.into_iter().map(|container| format!("container {container}"));
+    Ok(groups.chain(containers).collect())
+}
+
+fn is_process(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// Mounts and sockets under a directory.

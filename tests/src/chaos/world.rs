@@ -15,7 +15,7 @@ use super::{
     load::Callers,
     plan::{APIS, Fault, Round, SMALL, Strike, WORKERS},
 };
-use crate::{Client, Cluster, Database, Passage, Process, Proxy, Scratch, Shape};
+use crate::{Client, Cluster, Database, ENGINE_SOCKET, Passage, Process, Proxy, Scratch, Shape};
 
 /// Notes every end of a run: who brought it about, and whether they had the right to.
 const OBSERVER: &str = "
@@ -40,7 +40,7 @@ pub(crate) struct World {
     /// The workers' first, then the apis'.
     pub(crate) proxies: Vec<Proxy>,
     disk: Disk,
-    /// Lives of workers that were stopped for a while: their commands were not.
+    /// Lives of workers that were stopped for a while.
     pub(crate) paused: BTreeSet<Uuid>,
     /// Every worker process there was.
     pub(crate) pids: BTreeSet<u32>,
@@ -237,7 +237,10 @@ impl World {
 }
 
 fn shape() -> Shape {
-    let settings = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "10".to_owned())];
+    let settings = vec![
+        ("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "10".to_owned()),
+        ("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()),
+    ];
     Shape { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
 }
 

@@ -82,8 +82,8 @@ async fn the_start_of_a_run_that_was_too_quick_is_told_before_its_output() -> Re
 async fn a_worker_that_does_not_know_the_run_yet_is_asked_again() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["true"])).await?;
-    for _ in 0..6 {
-        api.worker.attached(&[Line::Unknown]).await;
+    for time in 0..6 {
+        assert_eq!(api.worker.attached(&[Line::Unknown]).await.pushed, time == 0);
     }
     api.worker.attached(&[Line::Started, Line::Commit(0, "", Outcome::Exited(0)), Line::Committed]).await;
     while exec.advance().await? {}

@@ -17,7 +17,7 @@ use codelia_proto::{
     },
     v1::{self, run_event},
 };
-use codelia_store::{Chunk, Committed, NewKey, NewWorker, Quotas, Scope, Store, Stream};
+use codelia_store::{Chunk, Committed, Ended, NewKey, NewWorker, Quotas, RunResult, Scope, Store, Stream};
 use codelia_telemetry::task;
 use codelia_tests::{Client, Database, Scratch, within};
 use tokio::{
@@ -54,13 +54,21 @@ pub(crate) enum Line {
 pub(crate) struct Attached {
     pub(crate) position: i64,
     pub(crate) owner: bool,
+    /// Whether the run came with it.
+    pub(crate) pushed: bool,
     run: RunId,
     requests: Streaming<wire::AttachRunRequest>,
     answers: Option<Answers>,
+    /// What was committed.
+    ended: Option<Ended>,
     worker: Arc<Inner>,
 }
 
 impl Attached {
+    fn committed(&self) -> wire::Committed {
+        wire::Committed { ended_json: serde_json::to_string(&self.ended).expect("a result") }
+    }
+
     /// Says these lines.
     pub(crate) async fn say(&mut self, lines: &[Line]) {
         for line in lines {
@@ -69,13 +77,13 @@ impl Attached {
                 Line::Started => event(run_event::Kind::Started(v1::StartedEvent::default())),
                 Line::Output(position, text) => event(run_event::Kind::Output(output(position, text))),
                 Line::StoredUntil(until) => attach_run_response::Kind::StoredUntil(until),
-                Line::Committed => attach_run_response::Kind::Committed(wire::Committed {}),
+                Line::Committed => attach_run_response::Kind::Committed(self.committed()),
                 Line::Store(position, text) => {
                     self.worker.append(self.run, position, text).await;
                     continue;
                 }
                 Line::Commit(position, text, outcome) => {
-                    self.worker.commit(self.run, position, text, outcome).await;
+                    self.ended = Some(self.worker.commit(self.run, position, text, outcome).await);
                     continue;
                 }
                 Line::Break => {
@@ -137,25 +145,24 @@ impl Inner {
         self.store.output_append(run, &self.id, self.incarnation, epoch, &chunks).await.expect("the append");
     }
 
-    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) {
+    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> Ended {
         let tail: Vec<Chunk> = (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
-        let result = Committed {
+        let result = RunResult {
             outcome,
             usage: Usage::default(),
             receipt: Receipt::default(),
             sandbox_root: "/s".into(),
-            started_ago: Some(Duration::from_millis(1)),
             setup_time: Some(Duration::from_millis(1)),
             prepared: false,
             unenforced: Vec::new(),
             output_bytes: position + i64::try_from(text.len()).expect("a length"),
             output_truncated: false,
-            tail,
             violations: Default::default(),
-            events: Vec::new(),
         };
+        let started_ago = Some(Duration::from_millis(1));
+        let committed = Committed { result, started_ago, tail, events: Vec::new() };
         let epoch = self.epoch(run).await;
-        self.store.run_commit(run, &self.id, self.incarnation, epoch, &result).await.expect("the commit");
+        self.store.run_commit(run, &self.id, self.incarnation, epoch, &committed).await.expect("the commit")
     }
 }
 
@@ -196,9 +203,11 @@ impl WorkerService for Calls {
         let attached = Attached {
             position: attach.position,
             owner: attach.owner,
+            pushed: attach.start.is_some(),
             run: attach.run_id.parse().expect("a run's id"),
             requests,
             answers: Some(answers),
+            ended: None,
             worker: self.0.clone(),
         };
         let (known, answer) = tokio::sync::oneshot::channel();

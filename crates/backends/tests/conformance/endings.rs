@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
@@ -100,6 +101,22 @@ async fn a_killed_tree_is_dead_whatever_it_does_against_it(place: Place) {
     started.running.signal(15).await;
     started.running.kill_tree().await;
     assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
+    assert!(started.running.destroy().await.is_clean());
+    assert_eq!(processes_of(&session), BTreeMap::new());
+}
+
+async fn a_command_dies_when_nobody_says_in_time_that_it_may_go_on(place: Place) {
+    let session = place.session();
+    let mut started =
+        place.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
+    assert_eq!(started.line(), "ready");
+    started.running.keep_alive(Duration::from_secs(3600)).await;
+    started.stdin.write_all(b"the control: it goes on\n").unwrap();
+    assert_eq!(started.line(), "the control: it goes on");
+    started.running.keep_alive(Duration::from_millis(1)).await;
+    // Nobody looks, as if everybody here stood still.
+    eventually("it is dead", || !processes_of(&session).values().any(|line| line.contains("sleep"))).await;
+    assert_eq!(started.running.wait().await.0, Outcome::Lost);
     assert!(started.running.destroy().await.is_clean());
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
@@ -235,6 +252,7 @@ async fn many_sandboxes_with_random_kills_leave_nothing(place: Place) {
 in_every_mode!(
     processes_that_hide_are_gone_when_the_command_has_ended,
     a_killed_tree_is_dead_whatever_it_does_against_it,
+    a_command_dies_when_nobody_says_in_time_that_it_may_go_on,
     nothing_is_left_of_a_sandbox,
     a_sandbox_that_is_dropped_is_destroyed,
     a_prepared_sandbox_that_was_killed_says_so,

@@ -6,7 +6,12 @@ SELECT wanted.id FROM (
     JOIN workers me ON me.id = $1 AND me.incarnation = $2
     WHERE s.state = 'open' AND s.expires_at > now()
       AND s.spec ->> 'mode' = ANY (me.modes)
-      AND (s.home_root IS NULL OR s.home_root = me.root_id)
+      AND (s.home_root IS NULL OR s.home_root = me.root_id
+           -- As in lease_acquire.sql.
+           OR (s.allow_data_loss
+               AND NOT EXISTS (SELECT 1 FROM workers home
+                               WHERE home.root_id = s.home_root
+                                 AND (home.lease_until > now() OR home.heartbeat_at > now() - interval '1 minute'))))
       AND NOT EXISTS (SELECT 1 FROM workers holder
                       WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
                         AND holder.lease_until > now())

@@ -2,6 +2,12 @@
 WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
+           -- Nobody has its files any more, and it may not go on without them. Looked at only if nobody holds it.
+           w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss
+               AND NOT EXISTS (SELECT 1 FROM workers home
+                               WHERE home.root_id = s.home_root
+                                 AND (home.lease_until > now() OR home.heartbeat_at > now() - interval '1 minute'))
+               AS lost,
            -- Set if a live worker that takes runs holds the session: the run is its at once.
            w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
     FROM sessions s
@@ -23,11 +29,11 @@ inserted AS (
            session.worker_id, session.incarnation,
            CASE WHEN session.worker_id IS NOT NULL THEN session.lease_epoch END
     FROM session, used
-    WHERE session.open AND used.active < $9 AND used.queued < $10
+    WHERE session.open AND NOT session.lost AND used.active < $9 AND used.queued < $10
     ON CONFLICT (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING created_at
 )
-SELECT session.open AS "open!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
+SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
        session.address AS "address?", session.lease_epoch AS "lease_epoch!"

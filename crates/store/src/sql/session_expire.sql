@@ -5,7 +5,7 @@ WITH due AS (
     WHERE s.state = 'open'
       AND (s.expires_at <= now()
            OR (s.idle_ttl IS NOT NULL
-               AND greatest(s.created_at, (SELECT max(r.ended_at) FROM runs r WHERE r.session_id = s.id))
+               AND greatest(s.created_at, s.used_at, (SELECT max(r.ended_at) FROM runs r WHERE r.session_id = s.id))
                    + s.idle_ttl <= now()))
       AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = s.id AND r.state <> 'ended')
     LIMIT $1 FOR UPDATE OF s SKIP LOCKED

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codelia_policy::Outcome;
-use codelia_store::{Error, Released, RunState, Swept};
+use codelia_store::{Admission, Error, Released, RunState, Swept};
 use futures::future::join_all;
 use uuid::Uuid;
 
@@ -85,6 +85,30 @@ async fn a_session_with_files_is_taken_only_where_its_files_are() {
     assert!(world.lease(&session, &stranger).await.is_none());
     let neighbour = world.worker("neighbour").await;
     assert!(world.lease(&session, &neighbour).await.is_some(), "the same root");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_session_leaves_its_files_only_if_it_may_and_their_worker_is_long_gone() {
+    let world = World::new().await;
+    let session = world.session().await;
+    let home = world.worker("home").await;
+    world.lease(&session, &home).await.unwrap();
+    world.insert(session.id, 0).await;
+    world.worker_dies(&home).await;
+    let stranger = world.worker_on("stranger", Uuid::from_u128(2), LONG).await;
+    let set = async |change: &str| world.database.execute(change).await.unwrap();
+
+    set("UPDATE sessions SET allow_data_loss = true").await;
+    assert!(world.lease(&session, &stranger).await.is_none(), "its worker may come back");
+    world.insert(session.id, 0).await;
+    set("UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'home'").await;
+    set("UPDATE sessions SET allow_data_loss = false").await;
+    assert!(world.lease(&session, &stranger).await.is_none(), "it may not");
+    let refused = world.insert_try(session.id, 0, None, world.quotas).await;
+    assert!(matches!(refused, Admission::SessionDataLost), "{refused:?}");
+    set("UPDATE sessions SET allow_data_loss = true").await;
+    assert!(!world.lease(&session, &stranger).await.unwrap().has_files);
     world.end().await;
 }
 

@@ -18,8 +18,9 @@ async fn output_is_read_from_any_position_in_order() {
     let flushed = [chunk(0, Stream::Stdout, 0, b"hello "), chunk(6, Stream::Stderr, 0, b"oops\0")];
     world.store.output_append(run, &worker.id, worker.incarnation, lease.epoch, &flushed).await.unwrap();
     let tail = vec![chunk(11, Stream::Stdout, 6, b"world")];
-    let result = codelia_store::Committed { tail, output_bytes: 16, ..exited(0) };
-    world.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &result).await.unwrap();
+    let mut committed = codelia_store::Committed { tail, ..exited(0) };
+    committed.result.output_bytes = 16;
+    world.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &committed).await.unwrap();
 
     let read =
         async |position, most| world.store.output_read(&world.tenant, run, position, most).await.unwrap();

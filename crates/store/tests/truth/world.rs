@@ -7,8 +7,8 @@ use codelia_policy::{
     TenantId, Usage, Violations, WorkerId,
 };
 use codelia_store::{
-    Admission, Assigned, Committed, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, Session,
-    SessionCreated, SessionSpec, Store,
+    Admission, Assigned, Committed, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunResult,
+    Session, SessionCreated, SessionSpec, Store,
 };
 use codelia_tests::Database;
 use uuid::Uuid;
@@ -110,6 +110,7 @@ impl World {
             labels: &BTreeMap::new(),
             ttl,
             idle_ttl,
+            allow_data_loss: false,
             idempotency,
         };
         self.store.session_create(new, quotas).await
@@ -155,7 +156,7 @@ impl World {
         worker: &Registered,
         lease: &Lease,
     ) -> Result<(), codelia_store::Error> {
-        self.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &exited(0)).await
+        self.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &exited(0)).await.map(drop)
     }
 
     pub(crate) async fn run(&self, id: RunId) -> codelia_store::Run {
@@ -196,19 +197,17 @@ pub(crate) fn run_spec() -> RunSpec {
 }
 
 pub(crate) fn exited(code: i32) -> Committed {
-    Committed {
+    let result = RunResult {
         outcome: Outcome::Exited(code),
         usage: Usage::default(),
         receipt: Receipt::default(),
         sandbox_root: "/s".into(),
-        started_ago: Some(Duration::from_millis(5)),
         setup_time: Some(Duration::from_micros(300)),
         prepared: true,
         unenforced: vec![],
         output_bytes: 0,
         output_truncated: false,
-        tail: vec![],
         violations: Violations::default(),
-        events: vec![],
-    }
+    };
+    Committed { result, started_ago: Some(Duration::from_millis(5)), tail: vec![], events: vec![] }
 }

@@ -6,6 +6,7 @@
 
 mod channel;
 mod drain;
+mod files;
 mod isolated;
 mod lease;
 mod plain;

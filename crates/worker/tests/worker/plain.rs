@@ -108,6 +108,8 @@ impl Running for Process {
         self.send(Signal::from_named_raw(signal).unwrap());
     }
 
+    async fn keep_alive(&self, _: std::time::Duration) {}
+
     async fn kill_tree(&self) {
         self.send(Signal::KILL);
     }

@@ -91,6 +91,23 @@ async fn output_and_outcome_are_given_out_on_the_grid_of_the_policy() {
 }
 
 #[tokio::test]
+async fn an_attach_that_brings_its_run_starts_it_and_ends_with_what_was_stored() {
+    let world = World::new(Shape::default()).await;
+    let session = world.held_session().await;
+    let (run, incarnation) = world.record(session, &shell("read line; echo $line")).await;
+    let mut caller = world.push_and_attach(&run, incarnation).await;
+    let ended = loop {
+        if let Some(Answer::Committed(committed)) = caller.next().await {
+            break serde_json::from_str(&committed.ended_json).unwrap();
+        }
+    };
+    let (told, stored) = (run.ended(ended).unwrap(), world.row(run.id).await);
+    assert_eq!(told.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(format!("{told:?}"), format!("{stored:?}"));
+    world.end().await;
+}
+
+#[tokio::test]
 async fn a_run_whose_push_was_lost_is_found() {
     let world = World::new(Shape::default()).await;
     let session = world.held_session().await;

@@ -10,7 +10,7 @@ use codelia_proto::{
     internal::v1::{
         Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult, StartRunRequest,
         attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
-        worker_service_client::WorkerServiceClient,
+        worker_file_service_client::WorkerFileServiceClient, worker_service_client::WorkerServiceClient,
     },
     timestamp_to_proto,
     v1::run_event::Kind as Event,
@@ -34,6 +34,7 @@ pub(crate) type Caller = WorkerServiceClient<Channel>;
 pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) caller: Caller,
+    pub(crate) files: WorkerFileServiceClient<Channel>,
     pub(crate) tenant: TenantId,
     pub(crate) worker: WorkerId,
     /// Of its sessions.
@@ -79,6 +80,7 @@ impl World {
         Self {
             store,
             mode,
+            files: WorkerFileServiceClient::new(channel.clone()),
             caller: WorkerServiceClient::new(channel),
             tenant,
             worker,
@@ -125,6 +127,7 @@ impl World {
             labels: &BTreeMap::new(),
             ttl,
             idle_ttl: None,
+            allow_data_loss: false,
             idempotency: None,
         };
         self.store.session_create(new, Quotas::default()).await.unwrap();
@@ -157,16 +160,7 @@ impl World {
     }
 
     pub(crate) async fn push(&self, run: &Run, incarnation: Option<Incarnation>) -> PushResult {
-        let request = StartRunRequest {
-            run_id: run.id.to_string(),
-            session_id: run.session.to_string(),
-            tenant_id: run.tenant.to_string(),
-            incarnation: incarnation.unwrap().to_string(),
-            lease_epoch: run.lease_epoch.unwrap().0,
-            create_time: Some(timestamp_to_proto(run.created_at.unix_timestamp_nanos())),
-            spec_json: serde_json::to_string(&run.spec).unwrap(),
-            attempt: run.attempt,
-        };
+        let request = push_request(run, incarnation);
         self.caller.clone().start_run(request).await.unwrap().into_inner().result()
     }
 
@@ -180,8 +174,17 @@ impl World {
     }
 
     pub(crate) async fn attach(&self, run: RunId, owner: bool) -> Attached {
+        self.attach_by(Attach { run_id: run.to_string(), position: 0, owner, start: None }).await
+    }
+
+    /// Pushes a run and attaches to it in one.
+    pub(crate) async fn push_and_attach(&self, run: &Run, incarnation: Option<Incarnation>) -> Attached {
+        let start = Some(push_request(run, incarnation));
+        self.attach_by(Attach { run_id: run.id.to_string(), position: 0, owner: false, start }).await
+    }
+
+    async fn attach_by(&self, attach: Attach) -> Attached {
         let (input, messages) = mpsc::channel(16);
-        let attach = Attach { run_id: run.to_string(), position: 0, owner };
         input.send(AttachRunRequest { kind: Some(Input::Attach(attach)) }).await.unwrap();
         let events =
             self.caller.clone().attach_run(ReceiverStream::new(messages)).await.unwrap().into_inner();
@@ -223,6 +226,19 @@ impl World {
 pub(crate) struct Attached {
     input: mpsc::Sender<AttachRunRequest>,
     events: Streaming<AttachRunResponse>,
+}
+
+fn push_request(run: &Run, incarnation: Option<Incarnation>) -> StartRunRequest {
+    StartRunRequest {
+        run_id: run.id.to_string(),
+        session_id: run.session.to_string(),
+        tenant_id: run.tenant.to_string(),
+        incarnation: incarnation.unwrap().to_string(),
+        lease_epoch: run.lease_epoch.unwrap().0,
+        create_time: Some(timestamp_to_proto(run.created_at.unix_timestamp_nanos())),
+        spec_json: serde_json::to_string(&run.spec).unwrap(),
+        attempt: run.attempt,
+    }
 }
 
 impl Attached {

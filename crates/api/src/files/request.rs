@@ -1,0 +1,203 @@
+//! Checks what file calls ask for, field by field. Pure.
+
+use std::{
+    fmt,
+    path::{Component, Path},
+    str::FromStr,
+};
+
+use codelia_policy::WORKSPACE;
+use codelia_proto::v1;
+
+use crate::status::ApiError;
+
+/// As the kernel takes them.
+const MAX_PATH: usize = 4095;
+const MAX_PART: usize = 255;
+const MAX_MODE: u32 = 0o777;
+const MAX_ETAG: usize = 128;
+/// The most bytes of one piece of a file, or of a text to replace.
+pub(crate) const MAX_DATA: usize = 1024 * 1024;
+
+type Checked<T> = Result<T, ApiError>;
+
+/// A path in the workspace, made relative and brought to its shortest form.
+pub(crate) fn path(field: &str, text: &str) -> Checked<String> {
+    if text.is_empty() {
+        return Err(ApiError::invalid(field, "is empty"));
+    }
+    directory(field, text)
+}
+
+/// The same; empty stands for the workspace itself.
+pub(crate) fn directory(field: &str, text: &str) -> Checked<String> {
+    let invalid = |message: String| Err(ApiError::invalid(field, message));
+    if text.len() > MAX_PATH {
+        return invalid(format!("has more than {MAX_PATH} bytes"));
+    }
+    if text.contains('\0') {
+        return invalid("contains a NUL byte".to_owned());
+    }
+    let inside = match Path::new(text).strip_prefix(WORKSPACE) {
+        Ok(inside) => inside,
+        Err(_) if text.starts_with('/') => {
+            return invalid(format!("must be relative or begin with {WORKSPACE}"));
+        }
+        Err(_) => Path::new(text),
+    };
+    let mut parts = Vec::new();
+    for part in inside.components() {
+        match part {
+            Component::CurDir => {}
+            Component::Normal(name) if name.len() > MAX_PART => {
+                return invalid(format!("has a part of more than {MAX_PART} bytes"));
+            }
+            Component::Normal(name) => parts.push(name.to_string_lossy()),
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                return invalid("must not contain `..`".to_owned());
+            }
+        }
+    }
+    Ok(parts.join("/"))
+}
+
+fn etag(text: &str) -> Checked<()> {
+    if text.len() <= MAX_ETAG && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(())
+    } else {
+        Err(ApiError::invalid("etag", "is not one of a previous response"))
+    }
+}
+
+fn at_most(field: &str, bytes: &[u8]) -> Checked<()> {
+    if bytes.len() > MAX_DATA {
+        return Err(ApiError::invalid(field, format!("has more than {MAX_DATA} bytes")));
+    }
+    Ok(())
+}
+
+/// What a write begins with; fields are named from `open` on.
+pub(crate) fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
+    wire.path = path("path", &wire.path)?;
+    etag(&wire.etag)?;
+    if wire.mode.is_some_and(|mode| mode == 0 || mode > MAX_MODE) {
+        return Err(ApiError::invalid("mode", "must be 1 to 0o777"));
+    }
+    Ok(wire)
+}
+
+/// The next bytes of a file.
+pub(crate) fn data(bytes: &[u8]) -> Checked<()> {
+    at_most("data", bytes)
+}
+
+/// Which part of which file is read.
+pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest> {
+    wire.path = path("path", &wire.path)?;
+    if wire.offset < 0 {
+        return Err(ApiError::invalid("offset", "must not be negative"));
+    }
+    if wire.length.is_some_and(|length| length <= 0) {
+        return Err(ApiError::invalid("length", "must be more than zero"));
+    }
+    Ok(wire)
+}
+
+/// What is replaced by what.
+pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest> {
+    wire.path = path("path", &wire.path)?;
+    etag(&wire.etag)?;
+    if wire.old_text.is_empty() {
+        return Err(ApiError::invalid("old_text", "is empty"));
+    }
+    at_most("old_text", &wire.old_text)?;
+    at_most("new_text", &wire.new_text)?;
+    Ok(wire)
+}
+
+/// Where a page of a directory ends: the bytes of a name, which may be no text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cursor(pub(crate) Vec<u8>);
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_hex || text.len() > 2 * MAX_PART {
+            return Err(());
+        }
+        let pair = |at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        (0..text.len()).step_by(2).map(pair).collect::<Option<_>>().map(Self).ok_or(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_relative_to_the_workspace_however_they_are_written() {
+        for (given, meant) in [
+            ("a/b", "a/b"),
+            ("./a//b/", "a/b"),
+            ("/workspace/a", "a"),
+            ("/workspace", ""),
+            ("/workspace/", ""),
+            (".", ""),
+            ("workspace", "workspace"),
+            ("a..b/...", "a..b/..."),
+        ] {
+            assert_eq!(path("path", given).as_deref(), Ok(meant), "{given}");
+        }
+        assert_eq!(directory("path", "").as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn paths_that_cannot_be_meant_are_refused_by_name() {
+        let (long, deep) = ("x".repeat(256), "a/".repeat(2048));
+        for bad in
+            ["", "/", "/etc/passwd", "/workspacex", "..", "a/../b", "/workspace/../etc", "a\0", &long, &deep]
+        {
+            assert!(
+                matches!(path("here", bad), Err(ApiError::Invalid { field, .. }) if field == "here"),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_cursor_holds_any_name() {
+        for name in [&b"a"[..], b"\xff\x00x", b""] {
+            let cursor = Cursor(name.to_vec());
+            assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        }
+        for bad in ["x", "0", "zz", "é", &"00".repeat(256)] {
+            assert!(bad.parse::<Cursor>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_sizes_out_of_range_are_refused_by_name() {
+        let field = |error: ApiError| match error {
+            ApiError::Invalid { field, .. } => field,
+            other => panic!("{other:?}"),
+        };
+        let write = |mode| v1::WriteFileOpen { path: "a".into(), mode: Some(mode), ..Default::default() };
+        assert_eq!(field(open(write(0)).unwrap_err()), "mode");
+        assert_eq!(field(open(write(0o1000)).unwrap_err()), "mode");
+        let read_at =
+            |offset, length| v1::ReadFileRequest { path: "a".into(), offset, length, ..Default::default() };
+        assert_eq!(field(read(read_at(-1, None)).unwrap_err()), "offset");
+        assert_eq!(field(read(read_at(0, Some(0))).unwrap_err()), "length");
+        let nothing = v1::EditFileRequest { path: "a".into(), ..Default::default() };
+        assert_eq!(field(edit(nothing).unwrap_err()), "old_text");
+        assert_eq!(field(data(&vec![0; MAX_DATA + 1]).unwrap_err()), "data");
+    }
+}

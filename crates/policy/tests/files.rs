@@ -1,0 +1,99 @@
+//! What holds for every policy about file calls: they are allowed exactly what the mounts of a plan
+//! allow a command, and a policy below can only take away what one above does not deny.
+
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use codelia_policy::{
+    CommandSpec, FileUse, FilesystemPolicy, Host, Ids, Limits, LimitsRequest, Mode, Mount, Plan, Policy,
+    RunId, RunSpec, SessionId,
+};
+use proptest::{collection::vec, option::of, prelude::*, sample::select};
+
+/// Paths in the workspace, of a few names and depths, so that they meet.
+fn path() -> impl Strategy<Value = PathBuf> {
+    vec(select(vec!["a", "b", "ab"]), 0..4)
+        .prop_map(|names| [Path::new("/workspace")].into_iter().chain(names.iter().map(Path::new)).collect())
+}
+
+fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
+    (of(vec(path(), 0..3)), of(vec(path(), 0..3)), vec(path(), 0..3)).prop_map(
+        |(read_only_paths, read_write_paths, denied_paths)| FilesystemPolicy {
+            read_only_paths,
+            read_write_paths,
+            denied_paths,
+            ..FilesystemPolicy::default()
+        },
+    )
+}
+
+/// `None` for a policy that has no plan, and so no commands.
+fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
+    let policy = Policy { filesystem: filesystem.clone(), ..Policy::default() };
+    let command = CommandSpec {
+        argv: vec!["true".into()],
+        env: BTreeMap::new(),
+        working_directory: String::new(),
+        terminal: None,
+        stdin: false,
+    };
+    let spec = RunSpec {
+        command,
+        mode: Mode::Bwrap,
+        network: None,
+        limits: Limits::default(),
+        asked: LimitsRequest::default(),
+        policy,
+        ends_with_caller: false,
+    };
+    let ids = Ids { uid: 1, gid: 1 };
+    let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+    Plan::isolated(sandbox, session, "/session".into(), &spec, &Host::able(), ids).ok()
+}
+
+/// Whether a command can read and write there: the mount that was made last decides.
+fn command_may(plan: &Plan, path: &Path) -> (bool, bool) {
+    match plan.mounts.iter().rev().find(|mount| path.starts_with(mount.target())).unwrap() {
+        Mount::Bind { writable, .. } => (true, *writable),
+        _ => (false, false),
+    }
+}
+
+proptest! {
+    #[test]
+    fn file_calls_may_do_what_commands_may(policy in filesystem(), path in path()) {
+        let may = |what| policy.check_file(what, &path).is_ok();
+        let Some(plan) = plan(&policy) else { return Ok(()) };
+        prop_assert_eq!((may(FileUse::Read), may(FileUse::Write)), command_may(&plan, &path));
+    }
+
+    #[test]
+    fn nothing_that_a_command_cannot_write_is_taken_away_with_what_is_around_it(
+        policy in filesystem(), path in path(), below in path()
+    ) {
+        let Some(plan) = plan(&policy) else { return Ok(()) };
+        let (_, writable) = command_may(&plan, &below);
+        if !writable && below.starts_with(&path) {
+            prop_assert!(policy.check_file(FileUse::Replace, &path).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_denied_above_stays_denied_below(upper in filesystem(), lower in filesystem(), path in path()) {
+        let whole = |filesystem: &FilesystemPolicy| Policy { filesystem: filesystem.clone(), ..Policy::default() };
+        let merged = whole(&upper).merge(&whole(&lower)).filesystem;
+        if upper.check_file(FileUse::Read, &path).is_err() {
+            prop_assert!(merged.check_file(FileUse::Read, &path).is_err());
+        }
+    }
+
+    #[test]
+    fn nothing_outside_the_workspace_is_ever_allowed(policy in filesystem(), path in "/[a-z/.]{0,20}") {
+        prop_assume!(!path.starts_with("/workspace"));
+        prop_assert!(policy.check_file(FileUse::Read, Path::new(&path)).is_err());
+    }
+}

@@ -1,0 +1,288 @@
+//! The file calls with one request and one response. All of it blocks.
+
+use std::{
+    collections::BinaryHeap,
+    ffi::{OsStr, OsString},
+    fs::File,
+    os::{
+        fd::OwnedFd,
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::Path,
+};
+
+use codelia_policy::FileUse;
+use codelia_proto::{
+    internal::v1::{
+        CallFileResponse, FileRefusalReason as Reason, ListedDirectory, NamedFile, call_file_request::Call,
+    },
+    v1,
+};
+use codelia_sys::{
+    Errno,
+    beneath::{Last, Place},
+    directory,
+};
+use rustix::fs::{
+    Access, AtFlags, Dir, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
+};
+use uuid::Uuid;
+
+use super::{
+    refusal::Refusal,
+    upload::{Upload, Wanted, read_at},
+    workspace::{Workspace, describe},
+};
+use crate::trash;
+
+/// The largest file that is edited: it is held in memory.
+const MOST_EDITED: u64 = 16 * 1024 * 1024;
+const DIRECTORY_MODE: Mode =
+    Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP).union(Mode::ROTH).union(Mode::XOTH);
+
+/// Does what a call asks.
+pub(crate) fn call(workspace: &Workspace, call: Call) -> Result<CallFileResponse, Refusal> {
+    match call {
+        Call::StatFile(request) => stat(workspace, &request).map(one).map_err(Refusal::at("path")),
+        Call::ListFiles(request) => list(workspace, &request).map_err(Refusal::at("path")),
+        Call::MakeDirectory(request) => {
+            make_directory(workspace, &request).map(one).map_err(Refusal::at("path"))
+        }
+        Call::MoveFile(request) => move_file(workspace, &request).map(one),
+        Call::CopyFile(request) => copy(workspace, &request).map(one),
+        Call::RemoveFile(request) => {
+            remove(workspace, &request).map(|()| CallFileResponse::default()).map_err(Refusal::at("path"))
+        }
+        Call::EditFile(request) => edit(workspace, &request).map_err(Refusal::at("path")),
+    }
+}
+
+fn one(file: v1::File) -> CallFileResponse {
+    let file = NamedFile { file_name: Vec::new(), file: Some(file) };
+    CallFileResponse { files: vec![file], replacements: 0 }
+}
+
+fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, Refusal> {
+    let last = if request.no_follow { Last::Keep } else { Last::Follow };
+    workspace.as_session(|| {
+        let (place, entry) = workspace.find_entry(&request.path, last, FileUse::Read)?;
+        describe(&place.path, &entry)
+    })
+}
+
+/// A page of a directory. Of a large one no more is remembered than is shown.
+fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, Refusal> {
+    workspace.as_session(|| {
+        let (place, entry) = workspace.find_entry(&request.path, Last::Follow, FileUse::Read)?;
+        if entry.kind() != FileType::Directory {
+            return Err(Reason::NoDirectory.into());
+        }
+        let directory = entry.open()?;
+        let most = usize::try_from(request.limit).unwrap_or(0);
+        let visible = |name: &OsStr| workspace.may_see(&place.path.join(name));
+        let names = first_names(&directory, OsStr::from_bytes(&request.after), most, visible)?;
+        let mut files = Vec::with_capacity(names.len());
+        for name in names {
+            // What is gone by now is not listed.
+            if let Some(found) = entry.look(&name)? {
+                let file = Some(describe(&place.path.join(&name), &found)?);
+                files.push(NamedFile { file_name: name.into_vec(), file });
+            }
+        }
+        Ok(CallFileResponse { files, replacements: 0 })
+    })
+}
+
+/// The first names after one, in order.
+fn first_names(
+    directory: &File,
+    after: &OsStr,
+    most: usize,
+    visible: impl Fn(&OsStr) -> bool,
+) -> Result<Vec<OsString>, Errno> {
+    let mut first = BinaryHeap::with_capacity(most.min(1024));
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." || name <= after || !visible(name) {
+            continue;
+        }
+        first.push(name.to_owned());
+        if first.len() > most {
+            first.pop();
+        }
+    }
+    Ok(first.into_sorted_vec())
+}
+
+fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> Result<v1::File, Refusal> {
+    workspace.as_session(|| {
+        if request.parents {
+            for part in Path::new(&request.path).ancestors().collect::<Vec<_>>().into_iter().rev() {
+                make_one(workspace, part, true)?;
+            }
+        } else {
+            make_one(workspace, Path::new(&request.path), false)?;
+        }
+        let (place, entry) = workspace.find_entry(&request.path, Last::Follow, FileUse::Read)?;
+        describe(&place.path, &entry)
+    })
+}
+
+fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), Refusal> {
+    let path = path.to_str().ok_or(Reason::Impossible)?;
+    let place = workspace.find(path, Last::Follow, FileUse::Read)?;
+    match &place.entry {
+        Some(entry) if may_exist && entry.kind() == FileType::Directory => Ok(()),
+        Some(_) => Err(Reason::Exists.into()),
+        None => {
+            workspace.find(path, Last::Follow, FileUse::Write)?;
+            match mkdirat(&place.parent, &place.name, DIRECTORY_MODE) {
+                Err(Errno::EXIST) if may_exist => Ok(()),
+                made => Ok(made?),
+            }
+        }
+    }
+}
+
+fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, Refusal> {
+    let keep = |path, field| workspace.find(path, Last::Keep, FileUse::Replace).map_err(Refusal::at(field));
+    workspace.as_session(|| {
+        let mut from = keep(&request.source_path, "source_path")?;
+        let to = keep(&request.destination_path, "destination_path")?;
+        let absent = || Refusal::at("source_path")(Reason::Absent.into());
+        let moved = from.entry.take().ok_or_else(absent)?;
+        let flags = if request.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags)
+            .map_err(|errno| Refusal::at("destination_path")(errno.into()))?;
+        describe(&to.path, &moved.again()?)
+    })
+}
+
+fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File, Refusal> {
+    let at_source = Refusal::at("source_path");
+    let (source, mut upload) = workspace.as_session(|| {
+        let (_, entry) = workspace.find_file(&request.source_path).map_err(&at_source)?;
+        let source = entry.open().map_err(|errno| at_source(errno.into()))?;
+        let wanted = Wanted {
+            mode: Some(entry.stat.st_mode & 0o777),
+            replace: request.overwrite,
+            etag: String::new(),
+        };
+        let upload = Upload::begin(workspace, &request.destination_path, wanted);
+        Ok((source, upload.map_err(Refusal::at("destination_path"))?))
+    })?;
+    upload.append_file(workspace, source).map_err(at_source)?;
+    upload.publish(workspace).map_err(Refusal::at("destination_path"))
+}
+
+fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), Refusal> {
+    let left = workspace.as_session(|| {
+        let (place, entry) = workspace.find_entry(&request.path, Last::Keep, FileUse::Replace)?;
+        match (entry.kind(), request.recursive) {
+            (FileType::Directory, true) => {
+                // The session's user must be allowed to take it from its directory.
+                accessat(&place.parent, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
+                return Ok(Some(place));
+            }
+            (FileType::Directory, false) => unlinkat(&place.parent, &place.name, AtFlags::REMOVEDIR)?,
+            _ => unlinkat(&place.parent, &place.name, AtFlags::empty())?,
+        }
+        Ok(None)
+    })?;
+    left.map_or(Ok(()), |place| remove_tree(workspace, &place))
+}
+
+/// A tree is gone in one step, and taken apart where nobody changes it any more.
+fn remove_tree(workspace: &Workspace, place: &Place) -> Result<(), Refusal> {
+    let trash: OwnedFd = directory::open(&workspace.trash())?;
+    let name = Uuid::new_v4().to_string();
+    renameat(&place.parent, &place.name, &trash, &name)?;
+    if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {
+        tracing::warn!(%error, "a removed directory is left to the janitor");
+    }
+    Ok(())
+}
+
+fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFileResponse, Refusal> {
+    let (text, mut upload) = workspace.as_session(|| {
+        let (_, entry) = workspace.find_file(&request.path)?;
+        let etag = super::workspace::etag(&entry);
+        if !request.etag.is_empty() && request.etag != etag {
+            return Err(Reason::Changed.into());
+        }
+        if u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX) > MOST_EDITED {
+            return Err(Reason::TooLarge.into());
+        }
+        let text = read_at(&entry.open()?, 0, usize::try_from(MOST_EDITED).unwrap_or(usize::MAX))?;
+        // A change between reading and writing is noticed by the etag.
+        let wanted = Wanted { mode: None, replace: true, etag };
+        Ok((text, Upload::begin(workspace, &request.path, wanted)?))
+    })?;
+    let (edited, replacements) = replace(&text, &request.old_text, &request.new_text, request.replace_all)?;
+    upload.append(workspace, &edited)?;
+    let file = upload.publish(workspace)?;
+    Ok(CallFileResponse { replacements, ..one(file) })
+}
+
+/// The text with one piece of it replaced, and how often.
+fn replace(text: &[u8], old: &[u8], new: &[u8], all: bool) -> Result<(Vec<u8>, i64), Refusal> {
+    let mut edited = Vec::with_capacity(text.len());
+    let (mut rest, mut count) = (text, 0);
+    while let Some(at) = position(rest, old) {
+        edited.extend_from_slice(&rest[..at]);
+        edited.extend_from_slice(new);
+        rest = &rest[at + old.len()..];
+        count += 1;
+    }
+    edited.extend_from_slice(rest);
+    match count {
+        0 => Err(Reason::TextAbsent.into()),
+        2.. if !all => Err(Reason::TextAmbiguous.into()),
+        count => Ok((edited, count)),
+    }
+}
+
+fn position(text: &[u8], wanted: &[u8]) -> Option<usize> {
+    if wanted.is_empty() {
+        return None;
+    }
+    text.windows(wanted.len()).position(|part| part == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edited(text: &str, old: &str, new: &str, all: bool) -> Result<(String, i64), Reason> {
+        replace(text.as_bytes(), old.as_bytes(), new.as_bytes(), all)
+            .map(|(text, count)| (String::from_utf8(text).unwrap(), count))
+            .map_err(|refusal| refusal.reason)
+    }
+
+    #[test]
+    fn one_occurrence_is_replaced_and_more_only_on_request() {
+        assert_eq!(edited("a b c", "b", "x", false), Ok(("a x c".into(), 1)));
+        assert_eq!(edited("a b b", "b", "x", false), Err(Reason::TextAmbiguous));
+        assert_eq!(edited("b b", "b", "bb", true), Ok(("bb bb".into(), 2)));
+        assert_eq!(edited("abc", "d", "x", true), Err(Reason::TextAbsent));
+        assert_eq!(edited("abc", "", "x", true), Err(Reason::TextAbsent));
+        assert_eq!(edited("aaa", "aa", "b", true), Ok(("ba".into(), 1)));
+        assert_eq!(edited("abc", "abc", "", false), Ok((String::new(), 1)));
+    }
+
+    #[test]
+    fn names_come_in_order_and_no_more_than_asked() {
+        let temp = tempfile::tempdir().unwrap();
+        for name in ["c", "a", "d", "b", "hidden"] {
+            std::fs::write(temp.path().join(name), "").unwrap();
+        }
+        let directory = File::open(temp.path()).unwrap();
+        let names = |after: &str, most| {
+            first_names(&directory, OsStr::new(after), most, |name| name != "hidden").unwrap()
+        };
+        assert_eq!(names("", 2), ["a", "b"]);
+        assert_eq!(names("b", 9), ["c", "d"]);
+        assert!(names("", 0).is_empty());
+    }
+}
