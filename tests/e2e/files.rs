@@ -551,6 +551,7 @@ async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Li
         ttl: Duration::from_secs(600),
         idle_ttl: None,
         idempotency: None,
+        allow_data_loss: false,
     };
     cluster.store.session_create(new, Quotas::default()).await?;
     Ok(format!("sessions/{id}"))
