@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, Lost, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ENGINE_SOCKET, Finished, Process, Shape, available, cgroups, command, containers_of,
-    eventually,
+    Client, Cluster, ENGINE_SOCKET, Finished, Process, Scratch, Shape, available, cgroups, command,
+    containers_of, eventually,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -16,7 +16,15 @@ use crate::kills::started;
 
 /// An installation whose sessions are isolated by `mode`; `None` where that cannot be had.
 pub(crate) async fn isolating(mode: &'static str, workers: usize) -> Result<Option<Cluster>> {
-    let mut settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
+    isolating_with(mode, workers, Vec::new()).await
+}
+
+async fn isolating_with(
+    mode: &'static str,
+    workers: usize,
+    mut settings: Vec<(&'static str, String)>,
+) -> Result<Option<Cluster>> {
+    settings.push(("CODELIA_SANDBOX_MODE", mode.to_owned()));
     if mode == "container" {
         // Others need not try containers at the start of every worker.
         settings.push(("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()));
@@ -43,6 +51,68 @@ pub(crate) async fn is_usable(cluster: &Cluster, mode: &str) -> Result<bool> {
     let row = rows.iter().find(|row| row["mode"] == mode).context("a row for each mode")?;
     let missing = (row["usable"] != true).then(|| row["gaps"].to_string());
     Ok(available(mode, missing.as_deref()))
+}
+
+/// What doctor says of each mode, on a host as these settings make it.
+async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> Result<Value> {
+    let mut doctor = cluster.command("doctor", "diagnosis")?;
+    doctor.arg("--json").envs(settings.iter().copied());
+    Ok(serde_json::from_str(&Process::finish(doctor, b"").await?.stdout)?)
+}
+
+#[tokio::test]
+async fn doctor_tells_what_is_missing_and_how_to_get_it() -> Result<()> {
+    let cluster = Cluster::with(Shape { workers: 0, apis: 0, ..Shape::default() }).await?;
+    let bare = [
+        ("CODELIA_BWRAP", "/no/bwrap"),
+        ("CODELIA_NSJAIL", "/no/nsjail"),
+        ("CODELIA_SANDBOX_CONTAINER_SOCKET", "/no/engine"),
+    ];
+    let found = diagnosis(&cluster, &bare).await?;
+    for (mode, missing, remedy) in [
+        ("bwrap", "/no/bwrap was not found", "install bubblewrap"),
+        ("nsjail", "/no/nsjail was not found", "install nsjail"),
+        ("container", "/no/engine", "start Docker or Podman"),
+    ] {
+        let rows = found["modes"].as_array().context("modes")?;
+        let row = rows.iter().find(|row| row["mode"] == mode).context("a row for each mode")?;
+        ensure!(row["usable"] == false, "{row}");
+        let gaps = row["gaps"].as_array().context("gaps")?;
+        let has =
+            |gap: &Value, field: &str, text: &str| gap[field].as_str().is_some_and(|it| it.contains(text));
+        ensure!(gaps.iter().any(|gap| has(gap, "missing", missing) && has(gap, "remedy", remedy)), "{row}");
+    }
+    // The control: with its tool a mode is not said to lack it.
+    if is_usable(&cluster, "bwrap").await? {
+        let found = diagnosis(&cluster, &bare[1..]).await?;
+        let rows = found["modes"].as_array().context("modes")?;
+        ensure!(rows.iter().any(|row| row["mode"] == "bwrap" && row["usable"] == true), "{found}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn a_session_changes_an_overlay_that_the_operator_opened_and_no_other_directory() -> Result<()> {
+    const TOOLS: &str = "/usr/local";
+    let place = Scratch::new()?;
+    fs::write(place.join("policy.yaml"), format!("filesystem: {{overlay_paths: [{TOOLS}]}}"))?;
+    let settings = vec![("CODELIA_SANDBOX_POLICY", place.join("policy.yaml").display().to_string())];
+    let Some(cluster) = isolating_with("bwrap", 1, settings).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let name = format!("codelia-test-{}", std::process::id());
+    let script = format!(
+        "cd {TOOLS} && echo new > {name} && cat {name} && dd if=/dev/zero of=/workspace/x bs=1M count=3 conv=fsync"
+    );
+    let run = ["run", "--static", "--overlay", TOOLS, "--json", "--", "sh", "-c", &script];
+    let done = codelia(&cluster, &client, &run).await?;
+    ensure!(done.code == Some(0) && done.stdout.starts_with("new\n"), "{done:?}");
+    ensure!(!Path::new(TOOLS).join(name).exists(), "the host was changed");
+    let usage = &record(&done)?["usage"];
+    ensure!(usage["written_bytes"].as_u64() >= Some(3 << 20) && usage["read_bytes"].is_u64(), "{usage}");
+    ensure!(usage["peak_processes"].is_u64(), "{usage}");
+    let done = codelia(&cluster, &client, &["run", "--overlay", "/opt", "--", "true"]).await?;
+    ensure!(done.code == Some(125) && done.stderr.contains("policy.filesystem.overlay_paths[0]"), "{done:?}");
+    cluster.end().await
 }
 
 async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Finished> {

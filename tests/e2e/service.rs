@@ -115,6 +115,9 @@ async fn metrics_have_the_promised_names() -> Result<()> {
     .await;
     for wanted in [
         "codelia_runs_total{",
+        "codelia_run_cpu_seconds_total{",
+        "codelia_run_read_bytes_total{",
+        "codelia_run_written_bytes_total{",
         "outcome=\"exited\"",
         "mode=\"logical\"",
         "codelia_isolation_setup_seconds_bucket{",

@@ -98,9 +98,13 @@ fn names_user(text: &str, users: &Range<u32>) -> bool {
     text.split(|c: char| !c.is_ascii_digit()).any(|word| word.parse().is_ok_and(|uid| users.contains(&uid)))
 }
 
+/// Without the parent that each living worker has for its own.
 fn cgroups(workers: &[u32]) -> BTreeSet<PathBuf> {
-    let prefixes: Vec<_> = workers.iter().map(|pid| format!("codelia-{pid}-")).collect();
-    leak::groups(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+    let own = |pid: &u32, name: &str| {
+        name.ends_with("-sandboxes") && Path::new("/proc").join(pid.to_string()).exists()
+    };
+    let of = |pid: &u32, name: &str| name.starts_with(&format!("codelia-{pid}-")) && !own(pid, name);
+    leak::groups(|name| workers.iter().any(|pid| of(pid, name)))
 }
 
 fn directories(cluster: &Cluster, users: &Range<u32>) -> Result<BTreeSet<PathBuf>> {

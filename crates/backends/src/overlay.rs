@@ -63,31 +63,22 @@ impl Overlays {
     fn mount(&self, init: &Path, wanted: Wanted) -> Result<Arc<Spaces>, Error> {
         let mut mounted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         mounted.retain(|_, mounted| mounted.spaces.strong_count() > 0);
-        let (there, mut hidden) = match mounted.remove(&wanted.directory) {
-            Some(mounted) => (mounted.spaces.upgrade(), mounted.hidden),
-            None => (None, BTreeMap::new()),
-        };
-        let asked: Vec<_> =
-            wanted.overlays.iter().map(|one| (one.name.clone(), one.hidden.clone())).collect();
-        let directory = wanted.directory.clone();
-        let agrees =
-            asked.iter().all(|(name, secrets)| hidden.get(name).is_none_or(|known| known == secrets));
-        let is_all = asked.iter().all(|(name, _)| hidden.contains_key(name));
+        let known = mounted.get(&wanted.directory);
+        let there = known.and_then(|known| Some((known.spaces.upgrade()?, known.hidden.clone())));
+        let (there, mut hidden) = there.map(|(spaces, hidden)| (Some(spaces), hidden)).unwrap_or_default();
+        let disagrees = |one: &Overlay| hidden.get(&one.name).is_some_and(|known| *known != one.hidden);
+        // Somebody moved in whose secrets a living overlay shows.
+        if wanted.overlays.iter().any(disagrees) {
+            return Err(Error::Unenforceable { field: FIELD });
+        }
+        let is_all = wanted.overlays.iter().all(|one| hidden.contains_key(&one.name));
+        hidden.extend(wanted.overlays.iter().map(|one| (one.name.clone(), one.hidden.clone())));
         let spaces = match there {
-            // Somebody moved in whose secrets a living overlay shows.
-            Some(there) if !agrees => {
-                mounted.insert(directory, Mounted { spaces: Arc::downgrade(&there), hidden });
-                return Err(Error::Unenforceable { field: FIELD });
-            }
-            Some(there) if is_all => Ok(there),
-            Some(there) => ask(init, wanted, &there.0).map(|_| there),
-            None => {
-                hidden.clear();
-                ask(init, wanted, &[]).map(|spaces| Arc::new(Spaces(spaces)))
-            }
-        }?;
-        hidden.extend(asked);
-        mounted.insert(directory, Mounted { spaces: Arc::downgrade(&spaces), hidden });
+            Some(there) if is_all => there,
+            Some(there) => ask(init, &wanted, &there.0).map(|_| there)?,
+            None => Arc::new(Spaces(ask(init, &wanted, &[])?)),
+        };
+        mounted.insert(wanted.directory, Mounted { spaces: Arc::downgrade(&spaces), hidden });
         Ok(spaces)
     }
 }
@@ -156,7 +147,7 @@ pub(crate) fn remove(layers: &Path) -> io::Result<()> {
 }
 
 /// Has `codelia-init` mount them; answers the namespaces.
-fn ask(init: &Path, wanted: Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
+fn ask(init: &Path, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
     let (here, there) = fd::socket_pair().map_err(io::Error::from)?;
     let mut child = Command::new(init)
         .arg("--overlays")
@@ -172,8 +163,8 @@ fn ask(init: &Path, wanted: Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, 
     answer
 }
 
-fn converse(socket: &OwnedFd, wanted: Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
-    let frame = encode(&wanted)?;
+fn converse(socket: &OwnedFd, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
+    let frame = encode(wanted)?;
     let fds: Vec<_> = spaces.iter().map(AsFd::as_fd).collect();
     let (mut rest, mut fds) = (frame.as_slice(), fds.as_slice());
     while !rest.is_empty() {

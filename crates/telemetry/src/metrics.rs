@@ -64,6 +64,9 @@ pub struct Metrics {
     request_seconds: Histogram<f64>,
     refusals: Counter<u64>,
     runs: Counter<u64>,
+    cpu_seconds: Counter<f64>,
+    read_bytes: Counter<u64>,
+    written_bytes: Counter<u64>,
     step_seconds: Histogram<f64>,
     setup_seconds: Histogram<f64>,
     setups: Arc<Windows>,
@@ -112,6 +115,13 @@ impl Metrics {
             ),
             refusals: counter("codelia_refusals", "Refused calls, by reason"),
             runs: counter("codelia_runs", "Runs that ended, by outcome and mode"),
+            cpu_seconds: meter
+                .f64_counter("codelia_run_cpu")
+                .with_description("Processor time that runs used, by mode")
+                .with_unit("s")
+                .build(),
+            read_bytes: counter("codelia_run_read_bytes", "Bytes that runs read from devices, by mode"),
+            written_bytes: counter("codelia_run_written_bytes", "Bytes that runs wrote to files, by mode"),
             step_seconds: seconds("codelia_run_step", "Latency of each step in the life of a run"),
             setup_seconds: seconds(
                 "codelia_isolation_setup",
@@ -155,6 +165,14 @@ impl Metrics {
     /// A run ended.
     pub fn run_ended(&self, outcome: &'static str, mode: &'static str) {
         self.runs.add(1, &[KeyValue::new("outcome", outcome), KeyValue::new("mode", mode)]);
+    }
+
+    /// A run used this.
+    pub fn run_used(&self, mode: &'static str, cpu_time: Duration, read_bytes: u64, written_bytes: u64) {
+        let mode = [KeyValue::new("mode", mode)];
+        self.cpu_seconds.add(cpu_time.as_secs_f64(), &mode);
+        self.read_bytes.add(read_bytes, &mode);
+        self.written_bytes.add(written_bytes, &mode);
     }
 
     /// A step in the life of a run was taken.

@@ -368,6 +368,8 @@ async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ende
     run.output.stored();
     metrics().step(Step::Commit, asked.elapsed());
     metrics().run_ended(outcome, mode);
+    let used = &committed.result.usage;
+    metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
     tracing::info!(outcome, took = ?started_at.map(|at| at.elapsed()), "run ended");
     Ok(ended)
 }
