@@ -557,7 +557,6 @@ async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Li
         idle_ttl: None,
         allow_data_loss: false,
         idempotency: None,
-        allow_data_loss: false,
     };
     cluster.store.session_create(new, Quotas::default()).await?;
     Ok(format!("sessions/{id}"))
