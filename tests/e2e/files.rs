@@ -224,6 +224,11 @@ async fn directories_are_made_listed_in_pages_moved_copied_and_removed() -> Resu
     let pages = list(&client, &name, "a", 2).await?;
     assert_eq!(pages, [vec!["a/1", "a/2"], vec!["a/3", "a/b"], vec!["a/fifo", "a/link"]]);
     assert_eq!(list(&client, &name, "", 0).await?, [["a"]]);
+    // A name that is no text is listed, as far as it can be, and pages go on behind it.
+    client.exec(&name, "mkdir odd; cd odd; touch a \"$(printf 'b\\377')\" \"$(printf 'b\\376')\" c").await?;
+    let odd = list(&client, &name, "odd", 1).await?.concat();
+    assert_eq!(odd, ["odd/a", "odd/b\u{fffd}", "odd/b\u{fffd}", "odd/c"]);
+    remove(&client, &name, "odd", true).await?;
     let kept = StatFileRequest { parent: name.clone(), path: "a/link".into(), no_follow: true };
     let link = client.files().stat_file(kept).await?.into_inner().file.unwrap_or_default();
     assert_eq!((link.kind(), link.link_target.as_str()), (FileKind::Symlink, "1"));
@@ -433,7 +438,7 @@ async fn a_link_that_is_swapped_while_calls_go_on_fools_none_of_them() -> Result
         ensure!(tries < 1_000_000, "the control never saw a swap");
     }
     let (mut inside, mut refused) = (0, 0);
-    for round in 0..300 {
+    for round in 0..100 {
         match client.get(name, "d/f").await {
             Ok(text) => {
                 assert_eq!(text, "inside\n", "round {round}");
@@ -550,8 +555,8 @@ async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Li
         labels: &BTreeMap::new(),
         ttl: Duration::from_secs(600),
         idle_ttl: None,
-        idempotency: None,
         allow_data_loss: false,
+        idempotency: None,
     };
     cluster.store.session_create(new, Quotas::default()).await?;
     Ok(format!("sessions/{id}"))
@@ -757,11 +762,11 @@ async fn a_session_that_nobody_holds_is_taken_for_a_file_call() -> Result<()> {
 async fn file_calls_keep_a_session_from_being_idle() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let idle_ttl = Duration::from_millis(1500);
+    let idle_ttl = Duration::from_millis(2500);
     let idle = CreateSessionRequest { idle_ttl: Some(duration_to_proto(idle_ttl)), ..Default::default() };
     let session = client.create(idle).await?;
     let begun = std::time::Instant::now();
-    while begun.elapsed() < idle_ttl * 3 {
+    while begun.elapsed() < idle_ttl * 2 {
         client.put(&session.name, "file", "text").await?;
     }
     assert_eq!(client.get_session(&session.name).await?.state(), SessionState::Open);

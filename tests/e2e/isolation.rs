@@ -3,14 +3,16 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use codelia_proto::v1::{Limits, outcome};
+use codelia_proto::v1::{Limits, Lost, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ENGINE_SOCKET, Finished, Process, Scratch, Shape, available, cgroups, containers_of,
-    eventually,
+    Client, Cluster, ENGINE_SOCKET, Finished, Process, Scratch, Shape, available, cgroups, command,
+    containers_of, eventually,
 };
 use rustix::process::Signal;
 use serde_json::Value;
+
+use crate::kills::started;
 
 /// An installation whose sessions are isolated by `mode`; `None` where that cannot be had.
 pub(crate) async fn isolating(mode: &'static str, workers: usize) -> Result<Option<Cluster>> {
@@ -200,26 +202,6 @@ async fn a_run_in_a_container_ends_like_any_other_and_leaves_nothing() -> Result
 }
 
 #[tokio::test]
-async fn the_containers_of_a_killed_worker_are_removed_by_the_next() -> Result<()> {
-    let Some(mut cluster) = isolating("container", 1).await? else { return Ok(()) };
-    let client = cluster.tenant("a").await?;
-    session(&cluster, &client, "busy").await?;
-    let started =
-        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
-    assert_eq!(started.code, Some(0), "{started:?}");
-    let worker = &mut cluster.workers[0].process;
-    let pid = worker.pid();
-    let runs = || async { (!containers_of(&[pid]).ok()?.is_empty()).then_some(()) };
-    eventually("the control: it has containers", runs).await;
-    worker.signal(Signal::KILL)?;
-    worker.exited().await?;
-    cluster.restart_worker(0).await?;
-    let swept = || async { containers_of(&[pid]).ok()?.is_empty().then_some(()) };
-    eventually("its containers are gone", swept).await;
-    cluster.end().await
-}
-
-#[tokio::test]
 async fn a_blocked_call_is_on_stderr_in_the_record_and_on_the_row() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
@@ -278,33 +260,40 @@ async fn a_refusal_is_an_event_that_names_the_field() -> Result<()> {
     cluster.end().await
 }
 
-#[tokio::test]
-async fn a_worker_that_is_killed_takes_its_sandboxes_with_it() -> Result<()> {
-    let Some(mut cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+/// The control groups and containers of a worker process that is gone.
+fn left_of(pid: u32) -> Result<Vec<String>> {
+    let groups = cgroups().into_iter().map(|path| path.display().to_string());
+    let groups = groups.filter(|path| path.contains(&format!("/codelia-{pid}-")));
+    Ok(groups.chain(containers_of(&[pid])?).collect())
+}
+
+async fn a_killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {
+    let Some(mut cluster) = isolating(mode, 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
-    session(&cluster, &client, "busy").await?;
-    let started =
-        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
-    assert_eq!(started.code, Some(0), "{started:?}");
+    let run = client.start(command(&client.session().await?.name, &["sleep", "1000"])).await?;
+    started(&client, &run.name).await?;
     let worker = &mut cluster.workers[0].process;
-    let groups = format!("codelia-{}-", worker.pid());
+    let pid = worker.pid();
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
+    ensure!(!left_of(pid)?.is_empty(), "the control: what it leaves is seen");
     cluster.restart_worker(0).await?;
     no_mounts(&cluster)?;
-    let id = started.stdout.trim().to_owned();
-    let lost = || async {
-        let done = codelia(&cluster, &client, &["attach", "--json", &id]).await.ok()?;
-        (record(&done).ok()?["outcome"] == "lost").then_some(())
-    };
-    eventually("the run is lost", lost).await;
-    let swept = || async {
-        let left = cgroups();
-        let mut names = left.iter().filter_map(|path| path.file_name()?.to_str());
-        names.all(|name| !name.starts_with(&groups)).then_some(())
-    };
-    eventually("the control groups of the killed worker are gone", swept).await;
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!(seen.outcome(), outcome::Kind::Lost(Lost {}));
+    let swept = || async { left_of(pid).ok()?.is_empty().then_some(()) };
+    eventually("the next one has removed what it left", swept).await;
     cluster.end().await
+}
+
+#[tokio::test]
+async fn a_killed_worker_leaves_nothing_in_mode_bwrap() -> Result<()> {
+    a_killed_worker_leaves_nothing("bwrap").await
+}
+
+#[tokio::test]
+async fn a_killed_worker_leaves_nothing_in_mode_container() -> Result<()> {
+    a_killed_worker_leaves_nothing("container").await
 }
 
 /// The mounts of sandboxes are in their own namespaces: the host's list has none.

@@ -137,7 +137,7 @@ impl Attempt {
 }
 
 /// Waits until a run's command was started, or its end.
-async fn started(client: &Client, name: &str) -> Result<()> {
+pub(crate) async fn started(client: &Client, name: &str) -> Result<()> {
     let mut events = client.watch(name, 0).await?;
     while let Some(event) = within("the start", events.message()).await? {
         if let Some(Kind::Started(_) | Kind::Finished(_)) = event.event.and_then(|event| event.kind) {

@@ -68,6 +68,8 @@ async fn api_and_worker_speak_over_tcp_with_certificates_of_one_authority() -> R
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     assert_eq!(client.exec(&session.name, "echo through").await?.stdout_text(), "through\n");
+    client.put(&session.name, "file", "through too").await?;
+    assert_eq!(client.get(&session.name, "file").await?, "through too");
 
     let address = cluster.store.worker_list(None, 10).await?.remove(0).address;
     assert!(address.starts_with("https://"), "{address}");

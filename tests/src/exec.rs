@@ -54,8 +54,11 @@ impl Exec {
 
     /// Takes the next event; `false` after the last.
     pub async fn advance(&mut self) -> Result<bool, Status> {
-        let message = within("the next event", self.responses.message()).await?;
-        let Some(response) = message else { return Ok(false) };
+        within("the next event", self.take_next()).await
+    }
+
+    async fn take_next(&mut self) -> Result<bool, Status> {
+        let Some(response) = self.responses.message().await? else { return Ok(false) };
         self.transcript.push(response.event.unwrap_or_default());
         Ok(true)
     }
@@ -83,6 +86,16 @@ impl Exec {
     /// Reads to the end.
     pub async fn finish(mut self) -> Result<Transcript> {
         while self.advance().await? {}
+        self.whole()
+    }
+
+    /// Reads to the end, however long nothing comes.
+    pub async fn finish_patiently(mut self) -> Result<Transcript> {
+        while self.take_next().await? {}
+        self.whole()
+    }
+
+    fn whole(self) -> Result<Transcript> {
         if self.transcript.finished.is_none() {
             bail!("the stream ended without the last event: {:?}", self.transcript);
         }

@@ -304,7 +304,7 @@ pub(crate) struct CreateSession {
     /// Time to live
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
-    /// It also ends when no run was active for this long
+    /// It also ends when no run or file call was active for this long
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_ttl: Option<Duration>,
     /// Start again empty when its files are gone or with a worker that is, instead of refusing runs

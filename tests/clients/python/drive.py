@@ -1,4 +1,4 @@
-"""Drives Codelia from Python: create, exec with stdin, watch, close.
+"""Drives Codelia from Python: create, exec with stdin, watch, write and read a file, close.
 
 Twice: once with the client that grpcio-tools generated from proto/, once with nothing but what the
 server tells about itself by reflection. Called as `drive.py CODELIA DATA_DIR`: it starts a
@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from codelia.v1 import run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
+from codelia.v1 import file_pb2, file_pb2_grpc, run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
 
 TIMEOUT = 30
 INPUT = bytes(range(256)) * 100
@@ -66,6 +66,23 @@ def exec_requests(make, session: str):
     yield make(close_stdin={})
 
 
+def write_requests(session: str):
+    """One file: where it goes, its bytes, and that it is whole."""
+    yield file_pb2.WriteFileRequest(open={"parent": session, "path": "input"})
+    for begin in range(0, len(INPUT), 10_000):
+        yield file_pb2.WriteFileRequest(data=INPUT[begin : begin + 10_000])
+    yield file_pb2.WriteFileRequest(finish={})
+
+
+def check_files(files, session: str, call) -> None:
+    """A file is written, and read again."""
+    written = files.WriteFile(write_requests(session), **call).file
+    assert written.size_bytes == len(INPUT), written
+    answers = list(files.ReadFile(file_pb2.ReadFileRequest(parent=session, path="input"), **call))
+    assert answers[0].file == written, answers[0]
+    assert b"".join(answer.data for answer in answers[1:]) == INPUT
+
+
 def drive_generated(channel, auth) -> None:
     """With the generated client."""
     sessions = session_pb2_grpc.SessionServiceStub(channel)
@@ -79,6 +96,8 @@ def drive_generated(channel, auth) -> None:
 
     watch = run_pb2.WatchRunRequest(name=events[-1].finished.run.name)
     check_events([response.event for response in runs.WatchRun(watch, **call)], INPUT)
+
+    check_files(file_pb2_grpc.FileServiceStub(channel), session.name, call)
 
     closed = sessions.CloseSession(session_pb2.CloseSessionRequest(name=session.name), **call).session
     assert closed.state == session_pb2.SESSION_STATE_ENDED, closed

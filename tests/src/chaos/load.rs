@@ -20,6 +20,8 @@ use crate::{Client, Exec, command};
 
 /// How long somebody asks before giving up: longer than any fault.
 const INSISTENCE: Duration = Duration::from_secs(60);
+/// How long somebody stays with a run before something must be wrong: it may be queued behind many others.
+const STAY: Duration = Duration::from_secs(120);
 /// How long one answer may take.
 const ANSWER: Duration = Duration::from_secs(8);
 
@@ -141,8 +143,8 @@ impl Callers {
         });
         let exec = exec.await?;
         let seen = match job.kind {
-            Kind::Canceled(after) => timeout(after, exec.finish()).await.ok(),
-            _ => Some(timeout(INSISTENCE, exec.finish()).await.context("the end of a conversation")?),
+            Kind::Canceled(after) => timeout(after, exec.finish_patiently()).await.ok(),
+            _ => Some(timeout(STAY, exec.finish_patiently()).await.context("the end of a conversation")?),
         };
         let printed = seen.and_then(Result::ok).map(|seen| seen.stdout_text());
         let may_be_canceled = printed.is_none() || calls.into_inner() > 1;

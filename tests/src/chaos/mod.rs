@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{SandboxMode, Session};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::{
@@ -222,7 +222,9 @@ async fn clear_away(
     if !findings.is_clean() {
         println!("       logs: {}", keep_logs(&directory, seed)?.display());
     }
-    world.end().await
+    world.end().await?;
+    ensure!(!directory.exists(), "{} is left", directory.display());
+    Ok(())
 }
 
 /// Keeps the logs of every process of a seed that failed.

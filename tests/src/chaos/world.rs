@@ -33,13 +33,14 @@ CREATE TRIGGER chaos_observer AFTER UPDATE ON runs FOR EACH ROW WHEN (NEW.state 
 ";
 
 pub(crate) struct World {
+    /// Goes first: it is in the cluster's directory.
+    disk: Disk,
     pub(crate) cluster: Cluster,
     pub(crate) callers: Callers,
     operator: Client,
     server: Option<Server>,
     /// The workers' first, then the apis'.
     pub(crate) proxies: Vec<Proxy>,
-    disk: Disk,
     /// Lives of workers that were stopped for a while.
     pub(crate) paused: BTreeSet<Uuid>,
     /// Every worker process there was.
@@ -227,10 +228,11 @@ impl World {
         self.cluster.stop_processes().await
     }
 
-    /// Ends everything in good order.
+    /// Ends everything in good order, once the processes are stopped.
     pub(crate) async fn end(mut self) -> Result<()> {
-        self.cluster.end().await?;
+        // Stopped before: the disk is in their directory, which goes with them.
         self.disk.unmount()?;
+        self.cluster.end().await?;
         self.server.take().context("a server")?.stop().await?;
         Ok(())
     }

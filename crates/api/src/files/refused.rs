@@ -72,7 +72,7 @@ impl Refused {
         use Code::{FailedPrecondition, PermissionDenied, ResourceExhausted};
         match self.reason {
             Reason::NotHeld => (Code::Unavailable, "UNAVAILABLE", "the session changes its worker"),
-            Reason::Absent => (Code::NotFound, "FILE_NOT_FOUND", "there is no such file"),
+            Reason::Absent => (Code::NotFound, "FILE_NOT_FOUND", "there is no such file or directory"),
             Reason::Exists => (Code::AlreadyExists, "FILE_EXISTS", "something is there already"),
             Reason::Directory => (FailedPrecondition, "IS_A_DIRECTORY", "is a directory"),
             Reason::NoDirectory => {

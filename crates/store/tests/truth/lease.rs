@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use codelia_policy::Outcome;
-use codelia_store::{Admission, Error, Released, RunState, Swept};
+use codelia_store::{Admission, Error, Released, RunState, Session, Swept};
 use futures::future::join_all;
 use uuid::Uuid;
 
-use crate::world::{LONG, World};
+use crate::world::{LONG, Registered, World};
 
 #[tokio::test]
 async fn of_many_workers_one_takes_a_session() {
@@ -194,14 +194,19 @@ async fn somebody_waits(world: &World) {
     .await;
 }
 
-#[tokio::test]
-async fn a_session_is_not_taken_while_its_holders_renewal_is_on_its_way() {
-    let world = World::new().await;
+/// A session whose holder has run out of time, and somebody else who may take it.
+async fn overdue(world: &World) -> (Session, Registered) {
     let session = world.session().await;
     let (holder, other) = (world.worker("holder").await, world.worker("other").await);
     world.lease(&session, &holder).await.unwrap();
     world.store.worker_renew(&holder.id, holder.incarnation, Duration::ZERO, 0).await.unwrap();
+    (session, other)
+}
 
+#[tokio::test]
+async fn a_session_is_not_taken_while_its_holders_renewal_is_on_its_way() {
+    let world = World::new().await;
+    let (session, other) = overdue(&world).await;
     let mut renewal = world.database.connection().await.unwrap();
     let renew = "BEGIN; UPDATE workers SET lease_until = now() + interval '1 hour' WHERE id = 'holder'";
     sqlx::raw_sql(renew).execute(&mut renewal).await.unwrap();
@@ -216,11 +221,7 @@ async fn a_session_is_not_taken_while_its_holders_renewal_is_on_its_way() {
 #[tokio::test]
 async fn a_holder_that_was_replaced_is_not_revived_by_a_renewal_that_comes_late() {
     let world = World::new().await;
-    let session = world.session().await;
-    let (holder, other) = (world.worker("holder").await, world.worker("other").await);
-    world.lease(&session, &holder).await.unwrap();
-    world.store.worker_renew(&holder.id, holder.incarnation, Duration::ZERO, 0).await.unwrap();
-
+    let (session, other) = overdue(&world).await;
     // Its clock stands still at a time when the lease was live; it is executed after the session was taken.
     let mut renewal = world.database.connection().await.unwrap();
     let early = "BEGIN; SELECT now()";

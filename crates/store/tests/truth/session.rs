@@ -85,6 +85,26 @@ async fn a_session_that_is_over_is_not_extended() {
 }
 
 #[tokio::test]
+async fn a_session_that_file_calls_use_has_files_and_one_that_is_over_is_not_used() {
+    let world = World::new().await;
+    let (used, unused) = (world.session().await, world.session().await);
+    let over = world.session_with(Duration::from_micros(1), None).await;
+    let note =
+        async |tenant: &codelia_policy::TenantId, id| world.store.session_use(tenant, id).await.unwrap();
+    assert!(note(&world.tenant, used.id).await && note(&world.tenant, used.id).await);
+    assert!(!note(&world.tenant, over.id).await);
+    assert!(!note(&"stranger".parse().unwrap(), unused.id).await);
+    let (first, second) = (world.worker("first").await, world.worker("second").await);
+    for session in [&used, &unused] {
+        assert!(!world.lease(session, &first).await.unwrap().has_files, "nobody had it before");
+    }
+    world.worker_dies(&first).await;
+    assert!(world.lease(&used, &second).await.unwrap().has_files);
+    assert!(!world.lease(&unused, &second).await.unwrap().has_files);
+    world.end().await;
+}
+
+#[tokio::test]
 async fn an_ended_session_is_removed_by_whoever_has_its_files() {
     let world = World::new().await;
     let session = world.session().await;
