@@ -15,6 +15,7 @@ use nix::{
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
     io::Errno,
+    process::Pid,
 };
 
 use crate::{
@@ -142,19 +143,25 @@ pub fn mount_owned(
 /// A namespace in which user and group 0 are these two outside. A process must be in it to be given them.
 fn users(process: &SingleThread, uid: u32, gid: u32) -> Result<OwnedFd, Errno> {
     let (ours, theirs) = crate::fd::socket_pair()?;
-    let wait = |socket: &OwnedFd| rustix::io::read(socket, &mut [0]).map(|count| count == 1);
     let child = || {
         let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
+        // It has both ends of the socket: it waits until it is killed.
         if entered && rustix::io::write(&theirs, &[0]).is_ok() {
-            // The end of the socket is the end of the process.
-            let _ = rustix::net::shutdown(&theirs, rustix::net::Shutdown::Write);
-            let _ = wait(&theirs);
+            let _ = rustix::io::read(&theirs, &mut [0]);
         }
         0
     };
     let pid = process.fork(child)?;
     drop(theirs);
-    if !wait(&ours)? {
+    let users = users_of(pid, &ours, uid, gid);
+    process::kill(pid)?;
+    process::reap_next()?;
+    users
+}
+
+/// The namespace of a process that tells when it is in it.
+fn users_of(pid: Pid, socket: &OwnedFd, uid: u32, gid: u32) -> Result<OwnedFd, Errno> {
+    if rustix::io::read(socket, &mut [0])? == 0 {
         return Err(Errno::PERM);
     }
     let of_child = format!("/proc/{}", pid.as_raw_nonzero());

@@ -49,6 +49,18 @@ fn has_overlays(place: &mut Place, dir: &Path) -> bool {
     false
 }
 
+/// Processes that mount overlays for this session's user.
+fn mounters(session: &Session) -> usize {
+    let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
+    let uid = session.ids.uid.to_string();
+    let is_one = |process: &Path| {
+        read(process.join("cmdline")).contains("--overlays")
+            && read(process.join("uid_map")).split_whitespace().nth(1) == Some(uid.as_str())
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    processes.filter(|process| is_one(process)).count()
+}
+
 async fn says(place: &Place, session: &Session, script: &str) -> String {
     let finished = place.sh(session, script).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
@@ -72,6 +84,7 @@ async fn an_overlay_is_changed_for_its_session_alone(mut place: Place) {
     let unchanged = "readme of the host\nbin/tool of the host\nbin\nold\nreadme\n";
     assert_eq!(says(&place, &other, &look).await, unchanged, "another session does not");
     assert_eq!(content(dir.path()), before, "nor does the host");
+    assert_eq!(mounters(&session), 0, "who mounted it is gone");
     // The control: what is only readable is not changed, by the same commands.
     place.policy.filesystem.overlay_paths = None;
     place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
