@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, Bytes};
@@ -19,7 +19,7 @@ use codelia_proto::{
     v1::{self, run_event::Kind},
 };
 use codelia_store::{Run, RunState};
-use codelia_telemetry::metrics;
+use codelia_telemetry::{Step, metrics};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -212,9 +212,13 @@ impl Watcher {
         let mut pause = Pause::default();
         for _ in 0..ATTACH_TRIES {
             let (ear, requests) = mpsc::channel(INPUTS_AHEAD);
+            let (asked, pushes) = (Instant::now(), self.push.is_some());
             ear.try_send(self.attach_request(run)?).ok()?;
             match self.context.dispatch.attach(address, ReceiverStream::new(requests)).await {
                 Ok(stream) => {
+                    if pushes {
+                        metrics().step(Step::Dispatch, asked.elapsed());
+                    }
                     self.ear.send_replace(Some(ear));
                     return Some(stream);
                 }
