@@ -99,6 +99,8 @@ pub(crate) struct Worker {
     pub(crate) advertise: Option<String>,
     pub(crate) slots: Option<NonZeroUsize>,
     pub(crate) lease_ttl_seconds: NonZeroU64,
+    /// At most 50.
+    pub(crate) lease_margin_percent: u32,
     pub(crate) poll_interval_ms: NonZeroU64,
     pub(crate) drain_grace_seconds: Option<u64>,
     pub(crate) spare_memory_mb: u64,

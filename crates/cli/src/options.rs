@@ -109,6 +109,7 @@ pub(crate) fn worker(
     manner: Manner,
 ) -> Result<codelia_worker::Options> {
     let configured = &config.worker;
+    let lease_ttl = Duration::from_secs(configured.lease_ttl_seconds.get());
     Ok(codelia_worker::Options {
         id: worker_id(configured.id.as_deref().unwrap_or(id))?,
         root: std::path::absolute(config.sandbox_root())?,
@@ -116,7 +117,8 @@ pub(crate) fn worker(
         advertise: configured.advertise.clone(),
         internal_tls: internal_tls(config)?,
         slots: configured.slots.map_or_else(default_slots, std::num::NonZeroUsize::get),
-        lease_ttl: Duration::from_secs(configured.lease_ttl_seconds.get()),
+        lease_ttl,
+        lease_margin: lease_ttl * configured.lease_margin_percent / 100,
         poll_interval: Duration::from_millis(configured.poll_interval_ms.get()),
         drain_grace: grace(config, manner),
         kill_grace: KILL_GRACE,

@@ -31,7 +31,8 @@ impl Current {
         let fence = CancellationToken::new();
         fence.cancel();
         let beat = Heartbeat { now: OffsetDateTime::UNIX_EPOCH, drain: false };
-        Self::new(Incarnation::generate(), fence, Instant::now(), beat, Duration::ZERO)
+        let none = Term { ttl: Duration::ZERO, margin: Duration::ZERO };
+        Self::new(Incarnation::generate(), fence, Instant::now(), beat, none)
     }
 
     fn new(
@@ -39,11 +40,11 @@ impl Current {
         fence: CancellationToken,
         sent_at: Instant,
         beat: Heartbeat,
-        ttl: Duration,
+        term: Term,
     ) -> Self {
         Self {
             incarnation,
-            valid_until: sent_at + ttl - margin(ttl),
+            valid_until: sent_at + (term.ttl - term.margin),
             fence,
             sent_at,
             database_time: beat.now,
@@ -66,9 +67,13 @@ impl Current {
     }
 }
 
-/// How long before its end in the database a lease ends here.
-fn margin(ttl: Duration) -> Duration {
-    ttl / 5
+/// How long leases are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Term {
+    /// In the database.
+    pub(crate) ttl: Duration,
+    /// So much sooner they end here: what runs under them must be dead by then.
+    pub(crate) margin: Duration,
 }
 
 /// Who renews, and what a loss does.
@@ -84,37 +89,37 @@ pub(crate) trait Holder: Send + Sync {
 }
 
 /// Registers a first or further life.
-pub(crate) async fn register(holder: &impl Holder, ttl: Duration) -> Result<Current, Error> {
+pub(crate) async fn register(holder: &impl Holder, term: Term) -> Result<Current, Error> {
     let incarnation = Incarnation::generate();
     let sent_at = Instant::now();
     let beat = holder.register(incarnation).await?;
     holder.beat(beat);
-    Ok(Current::new(incarnation, CancellationToken::new(), sent_at, beat, ttl))
+    Ok(Current::new(incarnation, CancellationToken::new(), sent_at, beat, term))
 }
 
 /// Keeps the lease; lives one life after another until it is dropped.
-pub(crate) async fn keep(holder: &impl Holder, ttl: Duration, current: &watch::Sender<Current>) {
+pub(crate) async fn keep(holder: &impl Holder, term: Term, current: &watch::Sender<Current>) {
     loop {
-        let why = renew_until_lost(holder, ttl, current).await;
+        let why = renew_until_lost(holder, term, current).await;
         tracing::error!(reason = why, "the lease is lost: everything under it is killed");
         current.borrow().fence.cancel();
         holder.fence().await;
-        current.send_replace(register_again(holder, ttl).await);
+        current.send_replace(register_again(holder, term).await);
         tracing::info!("registered anew");
     }
 }
 
 async fn renew_until_lost(
     holder: &impl Holder,
-    ttl: Duration,
+    term: Term,
     current: &watch::Sender<Current>,
 ) -> &'static str {
     loop {
         let now = current.borrow().clone();
-        if now.fence.run_until_cancelled(sleep_until(now.sent_at + ttl / 3)).await.is_none() {
+        if now.fence.run_until_cancelled(sleep_until(now.sent_at + term.ttl / 3)).await.is_none() {
             return "it was seen to be over";
         }
-        match renew_once(holder, ttl, &now).await {
+        match renew_once(holder, term, &now).await {
             Ok(renewed) => current.send_replace(renewed),
             Err(why) => return why,
         };
@@ -122,7 +127,7 @@ async fn renew_until_lost(
 }
 
 /// Tries until it succeeds or the lease has run out here.
-async fn renew_once(holder: &impl Holder, ttl: Duration, now: &Current) -> Result<Current, &'static str> {
+async fn renew_once(holder: &impl Holder, term: Term, now: &Current) -> Result<Current, &'static str> {
     loop {
         let sent_at = Instant::now();
         match timeout_at(now.valid_until, holder.renew(now.incarnation)).await {
@@ -130,25 +135,25 @@ async fn renew_once(holder: &impl Holder, ttl: Duration, now: &Current) -> Resul
             Ok(Ok(_)) if !now.is_live() => return Err("answered too late"),
             Ok(Ok(beat)) => {
                 holder.beat(beat);
-                return Ok(Current::new(now.incarnation, now.fence.clone(), sent_at, beat, ttl));
+                return Ok(Current::new(now.incarnation, now.fence.clone(), sent_at, beat, term));
             }
             Ok(Err(Error::Fenced)) => return Err("another incarnation has it, or it ran out"),
             Err(_) => return Err("no answer in time"),
             Ok(Err(error)) => tracing::warn!(%error, "the lease could not be renewed; trying again"),
         }
-        if timeout_at(now.valid_until, sleep(ttl / 20)).await.is_err() {
+        if timeout_at(now.valid_until, sleep(term.ttl / 20)).await.is_err() {
             return Err("not renewed in time");
         }
     }
 }
 
-async fn register_again(holder: &impl Holder, ttl: Duration) -> Current {
+async fn register_again(holder: &impl Holder, term: Term) -> Current {
     loop {
-        match register(holder, ttl).await {
+        match register(holder, term).await {
             Ok(current) => return current,
             Err(error) => tracing::warn!(%error, "cannot register; trying again"),
         }
-        sleep(ttl / 20).await;
+        sleep(term.ttl / 20).await;
     }
 }
 
@@ -167,6 +172,8 @@ mod tests {
     use super::*;
 
     const TTL: Duration = Duration::from_secs(15);
+    const LIVE: Duration = Duration::from_secs(11);
+    const TERM: Term = Term { ttl: TTL, margin: Duration::from_secs(4) };
 
     #[derive(Debug, Default)]
     struct Database {
@@ -197,7 +204,7 @@ mod tests {
                 return Err(Error::NotMigrated);
             }
             if self.is_late.load(Ordering::SeqCst) {
-                sleep(TTL - margin(TTL) - TTL / 3).await;
+                sleep(LIVE - TTL / 3).await;
             }
             if self.hangs.load(Ordering::SeqCst) { pending().await } else { Ok(beat()) }
         }
@@ -210,10 +217,10 @@ mod tests {
     }
 
     async fn start(database: &Arc<Database>) -> (watch::Receiver<Current>, Current) {
-        let first = register(database, TTL).await.unwrap();
+        let first = register(database, TERM).await.unwrap();
         let (sender, receiver) = watch::channel(first.clone());
         let holder = database.clone();
-        background("keeper", async move { keep(&holder, TTL, &sender).await });
+        background("keeper", async move { keep(&holder, TERM, &sender).await });
         (receiver, first)
     }
 
@@ -241,13 +248,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_lease_is_lost_before_its_end_when_the_database_does_not_answer() {
         let database = Arc::new(Database { hangs: true.into(), ..Default::default() });
-        assert_eq!(lost_after(&database).await, TTL - margin(TTL));
+        assert_eq!(lost_after(&database).await, LIVE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_lease_is_lost_before_its_end_when_every_renewal_fails() {
         let database = Arc::new(Database { fails: true.into(), ..Default::default() });
-        assert_eq!(lost_after(&database).await, TTL - margin(TTL));
+        assert_eq!(lost_after(&database).await, LIVE);
     }
 
     #[tokio::test(start_paused = true)]
@@ -259,7 +266,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_read_when_the_lease_is_over_does_not_renew_it() {
         let database = Arc::new(Database { is_late: true.into(), ..Default::default() });
-        assert_eq!(lost_after(&database).await, TTL - margin(TTL));
+        assert_eq!(lost_after(&database).await, LIVE);
     }
 
     #[tokio::test(start_paused = true)]
@@ -274,8 +281,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lease_ends_on_the_clock_alone() {
         let database = Arc::new(Database::default());
-        let current = register(&database, TTL).await.unwrap();
-        sleep(TTL - margin(TTL) - Duration::from_millis(1)).await;
+        let current = register(&database, TERM).await.unwrap();
+        sleep(LIVE - Duration::from_millis(1)).await;
         assert!(current.is_live());
         sleep(Duration::from_millis(1)).await;
         assert!(!current.is_live());

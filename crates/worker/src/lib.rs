@@ -47,6 +47,7 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use lease::Term;
 pub use root::{RootError, blocked_at};
 use worker::Worker;
 
@@ -72,6 +73,8 @@ pub struct Options {
     pub slots: usize,
     /// How long its leases live without a heartbeat.
     pub lease_ttl: Duration,
+    /// So much sooner it kills what runs under one that it cannot renew.
+    pub lease_margin: Duration,
     /// How often it looks for what no push brought.
     pub poll_interval: Duration,
     /// How long running runs may go on when it leaves.
@@ -136,6 +139,9 @@ pub enum Error {
     /// An option is out of range.
     #[error("{0} must be more than zero")]
     Zero(&'static str),
+    /// There would be no time to renew a lease.
+    #[error("lease_margin must be at most half of lease_ttl")]
+    Margin,
     /// TCP without certificates.
     #[error("a worker listens on TCP only with certificates")]
     TlsMissing,
@@ -187,7 +193,7 @@ impl Service {
         }
         let (listener, address) = server::bind(&options).await?;
         let worker = Worker::new(options, store, modes, root, address);
-        let current = lease::register(worker.as_ref(), worker.options.lease_ttl).await?;
+        let current = lease::register(worker.as_ref(), worker.options.term()).await?;
         worker.current.send_replace(current);
         let loops = CancellationToken::new();
         start_loops(&worker, &loops);
@@ -232,18 +238,27 @@ fn check(options: &Options) -> Result<(), Error> {
     let zero = [
         ("slots", options.slots == 0),
         ("lease_ttl", options.lease_ttl.is_zero()),
+        ("lease_margin", options.lease_margin.is_zero()),
         ("poll_interval", options.poll_interval.is_zero()),
     ];
     match zero.into_iter().find(|(_, is_zero)| *is_zero) {
         Some((name, _)) => Err(Error::Zero(name)),
+        // A heartbeat comes when a third is over, and may have to be tried again.
+        None if options.lease_margin > options.lease_ttl / 2 => Err(Error::Margin),
         None => Ok(()),
+    }
+}
+
+impl Options {
+    fn term(&self) -> Term {
+        Term { ttl: self.lease_ttl, margin: self.lease_margin }
     }
 }
 
 fn start_loops(worker: &Arc<Worker>, stop: &CancellationToken) {
     let (w, until) = (worker.clone(), stop.clone());
     task::background("lease keeper", async move {
-        until.run_until_cancelled(lease::keep(w.as_ref(), w.options.lease_ttl, &w.current)).await;
+        until.run_until_cancelled(lease::keep(w.as_ref(), w.options.term(), &w.current)).await;
     });
     let (w, until) = (worker.clone(), stop.clone());
     task::background("poll", async move {

@@ -64,6 +64,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("worker.advertise", "CODELIA_WORKER_ADVERTISE", Text).unset("the address it listens on"),
     key("worker.slots", "CODELIA_WORKER_SLOTS", Whole).unset("4 for each core"),
     key("worker.lease_ttl_seconds", "CODELIA_WORKER_LEASE_TTL_SECONDS", Whole).or("15"),
+    key("worker.lease_margin_percent", "CODELIA_WORKER_LEASE_MARGIN_PERCENT", Whole).or("20"),
     key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Whole).or("500"),
     key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Whole).unset("30; 2 for `up`"),
     key("worker.spare_memory_mb", "CODELIA_WORKER_SPARE_MEMORY_MB", Whole).or("256"),

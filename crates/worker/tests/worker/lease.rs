@@ -1,14 +1,34 @@
 //! Leases: what happens to a worker that lost its own.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use codelia_policy::{Incarnation, Mode, Outcome};
 use codelia_proto::internal::v1::PushResult;
 use codelia_store::NewWorker;
-use codelia_tests::eventually;
+use codelia_tests::{Database, Scratch, eventually};
+use codelia_worker::{Error, Options, Service};
 use uuid::Uuid;
 
-use crate::world::{Shape, World, shell};
+use crate::{
+    plain::Plain,
+    world::{Shape, World, options, shell},
+};
+
+#[tokio::test]
+async fn a_lease_that_leaves_no_time_to_kill_or_to_renew_is_refused() {
+    let (database, scratch) = (Database::create().await.unwrap(), Scratch::new().unwrap());
+    let store = database.store().await.unwrap();
+    store.migrate().await.unwrap();
+    let sound = options(&"w-1".parse().unwrap(), &scratch, Shape::default());
+    let with = async |lease_margin| {
+        let options = Options { lease_margin, ..sound.clone() };
+        Service::start(options, store.clone(), vec![Arc::new(Plain::default())]).await.map(drop)
+    };
+    assert!(matches!(with(sound.lease_ttl).await, Err(Error::Margin)));
+    assert!(matches!(with(Duration::ZERO).await, Err(Error::Zero("lease_margin"))));
+    store.close().await;
+    database.end().await.unwrap();
+}
 
 #[tokio::test]
 async fn a_fenced_worker_kills_its_commands_and_begins_a_new_life() {

@@ -279,6 +279,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Opt
         internal_tls: None,
         slots: shape.slots,
         lease_ttl: shape.lease_ttl,
+        lease_margin: shape.lease_ttl / 5,
         poll_interval: Duration::from_millis(100),
         drain_grace: shape.drain_grace,
         kill_grace: Duration::from_millis(200),
