@@ -15,8 +15,9 @@ const SESSIONS: usize = 10_000;
 const AT_ONCE: usize = 32;
 /// The promise, for each of them.
 const MOST_BYTES: u64 = 1 << 20;
-/// How long statements are counted.
+/// How long statements are counted, and how long the database may take to count those before.
 const WATCHED: Duration = Duration::from_secs(10);
+const COUNTED_AFTER: Duration = Duration::from_secs(15);
 
 const TRANSACTIONS: &str = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
 
@@ -68,6 +69,7 @@ fn resident(cluster: &Cluster) -> Result<u64> {
 
 /// Transactions of the installation's database in a second, with nobody calling.
 async fn statements(cluster: &Cluster) -> Result<f64> {
+    tokio::time::sleep(COUNTED_AFTER).await;
     let before = cluster.database.number(TRANSACTIONS).await?;
     tokio::time::sleep(WATCHED).await;
     let done = cluster.database.number(TRANSACTIONS).await? - before;
