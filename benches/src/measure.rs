@@ -9,6 +9,9 @@ use anyhow::Result;
 use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 
+/// Before each measurement: what the one before left to be done must not count against this one.
+const REST: Duration = Duration::from_secs(1);
+
 /// How often something was done and how long each took.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
@@ -23,6 +26,7 @@ impl Measured {
     where
         F: Future<Output = Result<Duration>>,
     {
+        tokio::time::sleep(REST).await;
         let begin = Instant::now();
         let lane = async |number: usize| -> Result<Histogram<u64>> {
             let mut latencies = Histogram::new(3)?;
