@@ -25,6 +25,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// It could not be looked for.
     async fn sweep(&self) -> Result<usize, Error>;
 
+    /// Takes away what the sandboxes of this process share on the host, when none of them is left.
+    fn leave(&self) {}
+
     /// Carries out the whole plan, with `codelia-init` waiting inside for its command.
     ///
     /// # Errors

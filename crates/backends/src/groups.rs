@@ -57,6 +57,11 @@ impl Groups {
         Ok(())
     }
 
+    /// Removes what all groups of this process share.
+    pub(crate) fn leave(&self) {
+        self.hierarchy.leave();
+    }
+
     /// Removes the groups that workers which were killed left empty.
     pub(crate) fn remove_orphans(&self) -> Result<usize, Error> {
         Ok(self.hierarchy.remove_orphans()?)

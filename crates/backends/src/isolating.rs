@@ -242,6 +242,10 @@ impl<T: Tool> Backend for Isolating<T> {
         Ok(self.groups.remove_orphans()? + self.tool.sweep(&self.host).map_err(Error::Sweep)?)
     }
 
+    fn leave(&self) {
+        self.groups.leave();
+    }
+
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         refuse_what_does_not_isolate(plan, T::MODE)?;
         self.carry_out(plan).await

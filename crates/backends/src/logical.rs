@@ -84,6 +84,10 @@ impl Backend for Logical {
         self.groups.remove_orphans()
     }
 
+    fn leave(&self) {
+        self.groups.leave();
+    }
+
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         refuse_what_is_not_logical(plan)?;
         let root =

@@ -220,6 +220,7 @@ impl Service {
             ended = &mut self.server => Some(ended.unwrap_or(Err(Error::Stopped("internal server")))),
         };
         drain::leave(&self.worker).await;
+        self.worker.modes.leave();
         if let Some(result) = early {
             return result.and(Err(Error::Stopped("internal server")));
         }

@@ -102,6 +102,11 @@ impl Modes {
         }
     }
 
+    /// Takes away what the sandboxes of this worker shared.
+    pub(crate) fn leave(&self) {
+        self.installed.values().for_each(|installed| installed.backend.leave());
+    }
+
     fn installed(&self, mode: Mode) -> Result<&Installed, Denial> {
         self.installed.get(&mode).ok_or_else(|| unavailable(mode))
     }

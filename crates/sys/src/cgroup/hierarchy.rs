@@ -135,9 +135,10 @@ impl Base {
     }
 }
 
-impl Drop for Hierarchy {
-    /// What another hierarchy of this process still uses is not empty, or is made again.
-    fn drop(&mut self) {
+impl Hierarchy {
+    /// Removes the process's own parents. What another hierarchy of this process still uses is not empty, or is
+    /// made again.
+    pub fn leave(&self) {
         for controller in Controller::ALL {
             if let Ok(base) = self.base(controller)
                 && base
@@ -148,6 +149,12 @@ impl Drop for Hierarchy {
                 let _ = fs::remove_dir(&base.dir);
             }
         }
+    }
+}
+
+impl Drop for Hierarchy {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
