@@ -33,6 +33,9 @@ const BETWEEN_REMOVALS: Duration = Duration::from_millis(10);
 const BLOCKING_REMOVALS: u32 = 20;
 const BETWEEN_BLOCKING_REMOVALS: Duration = Duration::from_millis(1);
 
+/// How often a socket is looked at before it counts as left.
+const SOCKET_LOOKS: u32 = 50;
+
 /// A living sandbox. Dropped, it is destroyed in the background.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
@@ -169,8 +172,10 @@ impl Remains {
         receipt.mounts += held.mounts;
         receipt.cgroups += held.cgroups;
         receipt.directories += held.directories;
-        // One that cannot be looked at is not closed.
-        let is_closed = socket.is_some_and(|socket| fd::is_closed_there(socket).unwrap_or(false));
+        let is_closed = match socket {
+            Some(socket) => is_closed_soon(&socket).await,
+            None => false,
+        };
         receipt.sockets += held.sockets + u32::from(!is_closed);
         if !receipt.is_clean() {
             tracing::error!(?receipt, "a sandbox left something behind");
@@ -203,6 +208,18 @@ impl Drop for Remains {
         }
         tracing::error!(?group, "a control group is left behind");
     }
+}
+
+/// Whether the other end of a socket is closed everywhere. A program that is being started has a copy of all that we hold
+/// until it is executed. One that cannot be looked at is not closed.
+async fn is_closed_soon(socket: &OwnedFd) -> bool {
+    for _ in 0..SOCKET_LOOKS {
+        if fd::is_closed_there(socket).unwrap_or(false) {
+            return true;
+        }
+        tokio::time::sleep(BETWEEN_REMOVALS).await;
+    }
+    false
 }
 
 async fn remove(mut group: Group) -> Receipt {
