@@ -40,6 +40,11 @@ impl Deadline {
         }
     }
 
+    /// That of a call, as this layer left it there.
+    pub(crate) fn of_call<T>(request: &tonic::Request<T>) -> Self {
+        request.extensions().get().copied().unwrap_or(Self(None))
+    }
+
     fn of(headers: &HeaderMap) -> Self {
         let after = headers.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
         Self(after.map(|after| Instant::now() + after.saturating_sub(AHEAD_OF_TRANSPORT)))

@@ -104,7 +104,7 @@ impl FileService for Files {
         request: Request<v1::ReadFileRequest>,
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let deadline = request.extensions().get().copied().unwrap_or(Deadline(None));
+        let deadline = Deadline::of_call(&request);
         let request = request::read(request.into_inner())?;
         let road = self.road(&caller, names::session("parent", &request.parent)?);
         let opened = road.read(&request).await;

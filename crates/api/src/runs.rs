@@ -57,11 +57,6 @@ pub(crate) async fn cancel(context: &Arc<Context>, tenant: &TenantId, id: RunId)
     Ok(run)
 }
 
-/// What a call that streams must know of its request.
-fn deadline<T>(request: &Request<T>) -> Deadline {
-    request.extensions().get().copied().unwrap_or(Deadline(None))
-}
-
 impl Runs {
     async fn start(&self, caller: &Caller, request: RunRequest) -> Result<Recorded, ApiError> {
         let session = request.session.clone();
@@ -238,7 +233,7 @@ impl RunService for Runs {
         request: Request<v1::WatchRunRequest>,
     ) -> Result<Response<Self::WatchRunStream>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let deadline = deadline(&request);
+        let deadline = Deadline::of_call(&request);
         let (run, position) = self.watched(&caller, request.into_inner()).await?;
         let (out, events) = mpsc::channel(EVENTS_AHEAD);
         let watcher = Watcher::new(self.context.clone(), caller.tenant, position, out);
@@ -253,7 +248,7 @@ impl RunService for Runs {
         request: Request<Streaming<v1::ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let deadline = deadline(&request);
+        let deadline = Deadline::of_call(&request);
         let events = self.converse(caller, request.into_inner(), deadline).await?;
         let events = events.map(|event| event.map(|event| v1::ExecResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))

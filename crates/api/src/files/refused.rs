@@ -75,9 +75,11 @@ impl Refused {
             Reason::Absent => (Code::NotFound, "FILE_NOT_FOUND", "there is no such file or directory"),
             Reason::Exists => (Code::AlreadyExists, "FILE_EXISTS", "something is there already"),
             Reason::Directory => (FailedPrecondition, "IS_A_DIRECTORY", "is a directory"),
-            Reason::NoDirectory => {
-                (FailedPrecondition, "NOT_A_DIRECTORY", "is not, or leads through, no directory")
-            }
+            Reason::NoDirectory => (
+                FailedPrecondition,
+                "NOT_A_DIRECTORY",
+                "is no directory, or leads through something that is none",
+            ),
             Reason::NotEmpty => {
                 (FailedPrecondition, "DIRECTORY_NOT_EMPTY", "is a directory that is not empty")
             }
