@@ -244,8 +244,8 @@ impl Store {
             Used,
             r#"SELECT
                  (SELECT count(*) FROM sessions WHERE tenant_id = $1 AND state = 'open') AS "sessions!",
-                 (SELECT count(*) FROM runs WHERE tenant_id = $1 AND state <> 'ended') AS "concurrent_runs!",
-                 (SELECT count(*) FROM runs WHERE tenant_id = $1 AND state = 'queued') AS "queued_runs!",
+                 (SELECT count(*) FROM runs WHERE active_tenant = $1) AS "concurrent_runs!",
+                 (SELECT count(*) FROM runs WHERE active_tenant = $1 AND state = 'queued') AS "queued_runs!",
                  (SELECT coalesce(sum(output_bytes), 0)::bigint FROM runs
                   WHERE tenant_id = $1 AND output_bytes > 0) AS "output_bytes!""#,
             id.as_str(),

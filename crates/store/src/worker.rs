@@ -235,11 +235,7 @@ impl Store {
              WHERE w.state = 'ready' AND w.lease_until > now() AND $2 = ANY (w.modes)
                AND (s.home_root IS NULL OR s.home_root = w.root_id
                     -- As in lease_acquire.sql.
-                    OR (s.allow_data_loss
-                        AND NOT EXISTS (SELECT 1 FROM workers home
-                                        WHERE home.root_id = s.home_root
-                                          AND (home.lease_until > now()
-                                               OR home.heartbeat_at > now() - interval '1 minute'))))
+                    OR (s.allow_data_loss AND root_is_gone(s.home_root)))
              ORDER BY random() LIMIT 2",
             session.0,
             mode.as_str(),

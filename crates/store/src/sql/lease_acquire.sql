@@ -9,10 +9,7 @@ WHERE s.id = $1 AND s.state = 'open' AND s.expires_at > now()
   -- Its files, if it has any, are where this worker is.
   AND (s.home_root IS NULL OR s.home_root = w.root_id
        -- … or who had them is gone for longer than a restart takes, and its caller would rather go on without them.
-       OR (s.allow_data_loss
-           AND NOT EXISTS (SELECT 1 FROM workers home
-                           WHERE home.root_id = s.home_root
-                             AND (home.lease_until > now() OR home.heartbeat_at > now() - interval '1 minute'))))
+       OR (s.allow_data_loss AND root_is_gone(s.home_root)))
   AND NOT EXISTS (SELECT 1 FROM workers holder
                   WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
                     AND holder.lease_until > now())

@@ -8,10 +8,7 @@ SELECT wanted.id FROM (
       AND s.spec ->> 'mode' = ANY (me.modes)
       AND (s.home_root IS NULL OR s.home_root = me.root_id
            -- As in lease_acquire.sql.
-           OR (s.allow_data_loss
-               AND NOT EXISTS (SELECT 1 FROM workers home
-                               WHERE home.root_id = s.home_root
-                                 AND (home.lease_until > now() OR home.heartbeat_at > now() - interval '1 minute'))))
+           OR (s.allow_data_loss AND root_is_gone(s.home_root)))
       AND NOT EXISTS (SELECT 1 FROM workers holder
                       WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
                         AND holder.lease_until > now())

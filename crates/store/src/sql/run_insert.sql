@@ -3,11 +3,7 @@ WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
            -- Nobody has its files any more, and it may not go on without them. Looked at only if nobody holds it.
-           w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss
-               AND NOT EXISTS (SELECT 1 FROM workers home
-                               WHERE home.root_id = s.home_root
-                                 AND (home.lease_until > now() OR home.heartbeat_at > now() - interval '1 minute'))
-               AS lost,
+           w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss AND root_is_gone(s.home_root) AS lost,
            -- Set if a live worker that takes runs holds the session: the run is its at once.
            w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
     FROM sessions s
@@ -19,7 +15,7 @@ WITH session AS (
 ),
 used AS (
     SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
-    FROM runs WHERE tenant_id = $3 AND state <> 'ended'
+    FROM runs WHERE active_tenant = $3
 ),
 inserted AS (
     INSERT INTO runs (id, session_id, tenant_id, spec, labels, retries, idempotency_key, request_hash,
