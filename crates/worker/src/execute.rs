@@ -1,6 +1,6 @@
 //! One run, from its slot to its committed outcome.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
@@ -33,6 +33,10 @@ const STRAY_REPORTS: Duration = Duration::from_secs(1);
 
 /// A command that takes so long is told how long its lease is, and each time that is renewed: most have ended by then.
 const FIRST_WORD: Duration = Duration::from_millis(100);
+
+/// The session's next sandbox is prepared when the command has ended, or has taken so long: until then nobody competes
+/// with its first output.
+const HEAD_START: Duration = Duration::from_millis(50);
 
 /// A run's result, before its output is added.
 #[derive(Debug)]
@@ -222,10 +226,10 @@ async fn supervise(
     run.phase.send_replace(Phase::Started(started));
     let streams = Streams::start(worker, run, ends.outputs, ends.stdin.map(|writer| (writer, inlets.stdin)));
     let violations = running.violations().map(|reports| collect(run, reports));
-    worker.keep_spare(run.assigned.session);
 
     let lease = worker.current.subscribe();
-    let end = wait(run, running.as_mut(), lease, inlets.control, ends.terminal.as_ref()).await;
+    let waiting = wait(run, running.as_mut(), lease, inlets.control, ends.terminal.as_ref());
+    let end = with_head_start(waiting, || worker.keep_spare(run.assigned.session)).await;
     let ended = stop(worker, run, running.as_mut(), end).await;
     metrics().step(Step::Execute, started_at.elapsed());
     streams.finish(&run.output).await;
@@ -247,6 +251,17 @@ async fn supervise(
         unenforced: plan.unenforced,
         field: None,
     })
+}
+
+/// Waits, and does something beside it as soon as that disturbs nobody.
+async fn with_head_start<T>(waiting: impl Future<Output = T>, then: impl FnOnce()) -> T {
+    let mut waiting = pin!(waiting);
+    let soon = timeout(HEAD_START, &mut waiting).await;
+    then();
+    match soon {
+        Ok(done) => done,
+        Err(_) => waiting.await,
+    }
 }
 
 fn collect(run: &Arc<ActiveRun>, reports: mpsc::Receiver<Violation>) -> JoinHandle<()> {
