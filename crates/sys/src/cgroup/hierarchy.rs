@@ -99,7 +99,8 @@ impl Hierarchy {
 }
 
 impl Base {
-    /// Makes the process's own parent, or lets its children have this controller too.
+    /// Makes the process's own parent, or lets its children have this controller too. Where processors are short, it has
+    /// the usual weight: all sandboxes together count as one process outside, so that those who serve everybody go first.
     pub(super) fn make(&self, controller: Controller) -> Result<(), Error> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {

@@ -15,6 +15,9 @@ use crate::Error;
 /// The kernel takes no CPU quota below this.
 const LEAST_QUOTA_MICROS: u64 = 1000;
 
+/// The period of a new group.
+const USUAL_PERIOD_MICROS: u64 = 100_000;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) dir: PathBuf,
@@ -43,20 +46,16 @@ impl Leaf {
         self.write("pids.max", most)
     }
 
-    /// Where processors are short, a group gets an eighth of what a process outside gets: those who serve
-    /// everybody go before the one who computes.
     pub(super) fn limit_cpu(&self, millis: u64) -> Result<(), Error> {
         let (quota, period) = cpu_quota(millis);
         match self.version {
             Version::One => {
-                self.write("cpu.shares", 1024 / 8)?;
-                self.write("cpu.cfs_period_us", period)?;
+                if period != USUAL_PERIOD_MICROS {
+                    self.write("cpu.cfs_period_us", period)?;
+                }
                 self.write("cpu.cfs_quota_us", quota)
             }
-            Version::Two => {
-                self.write("cpu.weight", 100 / 8)?;
-                self.write("cpu.max", format!("{quota} {period}"))
-            }
+            Version::Two => self.write("cpu.max", format!("{quota} {period}")),
         }
     }
 
@@ -155,7 +154,11 @@ impl Leaf {
 /// Quota and period in microseconds; a longer period where the usual one would make the quota
 /// smaller than the kernel takes.
 fn cpu_quota(millis: u64) -> (u64, u64) {
-    if millis * 100 >= LEAST_QUOTA_MICROS { (millis * 100, 100_000) } else { (millis * 1000, 1_000_000) }
+    if millis * 100 >= LEAST_QUOTA_MICROS {
+        (millis * 100, USUAL_PERIOD_MICROS)
+    } else {
+        (millis * 1000, 1_000_000)
+    }
 }
 
 #[cfg(test)]
@@ -173,12 +176,12 @@ mod tests {
 
     #[test]
     fn version_2_limits_are_written_in_its_files() {
-        let names = ["memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max"];
+        let names = ["memory.max", "memory.swap.max", "cpu.max", "pids.max"];
         let (_dir, leaf) = leaf_with(&names.map(|name| (name, "")));
         leaf.limit_memory(4096).unwrap();
         leaf.limit_cpu(1500).unwrap();
         leaf.limit_pids(7).unwrap();
-        assert_eq!(names.map(|name| leaf.read(name).unwrap()), ["4096", "0", "150000 100000", "12", "7"]);
+        assert_eq!(names.map(|name| leaf.read(name).unwrap()), ["4096", "0", "150000 100000", "7"]);
     }
 
     #[test]
