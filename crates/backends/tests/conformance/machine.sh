@@ -13,6 +13,8 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm
 mount -t devpts -o ptmxmode=666 pts /dev/pts
 mount -t tmpfs shm /dev/shm
+mount /dev/nvme0n1 /tmp
+chmod 1777 /tmp
 mount -t cgroup2 -o nsdelegate groups /sys/fs/cgroup
 
 # As a service manager does: a delegated group, and one in it for the processes that use it.

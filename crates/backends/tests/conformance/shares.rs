@@ -76,14 +76,36 @@ async fn reading_is_held_to_its_rate(mut place: Place) {
     assert!(limited.read_bytes >= 8 * MIB && free.read_bytes >= 8 * MIB, "{limited:?} {free:?}");
 }
 
-async fn a_rate_of_writing_is_refused_where_the_kernel_keeps_none(mut place: Place) {
-    place.policy.resources.max_writes_per_second = Some(100);
-    let plan = place.try_plan(&place.session());
-    if place.host.enforceable.writes {
-        assert_eq!(plan.unwrap().io.writes, Some(100));
-    } else {
-        assert_eq!(plan.unwrap_err().field, "policy.resources.max_writes_per_second");
+/// Writes through the kernel's cache and past it, each to a file that nobody wrote before: its disk would be on their account.
+async fn write_big(place: &Place) -> [Duration; 2] {
+    let mut took = [Duration::ZERO; 2];
+    for (took, how) in took.iter_mut().zip(["conv=fsync", "oflag=direct"]) {
+        let script = format!("dd if=/dev/zero of=big bs=64k count=128 {how}");
+        let finished = place.sh(&place.session(), &script).await;
+        assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
+        *took = finished.usage.wall_time;
     }
+    took
+}
+
+async fn writing_is_held_to_its_rate(mut place: Place) {
+    const FIELD: &str = "policy.resources.max_write_bytes_per_second";
+    place.policy.resources.max_write_bytes_per_second = Some(4 * MIB);
+    if !place.host.enforceable.writes {
+        assert_eq!(place.try_plan(&place.session()).unwrap_err().field, FIELD);
+        return;
+    }
+    let limited = write_big(&place).await;
+    place.policy.resources.max_write_bytes_per_second = None;
+    place.policy.resources.max_writes_per_second = Some(64);
+    let [_, few] = write_big(&place).await;
+    place.policy.resources.max_writes_per_second = None;
+    let free = write_big(&place).await;
+    // It may have a little ahead.
+    for limited in [limited[0], limited[1], few] {
+        assert!(limited >= Duration::from_secs(1), "{limited:?} of {free:?}");
+    }
+    assert!(free[0] < limited[0] && free[1] < limited[1].min(few), "the control: {free:?}");
 }
 
 async fn what_was_written_and_started_is_told(place: Place) {
@@ -114,6 +136,6 @@ fn counts_processes() -> bool {
 in_every_mode!(
     a_command_runs_on_its_processors_alone,
     reading_is_held_to_its_rate,
-    a_rate_of_writing_is_refused_where_the_kernel_keeps_none,
+    writing_is_held_to_its_rate,
     what_was_written_and_started_is_told,
 );
