@@ -6,8 +6,9 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use codelia_init::{Decoder, Report, Request, encode};
+use codelia_init::{Decoder, Report, encode};
 use codelia_sys::fd;
+use serde::Serialize;
 use tokio::{io::Interest, net::UnixStream};
 
 use crate::Error;
@@ -39,7 +40,7 @@ impl Control {
 
     /// Says something, with descriptors. A small request without any goes in one piece, so that
     /// several may be said at once.
-    pub(crate) async fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    pub(crate) async fn send(&self, request: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let frame = encode(request)?;
         let mut sent = self.send_some(&frame, fds).await?;
         while sent < frame.len() {
@@ -92,6 +93,11 @@ impl Control {
     /// The next descriptor that came with a report.
     pub(crate) fn take_descriptor(&mut self) -> Result<OwnedFd, Error> {
         self.descriptors.pop_front().ok_or(Error::OutOfTurn)
+    }
+
+    /// All that came and were not taken.
+    pub(crate) fn take_descriptors(self) -> Vec<OwnedFd> {
+        self.descriptors.into()
     }
 
     async fn read(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {

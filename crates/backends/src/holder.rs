@@ -4,8 +4,9 @@ use std::fmt::Debug;
 
 use async_trait::async_trait;
 use codelia_policy::Receipt;
-use codelia_sys::Pid;
-use tokio::process::Child;
+use codelia_sys::{Pid, process::Status};
+
+use crate::process::Process;
 
 /// What a mode started. The sandbox asks it to end by the end of the control socket, then calls
 /// `ended`; if that takes too long `kill` and `ended` again; then `remove`, once.
@@ -37,21 +38,21 @@ pub(crate) trait Holder: Send + Sync + Debug {
 
 /// `codelia-init` as a child of ours.
 #[derive(Debug)]
-pub(crate) struct BareInit(pub(crate) Child);
+pub(crate) struct BareInit(pub(crate) Process);
 
 #[async_trait]
 impl Holder for BareInit {
     async fn ended(&mut self) -> bool {
-        self.0.wait().await.is_ok_and(|status| status.code().is_some())
+        matches!(self.0.ended().await, Ok(Status::Exited(_)))
     }
 
     async fn kill(&mut self) {
-        if let Err(error) = self.0.start_kill() {
-            tracing::debug!(%error, "codelia-init has ended already");
+        if let Err(errno) = self.0.kill() {
+            tracing::warn!(%errno, "codelia-init was not killed");
         }
     }
 
     fn bare_init(&self) -> Option<Pid> {
-        Pid::from_raw(self.0.id()?.cast_signed())
+        self.0.id()
     }
 }

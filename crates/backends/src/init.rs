@@ -4,12 +4,11 @@ use std::{
     env,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    process::Stdio,
 };
 
-use tokio::process::{Child, Command};
+use codelia_sys::{fd, spawn::Program};
 
-use crate::Error;
+use crate::{Error, process::Process};
 
 const NAME: &str = "codelia-init";
 
@@ -25,15 +24,11 @@ pub fn find_init() -> Result<PathBuf, Error> {
     if path.is_file() { Ok(path) } else { Err(Error::InitMissing { path }) }
 }
 
-/// Starts it with nothing of ours but the control socket. Nothing is set here that would keep the
-/// standard library from `posix_spawn`: a fork of a large worker is slow.
-pub(crate) fn start(path: &Path, control: OwnedFd) -> Result<Child, Error> {
-    Command::new(path)
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::from(control))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|source| Error::InitStart { path: path.to_owned(), source })
+/// Starts it with nothing of ours but the control socket.
+pub(crate) fn start(path: &Path, arguments: &[&str], control: OwnedFd) -> Result<Process, Error> {
+    let started = || {
+        let (output, errors) = (fd::null()?, fd::null()?);
+        Process::start(&Program::new(path, arguments, [control, output, errors])?)
+    };
+    started().map_err(|source| Error::InitStart { path: path.to_owned(), source })
 }

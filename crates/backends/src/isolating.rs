@@ -7,16 +7,15 @@ use std::{
     io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{fs::FileExt, process::CommandExt},
+        unix::fs::FileExt,
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     sync::Arc,
 };
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Ids, Mode, Mount, NetworkMode, Plan};
-use codelia_sys::{cgroup::Group, inherit, process};
+use codelia_sys::{cgroup::Group, fd, process, spawn::Program};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared,
@@ -25,6 +24,7 @@ use crate::{
     idle,
     overlay::{self, Overlays, Spaces},
     prepared,
+    process::Process,
     sandbox::Sandbox,
     scratch::Scratch,
     setup,
@@ -74,7 +74,7 @@ pub(crate) struct Inherited(Vec<OwnedFd>);
 impl Inherited {
     /// Adds a file; answers the number of its descriptor.
     pub(crate) fn add(&mut self, name: &str, content: &[u8]) -> Result<String, Error> {
-        let file = inherit::memory_file(name, content).map_err(io::Error::from)?;
+        let file = fd::memory_file(name, content).map_err(io::Error::from)?;
         let number = file.as_raw_fd().to_string();
         self.0.push(file);
         Ok(number)
@@ -87,19 +87,19 @@ pub(crate) struct Isolating<T> {
     tool: T,
     host: Host,
     groups: Groups,
-    overlays: Arc<Overlays>,
+    overlays: Overlays,
 }
 
 impl<T: Tool> Isolating<T> {
     /// Looks for the control groups of this host.
     pub(crate) fn new(tool: T, host: Host, cgroup_parent: Option<&str>) -> Result<Self, Error> {
         let host = Host { program: locate(host.program), ..host };
-        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)?, overlays: Arc::default() })
+        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)?, overlays: Overlays::default() })
     }
 
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let setup = setup::of(plan)?;
-        let complaints = File::from(inherit::memory_file("complaints", b"").map_err(io::Error::from)?);
+        let complaints = File::from(fd::memory_file("complaints", b"").map_err(io::Error::from)?);
         let overlays = self.overlays.hold(&self.host.init, plan).await?;
         let sandbox = self.start(plan, self.groups.create(plan)?, overlays, &complaints)?;
         let prepared = prepared::prepare(sandbox, plan, setup, None).await;
@@ -117,13 +117,13 @@ impl<T: Tool> Isolating<T> {
         let ids = ids(plan)?;
         let scratch = Scratch::enter(ids.uid, self.tool.scratch(ids));
         let started = Control::pair().and_then(|(control, there)| {
-            let command = self.command(plan, there, overlays.as_deref(), complaints)?;
-            let child = tokio::process::Command::from(command).spawn();
-            child.map(|child| (control, child)).map_err(|source| self.not_started(source))
+            let program = self.program(plan, there, overlays.as_deref(), complaints)?;
+            let process = Process::start(&program).map_err(|source| self.not_started(source))?;
+            Ok((control, process))
         });
         match started {
-            Ok((control, child)) => {
-                Ok(Sandbox::new(control, Box::new(ToolProcess::new(child, plan, scratch, overlays)), group))
+            Ok((control, process)) => {
+                Ok(Sandbox::new(control, Box::new(ToolProcess::new(process, plan, scratch, overlays)), group))
             }
             Err(error) => {
                 group.as_mut().map(Group::remove).transpose()?;
@@ -133,35 +133,27 @@ impl<T: Tool> Isolating<T> {
     }
 
     /// The tool runs as the session's user from its first instruction: it has nothing to lose.
-    fn command(
+    fn program(
         &self,
         plan: &Plan,
         control: OwnedFd,
         overlays: Option<&Spaces>,
         complaints: &File,
-    ) -> Result<Command, Error> {
+    ) -> Result<Program, Error> {
         let mut inherited = Inherited::default();
-        let mut command = Command::new(&self.host.program);
-        command
-            .args(self.tool.arguments(plan, &self.host, &mut inherited)?)
-            .env_clear()
-            .current_dir("/")
-            // Signals of a terminal are for the worker alone.
-            .process_group(0)
-            .stdin(Stdio::from(control))
-            .stdout(Stdio::null())
-            .stderr(Stdio::from(complaints.try_clone()?));
+        let arguments = self.tool.arguments(plan, &self.host, &mut inherited)?;
+        let streams = [control, fd::null().map_err(io::Error::from)?, complaints.try_clone()?.into()];
+        let program = Program::new(&self.host.program, arguments, streams).map_err(io::Error::from)?;
+        let program = program
+            .leading_a_group()
+            .inheriting(inherited.0)
+            .within(overlays.map(Spaces::copies).transpose()?.unwrap_or_default());
         // Nobody else may choose, and the plan names no other.
-        let chosen = if process::own_user() == 0 { Some(ids(plan)?) } else { None };
-        match (overlays, chosen) {
-            (Some(overlays), ids) => {
-                inherit::start_in(&mut command, overlays.copies()?, ids.map(|ids| (ids.uid, ids.gid)));
-            }
-            (None, Some(ids)) => drop(command.uid(ids.uid).gid(ids.gid)),
-            (None, None) => {}
+        if process::own_user() != 0 {
+            return Ok(program);
         }
-        inherit::inherit(&mut command, inherited.0);
-        Ok(command)
+        let Ids { uid, gid } = ids(plan)?;
+        Ok(program.as_user(uid, gid))
     }
 
     fn not_started(&self, source: io::Error) -> Error {

@@ -23,6 +23,7 @@ mod nsjail;
 mod orphans;
 mod overlay;
 mod prepared;
+mod process;
 mod running;
 mod sandbox;
 mod scratch;

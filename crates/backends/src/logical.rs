@@ -41,7 +41,7 @@ impl Logical {
     /// From here on the sandbox takes itself down.
     fn start(&self, mut group: Option<Group>) -> Result<Sandbox, Error> {
         let started =
-            Control::pair().and_then(|(control, there)| Ok((control, init::start(&self.init, there)?)));
+            Control::pair().and_then(|(control, there)| Ok((control, init::start(&self.init, &[], there)?)));
         match started {
             Ok((control, init)) => Ok(Sandbox::new(control, Box::new(BareInit(init)), group)),
             Err(error) => {

@@ -6,29 +6,33 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
-use codelia_init::{Decoder, OVERLAY_PLACES, Overlay, Overlays as Wanted, Report, encode};
+use codelia_init::{OVERLAY_PLACES, Overlay, Overlays as Wanted, Report};
 use codelia_policy::{Ids, Mount, Plan};
-use codelia_sys::fd;
+use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use crate::{
     Error,
+    control::Control,
     hidden::{self, Hidden},
-    isolating,
+    init, isolating,
 };
 
 /// The field of a policy that overlays are for.
 const FIELD: &str = "policy.filesystem.overlay_paths";
 
+/// How long `codelia-init` may take to mount them: a directory may be on a file system that does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// The overlays that are mounted, by the directory of their layers.
 #[derive(Debug, Default)]
-pub(crate) struct Overlays(Mutex<HashMap<PathBuf, Mounted>>);
+pub(crate) struct Overlays(Mutex<HashMap<PathBuf, Arc<AsyncMutex<Mounted>>>>);
 
 /// What is mounted for a session.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Mounted {
     spaces: Weak<Spaces>,
     /// What is left out of each, by its name.
@@ -48,37 +52,41 @@ impl Spaces {
 
 impl Overlays {
     /// Mounts what the plan wants and is not mounted; `None` if it wants none.
-    pub(crate) async fn hold(
-        self: &Arc<Self>,
-        init: &Path,
-        plan: &Plan,
-    ) -> Result<Option<Arc<Spaces>>, Error> {
+    pub(crate) async fn hold(&self, init: &Path, plan: &Plan) -> Result<Option<Arc<Spaces>>, Error> {
         let Some(wanted) = wanted(plan)? else { return Ok(None) };
-        let (overlays, init) = (self.clone(), init.to_owned());
-        let mounting = tokio::task::spawn_blocking(move || overlays.mount(&init, wanted));
-        mounting.await.map_err(|panic| Error::Control(panic.into()))?.map(Some)
+        let session = self.session(&wanted.directory);
+        // One at a time: what one mounts the next one must know of.
+        let mounting = async { session.lock().await.mount(init, wanted).await };
+        timeout(PATIENCE, mounting).await.map_err(|_| Error::Unresponsive)?.map(Some)
     }
 
-    /// One at a time: what one mounts the next one must know of.
-    fn mount(&self, init: &Path, wanted: Wanted) -> Result<Arc<Spaces>, Error> {
-        let mut mounted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        mounted.retain(|_, mounted| mounted.spaces.strong_count() > 0);
-        let known = mounted.get(&wanted.directory);
-        let there = known.and_then(|known| Some((known.spaces.upgrade()?, known.hidden.clone())));
-        let (there, mut hidden) = there.map(|(spaces, hidden)| (Some(spaces), hidden)).unwrap_or_default();
-        let disagrees = |one: &Overlay| hidden.get(&one.name).is_some_and(|known| *known != one.hidden);
+    /// What is mounted for one; forgets those whose sandboxes are gone.
+    fn session(&self, directory: &Path) -> Arc<AsyncMutex<Mounted>> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, one| one.try_lock().map_or(true, |mounted| mounted.spaces.strong_count() > 0));
+        sessions.entry(directory.to_owned()).or_default().clone()
+    }
+}
+
+impl Mounted {
+    async fn mount(&mut self, init: &Path, wanted: Wanted) -> Result<Arc<Spaces>, Error> {
+        let there = self.spaces.upgrade();
+        if there.is_none() {
+            self.hidden.clear();
+        }
+        let disagrees = |one: &Overlay| self.hidden.get(&one.name).is_some_and(|known| *known != one.hidden);
         // Somebody moved in whose secrets a living overlay shows.
         if wanted.overlays.iter().any(disagrees) {
             return Err(Error::Unenforceable { field: FIELD });
         }
-        let is_all = wanted.overlays.iter().all(|one| hidden.contains_key(&one.name));
-        hidden.extend(wanted.overlays.iter().map(|one| (one.name.clone(), one.hidden.clone())));
+        let is_all = wanted.overlays.iter().all(|one| self.hidden.contains_key(&one.name));
         let spaces = match there {
             Some(there) if is_all => there,
-            Some(there) => ask(init, &wanted, &there.0).map(|_| there)?,
-            None => Arc::new(Spaces(ask(init, &wanted, &[])?)),
+            Some(there) => ask(init, &wanted, &there.0).await.map(|_| there)?,
+            None => Arc::new(Spaces(ask(init, &wanted, &[]).await?)),
         };
-        mounted.insert(wanted.directory, Mounted { spaces: Arc::downgrade(&spaces), hidden });
+        self.spaces = Arc::downgrade(&spaces);
+        self.hidden.extend(wanted.overlays.into_iter().map(|one| (one.name, one.hidden)));
         Ok(spaces)
     }
 }
@@ -146,41 +154,60 @@ pub(crate) fn remove(layers: &Path) -> io::Result<()> {
     fs::remove_dir_all(layers)
 }
 
-/// Has `codelia-init` mount them; answers the namespaces.
-fn ask(init: &Path, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
-    let (here, there) = fd::socket_pair().map_err(io::Error::from)?;
-    let mut child = Command::new(init)
-        .arg("--overlays")
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::from(there))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|source| Error::InitStart { path: init.to_owned(), source })?;
-    let answer = converse(&here, wanted, spaces);
-    child.wait()?;
-    answer
+/// Has `codelia-init` mount them; answers the namespaces. It ends with this.
+async fn ask(init: &Path, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
+    let (mut control, there) = Control::pair()?;
+    let mut process = init::start(init, &["--overlays"], there)?;
+    let fds: Vec<_> = spaces.iter().map(AsFd::as_fd).collect();
+    let sent = control.send(wanted, &fds).await;
+    // Who does not listen may have said why.
+    let report = control.receive().await?;
+    process.ended().await?;
+    match report {
+        Some(Report::Ready) => Ok(control.take_descriptors()),
+        Some(Report::Failed(failure)) => Err(Error::Overlay(failure)),
+        Some(Report::Launched | Report::Exited(_)) => Err(Error::OutOfTurn),
+        None => sent.and(Err(Error::InitEnded)),
+    }
 }
 
-fn converse(socket: &OwnedFd, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
-    let frame = encode(wanted)?;
-    let fds: Vec<_> = spaces.iter().map(AsFd::as_fd).collect();
-    let (mut rest, mut fds) = (frame.as_slice(), fds.as_slice());
-    while !rest.is_empty() {
-        let sent = fd::send(socket, rest, fds).map_err(io::Error::from)?;
-        (rest, fds) = (&rest[sent..], &[]);
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn wanted_in(directory: &Path) -> Wanted {
+        Wanted { directory: directory.to_owned(), uid: 1, gid: 1, overlays: Vec::new() }
     }
-    let (mut decoder, mut bytes, mut received) = (Decoder::default(), [0; 4096], Vec::new());
-    loop {
-        let count = fd::receive(socket, &mut bytes, &mut received).map_err(io::Error::from)?;
-        decoder.push(&bytes[..count]);
-        match decoder.next_message()? {
-            Some(Report::Ready) => return Ok(received),
-            Some(Report::Failed(failure)) => return Err(Error::Overlay(failure)),
-            Some(Report::Launched | Report::Exited(_)) => return Err(Error::OutOfTurn),
-            None if count == 0 => return Err(Error::InitEnded),
-            None => {}
+
+    #[tokio::test]
+    async fn a_session_whose_overlays_do_not_come_holds_up_no_other_and_leaves_no_process() {
+        let temp = tempfile::tempdir().unwrap();
+        let (silent, alive) = (temp.path().join("silent"), temp.path().join("alive"));
+        fs::write(&silent, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", alive.display())).unwrap();
+        fs::set_permissions(&silent, fs::Permissions::from_mode(0o700)).unwrap();
+        let overlays = Overlays::default();
+        let (one, other) = (overlays.session(Path::new("/one")), overlays.session(Path::new("/other")));
+
+        let mut stuck =
+            Box::pin(async { one.lock().await.mount(&silent, wanted_in(Path::new("/one"))).await });
+        let started = async {
+            while fs::read_to_string(&alive).map_or(true, |pid| !pid.ends_with('\n')) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            done = &mut stuck => panic!("it does not end: {done:?}"),
+            () = started => {}
+        }
+        let answer = other.lock().await.mount(Path::new("/bin/true"), wanted_in(Path::new("/other"))).await;
+        assert!(matches!(answer, Err(Error::InitEnded | Error::Control(_))), "{answer:?}");
+
+        drop(stuck);
+        let pid = fs::read_to_string(&alive).unwrap();
+        while Path::new("/proc").join(pid.trim()).exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }

@@ -16,12 +16,12 @@ use codelia_sys::{
 };
 use codelia_telemetry::task;
 use tokio::{
-    io::{Interest, unix::AsyncFd},
+    io::unix::AsyncFd,
     sync::{Notify, mpsc},
     task::AbortHandle,
 };
 
-use crate::{Error, seccomp};
+use crate::{Error, process::watched, seccomp};
 
 /// The word for a call that was refused.
 const SYSCALL_BLOCKED: &str = "SYSCALL_BLOCKED";
@@ -90,12 +90,6 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-/// The deprecation is about types whose descriptor may change; this one owns its own.
-#[allow(deprecated)]
-fn watched(listener: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(listener, Interest::READABLE)
 }
 
 struct Watch {

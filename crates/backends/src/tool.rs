@@ -4,16 +4,18 @@ use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use codelia_policy::{Plan, Receipt};
-use codelia_sys::{Pid, process};
-use tokio::process::Child;
+use codelia_sys::{
+    Pid,
+    process::{self, Status},
+};
 
-use crate::{holder::Holder, overlay::Spaces, scratch::Scratch};
+use crate::{holder::Holder, overlay::Spaces, process::Process, scratch::Scratch};
 
 /// A tool that ends when `codelia-init`, the first process of its namespace, has ended: by then the
 /// kernel has ended all the others.
 #[derive(Debug)]
 pub(crate) struct ToolProcess {
-    child: Child,
+    process: Process,
     /// What had to be killed.
     killed: Vec<Pid>,
     /// How a mount of the sandbox would be called in our own namespace, where none belongs.
@@ -25,10 +27,15 @@ pub(crate) struct ToolProcess {
 }
 
 impl ToolProcess {
-    pub(crate) fn new(child: Child, plan: &Plan, scratch: Scratch, overlays: Option<Arc<Spaces>>) -> Self {
+    pub(crate) fn new(
+        process: Process,
+        plan: &Plan,
+        scratch: Scratch,
+        overlays: Option<Arc<Spaces>>,
+    ) -> Self {
         let below_root = format!(" {}/", plan.root.display());
         Self {
-            child,
+            process,
             killed: Vec::new(),
             names: [plan.sandbox.to_string(), below_root],
             scratch: Some(scratch),
@@ -38,8 +45,7 @@ impl ToolProcess {
 
     /// The tool's children, `codelia-init` among them, which nobody else would wait for.
     fn children(&self) -> Vec<Pid> {
-        let tool = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        tool.and_then(|tool| process::descendants(tool).ok()).unwrap_or_default()
+        self.process.id().and_then(|tool| process::descendants(tool).ok()).unwrap_or_default()
     }
 
     fn mounts_left(&self) -> usize {
@@ -56,7 +62,7 @@ fn read_mounts() -> Option<String> {
 #[async_trait]
 impl Holder for ToolProcess {
     async fn ended(&mut self) -> bool {
-        self.child.wait().await.is_ok_and(|status| status.code().is_some())
+        matches!(self.process.ended().await, Ok(Status::Exited(_)))
     }
 
     /// Its children first, as long as it tells of them.
@@ -67,8 +73,8 @@ impl Holder for ToolProcess {
                 tracing::warn!(%errno, %pid, "a process of a sandbox was not killed");
             }
         }
-        if let Err(error) = self.child.start_kill() {
-            tracing::debug!(%error, "the tool has ended already");
+        if let Err(errno) = self.process.kill() {
+            tracing::warn!(%errno, "the tool of a sandbox was not killed");
         }
     }
 

@@ -10,7 +10,7 @@ use nix::libc;
 use rustix::{
     cmsg_space,
     event::{PollFd, PollFlags, Timespec},
-    fs::{CWD, Mode, OFlags},
+    fs::{CWD, MemfdFlags, Mode, OFlags, SeekFrom},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -28,6 +28,28 @@ pub const MOST_PER_MESSAGE: usize = 8;
 /// As `socketpair(2)`.
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+/// A file in memory with this content, to be read from its start, closed on exec.
+///
+/// # Errors
+/// As `memfd_create(2)`, `write(2)` and `lseek(2)`.
+pub fn memory_file(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
+    let mut rest = content;
+    while !rest.is_empty() {
+        rest = &rest[rustix::io::write(&file, rest)?..];
+    }
+    rustix::fs::seek(&file, SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+/// Where nothing comes from and everything is lost, closed on exec.
+///
+/// # Errors
+/// As `open(2)`.
+pub fn null() -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// A pipe, read end first, closed on exec.

@@ -12,7 +12,6 @@ pub mod cgroup;
 pub mod directory;
 pub mod fd;
 pub mod identity;
-pub mod inherit;
 pub mod landlock;
 pub mod memory;
 pub mod overlay;
@@ -22,6 +21,7 @@ pub mod pty;
 pub mod rlimit;
 pub mod seccomp;
 pub mod signal;
+pub mod spawn;
 pub mod surroundings;
 
 pub use error::Error;

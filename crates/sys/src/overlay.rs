@@ -143,10 +143,13 @@ pub fn mount_owned(
 /// A namespace in which user and group 0 are these two outside. A process must be in it to be given them.
 fn users(process: &SingleThread, uid: u32, gid: u32) -> Result<OwnedFd, Errno> {
     let (ours, theirs) = crate::fd::socket_pair()?;
+    let parent = process::own_id();
     let child = || {
-        let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
+        let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok() && process::die_with_parent().is_ok();
+        // Whoever is gone already sends no signal.
+        let is_kept = entered && rustix::process::getppid() == Some(parent);
         // It has both ends of the socket: it waits until it is killed.
-        if entered && rustix::io::write(&theirs, &[0]).is_ok() {
+        if is_kept && rustix::io::write(&theirs, &[0]).is_ok() {
             let _ = rustix::io::read(&theirs, &mut [0]);
         }
         0

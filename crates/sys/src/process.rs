@@ -78,13 +78,6 @@ pub fn processors() -> Result<Vec<u32>, Error> {
     Ok((0..u32::try_from(nix::sched::CpuSet::count()).unwrap_or_default()).filter(is_set).collect())
 }
 
-/// Makes this process another user with another group and no others. Makes system calls alone.
-pub(crate) fn become_user(uid: u32, gid: u32) -> Result<(), Errno> {
-    nix::unistd::setgroups(&[]).map_err(from_nix)?;
-    nix::unistd::setresgid(gid.into(), gid.into(), gid.into()).map_err(from_nix)?;
-    nix::unistd::setresuid(uid.into(), uid.into(), uid.into()).map_err(from_nix)
-}
-
 /// Ends this process at once, without flushing or running anything.
 fn exit_at_once(code: i32) -> ! {
     // SAFETY: ends the process; nothing runs after it.

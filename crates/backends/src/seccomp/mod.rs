@@ -16,7 +16,7 @@ use std::{
 };
 
 use codelia_policy::{Security, SyscallRules, syscalls};
-use codelia_sys::{Errno, inherit};
+use codelia_sys::{Errno, fd};
 use libseccomp::{ScmpAction, ScmpFilterContext, ScmpSyscall};
 
 use crate::Error;
@@ -133,7 +133,7 @@ fn add(
 }
 
 fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
-    let mut file = File::from(inherit::memory_file("filter", b"").map_err(io::Error::from)?);
+    let mut file = File::from(fd::memory_file("filter", b"").map_err(io::Error::from)?);
     context.export_bpf(&file)?;
     file.rewind()?;
     let mut bytes = Vec::new();

@@ -1,0 +1,123 @@
+//! A program that we started, from its start until it is collected.
+
+use std::{io, os::fd::AsRawFd};
+
+use codelia_sys::{
+    Errno, Pid,
+    process::{self, Status},
+    spawn::{Child, Program},
+};
+use codelia_telemetry::task;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    runtime::Handle,
+};
+
+/// A child of ours. Dropped, it is killed, and collected in the background.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Taken when nobody has to collect it any more.
+    child: Option<AsyncFd<Child>>,
+    ended: Option<Status>,
+}
+
+impl Process {
+    /// Starts a program.
+    pub(crate) fn start(program: &Program) -> io::Result<Self> {
+        let child = program.start()?;
+        let pid = child.id();
+        let child = watched(child).inspect_err(|_| {
+            // What cannot be waited for must not live.
+            let _ = process::kill(pid);
+        })?;
+        Ok(Self { child: Some(child), ended: None })
+    }
+
+    /// Its id, until it is collected.
+    pub(crate) fn id(&self) -> Option<Pid> {
+        self.child.as_ref().map(|child| child.get_ref().id())
+    }
+
+    /// Kills it, if it has not ended.
+    pub(crate) fn kill(&self) -> Result<(), Errno> {
+        self.child.as_ref().map_or(Ok(()), |child| child.get_ref().kill())
+    }
+
+    /// Waits for its end. Cancel-safe; may be called again.
+    pub(crate) async fn ended(&mut self) -> io::Result<Status> {
+        if let Some(ended) = self.ended {
+            return Ok(ended);
+        }
+        let child = self.child.as_ref().ok_or(Errno::CHILD)?;
+        let ended = collected(child).await;
+        self.child = None;
+        self.ended = ended.as_ref().ok().copied();
+        ended
+    }
+}
+
+/// Tells when what owns a descriptor can be read. The deprecation is about types whose descriptor may change; ours keep
+/// theirs.
+#[allow(deprecated)]
+pub(crate) fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(owner, Interest::READABLE)
+}
+
+async fn collected(child: &AsyncFd<Child>) -> io::Result<Status> {
+    loop {
+        let mut ready = child.readable().await?;
+        match child.get_ref().collect()? {
+            Some(status) => return Ok(status),
+            None => ready.clear_ready(),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let Some(child) = self.child.take() else { return };
+        if let Err(errno) = child.get_ref().kill() {
+            tracing::warn!(%errno, "a process of ours was not killed");
+        }
+        // Without a runtime we are at our end, and who inherits it collects it.
+        if let (Ok(None), Ok(_)) = (child.get_ref().collect(), Handle::try_current()) {
+            task::background("collect a process", async move { collected(&child).await.map(drop) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::OwnedFd, path::Path, time::Duration};
+
+    use super::*;
+
+    fn start(script: &str) -> Process {
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let program = Program::new(Path::new("/bin/sh"), ["-c", script], [null(), null(), null()]);
+        Process::start(&program.unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn its_end_is_told_as_often_as_it_is_asked_for() {
+        let mut process = start("exit 3");
+        assert_eq!(process.ended().await.unwrap(), Status::Exited(3));
+        assert_eq!(process.ended().await.unwrap(), Status::Exited(3));
+        assert_eq!(process.id(), None);
+        let mut killed = start("exec sleep 1000");
+        killed.kill().unwrap();
+        assert_eq!(killed.ended().await.unwrap(), Status::Signaled(9));
+        killed.kill().unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_of_one_that_is_dropped() {
+        let process = start("exec sleep 1000");
+        let pid = process.id().unwrap();
+        assert!(process::is_alive(pid));
+        drop(process);
+        while Path::new("/proc").join(pid.to_string()).exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
