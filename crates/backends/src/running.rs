@@ -227,6 +227,12 @@ impl Running for RunningCommand {
         self.tell(Request::Live(time)).await;
     }
 
+    fn step_back(&self) {
+        if let Some(Err(error)) = self.sandbox.group().map(Group::step_back) {
+            tracing::warn!(%error, "a command that takes its time keeps its weight");
+        }
+    }
+
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
         self.supervisor.as_mut()?.violations()
     }

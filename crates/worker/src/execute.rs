@@ -31,7 +31,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// How long the reports of a sandbox may take to end after it.
 const STRAY_REPORTS: Duration = Duration::from_secs(1);
 
-/// A command that takes so long is told how long its lease is, and each time that is renewed: most have ended by then.
+/// A command that takes so long goes after younger ones, and is told how long its lease is, and each time that is renewed:
+/// most have ended by then.
 const FIRST_WORD: Duration = Duration::from_millis(100);
 
 /// The session's next sandbox is prepared when the command has ended, or has taken so long: until then nobody competes
@@ -312,7 +313,9 @@ async fn wait(
                 continue;
             }
             () = news(&mut lease, first_word) => {
-                first_word = None;
+                if first_word.take().is_some() {
+                    running.step_back();
+                }
                 let left = lease.borrow_and_update().left();
                 running.keep_alive(left).await;
                 continue;

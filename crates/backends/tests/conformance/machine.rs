@@ -39,9 +39,10 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Those that run there once.
-const OTHERS: [&str; 17] = [
+const OTHERS: [&str; 18] = [
     "shares::bwrap::a_command_runs_on_its_processors_alone",
     "shares::nsjail::a_command_runs_on_its_processors_alone",
+    "shares::bwrap_alone::a_command_that_steps_back_leaves_processors_to_younger_ones",
     "shares::bwrap::reading_is_held_to_its_rate",
     "shares::bwrap::writing_is_held_to_its_rate",
     "shares::nsjail::writing_is_held_to_its_rate",

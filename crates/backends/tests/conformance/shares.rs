@@ -6,7 +6,7 @@ use codelia_backends::Error;
 use codelia_policy::Outcome;
 use codelia_sys::{cgroup::Device, process};
 
-use crate::harness::{Finished, Kind, Place, Session, in_every_mode, skip};
+use crate::harness::{Finished, Kind, Place, Session, in_every_mode, in_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 const CPUS: &str = "policy.resources.cpus";
@@ -38,6 +38,30 @@ async fn a_command_runs_on_its_processors_alone(mut place: Place) {
         let prepared = place.backend.prepare(&place.plan(&place.session())).await;
         assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == CPUS), "{prepared:?}");
     }
+}
+
+/// The processor time that one command got on a processor while another one used a second of it.
+async fn got_beside_another(place: &Place, steps_back: bool) -> Duration {
+    let (first, second) = (place.session(), place.session());
+    let mut old = place.start(&first, "echo; exec perl -e '1 while 1'").await;
+    old.line();
+    if steps_back {
+        old.running.step_back();
+    }
+    let young = place.sh(&second, "exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
+    assert_eq!(young.outcome, Outcome::Exited(0), "{young:?}");
+    old.running.kill_tree().await;
+    old.finish().await.usage.cpu_time
+}
+
+async fn a_command_that_steps_back_leaves_processors_to_younger_ones(mut place: Place) {
+    if !place.host.enforceable.cpus {
+        return skip("processors", "this host does not choose processors");
+    }
+    place.policy.resources.cpus = process::processors().unwrap().pop().map(|last| vec![last]);
+    let (stepped, stayed) = (got_beside_another(&place, true).await, got_beside_another(&place, false).await);
+    assert!(stepped < Duration::from_millis(600), "{stepped:?}");
+    assert!(stayed > Duration::from_millis(600), "the control: {stayed:?}");
 }
 
 /// A file of which nothing is in memory, read past the kernel's cache.
@@ -139,3 +163,7 @@ in_every_mode!(
     writing_is_held_to_its_rate,
     what_was_written_and_started_is_told,
 );
+
+// An engine's groups are its own.
+in_mode!(bwrap_alone = Bwrap: a_command_that_steps_back_leaves_processors_to_younger_ones);
+in_mode!(nsjail_alone = Nsjail: a_command_that_steps_back_leaves_processors_to_younger_ones);

@@ -194,6 +194,14 @@ impl Group {
         }
     }
 
+    /// Has its processes go after those of younger groups where processors are short.
+    ///
+    /// # Errors
+    /// Its weight cannot be set.
+    pub fn step_back(&self) -> Result<(), Error> {
+        self.cpu.as_ref().map_or(Ok(()), Leaf::lower_weight)
+    }
+
     /// Lets its processes have all the CPU time there is: to end takes some, and a fork bomb that is held to
     /// a small rate would take long to die.
     ///
@@ -283,6 +291,24 @@ mod tests {
         let name = format!("codelia-test-{}", std::process::id());
         group.build(&Hierarchy::counting_in(root), &name, Limits::default()).ok()?;
         (!group.leaves.is_empty()).then_some(group)
+    }
+
+    #[test]
+    fn a_group_that_steps_back_weighs_less_until_it_has_to_hurry() {
+        for (version, names) in
+            [(Version::One, ["cpu.shares", "cpu.cfs_quota_us"]), (Version::Two, ["cpu.weight", "cpu.max"])]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            names.iter().for_each(|name| fs::write(dir.path().join(name), "").unwrap());
+            let leaf = Leaf { dir: dir.path().to_owned(), version };
+            let group = Group { cpu: Some(leaf.clone()), ..Group::default() };
+            let weight = || leaf.read(names[0]).unwrap().parse::<u64>().unwrap();
+            group.hasten().unwrap();
+            let usual = weight();
+            fs::write(dir.path().join(names[0]), "").unwrap();
+            group.step_back().unwrap();
+            assert_eq!(weight(), usual / 8);
+        }
     }
 
     #[test]

@@ -18,6 +18,10 @@ const LEAST_QUOTA_MICROS: u64 = 1000;
 /// The period of a new group.
 const USUAL_PERIOD_MICROS: u64 = 100_000;
 
+/// What a new group weighs among its siblings, in version 1 and 2.
+const USUAL_SHARES: u64 = 1024;
+const USUAL_WEIGHT: u64 = 100;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) dir: PathBuf,
@@ -59,10 +63,24 @@ impl Leaf {
         }
     }
 
+    /// An eighth of what a new group weighs.
+    pub(super) fn lower_weight(&self) -> Result<(), Error> {
+        match self.version {
+            Version::One => self.write("cpu.shares", USUAL_SHARES / 8),
+            Version::Two => self.write("cpu.weight", USUAL_WEIGHT / 8),
+        }
+    }
+
     pub(super) fn lift_cpu(&self) -> Result<(), Error> {
         match self.version {
-            Version::One => self.write("cpu.cfs_quota_us", -1),
-            Version::Two => self.write("cpu.max", "max"),
+            Version::One => {
+                self.write("cpu.shares", USUAL_SHARES)?;
+                self.write("cpu.cfs_quota_us", -1)
+            }
+            Version::Two => {
+                self.write("cpu.weight", USUAL_WEIGHT)?;
+                self.write("cpu.max", "max")
+            }
         }
     }
 
