@@ -77,6 +77,24 @@ async fn closing_a_session_ends_its_runs() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_command_that_takes_its_time_weighs_less_than_a_new_one() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    // It looks at its own group, in control groups of version 1 or 2, and ends when it weighs an eighth.
+    let script = "group=$(sed -n 's/^[0-9]*:\\(cpu\\|.*,cpu\\)\\(,[^:]*\\)\\?:/cpu/p; s/^0:://p' /proc/self/cgroup | head -n 1)
+        for weight in /sys/fs/cgroup/$group/cpu.shares /sys/fs/cgroup/$group/cpu.weight; do
+            if [ -e $weight ]; then until grep -qx -e 128 -e 12 $weight; do sleep 0.01; done; echo $weight; fi
+        done";
+    let seen = Exec::start(&client, shell(&session.name, script)).await?.finish().await?;
+    let unlimited = seen.stdout.is_empty().then_some("no group with a weight");
+    if available("cgroup", unlimited) {
+        assert_eq!(seen.outcome(), Kind::Exited(0), "{seen:?}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
 async fn a_run_that_uses_up_its_memory_ends_as_such() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
