@@ -181,13 +181,15 @@ extern "C" fn in_the_child(argument: *mut c_void) -> c_int {
     NOT_EXECUTED
 }
 
-/// The calls themselves: the library's would change every thread of the process whose memory this is.
+/// The calls themselves: the library's would change every thread of the process whose memory this is. That memory is none
+/// of the user's business, who could trace a process of its own.
 fn become_user(uid: u32, gid: u32) -> Result<(), Errno> {
     // SAFETY: the first takes no list, the others no pointers.
     unsafe {
         called(libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()))?;
         called(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
-        called(libc::syscall(libc::SYS_setresuid, uid, uid, uid))
+        called(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+        called(libc::prctl(libc::PR_SET_DUMPABLE, 0))
     }
 }
 
@@ -346,6 +348,12 @@ mod tests {
         let (ids, _) = run("id -u; id -G; grep CapEff /proc/self/status", |it| it.as_user(300_123, 300_124));
         assert_eq!(ids, "300123\n300124\nCapEff:\t0000000000000000\n");
         assert!(rustix::process::geteuid().is_root());
+        let dumpable = rustix::process::dumpable_behavior().unwrap();
+        assert_eq!(
+            dumpable,
+            rustix::process::DumpableBehavior::NotDumpable,
+            "it had our memory for a moment"
+        );
     }
 
     #[test]
