@@ -43,12 +43,14 @@ async fn a_command_runs_on_its_processors_alone(mut place: Place) {
 /// The processor time that one command got on a processor while another one used a second of it.
 async fn got_beside_another(place: &Place, steps_back: bool) -> Duration {
     let (first, second) = (place.session(), place.session());
+    // It waits until the other one is there, which then never has the processor to itself.
+    let young = place.start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
     let mut old = place.start(&first, "echo; exec perl -e '1 while 1'").await;
     old.line();
     if steps_back {
         old.running.step_back();
     }
-    let young = place.sh(&second, "exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
+    let young = young.finish_with("\n").await;
     assert_eq!(young.outcome, Outcome::Exited(0), "{young:?}");
     old.running.kill_tree().await;
     old.finish().await.usage.cpu_time
