@@ -80,8 +80,8 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     async fn keep_alive(&self, time: Duration);
 
     /// Has the command go after those that began later where processors are short: said of one that takes its time, so
-    /// that short ones need not wait for it.
-    fn step_back(&self) {}
+    /// that short ones need not wait for it. Of a container's group the engine decides.
+    fn step_back(&self);
 
     /// What the command tries against its policy, as it tries it: bounded, and at its end when the
     /// command is. Given once; `None` where nothing watches for it (mode `logical`).

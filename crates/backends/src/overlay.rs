@@ -175,23 +175,31 @@ async fn ask(init: &Path, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<Own
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::*;
+    use codelia_policy::{Enforceable, Mode};
 
-    fn wanted_in(directory: &Path) -> Wanted {
-        Wanted { directory: directory.to_owned(), uid: 1, gid: 1, overlays: Vec::new() }
+    use super::*;
+    use crate::idle;
+
+    /// A plan with an overlay whose layer is there.
+    fn plan(layers: &Path) -> Plan {
+        let mut plan = idle::isolated(Mode::Bwrap, Enforceable::EVERYTHING, None).unwrap();
+        let (source, target) = ("/usr".into(), "/usr".into());
+        plan.mounts.push(Mount::Overlay { source, target, layer: layers.join("usr") });
+        plan
     }
 
     #[tokio::test]
-    async fn a_session_whose_overlays_do_not_come_holds_up_no_other_and_leaves_no_process() {
+    async fn a_session_whose_overlays_do_not_come_is_refused_in_time_holds_up_no_other_and_leaves_no_process()
+    {
         let temp = tempfile::tempdir().unwrap();
-        let (silent, alive) = (temp.path().join("silent"), temp.path().join("alive"));
+        let [silent, alive, one, other] =
+            ["silent", "alive", "one", "other"].map(|name| temp.path().join(name));
         fs::write(&silent, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", alive.display())).unwrap();
         fs::set_permissions(&silent, fs::Permissions::from_mode(0o700)).unwrap();
         let overlays = Overlays::default();
-        let (one, other) = (overlays.session(Path::new("/one")), overlays.session(Path::new("/other")));
+        let (one, other) = (plan(&one), plan(&other));
 
-        let mut stuck =
-            Box::pin(async { one.lock().await.mount(&silent, wanted_in(Path::new("/one"))).await });
+        let mut stuck = Box::pin(overlays.hold(&silent, &one));
         let started = async {
             while fs::read_to_string(&alive).map_or(true, |pid| !pid.ends_with('\n')) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -201,10 +209,11 @@ mod tests {
             done = &mut stuck => panic!("it does not end: {done:?}"),
             () = started => {}
         }
-        let answer = other.lock().await.mount(Path::new("/bin/true"), wanted_in(Path::new("/other"))).await;
+        let answer = overlays.hold(Path::new("/bin/true"), &other).await;
         assert!(matches!(answer, Err(Error::InitEnded | Error::Control(_))), "{answer:?}");
 
-        drop(stuck);
+        let answer = stuck.await;
+        assert!(matches!(answer, Err(Error::Unresponsive)), "{answer:?}");
         let pid = fs::read_to_string(&alive).unwrap();
         while Path::new("/proc").join(pid.trim()).exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -88,12 +88,14 @@ impl Drop for Process {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::fd::OwnedFd, path::Path, time::Duration};
+    use std::{path::Path, time::Duration};
+
+    use codelia_sys::fd;
 
     use super::*;
 
     fn start(script: &str) -> Process {
-        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let null = || fd::null().unwrap();
         let program = Program::new(Path::new("/bin/sh"), ["-c", script], [null(), null(), null()]);
         Process::start(&program.unwrap()).unwrap()
     }

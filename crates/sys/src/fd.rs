@@ -126,7 +126,7 @@ pub fn replace_input(stdin: impl AsFd) -> Result<(), Errno> {
 /// # Errors
 /// As `open(2)` and `dup2(2)`.
 pub fn silence_output() -> Result<(), Errno> {
-    let null = rustix::fs::openat(CWD, "/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let null = null()?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)
 }

@@ -4,7 +4,7 @@ use std::{
     ffi::{CStr, CString},
     fs,
     marker::PhantomData,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::Duration,
 };
@@ -168,6 +168,19 @@ pub fn kill(pid: Pid) -> Result<(), Errno> {
 /// A process for as long as this lives, whatever becomes of its id.
 #[derive(Debug)]
 pub struct Handle(OwnedFd);
+
+impl From<OwnedFd> for Handle {
+    /// Of a descriptor that stands for a process.
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Handle {
     /// Takes hold of the process that has this id now.

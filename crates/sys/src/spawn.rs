@@ -15,10 +15,13 @@ use std::{
 use nix::libc;
 use rustix::{
     io::Errno,
-    process::{Pid, Signal, WaitId, WaitIdOptions},
+    process::{Pid, WaitId, WaitIdOptions},
 };
 
-use crate::{fd::last_errno, process::Status};
+use crate::{
+    fd::last_errno,
+    process::{Handle, Status},
+};
 
 /// What the new process needs before it executes: it calls nothing that is deep.
 const STACK: usize = 64 * 1024;
@@ -121,7 +124,7 @@ impl Program {
         answer?;
         let pid = Pid::from_raw(pid).ok_or(Errno::INVAL)?;
         // SAFETY: the call made it for us.
-        let child = Child { pid, handle: unsafe { OwnedFd::from_raw_fd(pidfd) } };
+        let child = Child { pid, handle: unsafe { OwnedFd::from_raw_fd(pidfd) }.into() };
         match inside.failure {
             0 => Ok(child),
             errno => {
@@ -242,7 +245,7 @@ impl Drop for Masked {
 pub struct Child {
     pid: Pid,
     /// Readable when it has ended.
-    handle: OwnedFd,
+    handle: Handle,
 }
 
 impl Child {
@@ -257,10 +260,7 @@ impl Child {
     /// # Errors
     /// As `pidfd_send_signal(2)`.
     pub fn kill(&self) -> Result<(), Errno> {
-        match rustix::process::pidfd_send_signal(&self.handle, Signal::KILL) {
-            Err(Errno::SRCH) => Ok(()),
-            answer => answer,
-        }
+        self.handle.kill()
     }
 
     /// Collects it if it has ended.
@@ -289,7 +289,7 @@ impl AsFd for Child {
 
 impl AsRawFd for Child {
     fn as_raw_fd(&self) -> RawFd {
-        self.handle.as_raw_fd()
+        self.handle.as_fd().as_raw_fd()
     }
 }
 
@@ -298,12 +298,12 @@ mod tests {
     use std::{fs::File, io::Read};
 
     use super::*;
-    use crate::fd::memory_file;
+    use crate::fd::{self, memory_file};
 
     /// What a shell says, and how it ends.
     fn run(script: &str, change: impl FnOnce(Program) -> Program) -> (String, Status) {
         let (output, input) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let null = || OwnedFd::from(File::options().read(true).write(true).open("/dev/null").unwrap());
+        let null = || fd::null().unwrap();
         let shell = Program::new(Path::new("/bin/sh"), ["-c", script], [null(), input, null()]).unwrap();
         let shell = change(shell);
         let child = shell.start().unwrap();
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_executed_says_why_and_leaves_no_process() {
-        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let null = || fd::null().unwrap();
         let start = |path: &str| {
             let program = Program::new(Path::new(path), [""; 0], [null(), null(), null()]).unwrap();
             program.start().map(drop)

@@ -110,6 +110,8 @@ impl Running for Process {
 
     async fn keep_alive(&self, _: std::time::Duration) {}
 
+    fn step_back(&self) {}
+
     async fn kill_tree(&self) {
         self.send(Signal::KILL);
     }
