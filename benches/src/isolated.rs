@@ -14,8 +14,8 @@ const RAW: &str = "raw `bwrap … true`, all cores";
 const TOGETHER: &str = "Exec `true` in bwrap, many at once";
 const STEADY: &str = "Exec `echo` in bwrap to first byte, steady session";
 const BURST: &str = "burst of 100 new sessions, call to first byte";
-const BEFORE: &str = "a neighbour's first byte, before";
-const DURING: &str = "a neighbour's first byte, beside hogs";
+const ALONE: &str = "a neighbour's first byte, alone";
+const BESIDE_ALL: &str = "… beside all of these at once";
 
 /// How many sessions come at once in a burst.
 const NEW_SESSIONS: usize = 100;
@@ -38,14 +38,18 @@ pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
         let turn = [
             (RAW, Loop::of_bwrap(cores).measure(TURN).await?),
             (TOGETHER, together.outcome(TURN).await?),
-            (BEFORE, steady.first_byte(TURN).await?),
-            (DURING, beside(&steady, &noisy).await?),
+            (ALONE, steady.first_byte(TURN).await?),
         ];
+        let mut hogs = Vec::new();
+        for (row, hog) in noise::HOGS {
+            hogs.push((row, beside(&steady, &noisy, &[hog]).await?));
+        }
+        hogs.push((BESIDE_ALL, beside(&steady, &noisy, &noise::HOGS.map(|(_, hog)| hog)).await?));
         if round > 0 {
             runs += first_byte.count();
             hits += prepared;
             report.add(STEADY, first_byte);
-            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
+            turn.into_iter().chain(hogs).for_each(|(name, measured)| report.add(name, measured));
         }
     }
     report.add(BURST, burst(&cluster).await?);
@@ -60,8 +64,8 @@ pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
 }
 
 /// The quiet one's first byte while the noisy one does its worst.
-async fn beside(quiet: &Runs, noisy: &Runs) -> Result<Measured> {
-    let noise = join_all(noise::HOGS.iter().enumerate().map(|(lane, hog)| noisy.again_and_again(lane, hog)));
+async fn beside(quiet: &Runs, noisy: &Runs, hogs: &[&str]) -> Result<Measured> {
+    let noise = join_all(hogs.iter().enumerate().map(|(lane, hog)| noisy.again_and_again(lane, hog)));
     let measured = std::pin::pin!(quiet.first_byte(TURN));
     match select(measured, std::pin::pin!(noise)).await {
         Either::Left((measured, _)) => measured,
