@@ -20,7 +20,7 @@ use codelia_backends::{
     Backend, BwrapOptions, ContainerOptions, NsjailOptions, Stdio, bwrap, container, find_init, nsjail,
 };
 use codelia_policy::{
-    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Plan, Policy, RunId, RunSpec, Runtime, SessionId,
+    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Plan, Policy, RunId, RunSpec, SessionId,
 };
 
 const ROUNDS: usize = 200;
@@ -137,12 +137,12 @@ async fn main() {
     for one in found.iter().filter(|one| !one.usable) {
         println!("skipped: {}: {:?}", one.mode, one.gaps);
     }
-    let runtime = Runtime::of(Path::exists, Path::is_symlink);
+    let runtime = codelia_backends::runtime();
     let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };
 
     let session = bench.session.display();
     let etc = |how: &dyn Fn(&str) -> String| -> String {
-        bench.host.runtime.etc_files.iter().map(|path| how(path.to_str().unwrap())).collect()
+        bench.host.runtime.shown.iter().map(|path| how(path.to_str().unwrap())).collect()
     };
     let raw_bwrap = format!(
         "{RAW_BWRAP} {} --bind {session} /workspace /usr/bin/true",

@@ -37,7 +37,7 @@ pub use mode::{Mode, NetworkMode, UnknownWord};
 pub use mounts::{INSIDE, Mount, OVERLAYS_END, WORKSPACE, overlays_of};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
 pub use plan::{Enforceable, Host, Ids, IoLimits, Plan, PlanError, Security, SyscallRules};
-pub use runtime::Runtime;
+pub use runtime::{Found, Runtime};
 pub use secrets::homes;
 pub use validate::PolicyError;
 pub use violation::{Repeated, Violation, Violations};

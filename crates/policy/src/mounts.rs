@@ -114,13 +114,10 @@ pub(crate) fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -
 
 fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
     let mut mounts = vec![read_only(Path::new("/usr"))];
-    mounts.extend(runtime.links.iter().map(|link| Mount::Symlink {
-        to: Path::new("usr").join(link.strip_prefix("/").unwrap_or(link)),
-        target: link.clone(),
-    }));
-    mounts.extend(runtime.directories.iter().map(|path| read_only(path)));
+    let link = |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
+    mounts.extend(runtime.links.iter().map(link));
     mounts.extend(own_files(INSIDE));
-    mounts.extend(runtime.etc_files.iter().map(|path| read_only(path)));
+    mounts.extend(runtime.shown.iter().map(|path| read_only(path)));
     mounts
 }
 

@@ -1,15 +1,9 @@
 //! The modes this worker proved it can enforce, and the plans it makes for them.
 
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, Runtime, SessionId, homes};
+use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, SessionId, homes};
 
 /// The backends that passed their probe.
 #[derive(Debug)]
@@ -42,7 +36,7 @@ impl Modes {
     /// Probes every backend; one that is not usable here is left out, with the reason in the log.
     /// So are those that isolate if the users of sessions cannot pass through `blocked`.
     pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, blocked: Option<PathBuf>) -> Self {
-        let runtime = Runtime::of(Path::exists, Path::is_symlink);
+        let runtime = codelia_backends::runtime();
         let mut installed = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;

@@ -63,6 +63,10 @@ impl<T> Slots<T> {
         self.capacity.saturating_sub(self.busy)
     }
 
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
     /// Takes a slot for a tenant at once, if one is free and nobody waits for it.
     pub(crate) fn try_take(&mut self, tenant: &TenantId) -> bool {
         if self.free() == 0 || self.waiting > 0 {

@@ -146,7 +146,8 @@ impl Worker {
 
     /// Makes sure that a session's next run finds a prepared sandbox.
     pub(crate) fn keep_spare(self: &Arc<Self>, session: SessionId) {
-        if self.is_draining() {
+        // Nothing is made ahead at the expense of those who wait now.
+        if self.is_draining() || self.slots().waiting() > 0 {
             return;
         }
         let Some(spec) = self.sessions.usual_run(session) else { return };

@@ -19,7 +19,7 @@ use codelia_backends::{
 };
 use codelia_policy::{
     CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, PlanError, Policy, RunId, RunSpec,
-    Runtime, SessionId, Usage, Violation,
+    SessionId, Usage, Violation,
 };
 use codelia_sys::{fd, process};
 use tempfile::TempDir;
@@ -91,7 +91,7 @@ impl Place {
             skip(mode.as_str(), format!("{kind:?} does not work here: {:?}", found.gaps));
             return None;
         }
-        let runtime = Runtime::of(Path::exists, Path::is_symlink);
+        let runtime = codelia_backends::runtime();
         Some(Self {
             kind,
             backend,

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use codelia_policy::Outcome;
+use codelia_policy::{Mode, Outcome};
 
 use crate::harness::{Place, command, in_every_mode, skip};
 
@@ -60,6 +60,28 @@ worker.on('message', n => {
 END
 node t.js"#;
     works(&place, "/usr/bin/node", script).await;
+}
+
+async fn java_with_threads_and_its_security_settings(mut place: Place) {
+    if place.backend.mode() == Mode::Container {
+        return println!("skipped: the image has no Java");
+    }
+    place.limits.memory_bytes = 1024 * MIB;
+    let script = r#"cat > T.java <<'END'
+import java.util.concurrent.*;
+public class T {
+  public static void main(String[] a) throws Exception {
+    var pool = Executors.newFixedThreadPool(8);
+    if (pool.submit(() -> 42).get() != 42) throw new Error();
+    pool.shutdown();
+    if (java.security.MessageDigest.getInstance("SHA-256").digest(new byte[1]).length != 32) throw new Error();
+    new java.security.SecureRandom().nextInt();
+    if (new ProcessBuilder("true").start().waitFor() != 0) throw new Error();
+  }
+}
+END
+javac T.java && java T"#;
+    works(&place, "/usr/bin/javac", script).await;
 }
 
 async fn git_commits_and_clones(place: Place) {
@@ -126,6 +148,7 @@ pub(crate) fn stage_toolchain(place: &Path) -> Result<PathBuf, String> {
 in_every_mode!(
     python_with_threads_and_processes,
     node_with_workers_and_children,
+    java_with_threads_and_its_security_settings,
     git_commits_and_clones,
     gcc_and_make_build,
     perl_and_shell_tools_work,
