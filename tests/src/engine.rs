@@ -1,4 +1,4 @@
-//! A private container engine for a whole test run: Docker's, with an image made from a tar.
+//! A private container engine for a whole test run: Docker's or Podman's, with an image made from a tar.
 
 use std::{
     collections::BTreeSet,
@@ -12,44 +12,57 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Scratch, eventually, leak};
 
-/// Names the engine of the whole test run by its socket.
+/// Name the engines of the whole test run by their sockets.
 pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
+/// The same for Podman's.
+pub const PODMAN_SOCKET: &str = "CODELIA_TEST_PODMAN";
 
 /// The stronger runtime, as it must be registered: sandboxes connect to their control socket and have no network.
 const RUNTIMES: &str =
     r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
+
+/// What Podman would do otherwise: ask systemd, keep a journal, make networks.
+const PODMAN: &str = r#"[containers]
+netns = "none"
+log_driver = "none"
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+"#;
+
+/// Whose engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Make {
+    /// `dockerd`.
+    Docker,
+    /// `podman system service`.
+    Podman,
+}
 
 /// An engine that runs. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Engine {
     scratch: Scratch,
     daemon: Child,
+    /// The parent of its control groups.
     group: String,
 }
 
 impl Engine {
     /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it; it
     /// sees what is mounted later only where the mounts around it are shared.
-    pub async fn start() -> Result<Self> {
+    pub async fn start(make: Make) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let group = format!("codelia-engine-{}", std::process::id());
-        fs::write(scratch.join("daemon.json"), RUNTIMES)?;
         let log = fs::File::create(scratch.join("log"))?;
         let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "slave", "dockerd"])
-            .args(["--iptables=false", "--ip6tables=false", "--bridge=none", "--cgroup-parent", &group])
-            .arg(format!("--host=unix://{}", scratch.join("socket").display()))
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        for (option, name) in
-            [("config-file", "daemon.json"), ("data-root", "data"), ("exec-root", "exec"), ("pidfile", "pid")]
-        {
-            command.arg(format!("--{option}={}", scratch.join(name).display()));
-        }
-        let daemon = command.spawn().context("start dockerd")?;
+        command.args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "slave"]);
+        let group = match make {
+            Make::Docker => docker_daemon(&mut command, &scratch)?,
+            Make::Podman => podman_service(&mut command, &scratch)?,
+        };
+        command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let daemon = command.spawn().context("start the engine")?;
         let mut engine = Self { scratch, daemon, group };
         engine.answers().await?;
         Ok(engine)
@@ -60,7 +73,7 @@ impl Engine {
         let up = || async { docker(&socket, &["version"]).is_ok().then_some(()) };
         tokio::select! {
             () = eventually("the engine answers", up) => Ok(()),
-            log = self.ended() => bail!("dockerd ended: {log}"),
+            log = self.ended() => bail!("the engine ended: {log}"),
         }
     }
 
@@ -97,7 +110,7 @@ impl Engine {
     fn terminate(&self) {
         let pid = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw);
         if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
-            eprintln!("dockerd was not asked to end: {error}");
+            eprintln!("the engine was not asked to end: {error}");
         }
     }
 }
@@ -109,6 +122,39 @@ impl Drop for Engine {
             let _ = self.daemon.wait();
         }
     }
+}
+
+fn docker_daemon(command: &mut Command, scratch: &Scratch) -> Result<String> {
+    let group = format!("codelia-engine-{}", std::process::id());
+    fs::write(scratch.join("daemon.json"), RUNTIMES)?;
+    command
+        .args([
+            "dockerd",
+            "--iptables=false",
+            "--ip6tables=false",
+            "--bridge=none",
+            "--cgroup-parent",
+            &group,
+        ])
+        .arg(format!("--host=unix://{}", scratch.join("socket").display()));
+    for (option, name) in
+        [("config-file", "daemon.json"), ("data-root", "data"), ("exec-root", "exec"), ("pidfile", "pid")]
+    {
+        command.arg(format!("--{option}={}", scratch.join(name).display()));
+    }
+    Ok(group)
+}
+
+fn podman_service(command: &mut Command, scratch: &Scratch) -> Result<String> {
+    fs::write(scratch.join("containers.conf"), PODMAN)?;
+    command.env("CONTAINERS_CONF", scratch.join("containers.conf")).arg("podman");
+    for (option, name) in [("root", "data"), ("runroot", "run"), ("tmpdir", "tmp")] {
+        command.arg(format!("--{option}={}", scratch.join(name).display()));
+    }
+    let socket = format!("unix://{}", scratch.join("socket").display());
+    command.args(["system", "service", "--time=0", &socket]);
+    // It cannot be told another.
+    Ok("libpod_parent".to_owned())
 }
 
 /// The containers that worker processes have in the engine of the test run, whatever their state.
@@ -128,10 +174,17 @@ fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(done.stdout)?)
 }
 
-/// The engine leaves the parent of its groups in each hierarchy, below the group that we are in.
+/// The engine leaves the parent of its groups in each hierarchy, with what it has below.
 fn remove_groups(name: &str) -> Result<()> {
     for group in leak::groups(|found| found == name) {
-        fs::remove_dir(&group).with_context(|| format!("the control group {} is left", group.display()))?;
+        for below in fs::read_dir(&group)?.flatten().filter(|entry| entry.path().is_dir()) {
+            remove_group(&below.path())?;
+        }
+        remove_group(&group)?;
     }
     Ok(())
+}
+
+fn remove_group(group: &Path) -> Result<()> {
+    fs::remove_dir(group).with_context(|| format!("the control group {} is left", group.display()))
 }

@@ -28,7 +28,7 @@ mod up;
 pub use certificates::Certificates;
 pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
 pub use cluster::{Cluster, Shape, WORKER_LEASE};
-pub use engine::{ENGINE_SOCKET, Engine, containers_of};
+pub use engine::{ENGINE_SOCKET, Engine, Make, PODMAN_SOCKET, containers_of};
 pub use eventually::{PATIENCE, eventually, within};
 pub use exec::Exec;
 pub use host::{Host, processes_of};

@@ -36,3 +36,9 @@ pub fn lower(resource: Resource, most: u64) -> Result<(), Errno> {
     let maximum = hard.min(most.saturating_add(grace));
     setrlimit(resource, Rlimit { current: Some(most.min(maximum)), maximum: Some(maximum) })
 }
+
+/// How many processes the user of a program may have that is started from here.
+#[must_use]
+pub fn most_processes() -> u64 {
+    getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(u64::MAX)
+}

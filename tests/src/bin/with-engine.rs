@@ -1,6 +1,6 @@
-//! Runs a command with one private container engine for all of it: `with-engine IMAGE TAR COMMAND ARGS…`.
-//! The engine has the tree in TAR as IMAGE. The tests find it by `CODELIA_TEST_ENGINE`; it ends with the
-//! command. Where there can be none, the command runs without.
+//! Runs a command with private container engines for all of it: `with-engine IMAGE TAR COMMAND ARGS…`. Docker's has the tree in
+//! TAR as IMAGE, and so has Podman's where that is installed. The tests find them by `CODELIA_TEST_ENGINE` and
+//! `CODELIA_TEST_PODMAN`; they end with the command. Where there can be none, the command runs without.
 
 use std::{
     path::Path,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_tests::{ENGINE_SOCKET, Engine, available, is_root};
+use codelia_tests::{ENGINE_SOCKET, Engine, Make, PODMAN_SOCKET, available, is_root};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -18,28 +18,35 @@ async fn main() -> Result<ExitCode> {
     let mut command = Command::new(&program);
     command.args(arguments);
 
-    let engine = if available("container", missing(Path::new(&tar))) {
-        let engine = Engine::start().await?;
-        engine.import(Path::new(&tar), &image.to_string_lossy())?;
-        command.env(ENGINE_SOCKET, engine.socket());
-        Some(engine)
-    } else {
-        None
-    };
+    let mut engines = Vec::new();
+    for (make, what, variable) in
+        [(Make::Docker, "container", ENGINE_SOCKET), (Make::Podman, "podman", PODMAN_SOCKET)]
+    {
+        if available(what, missing(make, Path::new(&tar))) {
+            let engine = Engine::start(make).await?;
+            engine.import(Path::new(&tar), &image.to_string_lossy())?;
+            command.env(variable, engine.socket());
+            engines.push(engine);
+        }
+    }
     let status = command.status().with_context(|| format!("run {}", program.display()));
-    if let Some(engine) = engine {
+    for engine in engines {
         engine.stop().await?;
     }
     Ok(status?.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-fn missing(tar: &Path) -> Option<&'static str> {
+fn missing(make: Make, tar: &Path) -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
-    match () {
-        () if !is_root() => Some("only root may start a container engine"),
-        () if !has("dockerd") || !has("docker") => Some("no dockerd: install docker.io"),
-        () if !tar.is_file() => Some("no tree for its image: scripts/rootfs makes one"),
-        () => None,
+    match make {
+        _ if !is_root() => Some("only root may start a container engine"),
+        _ if !has("docker") => Some("no docker: install docker.io"),
+        _ if !tar.is_file() => Some("no tree for its image: scripts/rootfs makes one"),
+        Make::Docker if !has("dockerd") => Some("no dockerd: install docker.io"),
+        Make::Podman if !has("podman") || !has("runc") => {
+            Some("no podman with runc: install podman and runc")
+        }
+        Make::Docker | Make::Podman => None,
     }
 }

@@ -5,7 +5,10 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use bollard::{
     API_DEFAULT_VERSION, Docker,
     errors::Error as Failure,
-    models::{ContainerCreateBody, ContainerState, ContainerSummary, ContainerUpdateBody, SystemInfo},
+    models::{
+        ContainerCreateBody, ContainerState, ContainerSummary, ContainerUpdateBody, SystemInfo,
+        SystemInfoCgroupVersionEnum,
+    },
     query_parameters::{
         CreateContainerOptionsBuilder, KillContainerOptionsBuilder, ListContainersOptionsBuilder,
         RemoveContainerOptionsBuilder,
@@ -24,11 +27,21 @@ const NOT_FOUND: u16 = 404;
 /// It is in the state that was asked for, or on its way to it.
 const CONFLICT: u16 = 409;
 
+/// Where engines of the same API differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Docker,
+    /// With control groups of version 1 it gives containers no namespace of their own for them.
+    Podman {
+        lacks_cgroup_namespaces: bool,
+    },
+}
+
 /// An engine, spoken to when it is first needed.
 #[derive(Debug, Clone)]
 pub(super) struct Engine {
     socket: PathBuf,
-    connection: Arc<OnceCell<Docker>>,
+    connection: Arc<OnceCell<(Docker, Family)>>,
 }
 
 impl Engine {
@@ -37,6 +50,15 @@ impl Engine {
     }
 
     async fn docker(&self) -> Result<&Docker, Error> {
+        self.connection().await.map(|(docker, _)| docker)
+    }
+
+    /// Whose it is.
+    pub(super) async fn family(&self) -> Result<Family, Error> {
+        self.connection().await.map(|(_, family)| *family)
+    }
+
+    async fn connection(&self) -> Result<&(Docker, Family), Error> {
         let missing = |error: Failure| Error::EngineMissing {
             socket: self.socket.clone(),
             complaint: error.to_string(),
@@ -44,9 +66,11 @@ impl Engine {
         let connect = async {
             let path = self.socket.display().to_string();
             // Old engines speak an older version.
-            Docker::connect_with_unix(&path, PATIENCE.as_secs(), API_DEFAULT_VERSION)?
+            let docker = Docker::connect_with_unix(&path, PATIENCE.as_secs(), API_DEFAULT_VERSION)?
                 .negotiate_version()
-                .await
+                .await?;
+            let family = family(&docker).await?;
+            Ok((docker, family))
         };
         self.connection.get_or_try_init(|| connect).await.map_err(missing)
     }
@@ -97,9 +121,13 @@ impl Engine {
         Ok(inspected.map_err(failed("look at the container"))?.state.unwrap_or_default())
     }
 
-    pub(super) async fn limit_pids(&self, name: &str, most: i64) -> Result<(), Error> {
+    /// Tells whether it can.
+    pub(super) async fn limit_pids(&self, name: &str, most: i64) -> Result<bool, Error> {
         let update = ContainerUpdateBody { pids_limit: Some(most), ..ContainerUpdateBody::default() };
-        self.docker().await?.update_container(name, update).await.map_err(failed("limit the container"))
+        match self.docker().await?.update_container(name, update).await {
+            Err(Failure::DockerResponseServerError { status_code: NOT_FOUND, .. }) => Ok(false),
+            answer => answer.map(|()| true).map_err(failed("limit the container")),
+        }
     }
 
     pub(super) async fn kill(&self, name: &str) -> Result<(), Error> {
@@ -121,6 +149,15 @@ impl Engine {
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
         self.docker().await?.list_containers(Some(options)).await.map_err(failed("list containers"))
     }
+}
+
+async fn family(docker: &Docker) -> Result<Family, Failure> {
+    let parts = docker.version().await?.components.unwrap_or_default();
+    if !parts.iter().any(|part| part.name.starts_with("Podman")) {
+        return Ok(Family::Docker);
+    }
+    let version = docker.info().await?.cgroup_version;
+    Ok(Family::Podman { lacks_cgroup_namespaces: version != Some(SystemInfoCgroupVersionEnum::_2) })
 }
 
 fn gone(answer: Result<(), Failure>) -> Result<(), Failure> {

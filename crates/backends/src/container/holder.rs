@@ -47,8 +47,10 @@ impl Holder {
             Ok(group) => group,
             Err(error) => return Err(last_words(&mut control).await.unwrap_or(error.into())),
         };
-        if let Some(most) = spec::later_pids(plan) {
-            self.engine.limit_pids(&self.name, most).await?;
+        if let Some(most) = spec::later_pids(plan)
+            && !self.engine.limit_pids(&self.name, most).await?
+        {
+            group.limit_pids(most.unsigned_abs())?;
         }
         Ok((control, group))
     }

@@ -24,7 +24,7 @@ use crate::{
     prepared, setup,
 };
 use channel::Channel;
-use engine::Engine;
+use engine::{Engine, Family};
 use holder::Holder;
 
 /// What the mode needs to know.
@@ -76,9 +76,10 @@ struct Container {
 
 impl Container {
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        let setup = self.setup(plan)?;
+        let family = self.engine.family().await?;
+        let setup = self.setup(plan, family)?;
         let mut channel = Channel::open(&self.options.directory, self.owner, plan)?;
-        let body = spec::container(plan, &self.options, self.owner, &mut channel)?;
+        let body = spec::container(plan, &self.options, family, self.owner, &mut channel)?;
         // From here on the container takes itself down.
         let mut holder = Holder::new(self.engine.clone(), channel);
         match holder.start(body, plan).await {
@@ -95,13 +96,14 @@ impl Container {
 
     /// The engine gives a container no user ids of its own. A runtime with a kernel of its own, which tells
     /// nobody of system calls, lets no descriptor out either, and its namespaces are not numbered by ours.
-    fn setup(&self, plan: &Plan) -> Result<Setup, Error> {
+    fn setup(&self, plan: &Plan, family: Family) -> Result<Setup, Error> {
         let mut setup = Setup { linger: true, ..setup::of(plan)? };
         let ids = isolating::ids(plan)?;
         if let Some(security) = &mut setup.security {
             setup.relay = spec::has_own_kernel(plan);
             let expected = &mut security.expected;
-            expected.foreign_namespaces.retain(|name, _| !setup.relay && name != "user");
+            let shared = |name: &str| name == "user" || name == "cgroup" && lacks_cgroup_namespaces(family);
+            expected.foreign_namespaces.retain(|name, _| !setup.relay && !shared(name));
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
         }
         if setup.relay {
@@ -147,6 +149,17 @@ impl Container {
     }
 }
 
+fn lacks_cgroup_namespaces(family: Family) -> bool {
+    family == Family::Podman { lacks_cgroup_namespaces: true }
+}
+
+fn no_cgroup_namespace() -> Gap {
+    Gap {
+        missing: "control-group namespaces: a command is told the name of its group on the host".to_owned(),
+        remedy: "boot with control groups of version 2, or use Docker".to_owned(),
+    }
+}
+
 fn nobody_is_told(error: &Error) -> Gap {
     Gap {
         missing: format!("events of blocked system calls, which are refused all the same: {error}"),
@@ -173,6 +186,9 @@ impl Backend for Container {
             Ok(limits) => limits,
             Err(error) => return found(false, Enforceable::default(), vec![self.gap(&error)]),
         };
+        if self.engine.family().await.is_ok_and(lacks_cgroup_namespaces) {
+            gaps.push(no_cgroup_namespace());
+        }
         let limits = Enforceable { violations: true, ..limits };
         let limits = match self.try_sandbox(limits, None).await {
             Ok(()) => limits,

@@ -10,11 +10,11 @@ use bollard::models::{
     MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits, RestartPolicy,
     RestartPolicyNameEnum,
 };
-use codelia_policy::{Mount, Plan};
-use codelia_sys::{owner::Owner, process, surroundings};
+use codelia_policy::{Ids, Mount, Plan};
+use codelia_sys::{owner::Owner, process, rlimit, surroundings};
 use serde_json::json;
 
-use super::{Channel, ContainerOptions};
+use super::{Channel, ContainerOptions, engine::Family};
 use crate::{
     Error,
     hidden::{self, Hidden},
@@ -58,6 +58,7 @@ const PIDS_TO_START: i64 = 64;
 pub(super) fn container(
     plan: &Plan,
     options: &ContainerOptions,
+    family: Family,
     owner: Owner,
     channel: &mut Channel,
 ) -> Result<ContainerCreateBody, Error> {
@@ -77,13 +78,19 @@ pub(super) fn container(
         working_dir: Some("/".to_owned()),
         network_disabled: Some(true),
         labels: Some(labels.map(|(name, value)| (name.to_owned(), value)).into()),
-        host_config: Some(host_config(plan, options, channel)?),
+        host_config: Some(host_config(plan, options, family, channel)?),
         ..ContainerCreateBody::default()
     })
 }
 
-fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -> Result<HostConfig, Error> {
-    let files = Files::of(plan, options, channel)?;
+fn host_config(
+    plan: &Plan,
+    options: &ContainerOptions,
+    family: Family,
+    channel: &mut Channel,
+) -> Result<HostConfig, Error> {
+    let files = Files::of(plan, options, family, channel)?;
+    let security = security(family, &files.masked, channel)?;
     let memory = signed(plan.limits.memory_bytes);
     Ok(HostConfig {
         runtime: options.runtime.clone(),
@@ -96,7 +103,7 @@ fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -
         ipc_mode: Some("none".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         cap_drop: Some(vec!["ALL".to_owned()]),
-        security_opt: Some(vec!["no-new-privileges".to_owned(), format!("seccomp={}", profile())]),
+        security_opt: Some(security),
         memory: Some(memory),
         // Memory and swap together: no swap.
         memory_swap: Some(memory),
@@ -104,7 +111,7 @@ fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -
         cpu_quota: Some((signed(plan.limits.cpu_millis) * CPU_PERIOD / 1000).max(LEAST_CPU_QUOTA)),
         cpuset_cpus: plan.cpus.as_deref().map(processors).transpose()?,
         pids_limit: Some(pids(plan).max(PIDS_TO_START)),
-        ulimits: Some(vec![ulimit("nofile", signed(plan.limits.open_files)), ulimit("core", 0)]),
+        ulimits: Some(ulimits(plan)),
         init: Some(false),
         auto_remove: Some(false),
         restart_policy: Some(RestartPolicy {
@@ -114,6 +121,23 @@ fn host_config(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -
         log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
         ..HostConfig::default()
     })
+}
+
+/// Podman overlooks the masks that Docker knows, and looks for the profile in a file.
+fn security(family: Family, masked: &[String], channel: &mut Channel) -> Result<Vec<String>, Error> {
+    let mut security = vec!["no-new-privileges".to_owned()];
+    match family {
+        Family::Docker => security.push(format!("seccomp={}", profile())),
+        Family::Podman { .. } => {
+            let file = channel.add_file(&profile(), 0o600)?;
+            security.push(format!("seccomp={}", text(&file)?));
+            if masked.iter().any(|path| path.contains(':')) {
+                return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
+            }
+            security.push(format!("mask={}", masked.join(":")));
+        }
+    }
+    Ok(security)
 }
 
 /// In microseconds.
@@ -157,18 +181,28 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn ulimit(name: &str, most: i64) -> ResourcesUlimits {
-    ResourcesUlimits { name: Some(name.to_owned()), soft: Some(most), hard: Some(most) }
+/// Processes are limited by the group; without a limit of their user Podman would raise it to more than it may.
+fn ulimits(plan: &Plan) -> Vec<ResourcesUlimits> {
+    let processes = rlimit::most_processes().min(PIDS_OF_A_USER);
+    [("nofile", plan.limits.open_files), ("core", 0), ("nproc", processes)].map(ulimit).to_vec()
+}
+
+/// What Podman itself is content with.
+const PIDS_OF_A_USER: u64 = 32_768;
+
+fn ulimit((name, most): (&str, u64)) -> ResourcesUlimits {
+    let most = Some(signed(most));
+    ResourcesUlimits { name: Some(name.to_owned()), soft: most, hard: most }
 }
 
 /// The engine's filter of system calls: this machine's own ABI and no other. What may be called is for
 /// the filter of `codelia-init` to say (ADR 6): an answer given here would be heard by nobody.
-fn profile() -> serde_json::Value {
+fn profile() -> String {
     let architecture = match std::env::consts::ARCH {
         "aarch64" => "SCMP_ARCH_AARCH64",
         _ => "SCMP_ARCH_X86_64",
     };
-    json!({ "defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": [] })
+    json!({ "defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": [] }).to_string()
 }
 
 /// What the engine is told about files. It mounts by depth, whatever the order.
@@ -188,6 +222,7 @@ enum Place {
 /// What is where. Of two at one place the later one is seen.
 struct Layout<'a> {
     plan: &'a Plan,
+    family: Family,
     /// The engine's, which no command may see.
     socket: &'a Path,
     channel: &'a mut Channel,
@@ -196,13 +231,19 @@ struct Layout<'a> {
 }
 
 impl Files {
-    fn of(plan: &Plan, options: &ContainerOptions, channel: &mut Channel) -> Result<Self, Error> {
+    fn of(
+        plan: &Plan,
+        options: &ContainerOptions,
+        family: Family,
+        channel: &mut Channel,
+    ) -> Result<Self, Error> {
         let places = [
             (INIT.into(), Place::Bind { source: options.init.clone(), writable: false }),
             (CONTROL.into(), Place::Bind { source: channel.socket(), writable: true }),
         ];
         let masked = MASKED.map(str::to_owned).to_vec();
-        let mut layout = Layout { plan, socket: &options.socket, channel, places: places.into(), masked };
+        let mut layout =
+            Layout { plan, family, socket: &options.socket, channel, places: places.into(), masked };
         for (index, mount) in plan.mounts.iter().enumerate() {
             layout.add(mount, &plan.mounts[..index])?;
         }
@@ -215,12 +256,15 @@ impl Layout<'_> {
         let place = match mount {
             Mount::Bind { source, writable, .. } => {
                 refuse_engine(source, self.socket)?;
+                // Podman would make it.
+                if !source.exists() {
+                    let complaint = format!("{} is not there", source.display());
+                    return Err(Error::Engine { step: "bind", complaint });
+                }
                 Place::Bind { source: source.clone(), writable: *writable }
             }
             Mount::Tmpfs { size_bytes, .. } => {
-                // A runtime keeps the permissions that the image has there, so that it must be the user's.
-                let ids = isolating::ids(self.plan)?;
-                tmpfs(&format!("rw,exec,mode=1777,uid={},gid={},size={size_bytes}", ids.uid, ids.gid))
+                tmpfs(&format!("rw,exec,mode=1777,size={size_bytes}{}", self.owner()?))
             }
             Mount::File { text, .. } => self.file(text, 0o444)?,
             Mount::Hidden { target, even_if_absent } => return self.hide(target, made, *even_if_absent),
@@ -233,6 +277,12 @@ impl Layout<'_> {
         };
         self.places.insert(mount.target().to_owned(), place);
         Ok(())
+    }
+
+    /// Who a private directory belongs to, in case the runtime gives it the mode of the image's. Podman knows no such option.
+    fn owner(&self) -> Result<String, Error> {
+        let Ids { uid, gid } = isolating::ids(self.plan)?;
+        Ok(if self.family == Family::Docker { format!(",uid={uid},gid={gid}") } else { String::new() })
     }
 
     fn hide(&mut self, target: &Path, made: &[Mount], even_if_absent: bool) -> Result<(), Error> {
@@ -258,12 +308,14 @@ impl Layout<'_> {
     }
 
     fn files(self) -> Result<Files, Error> {
+        // Podman would fill them with what they cover.
+        let unfilled = if self.family == Family::Docker { "" } else { ",notmpcopyup" };
         let mut files = Files { masked: self.masked, ..Files::default() };
         for (target, place) in self.places {
             let target = text(&target)?.to_owned();
             match place {
                 Place::Bind { source, writable } => files.mounts.push(bind_mount(&source, target, writable)?),
-                Place::Tmpfs { options } => drop(files.tmpfs.insert(target, options)),
+                Place::Tmpfs { options } => drop(files.tmpfs.insert(target, options + unfilled)),
             }
         }
         Ok(files)

@@ -5,24 +5,24 @@ use std::process::{Command, Stdio};
 use codelia_backends::{Backend as _, ContainerOptions, Error, container};
 use codelia_policy::{Mount, Plan};
 
-use crate::harness::{Kind, Place, container_options};
+use crate::harness::{Kind, Place, container_options, engine_socket, in_mode};
 
-/// Asks the engine of the tests.
-fn docker(arguments: &[&str]) -> String {
-    let host = format!("unix://{}", std::env::var("CODELIA_TEST_ENGINE").unwrap());
+/// Asks an engine of the tests.
+fn docker(kind: Kind, arguments: &[&str]) -> String {
+    let host = format!("unix://{}", engine_socket(kind).display());
     let done = Command::new("docker").args(["--host", &host]).args(arguments).output().unwrap();
     assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap().trim().to_owned()
 }
 
 /// A container as a worker would have made it that was this process.
-fn leave_container(owner: &str, namespace: &str) -> String {
+fn leave_container(kind: Kind, owner: &str, namespace: &str) -> String {
     let labels = [format!("codelia.owner={owner}"), format!("codelia.pid-namespace={namespace}")];
-    docker(&["create", "--label", &labels[0], "--label", &labels[1], "codelia-base", "true"])
+    docker(kind, &["create", "--label", &labels[0], "--label", &labels[1], "codelia-base", "true"])
 }
 
-fn exists(id: &str) -> bool {
-    !docker(&["ps", "--all", "--quiet", "--filter", &format!("id={id}")]).is_empty()
+fn exists(kind: Kind, id: &str) -> bool {
+    !docker(kind, &["ps", "--all", "--quiet", "--filter", &format!("id={id}")]).is_empty()
 }
 
 /// A process that has ended, as a label tells it.
@@ -32,18 +32,16 @@ fn gone() -> String {
     format!("{}-0", child.id())
 }
 
-#[tokio::test]
-async fn what_a_killed_worker_left_is_removed_and_nothing_else() {
-    let Some(place) = Place::of(Kind::Runc).await else { return };
+async fn what_a_killed_worker_left_is_removed_and_nothing_else(place: Place) {
     let own = codelia_sys::owner::Owner::this_process().unwrap().to_string();
     let namespace = codelia_sys::surroundings::namespace("pid").unwrap().to_string();
-    let left = leave_container(&gone(), &namespace);
+    let left = leave_container(place.kind, &gone(), &namespace);
     let others = [
-        leave_container(&own, &namespace),
+        leave_container(place.kind, &own, &namespace),
         // Its process ids are not ours: nobody here can tell whether the owner lives.
-        leave_container(&gone(), "1"),
-        leave_container("not-an-owner", &namespace),
-        docker(&["create", "codelia-base", "true"]),
+        leave_container(place.kind, &gone(), "1"),
+        leave_container(place.kind, "not-an-owner", &namespace),
+        docker(place.kind, &["create", "codelia-base", "true"]),
     ];
     let directory = place.control_directory();
     let dead = directory.join(format!("{}-x", gone()));
@@ -51,11 +49,11 @@ async fn what_a_killed_worker_left_is_removed_and_nothing_else() {
     let prepared = place.backend.prepare(&place.plan(&place.session())).await.unwrap();
 
     assert!(place.backend.sweep().await.unwrap() >= 2);
-    assert!(!exists(&left) && !dead.exists());
-    assert!(others.iter().all(|id| exists(id)));
+    assert!(!exists(place.kind, &left) && !dead.exists());
+    assert!(others.iter().all(|id| exists(place.kind, id)));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "the living one's");
     assert!(prepared.discard().await.is_clean());
-    docker(&[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
+    docker(place.kind, &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
 }
 
 #[tokio::test]
@@ -64,9 +62,16 @@ async fn a_container_is_as_closed_as_it_can_be() {
     let session = place.session();
     let plan = place.plan(&session);
     let prepared = place.backend.prepare(&plan).await.unwrap();
-    let id = docker(&["ps", "--quiet", "--filter", &format!("label=codelia.sandbox={}", plan.sandbox)]);
+    let id = docker(
+        Kind::Runc,
+        &["ps", "--quiet", "--filter", &format!("label=codelia.sandbox={}", plan.sandbox)],
+    );
     let is = |field: &str, value: &str| {
-        assert_eq!(docker(&["inspect", "--format", &format!("{{{{json {field}}}}}"), &id]), value, "{field}");
+        assert_eq!(
+            docker(Kind::Runc, &["inspect", "--format", &format!("{{{{json {field}}}}}"), &id]),
+            value,
+            "{field}"
+        );
     };
     is(".HostConfig.CapDrop", r#"["ALL"]"#);
     is(".HostConfig.CapAdd", "null");
@@ -79,17 +84,15 @@ async fn a_container_is_as_closed_as_it_can_be() {
     is(".HostConfig.RestartPolicy.Name", r#""no""#);
     is(".HostConfig.LogConfig.Type", r#""none""#);
     is(".Config.User", &format!("\"{}:{}\"", session.ids.uid, session.ids.gid));
-    let options = docker(&["inspect", "--format", "{{json .HostConfig.SecurityOpt}}", &id]);
+    let options = docker(Kind::Runc, &["inspect", "--format", "{{json .HostConfig.SecurityOpt}}", &id]);
     assert!(options.contains("no-new-privileges") && options.contains("seccomp={"), "{options}");
     assert!(!options.contains("unconfined"), "{options}");
     assert!(prepared.discard().await.is_clean());
-    assert!(!exists(&id));
+    assert!(!exists(Kind::Runc, &id));
 }
 
-#[tokio::test]
-async fn the_engines_socket_is_never_opened_to_a_command() {
-    let Some(mut place) = Place::of(Kind::Runc).await else { return };
-    let socket = std::path::PathBuf::from(std::env::var_os("CODELIA_TEST_ENGINE").unwrap());
+async fn the_engines_socket_is_never_opened_to_a_command(mut place: Place) {
+    let socket = engine_socket(place.kind);
     for path in [socket.clone(), socket.parent().unwrap().to_owned()] {
         place.policy.filesystem.read_only_paths = Some(vec![path]);
         let refused = place.backend.prepare(&place.plan(&place.session())).await;
@@ -100,10 +103,8 @@ async fn the_engines_socket_is_never_opened_to_a_command() {
     assert_eq!(said, "2\n");
 }
 
-#[tokio::test]
-async fn an_image_that_is_missing_is_refused_by_its_name() {
-    let Some(place) = Place::of(Kind::Runc).await else { return };
-    let options = container_options("runc", &place.control_directory());
+async fn an_image_that_is_missing_is_refused_by_its_name(place: Place) {
+    let options = container_options(place.kind, &place.control_directory());
     let other = container(ContainerOptions { image: "no-such-image".into(), ..options }).unwrap();
     let refused = other.prepare(&place.plan(&place.session())).await.unwrap_err().to_string();
     assert!(refused.contains("IMAGE_MISSING") && refused.contains("no-such-image"), "{refused}");
@@ -111,9 +112,7 @@ async fn an_image_that_is_missing_is_refused_by_its_name() {
     assert!(!found.usable && found.gaps.iter().any(|gap| gap.remedy.contains("no-such-image")), "{found:?}");
 }
 
-#[tokio::test]
-async fn a_profile_names_an_image_and_an_unknown_one_is_refused() {
-    let Some(mut place) = Place::of(Kind::Runc).await else { return };
+async fn a_profile_names_an_image_and_an_unknown_one_is_refused(mut place: Place) {
     for profile in ["base", "again"] {
         place.policy.container.profile = Some(profile.to_owned());
         assert_eq!(place.says("echo fine").await, "fine\n");
@@ -138,7 +137,7 @@ async fn a_mode_without_images_refuses_a_profile() {
 
 #[tokio::test]
 async fn without_an_engine_the_mode_is_not_usable() {
-    let options = container_options("runc", std::path::Path::new("/nonexistent"));
+    let options = container_options(Kind::Runc, std::path::Path::new("/nonexistent"));
     let found = container(ContainerOptions { socket: "/no/engine".into(), ..options }).unwrap().probe().await;
     assert!(!found.usable && found.gaps[0].missing.contains("/no/engine"), "{found:?}");
 }
@@ -180,3 +179,17 @@ async fn blocked_calls_are_refused_by_gvisor_too() {
     let script = r#"perl -e 'syscall(272, 0x10000000) == 0 and print "reached"; print 0+$!'"#;
     assert_eq!(place.says(script).await, "1");
 }
+
+macro_rules! by_every_engine {
+    ($($name:ident),+ $(,)?) => {
+        in_mode!(runc = Runc: $($name),+);
+        in_mode!(podman = Podman: $($name),+);
+    };
+}
+
+by_every_engine!(
+    what_a_killed_worker_left_is_removed_and_nothing_else,
+    the_engines_socket_is_never_opened_to_a_command,
+    an_image_that_is_missing_is_refused_by_its_name,
+    a_profile_names_an_image_and_an_unknown_one_is_refused,
+);

@@ -3,17 +3,18 @@
 use crate::harness::Kind;
 
 /// Attacks that are seen to get through, in the order of the suite. They must: a needless one fails it.
-const ATTACKS: [(Kind, &str, &str); 4] = [
-    (Kind::Runc, "see homes", "the image has an empty /home of its own"),
-    (
-        Kind::Runc,
-        "have a set-user-id program of the host",
-        "the programs are the image's and no engine mounts an image nosuid: no_new_privs makes the bit void",
-    ),
-    (Kind::Runsc, "see homes", "the image has an empty /home of its own"),
+const ATTACKS: [(Kind, &str, &str); 6] = [
+    (Kind::Runc, "see homes", OWN_HOME),
+    (Kind::Runc, "have a set-user-id program of the host", OWN_PROGRAMS),
+    (Kind::Podman, "see homes", OWN_HOME),
+    (Kind::Podman, "have a set-user-id program of the host", OWN_PROGRAMS),
+    (Kind::Runsc, "see homes", OWN_HOME),
     (Kind::Runsc, "see the kernel's devices and groups", "gVisor makes up a /sys of its own, not the host's"),
 ];
 
+const OWN_HOME: &str = "the image has an empty /home of its own";
+const OWN_PROGRAMS: &str =
+    "the programs are the image's and no engine mounts an image nosuid: no_new_privs makes the bit void";
 const UNTOLD: &str = "gVisor tells nobody of a blocked call: it is refused, without an event and uncounted";
 const NO_LANDLOCK: &str = "gVisor has no Landlock: such a plan is refused by its field";
 const OTHER_PROCESSES: &str =

@@ -42,6 +42,14 @@ pub(crate) enum Kind {
     Nsjail,
     Runc,
     Runsc,
+    /// `runc` too, by the other engine.
+    Podman,
+}
+
+impl Kind {
+    pub(crate) fn is_container(self) -> bool {
+        matches!(self, Self::Runc | Self::Runsc | Self::Podman)
+    }
 }
 
 /// A mode on this host, and where its sessions are.
@@ -88,7 +96,8 @@ impl Place {
         let (mode, found) = (backend.mode(), backend.probe().await);
         let can = found.enforceable;
         if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
-            skip(mode.as_str(), format!("{kind:?} does not work here: {:?}", found.gaps));
+            let required = if kind == Kind::Podman { "podman" } else { mode.as_str() };
+            skip(required, format!("{kind:?} does not work here: {:?}", found.gaps));
             return None;
         }
         let runtime = codelia_backends::runtime();
@@ -129,7 +138,7 @@ impl Place {
     /// Who a command of the session is inside: an engine gives containers no user ids of their own.
     pub(crate) fn inside(&self, session: &Session) -> Ids {
         match self.kind {
-            Kind::Runc | Kind::Runsc => session.ids,
+            kind if kind.is_container() => session.ids,
             _ => codelia_policy::INSIDE,
         }
     }
@@ -258,17 +267,18 @@ fn backend(kind: Kind, place: &Path) -> Arc<dyn Backend> {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
             Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent, users: None }).unwrap())
         }
-        Kind::Runc => Arc::new(container(container_options("runc", place)).unwrap()),
-        Kind::Runsc => Arc::new(container(container_options("runsc", place)).unwrap()),
+        Kind::Runc | Kind::Runsc | Kind::Podman => {
+            Arc::new(container(container_options(kind, place)).unwrap())
+        }
     }
 }
 
-/// The engine that `with-services` started.
-pub(crate) fn container_options(runtime: &str, place: &Path) -> ContainerOptions {
+/// The engines that `with-engine` started.
+pub(crate) fn container_options(kind: Kind, place: &Path) -> ContainerOptions {
     ContainerOptions {
         init: init_path(),
-        socket: std::env::var_os("CODELIA_TEST_ENGINE").unwrap_or_default().into(),
-        runtime: Some(runtime.to_owned()),
+        socket: engine_socket(kind),
+        runtime: Some(if kind == Kind::Runsc { "runsc" } else { "runc" }.to_owned()),
         image: "codelia-base".to_owned(),
         images: [
             ("again".to_owned(), "codelia-base".to_owned()),
@@ -278,6 +288,11 @@ pub(crate) fn container_options(runtime: &str, place: &Path) -> ContainerOptions
         directory: place.join("containers"),
         worker: "conformance".to_owned(),
     }
+}
+
+pub(crate) fn engine_socket(kind: Kind) -> PathBuf {
+    let name = if kind == Kind::Podman { "CODELIA_TEST_PODMAN" } else { "CODELIA_TEST_ENGINE" };
+    std::env::var_os(name).unwrap_or_default().into()
 }
 
 /// `codelia-init` as `make build` makes it.
@@ -314,6 +329,7 @@ macro_rules! in_every_mode {
         $crate::harness::in_mode!(nsjail = Nsjail: $($name),+);
         $crate::harness::in_mode!(runc = Runc: $($name),+);
         $crate::harness::in_mode!(runsc = Runsc: $($name),+);
+        $crate::harness::in_mode!(podman = Podman: $($name),+);
     };
 }
 

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use codelia_policy::{Mode, Outcome};
+use codelia_policy::Outcome;
 
 use crate::harness::{Place, command, in_every_mode, skip};
 
@@ -63,7 +63,7 @@ node t.js"#;
 }
 
 async fn java_with_threads_and_its_security_settings(mut place: Place) {
-    if place.backend.mode() == Mode::Container {
+    if place.kind.is_container() {
         return println!("skipped: the image has no Java");
     }
     place.limits.memory_bytes = 1024 * MIB;

@@ -78,10 +78,7 @@ async fn reading_is_held_to_its_rate(mut place: Place) {
     let session = place.session();
     place.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
     if !place.host.enforceable.reads {
-        assert!(
-            process::own_user() != 0 || matches!(place.kind, Kind::Runc | Kind::Runsc),
-            "this host limits reads"
-        );
+        assert!(process::own_user() != 0 || place.kind.is_container(), "this host limits reads");
         assert_eq!(place.try_plan(&session).unwrap_err().field, FIELD);
         return;
     }
@@ -144,7 +141,7 @@ async fn what_was_written_and_started_is_told(place: Place) {
         assert!((6 * MIB..12 * MIB).contains(&more.written_bytes), "{more:?}");
         assert!(less.written_bytes < MIB, "the control: {less:?}");
     }
-    if matches!(place.kind, Kind::Runc | Kind::Runsc) {
+    if place.kind.is_container() {
         assert_eq!(more.peak_processes, 0, "an engine's own threads would count");
     } else if counts_processes() {
         assert!((2..=6).contains(&more.peak_processes), "{more:?}");

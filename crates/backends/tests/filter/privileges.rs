@@ -27,7 +27,7 @@ async fn the_bits_that_make_a_user_privileged_are_locked(place: Place) {
     let expected = match place.kind {
         // Locking them takes a capability that a container never has, and they give only what is in the
         // bounding set: nothing.
-        Kind::Runc => "0b0\n",
+        Kind::Runc | Kind::Podman => "0b0\n",
         // gVisor has no such bits.
         Kind::Runsc => "-0b1\n",
         _ => "0b11101111\n",

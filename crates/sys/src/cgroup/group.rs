@@ -141,6 +141,14 @@ impl Group {
         Ok(leaf)
     }
 
+    /// Limits its processes and threads anew.
+    ///
+    /// # Errors
+    /// The limit cannot be set.
+    pub fn limit_pids(&self, most: u64) -> Result<(), Error> {
+        self.pids.as_ref().map_or(Ok(()), |leaf| leaf.limit_pids(most))
+    }
+
     /// Descriptors through which a single-threaded process enters the group: it writes `0` to each.
     ///
     /// # Errors
