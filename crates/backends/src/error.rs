@@ -87,6 +87,9 @@ pub enum Error {
     /// Who connected to the control socket is not in the container.
     #[error("a stranger connected to the control socket")]
     Stranger,
+    /// A plan for a kernel that is not the host's, which is asked for less.
+    #[error("the container runtime shares the host's kernel")]
+    SharedKernel,
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
     Inside(Failure),

@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use bollard::models::ContainerCreateBody;
 use codelia_init::Report;
 use codelia_policy::{Mode, Plan, Receipt};
-use codelia_sys::cgroup::Group;
+use codelia_sys::{Pid, cgroup::Group};
 use codelia_telemetry::task;
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{Channel, Engine, spec};
-use crate::{Error, control::Control};
+use crate::{Error, control::Control, isolating::INIT};
 
 /// How long a container may take from its start until `codelia-init` has connected.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,6 +42,9 @@ impl Holder {
             connected = timeout(PATIENCE, self.channel.accept()) => connected.map_err(|_| Error::Unresponsive)??,
             _ = self.engine.ended(&self.name) => return Err(self.complaint().await),
         };
+        if spec::has_own_kernel(plan) && is_init(peer) {
+            return Err(Error::SharedKernel);
+        }
         // Who is in the container's own groups is in the container.
         let group = match Group::of_process(peer, &id) {
             Ok(group) => group,
@@ -74,6 +77,12 @@ impl Holder {
         let mounts = fs::read_to_string("/proc/self/mountinfo");
         mounts.map_or(1, |mounts| mounts.lines().filter(|line| line.contains(&self.name)).count())
     }
+}
+
+/// Whether the host knows it as `codelia-init`: a runtime with a kernel of its own has its own processes there.
+fn is_init(peer: Pid) -> bool {
+    let name = fs::read_to_string(format!("/proc/{peer}/comm"));
+    name.is_ok_and(|name| Some(name.trim()) == INIT.strip_prefix('/'))
 }
 
 /// What `codelia-init` said if it ended at once.

@@ -180,6 +180,14 @@ async fn blocked_calls_are_refused_by_gvisor_too() {
     assert_eq!(place.says(script).await, "1");
 }
 
+/// What is not asked of gVisor is asked of everybody else.
+async fn less_is_asked_only_of_a_kernel_that_is_not_the_hosts(place: Place) {
+    let mut plan = place.plan(&place.session());
+    plan.security.as_mut().unwrap().violation_limit = None;
+    let refused = place.backend.prepare(&plan).await;
+    assert!(matches!(refused, Err(Error::SharedKernel)), "{refused:?}");
+}
+
 macro_rules! by_every_engine {
     ($($name:ident),+ $(,)?) => {
         in_mode!(runc = Runc: $($name),+);
@@ -192,4 +200,5 @@ by_every_engine!(
     the_engines_socket_is_never_opened_to_a_command,
     an_image_that_is_missing_is_refused_by_its_name,
     a_profile_names_an_image_and_an_unknown_one_is_refused,
+    less_is_asked_only_of_a_kernel_that_is_not_the_hosts,
 );
