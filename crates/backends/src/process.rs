@@ -9,7 +9,10 @@ use codelia_sys::{
 };
 use codelia_telemetry::task;
 use tokio::{
-    io::{Interest, unix::AsyncFd},
+    io::{
+        Interest,
+        unix::{AsyncFd, AsyncFdTryNewError},
+    },
     runtime::Handle,
 };
 
@@ -24,11 +27,12 @@ pub(crate) struct Process {
 impl Process {
     /// Starts a program.
     pub(crate) fn start(program: &Program) -> io::Result<Self> {
-        let child = program.start()?;
-        let pid = child.id();
-        let child = watched(child).inspect_err(|_| {
+        let child = watched(program.start()?).map_err(|(child, error)| {
             // What cannot be waited for must not live.
-            let _ = process::kill(pid);
+            match child.end() {
+                Ok(()) => error,
+                Err(errno) => errno.into(),
+            }
         })?;
         Ok(Self { child: Some(child), ended: None })
     }
@@ -56,11 +60,11 @@ impl Process {
     }
 }
 
-/// Tells when what owns a descriptor can be read. The deprecation is about types whose descriptor may change; ours keep
-/// theirs.
+/// Tells when what owns a descriptor can be read, or gives it back with the reason why not. The deprecation is about types
+/// whose descriptor may change; ours keep theirs.
 #[allow(deprecated)]
-pub(crate) fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
-    AsyncFd::with_interest(owner, Interest::READABLE)
+pub(crate) fn watched<T: AsRawFd>(owner: T) -> Result<AsyncFd<T>, (T, io::Error)> {
+    AsyncFd::try_with_interest(owner, Interest::READABLE).map_err(AsyncFdTryNewError::into_parts)
 }
 
 async fn collected(child: &AsyncFd<Child>) -> io::Result<Status> {

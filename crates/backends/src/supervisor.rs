@@ -56,7 +56,7 @@ impl Supervisor {
         let (sender, violations) = mpsc::channel(MOST_UNHEARD);
         let exceeded = Arc::new(Limit::default());
         let watch = Watch {
-            listener: watched(listener)?,
+            listener: watched(listener).map_err(|(_, error)| error)?,
             launch,
             exec: security.exec,
             left: limit.max(1),

@@ -243,7 +243,7 @@ impl Store {
         let used = sqlx::query_as!(
             Used,
             r#"SELECT
-                 (SELECT count(*) FROM sessions WHERE tenant_id = $1 AND state = 'open') AS "sessions!",
+                 (SELECT count(*) FROM sessions WHERE open_tenant = $1) AS "sessions!",
                  (SELECT count(*) FROM runs WHERE active_tenant = $1) AS "concurrent_runs!",
                  (SELECT count(*) FROM runs WHERE active_tenant = $1 AND state = 'queued') AS "queued_runs!",
                  (SELECT coalesce(sum(output_bytes), 0)::bigint FROM runs

@@ -271,6 +271,15 @@ impl Child {
         self.reap(WaitIdOptions::NOHANG)
     }
 
+    /// Kills it and collects it.
+    ///
+    /// # Errors
+    /// It was collected before.
+    pub fn end(&self) -> Result<(), Errno> {
+        self.kill()?;
+        self.reap(WaitIdOptions::empty()).map(drop)
+    }
+
     fn reap(&self, options: WaitIdOptions) -> Result<Option<Status>, Errno> {
         let ended =
             rustix::process::waitid(WaitId::PidFd(self.handle.as_fd()), WaitIdOptions::EXITED | options)?;
@@ -319,6 +328,16 @@ mod tests {
             run("echo $0 $#; pwd; cat; /usr/bin/env | grep -v -e ^PWD= -e ^_= -e ^SHLVL=; exit 7", |it| it);
         assert_eq!((said.as_str(), status), ("/bin/sh 0\n/\n", Status::Exited(7)));
         assert_eq!(run("kill -9 $$", |it| it).1, Status::Signaled(9));
+    }
+
+    #[test]
+    fn a_program_that_is_ended_is_collected() {
+        let null = || fd::null().unwrap();
+        let program = Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
+        let child = program.start().unwrap();
+        child.end().unwrap();
+        assert_eq!(child.collect(), Err(Errno::CHILD));
+        assert!(!Path::new(&format!("/proc/{}", child.id())).exists());
     }
 
     #[test]

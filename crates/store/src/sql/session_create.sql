@@ -2,6 +2,6 @@
 INSERT INTO sessions (id, tenant_id, alias, spec, labels, expires_at, idle_ttl, idempotency_key, request_hash,
                       allow_data_loss)
 SELECT $1, $2, $3, $4, $5, now() + $6::interval, $7, $8, $9, $11
-WHERE (SELECT count(*) FROM sessions WHERE tenant_id = $2 AND state = 'open') < $10
+WHERE (SELECT count(*) FROM sessions WHERE open_tenant = $2) < $10
 ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
 RETURNING id
