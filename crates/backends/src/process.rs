@@ -4,15 +4,12 @@ use std::{io, os::fd::AsRawFd};
 
 use codelia_sys::{
     Errno, Pid,
-    process::{self, Status},
+    process::Status,
     spawn::{Child, Program},
 };
 use codelia_telemetry::task;
 use tokio::{
-    io::{
-        Interest,
-        unix::{AsyncFd, AsyncFdTryNewError},
-    },
+    io::{Interest, unix::AsyncFd},
     runtime::Handle,
 };
 
@@ -64,7 +61,7 @@ impl Process {
 /// whose descriptor may change; ours keep theirs.
 #[allow(deprecated)]
 pub(crate) fn watched<T: AsRawFd>(owner: T) -> Result<AsyncFd<T>, (T, io::Error)> {
-    AsyncFd::try_with_interest(owner, Interest::READABLE).map_err(AsyncFdTryNewError::into_parts)
+    AsyncFd::try_with_interest(owner, Interest::READABLE).map_err(|error| error.into_parts())
 }
 
 async fn collected(child: &AsyncFd<Child>) -> io::Result<Status> {
@@ -94,7 +91,7 @@ impl Drop for Process {
 mod tests {
     use std::{path::Path, time::Duration};
 
-    use codelia_sys::fd;
+    use codelia_sys::{fd, process};
 
     use super::*;
 
