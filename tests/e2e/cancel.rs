@@ -7,7 +7,7 @@ use codelia_proto::{
     duration_to_proto,
     v1::{CancelRunRequest, Canceled, Limits, OutOfMemory, StartRunRequest, TimedOut, outcome::Kind},
 };
-use codelia_tests::{Cluster, Exec, available, shell};
+use codelia_tests::{Cluster, Exec, Shape, available, shell};
 
 use crate::exec::{nothing_works_in, session_root};
 
@@ -76,20 +76,39 @@ async fn closing_a_session_ends_its_runs() -> Result<()> {
     cluster.end().await
 }
 
+/// A command's own group for processors, in control groups of version 1 or 2.
+const FIND_GROUP: &str = "group=$(sed -n 's/^[0-9]*:\\(cpu\\|.*,cpu\\)\\(,[^:]*\\)\\?:/cpu/p; s/^0:://p' /proc/self/cgroup | head -n 1)";
+
 #[tokio::test]
 async fn a_command_that_takes_its_time_weighs_less_than_a_new_one() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    // It looks at its own group, in control groups of version 1 or 2, and ends when it weighs an eighth.
-    let script = "group=$(sed -n 's/^[0-9]*:\\(cpu\\|.*,cpu\\)\\(,[^:]*\\)\\?:/cpu/p; s/^0:://p' /proc/self/cgroup | head -n 1)
-        for weight in /sys/fs/cgroup/$group/cpu.shares /sys/fs/cgroup/$group/cpu.weight; do
+    // It looks at its own group, and ends when that weighs an eighth.
+    let script = format!(
+        "{FIND_GROUP}; for weight in /sys/fs/cgroup/$group/cpu.shares /sys/fs/cgroup/$group/cpu.weight; do
             if [ -e $weight ]; then until grep -qx -e 128 -e 12 $weight; do sleep 0.01; done; echo $weight; fi
-        done";
-    let seen = Exec::start(&client, shell(&session.name, script)).await?.finish().await?;
+        done"
+    );
+    let seen = Exec::start(&client, shell(&session.name, &script)).await?.finish().await?;
     let unlimited = seen.stdout.is_empty().then_some("no group with a weight");
     if available("cgroup", unlimited) {
         assert_eq!(seen.outcome(), Kind::Exited(0), "{seen:?}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn commands_yield_to_everything_else_where_the_operator_says_so() -> Result<()> {
+    let settings = vec![("CODELIA_SANDBOX_YIELDS", "true".to_owned())];
+    let cluster = Cluster::with(Shape { settings, ..Shape::default() }).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let script = format!("{FIND_GROUP}; cat /sys/fs/cgroup/$group/../cpu.idle");
+    let seen = Exec::start(&client, shell(&session.name, &script)).await?.finish().await?;
+    let unlimited = seen.stdout.is_empty().then_some("no group that could yield");
+    if available("cgroup", unlimited) {
+        assert_eq!(seen.stdout, b"1\n", "{seen:?}");
     }
     cluster.end().await
 }

@@ -116,12 +116,20 @@ async fn main() {
     chown(&session, Some(IDS.uid), Some(IDS.gid)).unwrap();
     let jail = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
     let init = find_init().unwrap();
-    let wrap =
-        bwrap(BwrapOptions { init: init.clone(), program: "bwrap".into(), cgroup_parent: None, users: None })
-            .unwrap();
-    let cell =
-        nsjail(NsjailOptions { init: init.clone(), program: jail.clone(), cgroup_parent: None, users: None })
-            .unwrap();
+    let wrap = bwrap(BwrapOptions {
+        init: init.clone(),
+        program: "bwrap".into(),
+        groups: Default::default(),
+        users: None,
+    })
+    .unwrap();
+    let cell = nsjail(NsjailOptions {
+        init: init.clone(),
+        program: jail.clone(),
+        groups: Default::default(),
+        users: None,
+    })
+    .unwrap();
     let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
     let can = container(ContainerOptions {
         init,

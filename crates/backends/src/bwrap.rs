@@ -7,6 +7,7 @@ use std::{
 };
 
 use codelia_policy::{INSIDE, Mode, Mount, Plan};
+use codelia_sys::cgroup::Parent;
 
 use crate::{
     Backend, Error,
@@ -23,9 +24,8 @@ pub struct BwrapOptions {
     pub init: PathBuf,
     /// Path of `bwrap`, or its name to look it up.
     pub program: PathBuf,
-    /// The control group below which those of sandboxes are made, the same in each hierarchy;
-    /// else the worker's own. In version 2 it must have no processes of its own.
-    pub cgroup_parent: Option<String>,
+    /// Where its control groups are made.
+    pub groups: Parent,
     /// The users that only sandboxes have: what a killed bubblewrap left of theirs is ended by the sweep.
     pub users: Option<RangeInclusive<u32>>,
 }
@@ -36,7 +36,7 @@ pub struct BwrapOptions {
 /// `/proc` cannot be read.
 pub fn bwrap(options: BwrapOptions) -> Result<impl Backend + 'static, Error> {
     let host = Host { init: options.init, program: options.program };
-    Isolating::new(Bwrap { users: options.users }, host, options.cgroup_parent.as_deref())
+    Isolating::new(Bwrap { users: options.users }, host, &options.groups)
 }
 
 #[derive(Debug)]

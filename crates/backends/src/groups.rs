@@ -1,10 +1,8 @@
 //! The control groups of a mode: made for a plan, tried by the probe.
 
-use std::path::Path;
-
 use codelia_policy::{Enforceable, IoLimits, Plan, RunId};
 use codelia_sys::{
-    cgroup::{self, Controller, Device, DeviceLimits, Group, Hierarchy},
+    cgroup::{self, Controller, Device, DeviceLimits, Group, Hierarchy, Parent},
     process,
 };
 
@@ -17,9 +15,9 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Below this group in each hierarchy, else below the worker's own.
-    pub(crate) fn detect(parent: Option<&str>) -> Result<Self, Error> {
-        Ok(Self { hierarchy: Hierarchy::detect(parent.map(Path::new))? })
+    /// Below this group in each hierarchy.
+    pub(crate) fn detect(parent: &Parent) -> Result<Self, Error> {
+        Ok(Self { hierarchy: Hierarchy::detect(parent)? })
     }
 
     /// The group of a sandbox; `None` if its plan is held to no limit of a group.

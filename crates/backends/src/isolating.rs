@@ -15,7 +15,11 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Ids, Mode, Mount, NetworkMode, Plan};
-use codelia_sys::{cgroup::Group, fd, process, spawn::Program};
+use codelia_sys::{
+    cgroup::{Group, Parent},
+    fd, process,
+    spawn::Program,
+};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared,
@@ -92,9 +96,9 @@ pub(crate) struct Isolating<T> {
 
 impl<T: Tool> Isolating<T> {
     /// Looks for the control groups of this host.
-    pub(crate) fn new(tool: T, host: Host, cgroup_parent: Option<&str>) -> Result<Self, Error> {
+    pub(crate) fn new(tool: T, host: Host, groups: &Parent) -> Result<Self, Error> {
         let host = Host { program: locate(host.program), ..host };
-        Ok(Self { tool, host, groups: Groups::detect(cgroup_parent)?, overlays: Overlays::default() })
+        Ok(Self { tool, host, groups: Groups::detect(groups)?, overlays: Overlays::default() })
     }
 
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

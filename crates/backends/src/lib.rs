@@ -35,6 +35,7 @@ mod tool;
 
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
 pub use bwrap::{BwrapOptions, bwrap};
+pub use codelia_sys::cgroup::Parent;
 pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use init::find_init;

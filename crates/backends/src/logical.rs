@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Mode, NetworkMode, Plan};
-use codelia_sys::{cgroup::Group, directory};
+use codelia_sys::{
+    cgroup::{Group, Parent},
+    directory,
+};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, control::Control, groups::Groups, holder::BareInit, idle,
@@ -17,9 +20,8 @@ use crate::{
 pub struct LogicalOptions {
     /// Path of `codelia-init`.
     pub init: PathBuf,
-    /// The control group below which those of sandboxes are made, the same in each hierarchy;
-    /// else the worker's own. In version 2 it must have no processes of its own.
-    pub cgroup_parent: Option<String>,
+    /// Where its control groups are made.
+    pub groups: Parent,
 }
 
 /// Mode `logical`.
@@ -35,7 +37,7 @@ impl Logical {
     /// # Errors
     /// `/proc` cannot be read.
     pub fn new(options: LogicalOptions) -> Result<Self, Error> {
-        Ok(Self { init: options.init, groups: Groups::detect(options.cgroup_parent.as_deref())? })
+        Ok(Self { init: options.init, groups: Groups::detect(&options.groups)? })
     }
 
     /// From here on the sandbox takes itself down.

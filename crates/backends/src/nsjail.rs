@@ -9,7 +9,7 @@ use std::{
 };
 
 use codelia_policy::{INSIDE, Ids, Mode, Mount, Plan};
-use codelia_sys::process;
+use codelia_sys::{cgroup::Parent, process};
 
 use crate::{
     Backend, Error,
@@ -26,9 +26,8 @@ pub struct NsjailOptions {
     pub init: PathBuf,
     /// Path of `nsjail`, or its name to look it up.
     pub program: PathBuf,
-    /// The control group below which those of sandboxes are made, the same in each hierarchy;
-    /// else the worker's own. In version 2 it must have no processes of its own.
-    pub cgroup_parent: Option<String>,
+    /// Where its control groups are made.
+    pub groups: Parent,
     /// The users that only sandboxes have: what nsjail left for them is taken away by the sweep.
     pub users: Option<RangeInclusive<u32>>,
 }
@@ -39,7 +38,7 @@ pub struct NsjailOptions {
 /// `/proc` cannot be read.
 pub fn nsjail(options: NsjailOptions) -> Result<impl Backend + 'static, Error> {
     let host = Host { init: options.init, program: options.program };
-    Isolating::new(Nsjail { users: options.users }, host, options.cgroup_parent.as_deref())
+    Isolating::new(Nsjail { users: options.users }, host, &options.groups)
 }
 
 #[derive(Debug)]

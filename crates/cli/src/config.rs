@@ -123,6 +123,8 @@ pub(crate) struct Sandbox {
     /// Users and groups that sessions get as their own, where the worker is root.
     pub(crate) uid_base: NonZeroU32,
     pub(crate) uid_count: NonZeroU32,
+    /// Whether commands get only the processor time that everything else leaves.
+    pub(crate) yields: bool,
     /// The tools of the modes, by path or by name.
     pub(crate) bwrap: PathBuf,
     pub(crate) nsjail: PathBuf,

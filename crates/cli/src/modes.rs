@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, sync::Arc};
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
     Backend, BwrapOptions, Capabilities, ContainerOptions, Gap, Logical, LogicalOptions, NsjailOptions,
-    bwrap, container, nsjail,
+    Parent, bwrap, container, nsjail,
 };
 use codelia_policy::Mode;
 
@@ -21,17 +21,18 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         Some(path) => std::path::absolute(path)?,
         None => codelia_backends::find_init().context("codelia-init")?,
     };
+    let groups = Parent { name: None, yields: config.sandbox.yields };
     let mut all: Vec<Arc<dyn Backend>> = vec![
         Arc::new(bwrap(BwrapOptions {
             init: init.clone(),
             program: config.sandbox.bwrap.clone(),
-            cgroup_parent: None,
+            groups: groups.clone(),
             users: users(config),
         })?),
         Arc::new(nsjail(NsjailOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
-            cgroup_parent: None,
+            groups: groups.clone(),
             users: users(config),
         })?),
         Arc::new(container(ContainerOptions {
@@ -45,7 +46,7 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         })?),
     ];
     if config.allow_logical() {
-        all.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: None })?));
+        all.push(Arc::new(Logical::new(LogicalOptions { init, groups })?));
     }
     Ok(all)
 }

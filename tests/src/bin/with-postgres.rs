@@ -23,7 +23,7 @@ async fn main() -> Result<ExitCode> {
     let status = Command::new(&program).args(arguments).env(POSTGRES_URL, url.as_str()).status();
     server.stop().await?;
     let status = status.with_context(|| format!("run {}", program.display()))?;
-    Hierarchy::detect(None)?.remove_orphans()?;
+    Hierarchy::detect(&Default::default())?.remove_orphans()?;
     let left: Vec<_> = cgroups().difference(&before).cloned().collect();
     if !left.is_empty() {
         bail!("control groups are left behind: {left:#?}");

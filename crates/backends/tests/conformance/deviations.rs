@@ -9,7 +9,7 @@ use std::{
 use codelia_backends::{BwrapOptions, Error, bwrap};
 use codelia_init::Step;
 
-use crate::harness::{Kind, Place, init_path};
+use crate::harness::{Kind, Place, group_parent, init_path};
 
 /// Why a sandbox cannot be had of a bubblewrap that was told these words too.
 async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
@@ -20,9 +20,9 @@ async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
     for path in [dir.path(), &program] {
         fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
-    let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
+    let groups = group_parent();
     place.backend =
-        Arc::new(bwrap(BwrapOptions { init: init_path(), program, cgroup_parent, users: None }).unwrap());
+        Arc::new(bwrap(BwrapOptions { init: init_path(), program, groups, users: None }).unwrap());
     let session = place.session();
     match place.backend.prepare(&place.plan(&session)).await {
         Ok(prepared) => {

@@ -10,7 +10,7 @@ use std::{
 use codelia_backends::{Backend, Logical, LogicalOptions};
 use codelia_sys::cgroup::{Group, Hierarchy, Limits};
 
-use crate::harness::{init_path, skip};
+use crate::harness::{group_parent, init_path, skip};
 
 const VERSION_2: &str = "/sys/fs/cgroup";
 const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millis: Some(1000) };
@@ -19,8 +19,7 @@ const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cp
 const APART: &str = "groups::a_worker_that_was_told_nothing_finds_a_parent";
 
 fn hierarchy() -> Hierarchy {
-    let parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
-    Hierarchy::detect(parent.as_deref().map(Path::new)).unwrap()
+    Hierarchy::detect(&group_parent()).unwrap()
 }
 
 fn has_version_2() -> bool {
@@ -84,7 +83,7 @@ fn worker_in(group: &Path) -> String {
 #[tokio::test]
 async fn a_worker_that_was_told_nothing_finds_a_parent() {
     for _ in 0..2 {
-        let backend = Logical::new(LogicalOptions { init: init_path(), cgroup_parent: None }).unwrap();
+        let backend = Logical::new(LogicalOptions { init: init_path(), groups: Default::default() }).unwrap();
         let found = backend.probe().await;
         let can = found.enforceable;
         if !(can.memory && can.pids && can.cpu) {
@@ -92,7 +91,7 @@ async fn a_worker_that_was_told_nothing_finds_a_parent() {
         }
     }
     println!("is in {}", fs::read_to_string("/proc/self/cgroup").unwrap());
-    let hierarchy = Hierarchy::detect(None).unwrap();
+    let hierarchy = Hierarchy::detect(&Default::default()).unwrap();
     let mut group = Group::create(&hierarchy, "test", LIMITS).unwrap();
     println!("parent {}", parent_of_all(group.directories().next().unwrap()).display());
     println!("own parent {}", group.directories().next().unwrap().parent().unwrap().display());
@@ -133,8 +132,9 @@ async fn a_parent_with_processes_of_its_own_is_a_gap_with_a_remedy() {
     let parent = Parent::new("busy", false);
     let mut other = script_in(&parent.0, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
-    let cgroup_parent = parent.0.file_name().map(|name| name.to_string_lossy().into_owned());
-    let found = Logical::new(LogicalOptions { init: init_path(), cgroup_parent }).unwrap().probe().await;
+    let name = parent.0.file_name().map(|name| name.to_string_lossy().into_owned());
+    let groups = codelia_backends::Parent { name, yields: false };
+    let found = Logical::new(LogicalOptions { init: init_path(), groups }).unwrap().probe().await;
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(!found.enforceable.memory && !found.enforceable.pids && !found.enforceable.cpu);

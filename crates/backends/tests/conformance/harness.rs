@@ -14,8 +14,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions, Running, Stdio,
-    bwrap, container, nsjail,
+    Backend, BwrapOptions, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions, Parent, Running,
+    Stdio, bwrap, container, nsjail,
 };
 use codelia_policy::{
     CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, PlanError, Policy, RunId, RunSpec,
@@ -89,10 +89,15 @@ pub(crate) struct Started {
 impl Place {
     /// A mode that works here. If it does not, the caller returns, unless it is required.
     pub(crate) async fn of(kind: Kind) -> Option<Self> {
+        Self::with_groups(kind, group_parent()).await
+    }
+
+    /// The same with its control groups elsewhere.
+    pub(crate) async fn with_groups(kind: Kind, groups: Parent) -> Option<Self> {
         let sessions = tempfile::tempdir().unwrap();
         // Every session's user passes through, and sees nothing.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
-        let backend = backend(kind, sessions.path());
+        let backend = backend(kind, groups, sessions.path());
         let (mode, found) = (backend.mode(), backend.probe().await);
         let can = found.enforceable;
         if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
@@ -254,23 +259,26 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     }
 }
 
-fn backend(kind: Kind, place: &Path) -> Arc<dyn Backend> {
+fn backend(kind: Kind, groups: Parent, place: &Path) -> Arc<dyn Backend> {
     let init = init_path();
-    let cgroup_parent = std::env::var("CODELIA_TEST_CGROUP_PARENT").ok();
     match kind {
-        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap()),
+        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, groups }).unwrap()),
         Kind::Bwrap => Arc::new(
-            bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent, users: Some(ORPHANS) })
-                .unwrap(),
+            bwrap(BwrapOptions { init, program: "bwrap".into(), groups, users: Some(ORPHANS) }).unwrap(),
         ),
         Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
-            Arc::new(nsjail(NsjailOptions { init, program, cgroup_parent, users: None }).unwrap())
+            Arc::new(nsjail(NsjailOptions { init, program, groups, users: None }).unwrap())
         }
         Kind::Runc | Kind::Runsc | Kind::Podman => {
             Arc::new(container(container_options(kind, place)).unwrap())
         }
     }
+}
+
+/// Where the control groups of the tests are made.
+pub(crate) fn group_parent() -> Parent {
+    Parent { name: std::env::var("CODELIA_TEST_CGROUP_PARENT").ok(), yields: false }
 }
 
 /// The engines that `with-engine` started.

@@ -1,12 +1,12 @@
 //! What a policy leaves a command of processors and devices, and what is told of its use of them.
 
-use std::{fs, io::Write, time::Duration};
+use std::{fs, io::Write, process::Command, time::Duration};
 
-use codelia_backends::Error;
+use codelia_backends::{Error, Parent};
 use codelia_policy::Outcome;
 use codelia_sys::{cgroup::Device, process};
 
-use crate::harness::{Finished, Kind, Place, Session, in_every_mode, in_mode, skip};
+use crate::harness::{Finished, Kind, Place, Session, group_parent, in_every_mode, in_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 const CPUS: &str = "policy.resources.cpus";
@@ -64,6 +64,33 @@ async fn a_command_that_steps_back_leaves_processors_to_younger_ones(mut place: 
     let (stepped, stayed) = (got_beside_another(&place, true).await, got_beside_another(&place, false).await);
     assert!(stepped < Duration::from_millis(600), "{stepped:?}");
     assert!(stayed > Duration::from_millis(600), "the control: {stayed:?}");
+}
+
+/// The processor time that a command got on a processor while a process outside used a second of it.
+async fn got_beside_a_stranger(mut place: Place) -> Duration {
+    let last = process::processors().unwrap().pop().unwrap();
+    place.policy.resources.cpus = Some(vec![last]);
+    let mut command = place.start(&place.session(), "echo; exec perl -e '1 while 1'").await;
+    command.line();
+    let mut stranger = Command::new("taskset");
+    stranger.args(["--cpu-list", &last.to_string(), "perl", "-e", "1 while (times)[0] + (times)[1] < 1"]);
+    assert!(tokio::task::spawn_blocking(move || stranger.status()).await.unwrap().unwrap().success());
+    command.running.kill_tree().await;
+    command.finish().await.usage.cpu_time
+}
+
+/// Version 2 asks who is beside the parent, and nobody is in the machine of `machine.rs`.
+#[tokio::test]
+async fn commands_that_yield_get_what_everybody_else_leaves() {
+    let yielding = Parent { yields: true, ..group_parent() };
+    let Some(place) = Place::with_groups(Kind::Bwrap, yielding).await else { return };
+    if !place.host.enforceable.cpus {
+        return skip("processors", "this host does not choose processors");
+    }
+    let yielded = got_beside_a_stranger(place).await;
+    let shared = got_beside_a_stranger(Place::of(Kind::Bwrap).await.unwrap()).await;
+    assert!(yielded < Duration::from_millis(200), "{yielded:?}");
+    assert!(shared > Duration::from_millis(400), "the control: {shared:?}");
 }
 
 /// A file of which nothing is in memory, read past the kernel's cache.

@@ -49,7 +49,7 @@ pub(crate) struct Started {
 
 impl Place {
     pub(crate) async fn new() -> Self {
-        let backend = Logical::new(LogicalOptions { init: init_path(), cgroup_parent: None }).unwrap();
+        let backend = Logical::new(LogicalOptions { init: init_path(), groups: Default::default() }).unwrap();
         let host = backend.probe().await;
         Self { backend, host, limits: Limits::default(), root: tempfile::tempdir().unwrap() }
     }

@@ -63,7 +63,7 @@ async fn a_root_that_is_not_there_is_an_error() {
 
 #[tokio::test]
 async fn without_codelia_init_the_mode_is_not_usable_and_nothing_is_left() {
-    let options = LogicalOptions { init: "/no/such/codelia-init".into(), cgroup_parent: None };
+    let options = LogicalOptions { init: "/no/such/codelia-init".into(), groups: Default::default() };
     let backend = Logical::new(options).unwrap();
     assert!(!backend.probe().await.usable);
     let place = Place::new().await;

@@ -78,6 +78,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Truth).unset("true, but false in profile prod"),
     key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Whole).or("200000"),
     key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Whole).or("65536"),
+    key("sandbox.yields", "CODELIA_SANDBOX_YIELDS", Truth).or("false"),
     key("sandbox.bwrap", "CODELIA_BWRAP", Text).or("bwrap"),
     key("sandbox.nsjail", "CODELIA_NSJAIL", Text).or("nsjail"),
     key("sandbox.container_socket", "CODELIA_SANDBOX_CONTAINER_SOCKET", Text).or("/var/run/docker.sock"),

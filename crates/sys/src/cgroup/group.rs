@@ -75,7 +75,7 @@ impl Group {
         let hierarchy = Hierarchy::of_process(pid)?;
         let mut group = Self { is_foreign: true, ..Self::default() };
         let mut leaf = |controller| -> Result<Leaf, Error> {
-            let Base { dir, version } = hierarchy.base(controller)?.clone();
+            let Base { dir, version, .. } = hierarchy.base(controller)?.clone();
             let is_named = dir.file_name().is_some_and(|own| own.to_string_lossy().contains(name));
             if !is_named {
                 return Err(Error::new("find the sandbox's name in", dir, Errno::XDEV));

@@ -31,28 +31,44 @@ const PARENT: &str = "sandboxes";
 pub(super) struct Base {
     pub(super) dir: PathBuf,
     pub(super) version: Version,
+    /// Whether all below it get only what processor time others leave.
+    yields: bool,
+}
+
+/// Where groups are made, and what they are to everybody else.
+#[derive(Debug, Clone, Default)]
+pub struct Parent {
+    /// The group below which they are made, the same in each hierarchy; else the process's own. In version 2 it must have
+    /// no processes of its own.
+    pub name: Option<String>,
+    /// Whether they get only the processor time that everybody outside leaves.
+    pub yields: bool,
 }
 
 impl Hierarchy {
-    /// Finds the parents: the group `parent` in each hierarchy, else the group of this process, in
+    /// Finds the parents: the group that is named in each hierarchy, else the group of this process, in
     /// version 2 the nearest one that can have limited children. A controller without one says so when
     /// it is used.
     ///
     /// # Errors
     /// `/proc` cannot be read.
-    pub fn detect(parent: Option<&Path>) -> Result<Self, Error> {
+    pub fn detect(asked: &Parent) -> Result<Self, Error> {
+        let parent = asked.name.as_deref().map(Path::new);
         let read = |path: &str| fs::read_to_string(path).map_err(Error::io("read", path));
         let mounts = read("/proc/self/mountinfo")?;
         let own = read("/proc/self/cgroup")?;
         let one = |controller| {
             let dir = parent_in(Version::One, controller, &mounts, &own, parent)?;
-            Some(Base { dir, version: Version::One })
+            Some(Base { dir, version: Version::One, yields: asked.yields && controller == Controller::Cpu })
         };
         let needed: Vec<_> = Controller::LIMITING.into_iter().filter(|&it| one(it).is_none()).collect();
         let two = version_2(&mounts, &own, parent, &needed);
         let parent = owner::mark(PARENT)?;
         let base = |controller| {
-            let found = one(controller).map_or_else(|| limited(two.clone(), controller), Ok)?;
+            // Processes yield in the hierarchy where their processor time is limited.
+            let yields = asked.yields && one(Controller::Cpu).is_none();
+            let in_two = || Ok(Base { yields, ..limited(two.clone(), controller)? });
+            let found = one(controller).map_or_else(in_two, Ok)?;
             Ok(Base { dir: found.dir.join(&parent), ..found })
         };
         Ok(Self {
@@ -100,7 +116,8 @@ impl Hierarchy {
 
 impl Base {
     /// Makes the process's own parent, or lets its children have this controller too. Where processors are short, it has
-    /// the usual weight: all sandboxes together count as one process outside, so that those who serve everybody go first.
+    /// the usual weight: all sandboxes together count as one process outside, so that those who serve everybody go first;
+    /// or none at all if it yields.
     pub(super) fn make(&self, controller: Controller) -> Result<(), Error> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -109,10 +126,12 @@ impl Base {
             _ => {}
         }
         match self.version {
-            Version::Two => self.delegate(controller),
-            Version::One if controller == Controller::Processors => self.inherit_processors(),
-            Version::One => Ok(()),
+            Version::Two => self.delegate(controller)?,
+            Version::One if controller == Controller::Processors => self.inherit_processors()?,
+            Version::One => {}
         }
+        let own = Leaf { dir: self.dir.clone(), version: self.version };
+        if self.yields { own.write("cpu.idle", 1) } else { Ok(()) }
     }
 
     /// Children get what their parent has and its parent gives on.
@@ -173,7 +192,7 @@ fn version_2(mounts: &str, own: &str, parent: Option<&Path>, needed: &[Controlle
 fn locate(controller: Controller, mounts: &str, own: &str) -> Result<Base, Error> {
     let found = [Version::One, Version::Two].into_iter().find_map(|version| {
         let dir = parent_in(version, controller, mounts, own, None)?;
-        Some(Base { dir, version })
+        Some(Base { dir, version, yields: false })
     });
     found.ok_or_else(|| Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV))
 }
@@ -184,7 +203,7 @@ fn limited(dir: Option<PathBuf>, controller: Controller) -> Result<Base, Error> 
     if Controller::LIMITING.contains(&controller) {
         delegation::delegate(&dir, &[controller])?;
     }
-    Ok(Base { dir, version: Version::Two })
+    Ok(Base { dir, version: Version::Two, yields: false })
 }
 
 fn parent_in(
@@ -256,7 +275,7 @@ impl Hierarchy {
     /// Only this version 2 directory, and only to count CPU time in.
     pub(super) fn counting_in(dir: &Path) -> Self {
         let absent = || Err(Error::new("find", "controller", Errno::NODEV));
-        let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two });
+        let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two, yields: false });
         let [memory, pids, cpu, io, processors] = [(); 5].map(|()| absent());
         Self { memory, pids, cpu, cpu_time, io, processors }
     }

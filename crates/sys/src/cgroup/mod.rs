@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub use device::{Device, DeviceLimits};
 pub use group::{Group, Limits, Usage};
-pub use hierarchy::Hierarchy;
+pub use hierarchy::{Hierarchy, Parent};
 
 /// Moves this process, which has one thread, into the group of an entry.
 ///

@@ -22,7 +22,8 @@ async fn isolating() -> Option<World> {
         return None;
     };
     let backend =
-        bwrap(BwrapOptions { init, program: "bwrap".into(), cgroup_parent: None, users: None }).unwrap();
+        bwrap(BwrapOptions { init, program: "bwrap".into(), groups: Default::default(), users: None })
+            .unwrap();
     let found = backend.probe().await;
     let missing = (!found.usable).then(|| format!("mode bwrap: {:?}", found.gaps));
     if !available("bwrap", missing.as_deref()) {
