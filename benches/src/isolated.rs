@@ -1,21 +1,17 @@
-//! Runs in mode bwrap: with a prepared sandbox, many at once beside the raw tool, in new sessions, and
-//! beside a neighbour who takes all it can get.
+//! Runs in mode bwrap: with a prepared sandbox, many at once beside the raw tool, and in new sessions.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use codelia_store::Server;
 use codelia_tests::{Cluster, Database, Shape};
-use futures::future::{Either, join_all, select};
 
-use crate::{ROUNDS, TURN, bare::exec::Loop, measure::Measured, noise, report::Report, runs::Runs};
+use crate::{ROUNDS, TURN, bare::exec::Loop, measure::Measured, report::Report, runs::Runs};
 
 const RAW: &str = "raw `bwrap … true`, all cores";
 const TOGETHER: &str = "Exec `true` in bwrap, many at once";
 const STEADY: &str = "Exec `echo` in bwrap to first byte, steady session";
 const BURST: &str = "burst of 100 new sessions, call to first byte";
-const ALONE: &str = "a neighbour's first byte, alone";
-const BESIDE_ALL: &str = "… beside all of these at once";
 
 /// How many sessions come at once in a burst.
 const NEW_SESSIONS: usize = 100;
@@ -29,27 +25,18 @@ pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
     let cluster = Cluster::on(Database::on(server).await?, shape).await?;
     let steady = Runs::prepare(&cluster, "steady", 1).await?;
     let together = Runs::prepare(&cluster, "together", 4 * cores).await?;
-    let noisy = Runs::prepare(&cluster, "noisy", noise::HOGS.len()).await?;
 
     let mut report = Report::default();
     let (mut hits, mut runs) = (0, 0);
     for round in 0..=ROUNDS {
         let (first_byte, prepared) = steady.steady(TURN, THINKING).await?;
-        let turn = [
-            (RAW, Loop::of_bwrap(cores).measure(TURN).await?),
-            (TOGETHER, together.outcome(TURN).await?),
-            (ALONE, steady.first_byte(TURN).await?),
-        ];
-        let mut hogs = Vec::new();
-        for (row, hog) in noise::HOGS {
-            hogs.push((row, beside(&steady, &noisy, &[hog]).await?));
-        }
-        hogs.push((BESIDE_ALL, beside(&steady, &noisy, &noise::HOGS.map(|(_, hog)| hog)).await?));
+        let turn =
+            [(RAW, Loop::of_bwrap(cores).measure(TURN).await?), (TOGETHER, together.outcome(TURN).await?)];
         if round > 0 {
             runs += first_byte.count();
             hits += prepared;
             report.add(STEADY, first_byte);
-            turn.into_iter().chain(hogs).for_each(|(name, measured)| report.add(name, measured));
+            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
         }
     }
     report.add(BURST, burst(&cluster).await?);
@@ -61,16 +48,6 @@ pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
     report.judge_share("runs of `true`, of the raw tool's loop", share, 0.5);
     report.judge_share("prepared sandboxes met in a steady session", ratio(hits, runs), 0.9);
     Ok(report)
-}
-
-/// The quiet one's first byte while the noisy one does its worst.
-async fn beside(quiet: &Runs, noisy: &Runs, hogs: &[&str]) -> Result<Measured> {
-    let noise = join_all(hogs.iter().enumerate().map(|(lane, hog)| noisy.again_and_again(lane, hog)));
-    let measured = std::pin::pin!(quiet.first_byte(TURN));
-    match select(measured, std::pin::pin!(noise)).await {
-        Either::Left((measured, _)) => measured,
-        Either::Right((ended, _)) => anyhow::bail!("the noise ended: {ended:?}"),
-    }
 }
 
 /// First bytes in sessions that are all asked for at once.

@@ -7,6 +7,7 @@ mod bare;
 mod idle;
 mod isolated;
 mod measure;
+mod neighbours;
 mod noise;
 mod report;
 mod runs;
@@ -35,6 +36,12 @@ async fn main() -> Result<()> {
     }
     if wanted("isolated") {
         println!("{}", isolated::measure(&server, cores).await?);
+    }
+    if wanted("neighbours") {
+        for (yields, how) in [(false, "commands share processors"), (true, "commands yield (sandbox.yields)")]
+        {
+            println!("{how}\n{}", neighbours::measure(&server, cores, yields).await?);
+        }
     }
     if wanted("idle") {
         println!("{}", idle::measure(&server).await?);
