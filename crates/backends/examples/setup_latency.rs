@@ -17,7 +17,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, ContainerOptions, NsjailOptions, Stdio, bwrap, container, find_init, nsjail,
+    Backend, BwrapOptions, ContainerOptions, NsjailOptions, Parent, Stdio, bwrap, container, find_init,
+    nsjail,
 };
 use codelia_policy::{
     CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Plan, Policy, RunId, RunSpec, SessionId,
@@ -116,20 +117,10 @@ async fn main() {
     chown(&session, Some(IDS.uid), Some(IDS.gid)).unwrap();
     let jail = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
     let init = find_init().unwrap();
-    let wrap = bwrap(BwrapOptions {
-        init: init.clone(),
-        program: "bwrap".into(),
-        groups: Default::default(),
-        users: None,
-    })
-    .unwrap();
-    let cell = nsjail(NsjailOptions {
-        init: init.clone(),
-        program: jail.clone(),
-        groups: Default::default(),
-        users: None,
-    })
-    .unwrap();
+    let (program, groups) = (PathBuf::from("bwrap"), Parent::default());
+    let wrap = bwrap(BwrapOptions { init: init.clone(), program, groups, users: None }).unwrap();
+    let (program, groups) = (jail.clone(), Parent::default());
+    let cell = nsjail(NsjailOptions { init: init.clone(), program, groups, users: None }).unwrap();
     let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
     let can = container(ContainerOptions {
         init,
