@@ -45,8 +45,8 @@ pub enum Make {
 pub struct Engine {
     scratch: Scratch,
     daemon: Child,
-    /// The parent of its control groups.
-    group: String,
+    /// The parent of its control groups, if it was not there before.
+    group: Option<String>,
 }
 
 impl Engine {
@@ -62,6 +62,7 @@ impl Engine {
             Make::Podman => podman_service(&mut command, &scratch)?,
         };
         command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let group = Some(group).filter(|group| leak::groups(|found| found == group).is_empty());
         let daemon = command.spawn().context("start the engine")?;
         let mut engine = Self { scratch, daemon, group };
         engine.answers().await?;
@@ -101,7 +102,7 @@ impl Engine {
         let running = docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]);
         self.terminate();
         self.ended().await;
-        let groups = remove_groups(&self.group);
+        let groups = self.group.as_deref().map_or(Ok(()), remove_groups);
         let running = running?;
         ensure!(running.is_empty(), "containers still run:\n{running}");
         groups

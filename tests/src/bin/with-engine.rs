@@ -30,9 +30,11 @@ async fn main() -> Result<ExitCode> {
         }
     }
     let status = command.status().with_context(|| format!("run {}", program.display()));
+    let mut stopped = Ok(());
     for engine in engines {
-        engine.stop().await?;
+        stopped = stopped.and(engine.stop().await);
     }
+    stopped?;
     Ok(status?.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 

@@ -37,6 +37,12 @@ pub(super) enum Family {
     },
 }
 
+impl Family {
+    pub(super) fn lacks_cgroup_namespaces(self) -> bool {
+        matches!(self, Self::Podman { lacks_cgroup_namespaces: true })
+    }
+}
+
 /// An engine, spoken to when it is first needed.
 #[derive(Debug, Clone)]
 pub(super) struct Engine {

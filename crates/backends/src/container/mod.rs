@@ -102,7 +102,7 @@ impl Container {
         if let Some(security) = &mut setup.security {
             setup.relay = spec::has_own_kernel(plan);
             let expected = &mut security.expected;
-            let shared = |name: &str| name == "user" || name == "cgroup" && lacks_cgroup_namespaces(family);
+            let shared = |name: &str| name == "user" || name == "cgroup" && family.lacks_cgroup_namespaces();
             expected.foreign_namespaces.retain(|name, _| !setup.relay && !shared(name));
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
         }
@@ -149,10 +149,6 @@ impl Container {
     }
 }
 
-fn lacks_cgroup_namespaces(family: Family) -> bool {
-    family == Family::Podman { lacks_cgroup_namespaces: true }
-}
-
 fn no_cgroup_namespace() -> Gap {
     Gap {
         missing: "control-group namespaces: a command is told the name of its group on the host".to_owned(),
@@ -186,7 +182,7 @@ impl Backend for Container {
             Ok(limits) => limits,
             Err(error) => return found(false, Enforceable::default(), vec![self.gap(&error)]),
         };
-        if self.engine.family().await.is_ok_and(lacks_cgroup_namespaces) {
+        if self.engine.family().await.is_ok_and(Family::lacks_cgroup_namespaces) {
             gaps.push(no_cgroup_namespace());
         }
         let limits = Enforceable { violations: true, ..limits };

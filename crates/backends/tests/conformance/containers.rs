@@ -188,6 +188,14 @@ async fn less_is_asked_only_of_a_kernel_that_is_not_the_hosts(place: Place) {
     assert!(matches!(refused, Err(Error::SharedKernel)), "{refused:?}");
 }
 
+async fn a_namespace_that_the_engine_cannot_give_is_told(place: Place) {
+    let own = std::fs::read_link("/proc/self/ns/cgroup").unwrap();
+    let inside = place.says("readlink /proc/self/ns/cgroup").await;
+    let found = place.backend.probe().await;
+    let is_told = found.gaps.iter().any(|gap| gap.missing.contains("control-group namespaces"));
+    assert_eq!(is_told, own.to_string_lossy() == inside.trim(), "{inside}: {found:?}");
+}
+
 macro_rules! by_every_engine {
     ($($name:ident),+ $(,)?) => {
         in_mode!(runc = Runc: $($name),+);
@@ -201,4 +209,5 @@ by_every_engine!(
     an_image_that_is_missing_is_refused_by_its_name,
     a_profile_names_an_image_and_an_unknown_one_is_refused,
     less_is_asked_only_of_a_kernel_that_is_not_the_hosts,
+    a_namespace_that_the_engine_cannot_give_is_told,
 );
