@@ -3,12 +3,13 @@
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Mode, Policy, SessionId};
+use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy};
 use codelia_proto::{duration_to_proto, v1::*};
 use codelia_store::{EventKind, NewSession, Quotas, Scope as KeyScope, SessionSpec};
 use codelia_tests::{
     Client, Cluster, Exec, Finished, Process, Shape, eventually, is_root, refusal, shell, within,
 };
+use codelia_types::{Mode, SessionId};
 use rustix::process::Signal;
 use sha2::{Digest, Sha256};
 use tokio::{sync::mpsc, task::JoinSet};

@@ -6,8 +6,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use codelia_policy::{Level, TenantId};
+use codelia_policy::Level;
 use codelia_store::{NewKey, Quotas, Scope, Store};
+use codelia_types::TenantId;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use codelia_policy::{KeyId, TenantId, WorkerId};
 use codelia_proto::v1::{self, admin_service_server::AdminService};
 use codelia_store::{Caller, NewKey, Quotas, QuotasChange, Scope, Tenant};
+use codelia_types::{KeyId, TenantId, WorkerId};
 use tonic::{Request, Response, Status};
 
 use crate::{

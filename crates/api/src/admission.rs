@@ -3,11 +3,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_policy::{
-    Ceilings, CommandSpec, Level, LimitsRequest, Mode, NetworkMode, Plan, Policy, PolicyError, RunSpec,
-};
+use codelia_policy::{Ceilings, Level, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{SessionRef, SessionSpec, Store};
+use codelia_types::{CommandSpec, Mode, NetworkMode};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 

@@ -10,8 +10,8 @@ use std::{
     task::{Context as Poller, Poll},
 };
 
-use codelia_policy::TenantId;
 use codelia_store::{Caller, Scope, Store};
+use codelia_types::TenantId;
 use futures::future::BoxFuture;
 use governor::{
     DefaultDirectRateLimiter, Quota, RateLimiter,
@@ -199,8 +199,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::KeyId;
     use codelia_store::Quotas;
+    use codelia_types::KeyId;
 
     use super::*;
 

@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_policy::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use codelia_proto::{
     internal::v1::{self as wire, worker_service_client::WorkerServiceClient},
     timestamp_to_proto,
 };
 use codelia_store::{Candidate, Run, Store};
 use codelia_telemetry::{Step, metrics};
+use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio_stream::wrappers::ReceiverStream;

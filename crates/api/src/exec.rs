@@ -11,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::{RunId, TenantId};
 use codelia_proto::{
     internal::v1::{AttachRunRequest, attach_run_request::Kind},
     v1::{self, exec_request},
 };
 use codelia_store::Run;
+use codelia_types::{RunId, TenantId};
 use tokio::{
     sync::{mpsc, watch},
     time::timeout,

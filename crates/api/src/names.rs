@@ -1,8 +1,8 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
 //! `workers/{w}`. Pure.
 
-use codelia_policy::{KeyId, RunId, SessionId, TenantId, WorkerId};
 use codelia_store::SessionRef;
+use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
 
 use crate::status::ApiError;
 

@@ -2,7 +2,8 @@
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use codelia_policy::{Ceilings, Limits, Mode, NetworkMode, Policy};
+use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_types::{Mode, NetworkMode};
 
 /// What an operator chooses about the server.
 #[derive(Debug, Clone)]

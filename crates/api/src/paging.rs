@@ -64,7 +64,7 @@ fn unhex(token: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{RunId, TenantId};
+    use codelia_types::{RunId, TenantId};
 
     use super::*;
 

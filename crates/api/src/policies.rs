@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use codelia_policy::{Host, Ids, Mode, Plan, Policy, RunId, RunSpec, SessionId};
+use codelia_policy::{Host, Ids, Plan, Policy, RunSpec};
 use codelia_proto::v1::{self, policy_service_server::PolicyService};
 use codelia_store::{Caller, SessionSpec};
+use codelia_types::{Mode, RunId, SessionId};
 use tonic::{Request, Response, Status};
 
 use crate::{

@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_policy::TenantId;
 use codelia_store::{Caller, Store};
+use codelia_types::TenantId;
 
 use crate::status::ApiError;
 

@@ -65,7 +65,7 @@ fn field(error: &ApiError) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::Mode;
+    use codelia_types::Mode;
 
     use super::*;
 

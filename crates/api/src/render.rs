@@ -1,11 +1,11 @@
 //! What the store holds, as the wire shows it. Pure.
 
-use codelia_policy::CommandSpec;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
     Chunk, EndReason, Floor, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used,
     Worker, WorkerState,
 };
+use codelia_types::CommandSpec;
 use time::OffsetDateTime;
 
 fn time(at: OffsetDateTime) -> prost_types::Timestamp {

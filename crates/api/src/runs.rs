@@ -2,10 +2,10 @@
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
-use codelia_policy::{Incarnation, RunId, SessionId, TenantId};
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{Admission, Caller, EventKind, NewRun, Run, RunFilter, RunState, SessionRef};
 use codelia_telemetry::{Step, metrics, task};
+use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;

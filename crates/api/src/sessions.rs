@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_policy::SessionId;
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
     Caller, EventKind, NewSession, Session, SessionCreated, SessionRef, SessionState, Store,
 };
 use codelia_telemetry::task;
+use codelia_types::SessionId;
 use tonic::{Request, Response, Status};
 
 use crate::{

@@ -6,8 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use codelia_policy::{SessionId, TenantId};
 use codelia_store::{Error, SessionRef, SessionSpec, Store};
+use codelia_types::{SessionId, TenantId};
 
 /// With so many all are forgotten.
 const MOST: usize = 4096;

@@ -3,8 +3,9 @@
 
 use std::{collections::HashMap, error::Error as _, time::Duration};
 
-use codelia_policy::{Level, LimitError, Mode, PlanError, PolicyError};
+use codelia_policy::{Level, LimitError, PlanError, PolicyError};
 use codelia_telemetry::metrics;
+use codelia_types::Mode;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -263,7 +264,7 @@ impl From<codelia_store::Error> for ApiError {
             E::Unavailable(_) | E::Vanished { .. } => Self::Unavailable { detail },
             E::Url
             | E::Statement(_)
-            | E::UnknownWord { .. }
+            | E::UnknownValue { .. }
             | E::Migrate(_)
             | E::NotMigrated
             | E::Exists { .. }

@@ -6,8 +6,9 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::{Ceilings, CommandSpec, LimitsRequest, Mode, NetworkMode, Policy, TerminalSize};
+use codelia_policy::{Ceilings, LimitsRequest, Policy};
 use codelia_proto::{duration_from_proto, v1};
+use codelia_types::{CommandSpec, Mode, NetworkMode, TerminalSize};
 use time::OffsetDateTime;
 
 use crate::{names, status::ApiError};

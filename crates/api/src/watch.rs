@@ -13,13 +13,13 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use codelia_policy::{Incarnation, RunId, TenantId};
 use codelia_proto::{
     internal::v1::{self as wire, attach_run_request, attach_run_response},
     v1::{self, run_event::Kind},
 };
 use codelia_store::{Run, RunState};
 use codelia_telemetry::{Step, metrics};
+use codelia_types::{Incarnation, RunId, TenantId};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,

@@ -20,9 +20,8 @@ use codelia_backends::{
     Backend, BwrapOptions, ContainerOptions, NsjailOptions, Parent, Stdio, bwrap, container, find_init,
     nsjail,
 };
-use codelia_policy::{
-    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Plan, Policy, RunId, RunSpec, SessionId,
-};
+use codelia_policy::{Host, Ids, Limits, LimitsRequest, Plan, Policy, RunSpec};
+use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 
 const ROUNDS: usize = 200;
 /// A container takes a hundred times as long.

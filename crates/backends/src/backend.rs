@@ -3,7 +3,8 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
-use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Usage, Violation};
+use codelia_policy::{Enforceable, Plan};
+use codelia_types::{CommandSpec, Mode, Outcome, Receipt, Usage, Violation};
 use tokio::sync::mpsc;
 
 use crate::Error;

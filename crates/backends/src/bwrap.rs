@@ -6,8 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{INSIDE, Mode, Mount, Plan};
+use codelia_policy::{INSIDE, Mount, Plan};
 use codelia_sys::cgroup::Parent;
+use codelia_types::Mode;
 
 use crate::{
     Backend, Error,

@@ -1,7 +1,7 @@
 //! From how the command's process ended, and what was counted, to the outcome.
 
 use codelia_init::Status;
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;

@@ -3,8 +3,8 @@
 use std::{io, path::PathBuf};
 
 use codelia_init::{Failure, FrameError, Step};
-use codelia_policy::{Mode, Refusal};
 use codelia_sys::Errno;
+use codelia_types::{Mode, Refusal};
 
 /// A sandbox could not be prepared or launched.
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,11 @@
 //! The control groups of a mode: made for a plan, tried by the probe.
 
-use codelia_policy::{Enforceable, IoLimits, Plan, RunId};
+use codelia_policy::{Enforceable, IoLimits, Plan};
 use codelia_sys::{
     cgroup::{self, Controller, Device, DeviceLimits, Group, Hierarchy, Parent},
     process,
 };
+use codelia_types::RunId;
 
 use crate::{Error, Gap};
 

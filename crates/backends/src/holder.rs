@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use codelia_policy::Receipt;
 use codelia_sys::{Pid, process::Status};
+use codelia_types::Receipt;
 
 use crate::process::Process;
 

@@ -5,11 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{
-    CommandSpec, Enforceable, Host, Ids, IoLimits, Limits, LimitsRequest, Mode, Mount, NetworkMode, Outcome,
-    Plan, Policy, RunId, RunSpec, SessionId,
-};
+use codelia_policy::{Enforceable, Host, Ids, IoLimits, Limits, LimitsRequest, Mount, Plan, Policy, RunSpec};
 use codelia_sys::process;
+use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
 
 use crate::{Error, Prepared, Stdio};
 

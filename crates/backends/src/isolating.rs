@@ -14,12 +14,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use codelia_policy::{Enforceable, Ids, Mode, Mount, NetworkMode, Plan};
+use codelia_policy::{Enforceable, Ids, Mount, Plan};
 use codelia_sys::{
     cgroup::{Group, Parent},
     fd, process,
     spawn::Program,
 };
+use codelia_types::{Mode, NetworkMode};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared,

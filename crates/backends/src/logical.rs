@@ -4,11 +4,12 @@
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use codelia_policy::{Enforceable, Mode, NetworkMode, Plan};
+use codelia_policy::{Enforceable, Plan};
 use codelia_sys::{
     cgroup::{Group, Parent},
     directory,
 };
+use codelia_types::{Mode, NetworkMode};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, control::Control, groups::Groups, holder::BareInit, idle,

@@ -8,8 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{INSIDE, Ids, Mode, Mount, Plan};
+use codelia_policy::{INSIDE, Ids, Mount, Plan};
 use codelia_sys::{cgroup::Parent, process};
+use codelia_types::Mode;
 
 use crate::{
     Backend, Error,

@@ -175,7 +175,8 @@ async fn ask(init: &Path, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<Own
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use codelia_policy::{Enforceable, Mode};
+    use codelia_policy::Enforceable;
+    use codelia_types::Mode;
 
     use super::*;
     use crate::idle;

@@ -8,8 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_init::{Launch, Report, Request, Setup};
-use codelia_policy::{CommandSpec, Plan, Receipt};
+use codelia_policy::Plan;
 use codelia_sys::directory;
+use codelia_types::{CommandSpec, Receipt};
 use tokio::time::timeout;
 
 use crate::{

@@ -7,8 +7,9 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_init::{Exit, Failure, Report, Request, Step};
-use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
+use codelia_policy::Plan;
 use codelia_sys::cgroup::{self, Group};
+use codelia_types::{Outcome, Receipt, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{

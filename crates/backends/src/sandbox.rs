@@ -11,9 +11,9 @@
 use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use codelia_init::{Report, Request, Setup};
-use codelia_policy::Receipt;
 use codelia_sys::{cgroup::Group, fd};
 use codelia_telemetry::task;
+use codelia_types::Receipt;
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::{Error, control::Control, holder::Holder};

@@ -3,8 +3,9 @@
 use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
 
 use codelia_init::{Expected, ExpectedMount, Rlimit, SecuritySetup, Setup};
-use codelia_policy::{INSIDE, Mount, NetworkMode, Plan, Security};
+use codelia_policy::{INSIDE, Mount, Plan, Security};
 use codelia_sys::rlimit::Resource;
+use codelia_types::NetworkMode;
 
 use crate::{Error, seccomp};
 

@@ -9,12 +9,13 @@ use std::{
     },
 };
 
-use codelia_policy::{Security, Violation};
+use codelia_policy::Security;
 use codelia_sys::{
     Errno, fd,
     seccomp::{self as listener, Answer, Notification},
 };
 use codelia_telemetry::task;
+use codelia_types::Violation;
 use tokio::{
     io::unix::AsyncFd,
     sync::{Notify, mpsc},

@@ -3,11 +3,12 @@
 use std::{fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use codelia_policy::{Plan, Receipt};
+use codelia_policy::Plan;
 use codelia_sys::{
     Pid,
     process::{self, Status},
 };
+use codelia_types::Receipt;
 
 use crate::{holder::Holder, overlay::Spaces, process::Process, scratch::Scratch};
 

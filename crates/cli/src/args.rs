@@ -3,7 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use codelia_policy::{Level, Mode, NetworkMode};
+use codelia_policy::Level;
+use codelia_types::{Mode, NetworkMode};
 
 use crate::files::End;
 

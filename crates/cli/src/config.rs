@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use codelia_policy::{Mode, NetworkMode};
+use codelia_types::{Mode, NetworkMode};
 use figment::{
     Figment, Metadata, Profile as FigmentProfile, Provider,
     providers::{Format, Toml},

@@ -4,8 +4,8 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use codelia_backends::Capabilities;
-use codelia_policy::Mode;
 use codelia_store::Store;
+use codelia_types::Mode;
 use serde_json::{Value, json};
 
 use crate::{

@@ -7,7 +7,7 @@ use codelia_backends::{
     Backend, BwrapOptions, Capabilities, ContainerOptions, Gap, Logical, LogicalOptions, NsjailOptions,
     Parent, bwrap, container, nsjail,
 };
-use codelia_policy::Mode;
+use codelia_types::Mode;
 
 use crate::{config::Config, options};
 

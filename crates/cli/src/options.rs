@@ -7,7 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use codelia_policy::{Ceilings, Limits, Mode, Policy, WorkerId};
+use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_types::{Mode, WorkerId};
 use codelia_worker::Listen;
 use secrecy::ExposeSecret;
 
@@ -241,7 +242,7 @@ fn pem(key: &str, path: &Path) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::NetworkMode;
+    use codelia_types::NetworkMode;
 
     use super::*;
     use crate::{config::tests::loaded, modes};

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use codelia_policy::{FilesystemMode, Format, Mode, Policy, PolicyError};
+use codelia_policy::{FilesystemMode, Format, Policy, PolicyError};
 use codelia_proto::v1::{
     self, CheckPolicyRequest, ExplainPolicyRequest, ExplainPolicyResponse, PolicySource, SandboxMode,
 };
+use codelia_types::Mode;
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,7 +1,7 @@
 //! Sessions, runs, tenants, keys and workers as JSON: the shapes that `--json` promises.
 
-use codelia_policy::Mode;
 use codelia_proto::{duration_from_proto, v1};
+use codelia_types::Mode;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 

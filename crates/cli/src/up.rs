@@ -10,10 +10,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_policy::{Level, Mode, TenantId};
+use codelia_policy::Level;
 use codelia_proto::v1::Run;
 use codelia_store::{NewKey, Quotas, Scope, Server, Store};
 use codelia_telemetry::task;
+use codelia_types::{Mode, TenantId};
 use secrecy::SecretString;
 use serde_json::json;
 use tokio::task::JoinHandle;

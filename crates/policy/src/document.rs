@@ -6,7 +6,7 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Mode, NetworkMode, UnknownWord};
+use codelia_types::{Mode, NetworkMode, UnknownValue};
 
 /// What a command may do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,13 +78,13 @@ impl fmt::Display for Level {
 }
 
 impl FromStr for Level {
-    type Err = UnknownWord;
+    type Err = UnknownValue;
 
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+    fn from_str(text: &str) -> Result<Self, UnknownValue> {
         Self::ALL
             .into_iter()
             .find(|level| level.as_str() == text)
-            .ok_or_else(|| UnknownWord { got: text.to_owned(), allowed: "LEVEL_0, LEVEL_1, LEVEL_2" })
+            .ok_or_else(|| UnknownValue { value: text.to_owned(), allowed: "LEVEL_0, LEVEL_1, LEVEL_2" })
     }
 }
 

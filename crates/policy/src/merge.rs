@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use crate::{
     CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemMode, FilesystemPolicy, LimitsRequest,
-    NetworkMode, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
-    plan::VIOLATION_LIMIT, validate::host_covers,
+    NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy, plan::VIOLATION_LIMIT,
+    validate::host_covers,
 };
+use codelia_types::NetworkMode;
 
 impl Policy {
     /// What an installation allows whose operator says nothing: no path of the host.

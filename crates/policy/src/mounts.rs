@@ -7,7 +7,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ids, Mode, Policy, RunSpec, Runtime, secrets};
+use crate::{Ids, Policy, RunSpec, Runtime, secrets};
+use codelia_types::Mode;
 
 /// Where the session's directory is inside a sandbox.
 pub const WORKSPACE: &str = "/workspace";

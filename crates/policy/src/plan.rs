@@ -9,11 +9,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    EnvironmentMode, Level, Limits, LimitsRequest, Mode, Mount, NetworkMode, Policy, RunId, RunSpec, Runtime,
-    SessionId, SyscallMode, WORKSPACE,
+    EnvironmentMode, Level, Limits, LimitsRequest, Mount, Policy, RunSpec, Runtime, SyscallMode, WORKSPACE,
     mounts::{self, mounts},
     syscalls,
 };
+use codelia_types::{Mode, NetworkMode, RunId, SessionId};
 
 /// The host name inside a sandbox.
 const HOSTNAME: &str = "codelia";
@@ -443,7 +443,7 @@ fn clean_env(home: &Path) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CommandSpec;
+    use codelia_types::CommandSpec;
 
     fn spec(asked: LimitsRequest, network: Option<NetworkMode>) -> RunSpec {
         RunSpec {

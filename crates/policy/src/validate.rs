@@ -7,9 +7,10 @@ use regex::{RegexSet, RegexSetBuilder};
 
 use crate::{
     Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
-    FilesystemPolicy, Level, LimitError, Mode, NetworkMode, NetworkPolicy, Policy, ProcessPolicy,
-    ResourcePolicy, SyscallMode, SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
+    FilesystemPolicy, Level, LimitError, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
+    SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
 };
+use codelia_types::{Mode, NetworkMode};
 
 /// The most entries of a list.
 const MAX_ENTRIES: usize = 1000;

@@ -9,9 +9,9 @@ use std::{
 };
 
 use codelia_policy::{
-    CommandSpec, FileUse, FilesystemPolicy, Host, Ids, Limits, LimitsRequest, Mode, Mount, Plan, Policy,
-    RunId, RunSpec, SessionId,
+    FileUse, FilesystemPolicy, Host, Ids, Limits, LimitsRequest, Mount, Plan, Policy, RunSpec,
 };
+use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 use proptest::{collection::vec, option::of, prelude::*, sample::select};
 
 /// Paths in the workspace, of a few names and depths, so that they meet.
@@ -51,7 +51,7 @@ fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
         ends_with_caller: false,
     };
     let ids = Ids { uid: 1, gid: 1 };
-    let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+    let (sandbox, session) = (RunId::generate(), SessionId::generate());
     Plan::isolated(sandbox, session, "/session".into(), &spec, &Host::able(), ids).ok()
 }
 

@@ -6,11 +6,11 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use codelia_policy::{
-    Ceilings, CommandPolicy, CommandSpec, ContainerPolicy, EnvironmentMode, EnvironmentPolicy,
-    FilesystemMode, FilesystemPolicy, Format, Host, Ids, Level, Limits, LimitsRequest, Mode, Mount,
-    NetworkMode, NetworkPolicy, Plan, Policy, ProcessPolicy, ResourcePolicy, RunId, RunSpec, SessionId,
-    SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
+    FilesystemPolicy, Format, Host, Ids, Level, Limits, LimitsRequest, Mount, NetworkPolicy, Plan, Policy,
+    ProcessPolicy, ResourcePolicy, RunSpec, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
 };
+use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
 
 const FORMATS: [Format; 3] = [Format::Json, Format::Yaml, Format::Toml];
@@ -147,7 +147,7 @@ fn spec(policy: Policy) -> RunSpec {
 }
 
 fn plan(policy: &Policy) -> Option<Plan> {
-    let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+    let (sandbox, session) = (RunId::generate(), SessionId::generate());
     let ids = Ids { uid: 1, gid: 1 };
     Plan::isolated(sandbox, session, "/session".into(), &spec(policy.clone()), &Host::able(), ids).ok()
 }

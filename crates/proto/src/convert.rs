@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Limits, Mode, NetworkMode, Outcome, Receipt, Repeated, TerminalSize, Usage};
+use codelia_policy::Limits;
+use codelia_types::{Mode, NetworkMode, Outcome, Receipt, Repeated, TerminalSize, Usage};
 
 use crate::v1;
 

@@ -3,13 +3,11 @@
 
 use std::time::Duration;
 
-use codelia_policy::{
-    Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, Violations,
-    WorkerId,
+use codelia_policy::RunSpec;
+use codelia_types::{
+    EndedRun, Incarnation, LeaseEpoch, LeaseToken, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
 };
-use serde::{Deserialize, Serialize};
 use sqlx::types::Json;
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{Chunk, Error, Happening, Store, event, output, row};
@@ -35,31 +33,6 @@ pub struct Assigned {
     pub cancel_requested: bool,
 }
 
-/// A run's result, as its row keeps it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RunResult {
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What it used.
-    pub usage: Usage,
-    /// What its sandbox left behind.
-    pub receipt: Receipt,
-    /// The session's directory.
-    pub sandbox_root: String,
-    /// From the launch being asked for to the command's execve.
-    pub setup_time: Option<Duration>,
-    /// Whether its sandbox was prepared before it was needed.
-    pub prepared: bool,
-    /// Limits that its mode could not enforce.
-    pub unenforced: Vec<String>,
-    /// All bytes of output kept.
-    pub output_bytes: i64,
-    /// Whether output was cut.
-    pub output_truncated: bool,
-    /// What it tried against its policy.
-    pub violations: Violations,
-}
-
 /// A result to be stored, with what comes with it.
 #[derive(Debug, Clone)]
 pub struct Committed {
@@ -73,29 +46,10 @@ pub struct Committed {
     pub events: Vec<Happening>,
 }
 
-/// A result that is stored: with it a run that was read before is whole, without being read again.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Ended {
-    /// The result.
-    pub result: RunResult,
-    /// Which attempt's it is.
-    pub attempt: i32,
-    /// When the command started.
-    pub started_at: Option<OffsetDateTime>,
-    /// When the run ended.
-    pub ended_at: OffsetDateTime,
-}
-
 impl Store {
     /// Lets the lease holder begin a queued run. `None` if it may not: it is not queued any more,
     /// or the lease is not the caller's.
-    pub async fn run_begin(
-        &self,
-        id: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-    ) -> Result<Option<Assigned>, Error> {
+    pub async fn run_begin(&self, id: RunId, lease: &LeaseToken) -> Result<Option<Assigned>, Error> {
         sqlx::query_as!(
             AssignedRow,
             r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
@@ -108,9 +62,9 @@ impl Store {
                          r.lease_epoch AS "lease_epoch!", r.attempt, r.turn,
                          r.cancel_requested_at IS NOT NULL AS "cancel_requested!""#,
             id.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
         )
         .fetch_optional(&self.pool)
         .await?
@@ -155,11 +109,9 @@ impl Store {
     pub async fn run_commit(
         &self,
         id: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
+        lease: &LeaseToken,
         committed: &Committed,
-    ) -> Result<Ended, Error> {
+    ) -> Result<EndedRun, Error> {
         let result = &committed.result;
         let exit_code = match result.outcome {
             Outcome::Exited(code) => Some(code),
@@ -172,9 +124,9 @@ impl Store {
         let stored = sqlx::query_file!(
             "src/sql/run_commit.sql",
             id.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
             Json(&result.outcome) as _,
             exit_code,
             Json(&result.usage) as _,
@@ -199,7 +151,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .ok_or(Error::Fenced)?;
-        Ok(Ended {
+        Ok(EndedRun {
             // As it will be read again.
             result: RunResult { setup_time: setup_micros.map(row::micros), ..result.clone() },
             attempt: stored.attempt,
@@ -209,22 +161,16 @@ impl Store {
     }
 
     /// Ends a run as lost whose result cannot be stored. Does nothing if it is not the caller's any more.
-    pub async fn run_abandon(
-        &self,
-        id: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-    ) -> Result<(), Error> {
+    pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<(), Error> {
         sqlx::query!(
             r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
                    output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
                WHERE r.id = $1 AND r.state = 'running'
                  AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4"#,
             id.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
         )
         .execute(&self.pool)
         .await?;

@@ -14,7 +14,7 @@ pub enum Error {
     Statement(#[source] sqlx::Error),
     /// A row holds a word that this program does not know: a defect, or a newer program wrote it.
     #[error("the column {column} holds an unknown word")]
-    UnknownWord {
+    UnknownValue {
         /// Which column.
         column: &'static str,
     },

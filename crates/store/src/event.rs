@@ -3,7 +3,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use codelia_policy::{KeyId, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
 use serde_json::Value;
 use sqlx::types::Json;
 use time::OffsetDateTime;

@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-use codelia_policy::{KeyId, Level, TenantId};
+use codelia_policy::Level;
+use codelia_types::{KeyId, TenantId};
 use time::OffsetDateTime;
 
 use crate::{Error, Quotas, Store, row};

@@ -1,6 +1,6 @@
 //! The lease columns of `sessions`, and what happens to runs when a lease changes hands.
 
-use codelia_policy::{Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId};
+use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, SessionId, TenantId, WorkerId};
 
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -14,8 +14,8 @@ pub struct Lease {
     pub session: SessionId,
     /// Whose it is.
     pub tenant: TenantId,
-    /// This acquisition.
-    pub epoch: LeaseEpoch,
+    /// Proves the lease in every write under it.
+    pub token: LeaseToken,
     /// What the session was created with.
     pub spec: SessionSpec,
     /// Whether its directory must be there: a run or a file call may have left files in it, and its caller did not
@@ -79,7 +79,7 @@ impl Store {
         Ok(Some(Lease {
             session,
             tenant: row::word("sessions.tenant_id", &taken.tenant_id)?,
-            epoch: LeaseEpoch(taken.lease_epoch),
+            token: LeaseToken { worker: worker.clone(), incarnation, epoch: LeaseEpoch(taken.lease_epoch) },
             spec: taken.spec.0,
             has_files,
         }))
@@ -87,21 +87,15 @@ impl Store {
 
     /// Gives a session back, if none of its runs is running. It is locked first, and then asked about: a run
     /// that is being recorded for its holder is waited for.
-    pub async fn lease_release(
-        &self,
-        session: SessionId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-    ) -> Result<Released, Error> {
+    pub async fn lease_release(&self, session: SessionId, lease: &LeaseToken) -> Result<Released, Error> {
         let mut tx = self.pool.begin().await?;
         let held = sqlx::query_scalar!(
             "SELECT id FROM sessions
              WHERE id = $1 AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4 FOR UPDATE",
             session.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
         )
         .fetch_optional(&mut *tx)
         .await?;

@@ -26,7 +26,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-pub use assignment::{Assigned, Committed, Ended, RunResult};
+pub use assignment::{Assigned, Committed};
 pub use error::Error;
 pub use event::{Concerned, Event, EventKind, Happening};
 pub use key::{Caller, Key, NewKey, Scope};

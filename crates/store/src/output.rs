@@ -1,6 +1,6 @@
 //! The table `run_output`: what runs wrote, in order.
 
-use codelia_policy::{Incarnation, LeaseEpoch, RunId, TenantId, WorkerId};
+use codelia_types::{LeaseToken, RunId, TenantId};
 
 use crate::{Error, Store};
 
@@ -66,14 +66,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Fenced`] if it is not, or the lease is not live.
-    pub async fn output_append(
-        &self,
-        run: RunId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-        chunks: &[Chunk],
-    ) -> Result<(), Error> {
+    pub async fn output_append(&self, run: RunId, lease: &LeaseToken, chunks: &[Chunk]) -> Result<(), Error> {
         let columns = Columns::new(chunks);
         let mine = sqlx::query_scalar!(
             // The row lock makes a run that is being taken away from this worker visible here. A
@@ -96,9 +89,9 @@ impl Store {
              )
              SELECT count(*) AS "mine!" FROM mine"#,
             run.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
             &columns.positions,
             &columns.streams,
             &columns.offsets,
@@ -147,7 +140,7 @@ impl Store {
                 let stream = match row.stream {
                     1 => Stream::Stdout,
                     2 => Stream::Stderr,
-                    _ => return Err(Error::UnknownWord { column: "run_output.stream" }),
+                    _ => return Err(Error::UnknownValue { column: "run_output.stream" }),
                 };
                 let chunk =
                     Chunk { position: row.position, stream, offset: row.stream_offset, data: row.data };

@@ -8,7 +8,7 @@ use crate::Error;
 
 /// Reads a word; one that is unknown is an error that names the column.
 pub(crate) fn word<T: FromStr>(column: &'static str, text: &str) -> Result<T, Error> {
-    text.parse().map_err(|_| Error::UnknownWord { column })
+    text.parse().map_err(|_| Error::UnknownValue { column })
 }
 
 /// Reads a list of words.

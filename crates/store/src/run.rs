@@ -2,15 +2,16 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{
-    Incarnation, LeaseEpoch, Outcome, Receipt, RunId, RunSpec, SessionId, TenantId, Usage, Violations,
+use codelia_policy::RunSpec;
+use codelia_types::{
+    EndedRun, Incarnation, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations,
     WorkerId,
 };
 use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Ended, Error, Quotas, SessionRef, SessionSpec, Store, row, tenant::QUOTA_MARGIN};
+use crate::{Error, Quotas, SessionRef, SessionSpec, Store, row, tenant::QUOTA_MARGIN};
 
 /// Reads runs; the condition and its arguments follow.
 macro_rules! select_runs {
@@ -358,8 +359,8 @@ impl Store {
 impl Run {
     /// The run with its result; `None` if that is another attempt's.
     #[must_use]
-    pub fn ended(&self, ended: Ended) -> Option<Self> {
-        let Ended { result, attempt, started_at, ended_at } = ended;
+    pub fn ended(&self, ended: EndedRun) -> Option<Self> {
+        let EndedRun { result, attempt, started_at, ended_at } = ended;
         (attempt == self.attempt).then(|| Self {
             state: RunState::Ended,
             sandbox_root: Some(result.sandbox_root),

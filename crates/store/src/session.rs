@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{
-    Incarnation, LeaseEpoch, Limits, LimitsRequest, Mode, NetworkMode, Outcome, Policy, Refusal, SessionId,
-    TenantId, WorkerId,
+use codelia_policy::{Limits, LimitsRequest, Policy};
+use codelia_types::{
+    Incarnation, LeaseEpoch, LeaseToken, Mode, NetworkMode, Outcome, Refusal, SessionId, TenantId, WorkerId,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{PgExecutor, postgres::types::PgInterval, types::Json};
@@ -361,13 +361,7 @@ impl Store {
     }
 
     /// Ends a session whose files its holder cannot find. Its queued runs are refused.
-    pub async fn session_data_lost(
-        &self,
-        id: SessionId,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        epoch: LeaseEpoch,
-    ) -> Result<(), Error> {
+    pub async fn session_data_lost(&self, id: SessionId, lease: &LeaseToken) -> Result<(), Error> {
         let refused = Outcome::Refused(Refusal {
             reason: "SESSION_DATA_LOST".into(),
             message: "the session's files are gone".into(),
@@ -375,9 +369,9 @@ impl Store {
         sqlx::query_file!(
             "src/sql/session_data_lost.sql",
             id.0,
-            worker.as_str(),
-            incarnation.0,
-            epoch.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
             Json(refused) as _,
         )
         .execute(&self.pool)

@@ -1,6 +1,7 @@
 //! The table `tenants`: who uses the service, and how much of it they may use.
 
-use codelia_policy::{KeyId, Level, TenantId};
+use codelia_policy::Level;
+use codelia_types::{KeyId, TenantId};
 use time::OffsetDateTime;
 
 use crate::{Error, EventKind, Store, error::is_unique_violation, row};

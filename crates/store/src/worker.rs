@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use codelia_policy::{Incarnation, Mode, SessionId, WorkerId};
+use codelia_types::{Incarnation, Mode, SessionId, WorkerId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 

@@ -1,4 +1,6 @@
-//! The one way to start a task: with a name and a policy.
+//! The only way to start a task: with a name, and a policy for when it ends.
+//!
+//! [`background`] tasks may end. [`critical`] tasks may not: their end stops the process.
 
 use std::{
     any::Any,
@@ -7,29 +9,108 @@ use std::{
 };
 
 use futures::FutureExt;
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-/// Starts a task whose end, or panic, ends nothing else. A panic is logged with the task's name,
-/// and whoever waits for the task still sees it.
+/// Starts a task that may end. If it panics, the panic is logged with the task's name and returned
+/// to the caller that joins it.
 #[allow(clippy::disallowed_methods)]
 pub fn background<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    // The future is dropped right after a panic, so nobody sees it in a broken state.
+    // The future is dropped right after a panic, so no code sees it in a broken state.
     let watched = AssertUnwindSafe(future).catch_unwind().map(move |ended| match ended {
         Ok(output) => output,
         Err(panic) => {
-            tracing::error!(task = name, panic = said(&*panic), "a task panicked");
+            tracing::error!(task = name, panic = panic_message(&*panic), "task panicked");
             resume_unwind(panic)
         }
     });
     tokio::spawn(watched.instrument(tracing::info_span!("task", task = name)))
 }
 
-fn said(panic: &(dyn Any + Send)) -> &str {
+/// A critical task panicked or returned before it was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("critical task {name:?} stopped; restart the process")]
+pub struct CriticalTaskEnded {
+    /// The task that ended.
+    pub name: &'static str,
+}
+
+/// Tasks that must run until they are stopped. Dropping the value stops them.
+///
+/// A service starts its loops here and returns the error of [`CriticalTasks::failed`], so that its
+/// supervisor restarts the process instead of leaving it half alive.
+#[derive(Debug)]
+pub struct CriticalTasks {
+    stop: CancellationToken,
+    ended: mpsc::UnboundedSender<CriticalTaskEnded>,
+    failures: mpsc::UnboundedReceiver<CriticalTaskEnded>,
+}
+
+impl Default for CriticalTasks {
+    fn default() -> Self {
+        // One message for each task at most: a task ends once.
+        let (ended, failures) = mpsc::unbounded_channel();
+        Self { stop: CancellationToken::new(), ended, failures }
+    }
+}
+
+impl CriticalTasks {
+    /// Starts a task. It is dropped when these tasks are stopped.
+    pub fn critical<F>(&self, name: &'static str, future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        // Dropped when the task ends, also by a panic.
+        let report = EndReport { name, stop: self.stop.clone(), ended: self.ended.clone() };
+        background(name, async move {
+            report.stop.run_until_cancelled(future).await;
+        });
+    }
+
+    /// Waits until one of the tasks ends although nobody stopped it.
+    pub async fn failed(&mut self) -> CriticalTaskEnded {
+        match self.failures.recv().await {
+            Some(ended) => ended,
+            // `self` holds a sender, so the channel never closes.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// A token that is cancelled when these tasks stop.
+    #[must_use]
+    pub fn stop_token(&self) -> CancellationToken {
+        self.stop.child_token()
+    }
+}
+
+impl Drop for CriticalTasks {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+struct EndReport {
+    name: &'static str,
+    stop: CancellationToken,
+    ended: mpsc::UnboundedSender<CriticalTaskEnded>,
+}
+
+impl Drop for EndReport {
+    fn drop(&mut self) {
+        if !self.stop.is_cancelled() {
+            tracing::error!(task = self.name, "critical task stopped");
+            // A closed channel means that the service has ended already.
+            let _ = self.ended.send(CriticalTaskEnded { name: self.name });
+        }
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
@@ -57,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_logged_with_the_name_of_its_task_and_seen_by_who_waits() {
+    async fn panic_is_logged_and_returned() {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber =
@@ -67,5 +148,28 @@ mod tests {
         assert!(ended.unwrap_err().is_panic());
         let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         assert!(log.contains("janitor") && log.contains("no broom"), "{log}");
+    }
+
+    #[tokio::test]
+    async fn critical_task_that_panics_or_returns_is_reported() {
+        let mut tasks = CriticalTasks::default();
+        tasks.critical("keeper", async { panic!("broken") });
+        assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "keeper" });
+        tasks.critical("poll", async {});
+        assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "poll" });
+    }
+
+    #[tokio::test]
+    async fn stopped_critical_task_is_not_reported() {
+        let mut tasks = CriticalTasks::default();
+        let (running, dropped) = mpsc::channel::<()>(1);
+        tasks.critical("janitor", async move {
+            let _running = running;
+            std::future::pending::<()>().await;
+        });
+        tasks.stop.cancel();
+        let mut dropped = dropped;
+        assert!(dropped.recv().await.is_none(), "the task is dropped");
+        assert!(tasks.failures.try_recv().is_err());
     }
 }

@@ -2,8 +2,9 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use codelia_policy::{Ids, LeaseEpoch, SessionId};
+use codelia_policy::Ids;
 use codelia_store::{Error, Lease, Released};
+use codelia_types::{LeaseEpoch, SessionId};
 use futures::{TryStreamExt, stream};
 
 use crate::{lease::Current, root::RootError, sessions::Holding, worker::Worker};
@@ -31,11 +32,11 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
         worker.sessions.forget(id);
         return Ok(None);
     }
-    let epoch = lease.epoch;
+    let epoch = lease.token.epoch;
     match directory(worker, &lease).await {
         Ok(None) => {
             tracing::error!(session = %id, "the files of a session are gone: it ends");
-            let ended = worker.store.session_data_lost(id, worker.id(), current.incarnation, epoch).await;
+            let ended = worker.store.session_data_lost(id, &lease.token).await;
             // If that was not stored, the poll gives the session back, and who takes it finds out again.
             worker.sessions.forget(id);
             worker.clean_now.notify_one();
@@ -49,7 +50,7 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
         }
         Err(error) => {
             tracing::error!(error = &error as &dyn std::error::Error, session = %id, "no directory for a session");
-            let released = release(worker, &current, id, epoch).await;
+            let released = worker.store.lease_release(id, &lease.token).await;
             // If that failed, the poll finds that the session is held and not known.
             worker.sessions.forget(id);
             released.map(|_| None)
@@ -83,7 +84,7 @@ pub(crate) async fn release(
     id: SessionId,
     epoch: LeaseEpoch,
 ) -> Result<Released, Error> {
-    worker.store.lease_release(id, worker.id(), current.incarnation, epoch).await
+    worker.store.lease_release(id, &worker.lease_token(current.incarnation, epoch)).await
 }
 
 /// Makes sure that a session has its directory, and tells whose it is; `None` if it had files and they

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use codelia_policy::TerminalSize;
 use codelia_proto::{
     duration_to_proto,
     internal::v1::{
@@ -17,6 +16,7 @@ use codelia_proto::{
     },
 };
 use codelia_store::Stream as Which;
+use codelia_types::TerminalSize;
 use futures::{Stream, StreamExt, stream};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -255,15 +255,14 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use codelia_policy::{Incarnation, Outcome, Receipt, Usage, Violations};
-    use codelia_store::{Ended, RunResult};
+    use codelia_types::{EndedRun, Incarnation, Outcome, Receipt, RunResult, Usage, Violations};
     use futures::FutureExt;
 
     use super::*;
-    use crate::runs::tests::assigned;
+    use crate::runs::tests::{activate, active, assigned};
 
     fn run(ends_with_caller: bool) -> Arc<ActiveRun> {
-        ActiveRun::new(assigned(ends_with_caller), Incarnation::generate(), &CancellationToken::new()).0
+        active(ends_with_caller, Incarnation::generate())
     }
 
     fn watcher(run: &Arc<ActiveRun>, position: i64, owner: bool) -> Watcher {
@@ -288,7 +287,7 @@ mod tests {
             violations: Violations::default(),
         };
         let ended_at = time::OffsetDateTime::UNIX_EPOCH;
-        Phase::Committed(Arc::new(Ended { result, attempt: 1, started_at: None, ended_at }))
+        Phase::Committed(Arc::new(EndedRun { result, attempt: 1, started_at: None, ended_at }))
     }
 
     fn word(answer: &Answer) -> String {
@@ -345,7 +344,7 @@ mod tests {
     async fn the_cut_is_told_once_after_all_output() {
         let mut limited = assigned(false);
         limited.spec.limits.output_bytes = 2;
-        let run = ActiveRun::new(limited, Incarnation::generate(), &CancellationToken::new()).0;
+        let run = activate(limited, Incarnation::generate());
         run.phase.send_replace(started());
         run.output.append(Which::Stdout, Bytes::from_static(b"abc"));
         run.output.close();

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_policy::{Incarnation, RunId, SessionId, TenantId};
 use codelia_store::Assigned;
 use codelia_telemetry::{Step, metrics, task};
+use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
@@ -154,7 +154,7 @@ async fn begin(worker: Arc<Worker>, waiting: Waiting, slot: Slot) {
         Holding::Held { epoch, .. } if current.is_live() => epoch,
         _ => return worker.runs.leave(waiting.run, current.incarnation),
     };
-    match worker.store.run_begin(waiting.run, worker.id(), current.incarnation, epoch).await {
+    match worker.store.run_begin(waiting.run, &worker.lease_token(current.incarnation, epoch)).await {
         Ok(Some(assigned)) => {
             metrics().step(Step::Queue, waiting.since.elapsed());
             start(&worker, &current, assigned, Some(slot));
@@ -175,7 +175,8 @@ fn start(worker: &Arc<Worker>, current: &Current, assigned: Assigned, slot: Opti
         tenant = %assigned.tenant,
         attempt = assigned.attempt,
     );
-    let (run, inlets) = ActiveRun::new(assigned, current.incarnation, &current.fence);
+    let lease = worker.lease_token(current.incarnation, assigned.epoch);
+    let (run, inlets) = ActiveRun::new(assigned, lease, &current.fence);
     worker.runs.activate(run.clone());
     task::background("run", execute(worker.clone(), run, inlets, slot).instrument(span));
 }

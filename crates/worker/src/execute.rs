@@ -3,9 +3,10 @@
 use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
-use codelia_policy::{Outcome, Plan, Receipt, Usage, Violation};
-use codelia_store::{Committed, Ended, EventKind, Happening, RunResult};
+use codelia_policy::Plan;
+use codelia_store::{Committed, EventKind, Happening};
 use codelia_telemetry::{Step, metrics, task};
+use codelia_types::{EndedRun, Outcome, Receipt, RunResult, Usage, Violation};
 use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
@@ -121,9 +122,8 @@ pub(crate) async fn execute(worker: Arc<Worker>, run: Arc<ActiveRun>, inlets: In
 /// ever end the run.
 async fn abandon(worker: &Worker, run: &ActiveRun) {
     let current = worker.current();
-    while current.incarnation == run.incarnation && !current.fence.is_cancelled() {
-        let (id, epoch) = (run.id(), run.assigned.epoch);
-        match worker.store.run_abandon(id, worker.id(), run.incarnation, epoch).await {
+    while current.incarnation == run.lease.incarnation && !current.fence.is_cancelled() {
+        match worker.store.run_abandon(run.id(), &run.lease).await {
             Ok(()) => return,
             Err(error) => tracing::warn!(%error, "a run cannot be given up; trying again"),
         }
@@ -371,7 +371,7 @@ async fn stop(
 }
 
 /// Stores the result with the end of the output.
-async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ended, Lost> {
+async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<EndedRun, Lost> {
     let asked = Instant::now();
     let assigned = &run.assigned;
     let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
@@ -379,8 +379,7 @@ async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ende
     let committed = committed(worker, run, report);
     let attempt = || {
         let committed = Committed { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
-        let (life, epoch) = (run.incarnation, assigned.epoch);
-        async move { worker.store.run_commit(assigned.id, worker.id(), life, epoch, &committed).await }
+        async move { worker.store.run_commit(assigned.id, &run.lease, &committed).await }
     };
     let ended = insist("commit", run, attempt).await?;
     run.output.stored();

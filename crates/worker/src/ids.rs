@@ -10,7 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, SessionId};
+use codelia_policy::Ids;
+use codelia_types::SessionId;
 
 use crate::UidRange;
 

@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_policy::SessionId;
 use codelia_store::Error;
 use codelia_sys::memory;
 use codelia_telemetry::metrics;
+use codelia_types::SessionId;
 use futures::{StreamExt, stream};
 use tokio::task::spawn_blocking;
 

@@ -5,8 +5,8 @@
 
 use std::{future::Future, time::Duration};
 
-use codelia_policy::Incarnation;
 use codelia_store::{Error, Heartbeat};
+use codelia_types::Incarnation;
 use time::OffsetDateTime;
 use tokio::{
     sync::watch,

@@ -36,9 +36,9 @@ mod worker;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::Backend;
-use codelia_policy::WorkerId;
 use codelia_store::Store;
 use codelia_telemetry::task;
+use codelia_types::WorkerId;
 use rand::Rng;
 use tokio::{
     sync::Notify,

@@ -3,7 +3,8 @@
 use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{Host, Ids, Mode, Plan, PlanError, Refusal, RunId, RunSpec, SessionId, homes};
+use codelia_policy::{Host, Ids, Plan, PlanError, RunSpec, homes};
+use codelia_types::{Mode, Refusal, RunId, SessionId};
 
 /// The backends that passed their probe.
 #[derive(Debug)]
@@ -163,7 +164,8 @@ fn unavailable(mode: Mode) -> Denial {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{CommandSpec, Enforceable, Limits, LimitsRequest};
+    use codelia_policy::{Enforceable, Limits, LimitsRequest};
+    use codelia_types::CommandSpec;
 
     use super::*;
 

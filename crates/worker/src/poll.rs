@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use codelia_policy::{RunId, SessionId, TenantId};
 use codelia_store::{Assigned, Error, SessionRef};
+use codelia_types::{RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
 
 use crate::{

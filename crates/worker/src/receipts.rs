@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use codelia_policy::Receipt;
 use codelia_store::{Concerned, Error, EventKind, Happening};
 use codelia_telemetry::metrics;
+use codelia_types::Receipt;
 use serde_json::json;
 use tokio::sync::Notify;
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::SessionId;
+use codelia_types::SessionId;
 use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_secs(1);

@@ -7,7 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, OVERLAYS_END, SessionId, overlays_of};
+use codelia_policy::{Ids, OVERLAYS_END, overlays_of};
+use codelia_types::SessionId;
 use uuid::Uuid;
 
 use crate::{UidRange, ids::SessionIds, trash};

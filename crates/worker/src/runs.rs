@@ -7,8 +7,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use codelia_policy::{Incarnation, RunId, SessionId, TerminalSize};
-use codelia_store::{Assigned, Ended};
+use codelia_store::Assigned;
+use codelia_types::{EndedRun, Incarnation, LeaseToken, RunId, SessionId, TerminalSize};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -30,7 +30,7 @@ pub(crate) enum Phase {
     /// Its command was started.
     Started(Started),
     /// Its result is in the store.
-    Committed(Arc<Ended>),
+    Committed(Arc<EndedRun>),
     /// Its lease was lost; what became of it is for the store to say.
     Dropped,
 }
@@ -61,8 +61,8 @@ pub(crate) struct Inlets {
 #[derive(Debug)]
 pub(crate) struct ActiveRun {
     pub(crate) assigned: Assigned,
-    /// The life of the worker it is recorded for.
-    pub(crate) incarnation: Incarnation,
+    /// The lease that the run is recorded for.
+    pub(crate) lease: LeaseToken,
     /// Cancelled when the lease is lost.
     pub(crate) fence: CancellationToken,
     /// Cancelled when somebody asked for its end.
@@ -90,14 +90,14 @@ enum Owner {
 impl ActiveRun {
     pub(crate) fn new(
         assigned: Assigned,
-        incarnation: Incarnation,
+        lease: LeaseToken,
         fence: &CancellationToken,
     ) -> (Arc<Self>, Inlets) {
         let (stdin, stdin_end) = mpsc::channel(16);
         let (control, control_end) = mpsc::channel(16);
         let spec = &assigned.spec;
         let run = Self {
-            incarnation,
+            lease,
             fence: fence.child_token(),
             cancel: CancellationToken::new(),
             phase: watch::Sender::new(Phase::Assigned),
@@ -269,7 +269,7 @@ impl Runs {
 
     /// A run is over.
     pub(crate) fn end(&self, run: &ActiveRun) {
-        let old = self.lock().fade(run.id(), Past::Ended, run.incarnation);
+        let old = self.lock().fade(run.id(), Past::Ended, run.lease.incarnation);
         if matches!(old, Some(Entry::Active(_))) {
             self.active.send_modify(|count| *count = count.saturating_sub(1));
         }
@@ -361,7 +361,8 @@ impl Table {
 pub(crate) mod tests {
     use std::collections::BTreeMap;
 
-    use codelia_policy::{CommandSpec, LeaseEpoch, Limits, LimitsRequest, Mode, RunSpec};
+    use codelia_policy::{Limits, LimitsRequest, RunSpec};
+    use codelia_types::{CommandSpec, LeaseEpoch, Mode};
 
     use super::*;
 
@@ -394,8 +395,13 @@ pub(crate) mod tests {
         }
     }
 
-    fn active(ends_with_caller: bool, life: Incarnation) -> Arc<ActiveRun> {
-        ActiveRun::new(assigned(ends_with_caller), life, &CancellationToken::new()).0
+    pub(crate) fn active(ends_with_caller: bool, life: Incarnation) -> Arc<ActiveRun> {
+        activate(assigned(ends_with_caller), life)
+    }
+
+    pub(crate) fn activate(assigned: Assigned, incarnation: Incarnation) -> Arc<ActiveRun> {
+        let lease = LeaseToken { worker: "w".parse().unwrap(), incarnation, epoch: assigned.epoch };
+        ActiveRun::new(assigned, lease, &CancellationToken::new()).0
     }
 
     #[tokio::test]

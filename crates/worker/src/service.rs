@@ -2,7 +2,6 @@
 
 use std::{pin::Pin, str::FromStr, sync::Arc, time::Duration};
 
-use codelia_policy::{Incarnation, LeaseEpoch, RunId, SessionId};
 use codelia_proto::internal::v1::{
     Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse, CloseSessionRequest,
     CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult, StartRunRequest,
@@ -10,6 +9,7 @@ use codelia_proto::internal::v1::{
 };
 use codelia_store::Assigned;
 use codelia_telemetry::task;
+use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId};
 use futures::Stream;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;

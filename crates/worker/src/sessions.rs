@@ -10,9 +10,10 @@ use std::{
 };
 
 use codelia_backends::Prepared;
-use codelia_policy::{Ids, LeaseEpoch, Plan, Refusal, RunSpec, SessionId};
+use codelia_policy::{Ids, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
 use codelia_telemetry::task;
+use codelia_types::{LeaseEpoch, Refusal, SessionId};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinHandle,
@@ -155,7 +156,7 @@ impl Sessions {
     /// The lease is ours.
     pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
         let held = Held {
-            epoch: lease.epoch,
+            epoch: lease.token.epoch,
             spec: lease.spec,
             ids,
             closing: false,
@@ -295,7 +296,7 @@ impl Entry {
 
 fn usual_run(spec: &SessionSpec) -> RunSpec {
     RunSpec {
-        command: codelia_policy::CommandSpec {
+        command: codelia_types::CommandSpec {
             argv: Vec::new(),
             env: std::collections::BTreeMap::new(),
             working_directory: String::new(),
@@ -313,7 +314,8 @@ fn usual_run(spec: &SessionSpec) -> RunSpec {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{Enforceable, Limits, LimitsRequest, Mode, Policy, Receipt, RunId};
+    use codelia_policy::{Enforceable, Limits, LimitsRequest, Policy};
+    use codelia_types::{Incarnation, LeaseToken, Mode, Receipt, RunId};
 
     use super::*;
 
@@ -323,7 +325,11 @@ mod tests {
         Lease {
             session: SessionId::generate(),
             tenant: "team".parse().unwrap(),
-            epoch: LeaseEpoch(epoch),
+            token: LeaseToken {
+                worker: "w".parse().unwrap(),
+                incarnation: Incarnation::generate(),
+                epoch: LeaseEpoch(epoch),
+            },
             spec: SessionSpec {
                 mode: Mode::Logical,
                 limits: Limits::default(),
@@ -355,7 +361,7 @@ mod tests {
     impl Prepared for Nothing {
         async fn launch(
             self: Box<Self>,
-            _: &codelia_policy::CommandSpec,
+            _: &codelia_types::CommandSpec,
             _: codelia_backends::Stdio,
         ) -> Result<codelia_backends::Launched, codelia_backends::Error> {
             Err(codelia_backends::Error::Unenforceable { field: "nothing" })

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use codelia_policy::TenantId;
+use codelia_types::TenantId;
 
 /// The queue takes no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::{fs::File, io, os::fd::OwnedFd};
 
 use bytes::{Bytes, BytesMut};
 use codelia_backends::Stdio;
-use codelia_policy::{CommandSpec, TerminalSize};
 use codelia_store::Stream;
 use codelia_sys::pty::{Pty, WindowSize, set_window_size};
+use codelia_types::{CommandSpec, TerminalSize};
 use rustix::io::Errno;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -120,10 +120,7 @@ async fn flush(worker: Arc<Worker>, run: Arc<ActiveRun>, stop: CancellationToken
         if batch.chunks.is_empty() {
             continue;
         }
-        let append = || {
-            let (life, run) = (run.incarnation, &run.assigned);
-            worker.store.output_append(run.id, worker.id(), life, run.epoch, &batch.chunks)
-        };
+        let append = || worker.store.output_append(run.id(), &run.lease, &batch.chunks);
         if insist("store output", &run, append).await.is_err() {
             // Nothing of it can be committed any more.
             return run.fence.cancel();

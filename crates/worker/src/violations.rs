@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use codelia_policy::{Repeated, Violation, Violations};
 use codelia_store::{EventKind, Happening};
 use codelia_telemetry::metrics;
+use codelia_types::{Repeated, Violation, Violations};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 

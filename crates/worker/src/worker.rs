@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::{Incarnation, RunId, SessionId, WorkerId};
 use codelia_store::{Concerned, Error, EventKind, Happening, Heartbeat, NewWorker, Store};
+use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, RunId, SessionId, WorkerId};
 use serde_json::json;
 use tokio::{
     sync::{Notify, watch},
@@ -108,6 +108,11 @@ impl Worker {
         &self.options.id
     }
 
+    /// The token of a lease that this worker holds.
+    pub(crate) fn lease_token(&self, incarnation: Incarnation, epoch: LeaseEpoch) -> LeaseToken {
+        LeaseToken { worker: self.id().clone(), incarnation, epoch }
+    }
+
     pub(crate) fn address(&self) -> &str {
         &self.card.address
     }
@@ -130,7 +135,7 @@ impl Worker {
     /// Whether a run's command may be started now: the lease is live and the session held.
     pub(crate) fn may_start(&self, run: &ActiveRun) -> Result<(), Undone> {
         let current = self.current.borrow();
-        if run.fence.is_cancelled() || current.incarnation != run.incarnation {
+        if run.fence.is_cancelled() || current.incarnation != run.lease.incarnation {
             return Err(Undone::Lost);
         }
         if !current.is_live() {

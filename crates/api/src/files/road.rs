@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_policy::{SessionId, TenantId};
 use codelia_proto::{
     internal::v1::{
         self as wire, call_file_request::Call, worker_file_service_client::WorkerFileServiceClient,
@@ -10,6 +9,7 @@ use codelia_proto::{
     v1,
 };
 use codelia_store::{EndReason, SessionRef, SessionState};
+use codelia_types::{SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tonic::{Status, Streaming, transport::Channel};
 

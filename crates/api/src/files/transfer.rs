@@ -3,13 +3,13 @@
 
 use std::{pin::pin, time::Duration};
 
-use codelia_policy::SessionId;
 use codelia_proto::{
     internal::v1::{self as wire, FileRefusalReason as Reason, OpenedFile, write_file_request::Kind},
     v1::{self, write_file_request},
 };
 use codelia_store::SessionRef;
 use codelia_telemetry::task;
+use codelia_types::SessionId;
 use futures::Stream;
 use tokio::{
     sync::mpsc,

@@ -3,12 +3,12 @@
 mod scripted;
 
 use anyhow::Result;
-use codelia_policy::Outcome;
 use codelia_proto::{
     internal::v1::attach_run_request::Kind as Input,
     v1::{self, WatchRunRequest, exec_request, outcome},
 };
 use codelia_tests::{Exec, command, eventually, refusal};
+use codelia_types::Outcome;
 use scripted::{Api, Line};
 use tonic::{Code, Request};
 

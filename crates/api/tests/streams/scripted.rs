@@ -6,10 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_api::{Options, Service};
-use codelia_policy::{
-    Ceilings, Incarnation, KeyId, LeaseEpoch, Level, Limits, Mode, Outcome, Receipt, RunId, SessionId,
-    TenantId, Usage, WorkerId,
-};
+use codelia_policy::{Ceilings, Level, Limits};
 use codelia_proto::{
     internal::v1::{
         self as wire, attach_run_request, attach_run_response,
@@ -17,9 +14,13 @@ use codelia_proto::{
     },
     v1::{self, run_event},
 };
-use codelia_store::{Chunk, Committed, Ended, NewKey, NewWorker, Quotas, RunResult, Scope, Store, Stream};
+use codelia_store::{Chunk, Committed, NewKey, NewWorker, Quotas, Scope, Store, Stream};
 use codelia_telemetry::task;
 use codelia_tests::{Client, Database, Scratch, within};
+use codelia_types::{
+    EndedRun, Incarnation, KeyId, LeaseToken, Mode, Outcome, Receipt, RunId, RunResult, SessionId, TenantId,
+    Usage, WorkerId,
+};
 use tokio::{
     net::UnixListener,
     sync::{Mutex, mpsc, watch},
@@ -60,7 +61,7 @@ pub(crate) struct Attached {
     requests: Streaming<wire::AttachRunRequest>,
     answers: Option<Answers>,
     /// What was committed.
-    ended: Option<Ended>,
+    ended: Option<EndedRun>,
     worker: Arc<Inner>,
 }
 
@@ -133,19 +134,19 @@ struct Inner {
 }
 
 impl Inner {
-    async fn epoch(&self, run: RunId) -> LeaseEpoch {
+    async fn lease(&self, run: RunId) -> LeaseToken {
         let assigned =
             self.store.run_list_assigned(&self.id, self.incarnation).await.expect("the assigned runs");
-        assigned.iter().find(|each| each.id == run).expect("the run").epoch
+        let epoch = assigned.iter().find(|each| each.id == run).expect("the run").epoch;
+        LeaseToken { worker: self.id.clone(), incarnation: self.incarnation, epoch }
     }
 
     async fn append(&self, run: RunId, position: i64, text: &str) {
-        let epoch = self.epoch(run).await;
         let chunks = [chunk(position, text)];
-        self.store.output_append(run, &self.id, self.incarnation, epoch, &chunks).await.expect("the append");
+        self.store.output_append(run, &self.lease(run).await, &chunks).await.expect("the append");
     }
 
-    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> Ended {
+    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> EndedRun {
         let tail: Vec<Chunk> = (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
         let result = RunResult {
             outcome,
@@ -161,8 +162,7 @@ impl Inner {
         };
         let started_ago = Some(Duration::from_millis(1));
         let committed = Committed { result, started_ago, tail, events: Vec::new() };
-        let epoch = self.epoch(run).await;
-        self.store.run_commit(run, &self.id, self.incarnation, epoch, &committed).await.expect("the commit")
+        self.store.run_commit(run, &self.lease(run).await, &committed).await.expect("the commit")
     }
 }
 
@@ -177,7 +177,7 @@ impl WorkerService for Calls {
         let session: SessionId = request.into_inner().session_id.parse().expect("a session's id");
         let lease =
             self.0.store.lease_acquire(session, &self.0.id, self.0.incarnation).await.expect("the lease");
-        let lease_epoch = lease.as_ref().map_or(0, |lease| lease.epoch.0);
+        let lease_epoch = lease.as_ref().map_or(0, |lease| lease.token.epoch.0);
         Ok(Response::new(wire::OfferSessionResponse { taken: lease.is_some(), lease_epoch }))
     }
 

@@ -5,9 +5,10 @@ use std::{fs, time::Duration};
 use async_trait::async_trait;
 use bollard::models::ContainerCreateBody;
 use codelia_init::Report;
-use codelia_policy::{Mode, Plan, Receipt};
+use codelia_policy::Plan;
 use codelia_sys::{Pid, cgroup::Group};
 use codelia_telemetry::task;
+use codelia_types::{Mode, Receipt};
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{Channel, Engine, spec};

@@ -15,8 +15,9 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_init::Setup;
-use codelia_policy::{Enforceable, Mode, Plan};
+use codelia_policy::{Enforceable, Plan};
 use codelia_sys::{owner::Owner, rlimit::Resource};
+use codelia_types::Mode;
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, idle,

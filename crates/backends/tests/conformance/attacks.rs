@@ -12,8 +12,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use codelia_policy::Outcome;
 use codelia_sys::process;
+use codelia_types::Outcome;
 
 use crate::harness::{Kind, Place, Session, command, in_every_mode};
 

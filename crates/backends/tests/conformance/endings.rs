@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_policy::Outcome;
 use codelia_sys::{Pid, process};
+use codelia_types::Outcome;
 
 use crate::harness::{Kind, ORPHANS, Place, Session, command, in_every_mode};
 

@@ -17,11 +17,9 @@ use codelia_backends::{
     Backend, BwrapOptions, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions, Parent, Running,
     Stdio, bwrap, container, nsjail,
 };
-use codelia_policy::{
-    CommandSpec, Host, Ids, Limits, LimitsRequest, Mode, Outcome, Plan, PlanError, Policy, RunId, RunSpec,
-    SessionId, Usage, Violation,
-};
+use codelia_policy::{Host, Ids, Limits, LimitsRequest, Plan, PlanError, Policy, RunSpec};
 use codelia_sys::{fd, process};
+use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage, Violation};
 use tempfile::TempDir;
 
 /// Each session has a user of its own where the tests may choose.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 use crate::harness::{Place, Started, in_every_mode, in_mode, skip};
 

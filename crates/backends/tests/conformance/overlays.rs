@@ -6,8 +6,9 @@ use std::{
     path::Path,
 };
 
-use codelia_policy::{Format, Outcome, Policy};
+use codelia_policy::{Format, Policy};
 use codelia_sys::process;
+use codelia_types::Outcome;
 use tempfile::TempDir;
 
 use crate::harness::{Kind, Place, Session, in_every_mode};

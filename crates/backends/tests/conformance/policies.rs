@@ -3,7 +3,8 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use codelia_backends::Error;
-use codelia_policy::{Ids, Mode, NetworkMode, Outcome, Plan};
+use codelia_policy::{Ids, Plan};
+use codelia_types::{Mode, NetworkMode, Outcome};
 use tempfile::TempDir;
 
 use crate::harness::{Place, in_every_mode};

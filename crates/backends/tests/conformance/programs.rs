@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 use crate::harness::{Place, command, in_every_mode, skip};
 

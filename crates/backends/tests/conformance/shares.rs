@@ -3,8 +3,8 @@
 use std::{fs, io::Write, process::Command, time::Duration};
 
 use codelia_backends::{Error, Parent};
-use codelia_policy::Outcome;
 use codelia_sys::{cgroup::Device, process};
+use codelia_types::Outcome;
 
 use crate::harness::{Finished, Kind, Place, Session, group_parent, in_every_mode, in_mode, skip};
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use codelia_backends::Stdio;
-use codelia_policy::{Outcome, TerminalSize};
 use codelia_sys::pty::{Pty, WindowSize};
+use codelia_types::{Outcome, TerminalSize};
 
 use crate::harness::{Place, command, in_every_mode};
 

@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::PermissionsExt, path::PathBuf, process::Command, sync::LazyLock};
 
-use codelia_policy::{Outcome, Violation};
+use codelia_types::{Outcome, Violation};
 
 use crate::harness::{Finished, Kind, Place, Session};
 

@@ -1,6 +1,6 @@
 //! Calls that no command may make: refused, and told by name and arguments.
 
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 use crate::{
     attempt::{ENOSYS, EPERM, SIGSYS, attempt, call, session, unfiltered},

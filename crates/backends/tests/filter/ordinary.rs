@@ -1,6 +1,6 @@
 //! What ordinary programs do passes the filter, and nobody is told of it.
 
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 use crate::{
     attempt::{attempt, session},

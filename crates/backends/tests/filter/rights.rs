@@ -1,7 +1,7 @@
 //! What a policy forbids to start: processes, programs, all programs but some.
 
 use codelia_backends::Error;
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 use crate::{
     attempt::{EACCES, EPERM, attempt, session},

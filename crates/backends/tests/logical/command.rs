@@ -1,6 +1,6 @@
 //! What a command gets and how its end is told.
 
-use codelia_policy::Outcome;
+use codelia_types::Outcome;
 
 use crate::harness::{Place, command};
 

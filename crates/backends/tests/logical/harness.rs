@@ -9,10 +9,9 @@ use std::{
 };
 
 use codelia_backends::{Backend, Capabilities, Error, Logical, LogicalOptions, Prepared, Running, Stdio};
-use codelia_policy::{
-    CommandSpec, Limits, LimitsRequest, Mode, Outcome, Plan, RunId, RunSpec, SessionId, Usage,
-};
+use codelia_policy::{Limits, LimitsRequest, Plan, RunSpec};
 use codelia_sys::{Pid, fd};
+use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     process::PidfdFlags,

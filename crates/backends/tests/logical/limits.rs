@@ -1,7 +1,7 @@
 //! Limits, as the kernel enforces them.
 
 use codelia_backends::{Backend, Error};
-use codelia_policy::{Outcome, RunId};
+use codelia_types::{Outcome, RunId};
 
 use crate::harness::{Place, groups_of, has_groups};
 

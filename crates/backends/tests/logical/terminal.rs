@@ -3,8 +3,8 @@
 use std::{fs::File, io::Read};
 
 use codelia_backends::Stdio;
-use codelia_policy::{Outcome, TerminalSize};
 use codelia_sys::pty::{Pty, WindowSize, set_window_size};
+use codelia_types::{Outcome, TerminalSize};
 
 use crate::harness::{Place, command};
 

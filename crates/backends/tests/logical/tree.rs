@@ -2,8 +2,8 @@
 
 use std::{io::Write, process::Stdio};
 
-use codelia_policy::Outcome;
 use codelia_sys::{Pid, process};
+use codelia_types::Outcome;
 
 use crate::harness::{Place, Started, has_groups, pid, wait_for_end};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use codelia_policy::Outcome;
 use codelia_store::{Admission, Error, Released, RunState, Session, Swept};
+use codelia_types::Outcome;
 use futures::future::join_all;
 use uuid::Uuid;
 
@@ -17,7 +17,7 @@ async fn of_many_workers_one_takes_a_session() {
     let workers = join_all(names.map(|name| world.worker(name))).await;
     let leases = join_all(workers.iter().map(|worker| world.lease(&session, worker))).await;
     assert_eq!(leases.iter().flatten().count(), 1);
-    assert_eq!(leases.into_iter().flatten().next().unwrap().epoch.0, 1);
+    assert_eq!(leases.into_iter().flatten().next().unwrap().token.epoch.0, 1);
     world.end().await;
 }
 
@@ -32,7 +32,7 @@ async fn each_acquisition_raises_the_epoch_and_fences_the_holder_before() {
 
     world.worker_dies(&old).await;
     let second = world.lease(&session, &new).await.unwrap();
-    assert_eq!(second.epoch.0, first.epoch.0 + 1);
+    assert_eq!(second.token.epoch.0, first.token.epoch.0 + 1);
     assert!(second.has_files);
 
     assert!(matches!(world.commit(run, &old, &first).await, Err(Error::Fenced)));
@@ -70,7 +70,7 @@ async fn a_new_incarnation_of_a_worker_fences_the_old_and_takes_its_sessions_aga
         world.store.worker_renew(&before.id, before.incarnation, LONG, 0).await,
         Err(Error::Fenced)
     ));
-    assert_eq!(world.lease(&session, &after).await.unwrap().epoch.0, 2);
+    assert_eq!(world.lease(&session, &after).await.unwrap().token.epoch.0, 2);
     world.end().await;
 }
 
@@ -132,7 +132,7 @@ async fn the_sweep_loses_started_runs_once_and_queues_those_that_may_be_retried(
 
     let second = world.worker("v").await;
     let lease = world.lease(&session, &second).await.unwrap();
-    world.store.run_begin(retried, &second.id, second.incarnation, lease.epoch).await.unwrap().unwrap();
+    world.store.run_begin(retried, &lease.token).await.unwrap().unwrap();
     world.worker_dies(&second).await;
     world.store.lease_sweep_any_tenant(100).await.unwrap();
     assert_eq!(world.run(retried).await.outcome, Some(Outcome::Lost), "its retries are used up");
@@ -146,7 +146,7 @@ async fn a_session_is_released_only_when_none_of_its_runs_is_running() {
     let worker = world.worker("w").await;
     let lease = world.lease(&session, &worker).await.unwrap();
     let run = world.insert(session.id, 0).await;
-    let release = || world.store.lease_release(session.id, &worker.id, worker.incarnation, lease.epoch);
+    let release = || world.store.lease_release(session.id, &lease.token);
 
     assert_eq!(release().await.unwrap(), Released::Busy);
     world.commit(run, &worker, &lease).await.unwrap();
@@ -251,7 +251,7 @@ async fn a_session_is_not_given_back_while_a_run_is_being_recorded_for_its_holde
         session.id
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(record)).execute(&mut insert).await.unwrap();
-    let release = world.store.lease_release(session.id, &worker.id, worker.incarnation, lease.epoch);
+    let release = world.store.lease_release(session.id, &lease.token);
     let (released, ()) = tokio::join!(release, async {
         somebody_waits(&world).await;
         sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();

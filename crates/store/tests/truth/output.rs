@@ -16,11 +16,11 @@ async fn output_is_read_from_any_position_in_order() {
     let lease = world.lease(&session, &worker).await.unwrap();
     let run = world.insert(session.id, 0).await;
     let flushed = [chunk(0, Stream::Stdout, 0, b"hello "), chunk(6, Stream::Stderr, 0, b"oops\0")];
-    world.store.output_append(run, &worker.id, worker.incarnation, lease.epoch, &flushed).await.unwrap();
+    world.store.output_append(run, &lease.token, &flushed).await.unwrap();
     let tail = vec![chunk(11, Stream::Stdout, 6, b"world")];
     let mut committed = codelia_store::Committed { tail, ..exited(0) };
     committed.result.output_bytes = 16;
-    world.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &committed).await.unwrap();
+    world.store.run_commit(run, &lease.token, &committed).await.unwrap();
 
     let read =
         async |position, most| world.store.output_read(&world.tenant, run, position, most).await.unwrap();
@@ -41,8 +41,8 @@ async fn a_stale_holder_stores_no_output() {
     let run = world.insert(session.id, 1).await;
     let append = |position| {
         let chunks = [chunk(position, Stream::Stdout, position, b"x")];
-        let (world, worker, epoch) = (&world, &worker, lease.epoch);
-        async move { world.store.output_append(run, &worker.id, worker.incarnation, epoch, &chunks).await }
+        let (world, token) = (&world, &lease.token);
+        async move { world.store.output_append(run, token, &chunks).await }
     };
     append(0).await.unwrap();
     append(0).await.unwrap();

@@ -1,7 +1,7 @@
 //! Runs: recorded once, begun by the holder alone, ended once.
 
-use codelia_policy::{Outcome, RunId};
 use codelia_store::{Admission, Error, RunFilter, RunState};
+use codelia_types::{Outcome, RunId};
 use futures::future::join_all;
 
 use crate::world::World;
@@ -20,7 +20,7 @@ async fn a_run_of_a_held_session_is_its_holders_at_once() {
         panic!("not recorded")
     };
     assert_eq!((run.state, incarnation), (RunState::Running, Some(worker.incarnation)));
-    assert_eq!((run.worker.as_ref(), run.lease_epoch), (Some(&worker.id), Some(lease.epoch)));
+    assert_eq!((run.worker.as_ref(), run.lease_epoch), (Some(&worker.id), Some(lease.token.epoch)));
     assert_eq!(run.worker_address.as_deref(), Some("unix:/w"));
     assert_eq!(world.assigned(&worker).await.iter().map(|a| a.id).collect::<Vec<_>>(), [run.id]);
     world.end().await;
@@ -92,7 +92,7 @@ async fn a_run_that_was_not_begun_can_be_handed_back_and_begun_again_once() {
     let run = world.insert(session.id, 0).await;
     assert!(world.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
     assert!(!world.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
-    let begin = || world.store.run_begin(run, &worker.id, worker.incarnation, lease.epoch);
+    let begin = || world.store.run_begin(run, &lease.token);
     let begun = begin().await.unwrap().unwrap();
     assert!(begin().await.unwrap().is_none());
     let late = world.store.run_hand_back(run, 0, &worker.id, worker.incarnation);
@@ -110,7 +110,7 @@ async fn a_canceled_queued_run_ends_at_once_and_is_never_begun() {
     assert_eq!(canceled.outcome, Some(Outcome::Canceled));
     let worker = world.worker("w").await;
     let lease = world.lease(&session, &worker).await.unwrap();
-    assert!(world.store.run_begin(run, &worker.id, worker.incarnation, lease.epoch).await.unwrap().is_none());
+    assert!(world.store.run_begin(run, &lease.token).await.unwrap().is_none());
     world.end().await;
 }
 

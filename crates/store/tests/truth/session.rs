@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use codelia_policy::Outcome;
 use codelia_store::{EndReason, Error, SessionCreated, SessionRef, SessionState};
+use codelia_types::Outcome;
 use uuid::Uuid;
 
 use crate::world::{LONG, ROOT, World};
@@ -90,7 +90,7 @@ async fn a_session_that_file_calls_use_has_files_and_one_that_is_over_is_not_use
     let (used, unused) = (world.session().await, world.session().await);
     let over = world.session_with(Duration::from_micros(1), None).await;
     let note =
-        async |tenant: &codelia_policy::TenantId, id| world.store.session_use(tenant, id).await.unwrap();
+        async |tenant: &codelia_types::TenantId, id| world.store.session_use(tenant, id).await.unwrap();
     assert!(note(&world.tenant, used.id).await && note(&world.tenant, used.id).await);
     assert!(!note(&world.tenant, over.id).await);
     assert!(!note(&"stranger".parse().unwrap(), unused.id).await);
@@ -128,7 +128,7 @@ async fn an_ended_session_is_removed_by_whoever_has_its_files() {
 async fn directories_of_unknown_removed_and_foreign_sessions_are_orphans() {
     let world = World::new().await;
     let worker = world.worker("w").await;
-    let (held, unknown) = (world.session().await, codelia_policy::SessionId::generate());
+    let (held, unknown) = (world.session().await, codelia_types::SessionId::generate());
     world.lease(&held, &worker).await.unwrap();
     let ids = [held.id, unknown];
     assert_eq!(world.store.session_orphans(ROOT, &ids).await.unwrap(), [unknown]);

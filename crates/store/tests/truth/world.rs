@@ -2,15 +2,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_policy::{
-    CommandSpec, Incarnation, Limits, LimitsRequest, Mode, Outcome, Receipt, RunId, RunSpec, SessionId,
-    TenantId, Usage, Violations, WorkerId,
-};
+use codelia_policy::{Limits, LimitsRequest, RunSpec};
 use codelia_store::{
-    Admission, Assigned, Committed, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunResult,
-    Session, SessionCreated, SessionSpec, Store,
+    Admission, Assigned, Committed, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, Session,
+    SessionCreated, SessionSpec, Store,
 };
 use codelia_tests::Database;
+use codelia_types::{
+    CommandSpec, Incarnation, LeaseToken, Mode, Outcome, Receipt, RunId, RunResult, SessionId, TenantId,
+    Usage, Violations, WorkerId,
+};
 use uuid::Uuid;
 
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
@@ -156,7 +157,12 @@ impl World {
         worker: &Registered,
         lease: &Lease,
     ) -> Result<(), codelia_store::Error> {
-        self.store.run_commit(run, &worker.id, worker.incarnation, lease.epoch, &exited(0)).await.map(drop)
+        let token = LeaseToken {
+            worker: worker.id.clone(),
+            incarnation: worker.incarnation,
+            epoch: lease.token.epoch,
+        };
+        self.store.run_commit(run, &token, &exited(0)).await.map(drop)
     }
 
     pub(crate) async fn run(&self, id: RunId) -> codelia_store::Run {

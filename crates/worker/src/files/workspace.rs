@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use codelia_policy::{FileUse, FilesystemPolicy, Ids, LeaseEpoch, Mode, SessionId, WORKSPACE};
+use codelia_policy::{FileUse, FilesystemPolicy, Ids, WORKSPACE};
 use codelia_proto::{
     internal::v1::{FileRefusalReason as Reason, HeldSession},
     v1::{self, FileKind},
@@ -16,6 +16,7 @@ use codelia_sys::{
     beneath::{Entry, Last, Place, Root},
     identity::as_user,
 };
+use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
 
 use super::refusal::Refusal;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use codelia_policy::Outcome;
 use codelia_store::{RunState, WorkerState};
 use codelia_tests::eventually;
+use codelia_types::Outcome;
 
 use crate::world::{Shape, World, shell};
 

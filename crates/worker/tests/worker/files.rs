@@ -1,6 +1,5 @@
 //! File calls need the lease: before they begin, and before anything appears.
 
-use codelia_policy::SessionId;
 use codelia_proto::{
     internal::v1::{
         CallFileRequest, CloseSessionRequest, FileRefusal, FileRefusalReason as Reason, HeldSession,
@@ -9,6 +8,7 @@ use codelia_proto::{
     v1,
 };
 use codelia_tests::{eventually, within};
+use codelia_types::SessionId;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

@@ -8,10 +8,11 @@ use std::{
 };
 
 use codelia_backends::{Backend, BwrapOptions, bwrap};
-use codelia_policy::{Mode, Outcome, Receipt, RunSpec, SessionId};
+use codelia_policy::RunSpec;
 use codelia_proto::v1::run_event::Kind as Event;
 use codelia_store::{EventKind, Run, SessionRef};
 use codelia_tests::{available, eventually, is_root};
+use codelia_types::{Mode, Outcome, Receipt, SessionId};
 
 use crate::world::{Shape, World, shell};
 
@@ -146,7 +147,7 @@ async fn what_the_mode_cannot_enforce_is_refused_by_name_and_an_event() {
     let Some(world) = isolating().await else { return };
     let session = world.held_session().await;
     let mut spec = isolated("true");
-    spec.network = Some(codelia_policy::NetworkMode::Host);
+    spec.network = Some(codelia_types::NetworkMode::Host);
     let id = world.start(session, &spec).await;
     let row = world.ended(id).await;
     let Some(Outcome::Refused(refusal)) = row.outcome else { panic!("{:?}", row.outcome) };

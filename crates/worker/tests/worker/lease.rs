@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_policy::{Incarnation, Mode, Outcome};
 use codelia_proto::internal::v1::PushResult;
 use codelia_store::NewWorker;
 use codelia_tests::{Database, Scratch, eventually};
+use codelia_types::{Incarnation, Mode, Outcome};
 use codelia_worker::{Error, Options, Service};
 use uuid::Uuid;
 
@@ -68,7 +68,7 @@ async fn a_push_for_another_life_or_epoch_is_rejected() {
     let session = world.held_session().await;
     let (mut run, life) = world.record(session, &shell("true")).await;
     assert_eq!(world.push(&run, Some(Incarnation::generate())).await, PushResult::Rejected);
-    run.lease_epoch = run.lease_epoch.map(|epoch| codelia_policy::LeaseEpoch(epoch.0 + 1));
+    run.lease_epoch = run.lease_epoch.map(|epoch| codelia_types::LeaseEpoch(epoch.0 + 1));
     assert_eq!(world.push(&run, life).await, PushResult::Rejected);
     assert_eq!(world.ended(run.id).await.outcome, Some(Outcome::Exited(0)), "the poll finds it");
     world.end().await;

@@ -10,7 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, Stdio};
-use codelia_policy::{CommandSpec, Enforceable, Mode, Outcome, Plan, Receipt, Refusal, Usage};
+use codelia_policy::{Enforceable, Plan};
+use codelia_types::{CommandSpec, Mode, Outcome, Receipt, Refusal, Usage};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 

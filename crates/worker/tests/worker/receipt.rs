@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use codelia_policy::{Outcome, Receipt};
 use codelia_proto::internal::v1::OfferSessionRequest;
 use codelia_store::{EventKind, WorkerState};
 use codelia_tests::eventually;
+use codelia_types::{Outcome, Receipt};
 
 use crate::{
     plain::Plain,

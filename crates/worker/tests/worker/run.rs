@@ -2,7 +2,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use codelia_policy::Outcome;
 use codelia_proto::{
     internal::v1::{
         CancelRunRequest, PushResult, attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
@@ -11,6 +10,7 @@ use codelia_proto::{
 };
 use codelia_store::RunState;
 use codelia_tests::eventually;
+use codelia_types::Outcome;
 
 use crate::world::{Shape, World, shell};
 
@@ -283,7 +283,7 @@ async fn a_terminal_is_one_stream() {
     let world = World::new(Shape::default()).await;
     let session = world.held_session().await;
     let mut spec = shell("echo out; echo err >&2; stty size");
-    spec.command.terminal = Some(codelia_policy::TerminalSize { columns: 99, rows: 33 });
+    spec.command.terminal = Some(codelia_types::TerminalSize { columns: 99, rows: 33 });
     let run = world.start(session, &spec).await;
     world.ended(run).await;
     let chunks = world.store.output_read(&world.tenant, run, 0, 1 << 20).await.unwrap();

@@ -2,10 +2,10 @@
 
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
-use codelia_policy::Outcome;
 use codelia_proto::internal::v1::CloseSessionRequest;
 use codelia_store::SessionRef;
 use codelia_tests::eventually;
+use codelia_types::Outcome;
 
 use crate::world::{Shape, World, shell};
 
@@ -52,7 +52,7 @@ async fn a_session_whose_time_is_over_loses_its_directory() {
     world.end().await;
 }
 
-async fn gone(world: &World, session: codelia_policy::SessionId) {
+async fn gone(world: &World, session: codelia_types::SessionId) {
     let directory = world.directory(session);
     eventually("the directory is gone", || async { (!directory.exists()).then_some(()) }).await;
     let unheld = || async { world.holder(session).await.is_none().then_some(()) };

@@ -3,9 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::Backend;
-use codelia_policy::{
-    CommandSpec, Incarnation, Limits, LimitsRequest, Mode, RunId, RunSpec, SessionId, TenantId, WorkerId,
-};
+use codelia_policy::{Limits, LimitsRequest, RunSpec};
 use codelia_proto::{
     internal::v1::{
         Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult, StartRunRequest,
@@ -18,6 +16,7 @@ use codelia_proto::{
 use codelia_store::{Admission, NewRun, NewSession, Quotas, Run, RunState, SessionRef, SessionSpec, Store};
 use codelia_telemetry::task::background;
 use codelia_tests::{Database, Scratch, eventually, is_root, within};
+use codelia_types::{CommandSpec, Incarnation, Mode, RunId, SessionId, TenantId, WorkerId};
 use codelia_worker::{Error, Listen, Options, Service, UidRange};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;

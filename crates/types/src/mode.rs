@@ -4,12 +4,14 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The text is none of the words it may be.
+/// The text is not one of the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{got:?} is none of {allowed}")]
-pub struct UnknownWord {
-    pub(crate) got: String,
-    pub(crate) allowed: &'static str,
+#[error("unknown value {value:?} (expected one of {allowed})")]
+pub struct UnknownValue {
+    /// The text that was given.
+    pub value: String,
+    /// The values that are allowed, separated by commas.
+    pub allowed: &'static str,
 }
 
 /// Which backend isolates a run, weakest first.
@@ -79,23 +81,23 @@ impl fmt::Display for NetworkMode {
 }
 
 impl FromStr for Mode {
-    type Err = UnknownWord;
+    type Err = UnknownValue;
 
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|mode| mode.as_str() == text)
-            .ok_or_else(|| UnknownWord { got: text.to_owned(), allowed: "logical, bwrap, nsjail, container" })
+    fn from_str(text: &str) -> Result<Self, UnknownValue> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| UnknownValue {
+            value: text.to_owned(),
+            allowed: "logical, bwrap, nsjail, container",
+        })
     }
 }
 
 impl FromStr for NetworkMode {
-    type Err = UnknownWord;
+    type Err = UnknownValue;
 
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+    fn from_str(text: &str) -> Result<Self, UnknownValue> {
         [Self::None, Self::Proxy, Self::Host]
             .into_iter()
             .find(|mode| mode.as_str() == text)
-            .ok_or_else(|| UnknownWord { got: text.to_owned(), allowed: "none, proxy, host" })
+            .ok_or_else(|| UnknownValue { value: text.to_owned(), allowed: "none, proxy, host" })
     }
 }

@@ -1,0 +1,21 @@
+//! The data types that every crate shares: ids, modes, commands, outcomes, usage, receipts, leases.
+//!
+//! Pure data. This crate depends on no other crate of the workspace and does no I/O.
+
+#![forbid(unsafe_code)]
+
+mod command;
+mod id;
+mod lease;
+mod mode;
+mod outcome;
+mod result;
+mod violation;
+
+pub use command::{CommandSpec, TerminalSize};
+pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
+pub use lease::LeaseToken;
+pub use mode::{Mode, NetworkMode, UnknownValue};
+pub use outcome::{Outcome, Receipt, Refusal, Usage};
+pub use result::{EndedRun, RunResult};
+pub use violation::{Repeated, Violation, Violations};
