@@ -11,11 +11,10 @@ use tonic::{Request, Response, Status};
 use crate::{
     auth,
     context::Context,
-    names::{self, TenantName},
     paging::Page,
-    render,
+    resource_name::{self, TenantName},
     status::ApiError,
-    validate,
+    to_proto, validate,
 };
 
 /// The service.
@@ -102,14 +101,14 @@ impl Admin {
     }
 
     async fn get_tenant(&self, caller: &Caller, name: &str) -> Result<v1::Tenant, ApiError> {
-        let id = administered(caller, names::tenant("name", name)?)?;
+        let id = administered(caller, resource_name::tenant("name", name)?)?;
         let tenant = self.context.store.tenant_get(&id).await?.ok_or(ApiError::NotFound)?;
         self.with_usage(&tenant).await
     }
 
     async fn with_usage(&self, tenant: &Tenant) -> Result<v1::Tenant, ApiError> {
         let used = self.context.store.tenant_usage(&tenant.id).await?;
-        Ok(render::tenant(tenant, Some(used)))
+        Ok(to_proto::tenant(tenant, Some(used)))
     }
 
     /// Usage is not counted here: it would cost a count for each tenant.
@@ -129,7 +128,7 @@ impl Admin {
                 .collect()
         };
         let next_page_token = page.cut(&mut rows, |tenant| tenant.id.clone());
-        let tenants = rows.iter().map(|tenant| render::tenant(tenant, None)).collect();
+        let tenants = rows.iter().map(|tenant| to_proto::tenant(tenant, None)).collect();
         Ok(v1::ListTenantsResponse { tenants, next_page_token })
     }
 
@@ -139,7 +138,7 @@ impl Admin {
         wire: v1::UpdateQuotasRequest,
     ) -> Result<v1::Tenant, ApiError> {
         auth::require(caller, Scope::Operator)?;
-        let id = administered(caller, names::tenant("name", &wire.name)?)?;
+        let id = administered(caller, resource_name::tenant("name", &wire.name)?)?;
         let change = quotas_change(wire.quotas)?;
         let tenant = self.context.store.tenant_set_quotas(&id, change).await?.ok_or(ApiError::NotFound)?;
         self.with_usage(&tenant).await
@@ -151,7 +150,7 @@ impl Admin {
         wire: v1::SetIsolationFloorRequest,
     ) -> Result<v1::Tenant, ApiError> {
         auth::require(caller, Scope::Operator)?;
-        let id = administered(caller, names::tenant("name", &wire.name)?)?;
+        let id = administered(caller, resource_name::tenant("name", &wire.name)?)?;
         let level = validate::known::<v1::IsolationLevel>("level", wire.level)?.to_level();
         let level = level.ok_or_else(|| ApiError::invalid("level", "is missing"))?;
         let reason = validate::reason(wire.reason)?;
@@ -164,14 +163,14 @@ impl Admin {
         caller: &Caller,
         wire: v1::CreateKeyRequest,
     ) -> Result<v1::CreateKeyResponse, ApiError> {
-        let tenant = administered(caller, names::tenant("parent", &wire.parent)?)?;
+        let tenant = administered(caller, resource_name::tenant("parent", &wire.parent)?)?;
         let display_name = validate::display_name(wire.display_name)?;
         let scopes = scopes(&wire.scopes)?;
         check_grant(caller, &scopes)?;
         let (secret, secret_hash) = auth::generate_secret();
         let new = NewKey { tenant: &tenant, display_name: &display_name, secret_hash, scopes: &scopes };
         let key = self.context.store.key_create(new).await?.ok_or(ApiError::NotFound)?;
-        Ok(v1::CreateKeyResponse { key: Some(render::key(key)), secret })
+        Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
     }
 
     async fn list_keys(
@@ -179,20 +178,20 @@ impl Admin {
         caller: &Caller,
         wire: v1::ListKeysRequest,
     ) -> Result<v1::ListKeysResponse, ApiError> {
-        let tenant = administered(caller, names::tenant("parent", &wire.parent)?)?;
+        let tenant = administered(caller, resource_name::tenant("parent", &wire.parent)?)?;
         let page = Page::<KeyId>::read(wire.page_size, &wire.page_token)?;
         let store = &self.context.store;
         store.tenant_get(&tenant).await?.ok_or(ApiError::NotFound)?;
         let mut rows = store.key_list(&tenant, page.after, page.limit).await?;
         let next_page_token = page.cut(&mut rows, |key| key.id);
-        Ok(v1::ListKeysResponse { keys: rows.into_iter().map(render::key).collect(), next_page_token })
+        Ok(v1::ListKeysResponse { keys: rows.into_iter().map(to_proto::key).collect(), next_page_token })
     }
 
     async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
-        let (tenant, id) = names::key("name", name)?;
+        let (tenant, id) = resource_name::key("name", name)?;
         let tenant = administered(caller, tenant)?;
         let key = self.context.store.key_revoke(&tenant, id).await?.ok_or(ApiError::NotFound)?;
-        Ok(render::key(key))
+        Ok(to_proto::key(key))
     }
 
     async fn list_workers(
@@ -205,16 +204,16 @@ impl Admin {
         let mut rows = self.context.store.worker_list(page.after.as_ref(), page.limit).await?;
         let next_page_token = page.cut(&mut rows, |worker| worker.id.clone());
         Ok(v1::ListWorkersResponse {
-            workers: rows.into_iter().map(render::worker).collect(),
+            workers: rows.into_iter().map(to_proto::worker).collect(),
             next_page_token,
         })
     }
 
     async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
         auth::require(caller, Scope::Operator)?;
-        let id = names::worker("name", name)?;
+        let id = resource_name::worker("name", name)?;
         let worker = self.context.store.worker_drain(&id).await?.ok_or(ApiError::NotFound)?;
-        Ok(render::worker(worker))
+        Ok(to_proto::worker(worker))
     }
 }
 

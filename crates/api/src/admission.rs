@@ -10,7 +10,7 @@ use codelia_types::{CommandSpec, Mode, NetworkMode};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::{names, options::Options, status::ApiError, validate};
+use crate::{options::Options, resource_name, status::ApiError, validate};
 
 /// A checked request for a run. What is serialised is what makes two requests the same.
 #[derive(Debug, Serialize)]
@@ -37,7 +37,7 @@ impl RunRequest {
         options: &Options,
     ) -> Result<Self, ApiError> {
         Ok(Self {
-            session: names::session("parent", &wire.parent)?,
+            session: resource_name::session("parent", &wire.parent)?,
             idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
             command: validate::command(wire.command)?,
             limits: validate::limits(wire.limits)?,

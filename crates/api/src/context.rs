@@ -3,7 +3,7 @@
 use codelia_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota, specs::Specs};
+use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota, session_cache::Specs};
 
 /// What every service of the server shares.
 #[derive(Debug)]

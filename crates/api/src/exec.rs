@@ -24,8 +24,8 @@ use tokio::{
 use tonic::{Status, Streaming};
 
 use crate::{
-    call::{self, Deadline},
     context::Context,
+    request::{self, Deadline},
     runs,
     status::ApiError,
     validate,
@@ -51,7 +51,7 @@ pub(crate) enum Opening {
 pub(crate) async fn opening(requests: &mut Streaming<v1::ExecRequest>) -> Result<Opening, ApiError> {
     let missing = || ApiError::invalid("start", "the first message must be `start` or `attach`");
     let first = timeout(FIRST_MESSAGE, requests.message()).await.map_err(|_| missing())?;
-    let first = first.map_err(|status| call::unreadable(&status).unwrap_or_else(missing))?;
+    let first = first.map_err(|status| request::unreadable(&status).unwrap_or_else(missing))?;
     match first.and_then(|message| message.kind) {
         Some(exec_request::Kind::Start(start)) => Ok(Opening::Start(Box::new(start))),
         Some(exec_request::Kind::Attach(attach)) => Ok(Opening::Attach(attach)),
@@ -136,7 +136,7 @@ impl Inputs {
             }
             Err(status) => {
                 self.open = false;
-                call::unreadable(&status).map_or(Ok(()), Err)?;
+                request::unreadable(&status).map_or(Ok(()), Err)?;
             }
         }
         Ok(())

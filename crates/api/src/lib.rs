@@ -7,25 +7,25 @@
 
 mod admin;
 mod admission;
+mod audit;
 mod auth;
-mod call;
 mod context;
 mod dispatch;
 mod exec;
 mod files;
-mod names;
+mod maintenance;
 mod options;
 mod paging;
 mod policies;
 mod quota;
-mod refusals;
-mod render;
+mod request;
+mod resource_name;
 mod runs;
 mod service;
+mod session_cache;
 mod sessions;
-mod specs;
 mod status;
-mod upkeep;
+mod to_proto;
 mod validate;
 mod watch;
 

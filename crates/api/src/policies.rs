@@ -12,7 +12,7 @@ use crate::{
     admission::{RunRequest, SessionRequest, admit_policy},
     auth,
     context::Context,
-    names,
+    resource_name,
     status::ApiError,
     validate,
 };
@@ -51,7 +51,7 @@ impl Policies {
             )?;
             return explained(&session, &Policy::default(), &run);
         }
-        let which = names::session("session", &wire.session)?;
+        let which = resource_name::session("session", &wire.session)?;
         let session = self.context.store.session_get(&caller.tenant, &which).await?;
         let session = session.ok_or(ApiError::NotFound)?.spec;
         let run =

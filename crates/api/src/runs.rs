@@ -13,15 +13,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     admission::{RunRequest, check_available, fingerprint},
-    auth,
-    call::Deadline,
+    audit, auth,
     context::Context,
     exec::{Conversation, Inputs, Opening, opening},
-    names::{self, RunName},
     paging::Page,
-    refusals, render,
+    request::Deadline,
+    resource_name::{self, RunName},
     status::ApiError,
-    validate,
+    to_proto, validate,
     watch::{self, EVENTS_AHEAD, Watcher},
 };
 
@@ -63,7 +62,7 @@ impl Runs {
         let recorded = self.admit(caller, request).await;
         if let Err(error) = &recorded {
             let store = &self.context.store;
-            refusals::record(store, caller, EventKind::RunRefused, Some(&session), error).await;
+            audit::record(store, caller, EventKind::RunRefused, Some(&session), error).await;
         }
         recorded
     }
@@ -137,7 +136,7 @@ impl Runs {
         wire: v1::ListRunsRequest,
     ) -> Result<v1::ListRunsResponse, ApiError> {
         let page = Page::<RunId>::read(wire.page_size, &wire.page_token)?;
-        let session = names::any_session("parent", &wire.parent)?;
+        let session = resource_name::any_session("parent", &wire.parent)?;
         let mut filter = RunFilter {
             session: None,
             state: match validate::known("state", wire.state)? {
@@ -155,18 +154,18 @@ impl Runs {
         }
         let mut rows = self.context.store.run_list(&caller.tenant, &filter, page.limit).await?;
         let next_page_token = page.cut(&mut rows, |run| run.id);
-        Ok(v1::ListRunsResponse { runs: rows.iter().map(render::run).collect(), next_page_token })
+        Ok(v1::ListRunsResponse { runs: rows.iter().map(to_proto::run).collect(), next_page_token })
     }
 
     async fn cancel(&self, caller: &Caller, wire: v1::CancelRunRequest) -> Result<Run, ApiError> {
-        let name = names::run("name", &wire.name)?;
+        let name = resource_name::run("name", &wire.name)?;
         let id = if name.session.is_some() { self.find(caller, name).await?.id } else { name.run };
         cancel(&self.context, &caller.tenant, id).await
     }
 
     /// Finds the run that a watch request names, and from where its output is wanted.
     async fn watched(&self, caller: &Caller, wire: v1::WatchRunRequest) -> Result<(Run, i64), ApiError> {
-        let name = names::run("name", &wire.name)?;
+        let name = resource_name::run("name", &wire.name)?;
         let position = validate::position(wire.position)?;
         Ok((self.find(caller, name).await?, position))
     }
@@ -225,7 +224,7 @@ impl RunService for Runs {
             Next::Push(incarnation) => drop(self.push(&run, incarnation)),
             Next::Offer => drop(self.offer(&run)),
         }
-        Ok(Response::new(v1::StartRunResponse { run: Some(render::run(&run)) }))
+        Ok(Response::new(v1::StartRunResponse { run: Some(to_proto::run(&run)) }))
     }
 
     async fn watch_run(
@@ -259,9 +258,9 @@ impl RunService for Runs {
         request: Request<v1::GetRunRequest>,
     ) -> Result<Response<v1::GetRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let name = names::run("name", &request.into_inner().name)?;
+        let name = resource_name::run("name", &request.into_inner().name)?;
         let run = self.find(&caller, name).await?;
-        Ok(Response::new(v1::GetRunResponse { run: Some(render::run(&run)) }))
+        Ok(Response::new(v1::GetRunResponse { run: Some(to_proto::run(&run)) }))
     }
 
     async fn list_runs(
@@ -278,6 +277,6 @@ impl RunService for Runs {
     ) -> Result<Response<v1::CancelRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let run = self.cancel(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CancelRunResponse { run: Some(render::run(&run)) }))
+        Ok(Response::new(v1::CancelRunResponse { run: Some(to_proto::run(&run)) }))
     }
 }

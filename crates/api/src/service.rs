@@ -25,17 +25,17 @@ use tower::ServiceBuilder;
 use crate::{
     admin::Admin,
     auth::Gate,
-    call::Calls,
     context::Context,
     dispatch::{self, Dispatch},
     files::Files,
+    maintenance,
     options::Options,
     policies::Policies,
     quota::OutputQuota,
+    request::Calls,
     runs::Runs,
+    session_cache::Specs,
     sessions::Sessions,
-    specs::Specs,
-    upkeep,
 };
 
 /// Large enough that a request far beyond every bound is read and refused by the name of its field.
@@ -154,8 +154,8 @@ async fn drain(
 }
 
 fn start_upkeep(context: &Arc<Context>, reporter: HealthReporter, stop: &CancellationToken) {
-    task::background("sweep", upkeep::sweep(context.clone(), stop.clone()));
-    task::background("health", upkeep::watch_health(context.clone(), reporter, stop.clone()));
+    task::background("sweep", maintenance::sweep(context.clone(), stop.clone()));
+    task::background("health", maintenance::watch_health(context.clone(), reporter, stop.clone()));
 }
 
 fn server(options: &Options) -> Result<Server, Error> {

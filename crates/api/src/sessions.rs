@@ -12,13 +12,12 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     admission::{SessionRequest, check_available, fingerprint},
-    auth,
+    audit, auth,
     context::Context,
-    names,
     paging::Page,
-    refusals, render,
+    resource_name,
     status::ApiError,
-    validate,
+    to_proto, validate,
 };
 
 /// How long a new session waits to be taken before it is returned without a worker.
@@ -36,7 +35,7 @@ impl Sessions {
         let created = self.admit(caller, request).await;
         if let Err(error) = &created {
             let store = &self.context.store;
-            refusals::record(store, caller, EventKind::SessionRefused, None, error).await;
+            audit::record(store, caller, EventKind::SessionRefused, None, error).await;
         }
         created
     }
@@ -100,7 +99,7 @@ impl Sessions {
 
     async fn extend(&self, caller: &Caller, wire: v1::ExtendSessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let which = names::session("name", &wire.name)?;
+        let which = resource_name::session("name", &wire.name)?;
         let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
         let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "is missing"))?;
         if let Some(session) = store.session_extend(&caller.tenant, &which, ttl).await? {
@@ -111,7 +110,7 @@ impl Sessions {
     }
 
     async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
-        let which = names::session("name", &wire.name)?;
+        let which = resource_name::session("name", &wire.name)?;
         let closed = self.context.store.session_close(&caller.tenant, &which).await?;
         let session = closed.ok_or(ApiError::NotFound)?;
         if let Some(address) = session.holder_address.clone() {
@@ -122,7 +121,7 @@ impl Sessions {
     }
 
     fn render(&self, session: Session) -> v1::Session {
-        render::session(session)
+        to_proto::session(session)
     }
 }
 
@@ -146,7 +145,7 @@ impl SessionService for Sessions {
         request: Request<v1::GetSessionRequest>,
     ) -> Result<Response<v1::GetSessionResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let which = names::session("name", &request.into_inner().name)?;
+        let which = resource_name::session("name", &request.into_inner().name)?;
         let session = get(&self.context.store, &caller, &which).await?;
         Ok(Response::new(v1::GetSessionResponse { session: Some(self.render(session)) }))
     }

@@ -11,7 +11,7 @@ use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{CommandSpec, Mode, NetworkMode, TerminalSize};
 use time::OffsetDateTime;
 
-use crate::{names, status::ApiError};
+use crate::{resource_name, status::ApiError};
 
 const MAX_ARGS: usize = 10_000;
 const MAX_ENV: usize = 1_000;
@@ -161,7 +161,7 @@ pub(crate) fn alias(text: String) -> Checked<Option<String>> {
     if text.is_empty() {
         return Ok(None);
     }
-    if !names::is_alias(&text) {
+    if !resource_name::is_alias(&text) {
         return invalid("alias", "must match `[a-z0-9-]{1,63}` and be neither `-` nor a UUID");
     }
     Ok(Some(text))

@@ -27,7 +27,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use crate::{call::Deadline, context::Context, dispatch, render, status::ApiError};
+use crate::{context::Context, dispatch, request::Deadline, status::ApiError, to_proto};
 
 /// Events that wait for a slow client; then the stream waits, and nobody else.
 pub(crate) const EVENTS_AHEAD: usize = 16;
@@ -176,22 +176,22 @@ impl Watcher {
             return Ok(());
         }
         self.told.queued = true;
-        self.tell(Kind::Queued(render::queued(run))).await
+        self.tell(Kind::Queued(to_proto::queued(run))).await
     }
 
     async fn finish(&mut self, run: &Run) -> Result<(), Stop> {
-        self.tell_assigned(render::assigned(run)).await?;
-        self.tell_started(run, render::started(run)).await?;
+        self.tell_assigned(to_proto::assigned(run)).await?;
+        self.tell_started(run, to_proto::started(run)).await?;
         if !self.fill(run.id, run.output_bytes).await? {
             return Err(ApiError::internal(format!("output of run {} is missing", run.id)).into());
         }
-        for (index, violation) in render::violations(run).enumerate() {
+        for (index, violation) in to_proto::violations(run).enumerate() {
             self.tell_violation(index, violation).await?;
         }
         if run.output_truncated {
-            self.tell_truncated(render::truncated(run)).await?;
+            self.tell_truncated(to_proto::truncated(run)).await?;
         }
-        self.tell(Kind::Finished(render::finished(run))).await
+        self.tell(Kind::Finished(to_proto::finished(run))).await
     }
 
     async fn follow(&mut self, run: &Run) -> Result<Followed, Stop> {
@@ -295,7 +295,7 @@ impl Watcher {
         match event.kind {
             Some(Kind::Assigned(assigned)) => self.tell_assigned(Some(assigned)).await?,
             Some(Kind::Started(started)) => {
-                self.tell_assigned(render::assigned(run)).await?;
+                self.tell_assigned(to_proto::assigned(run)).await?;
                 self.tell_started(run, Some(started)).await?;
             }
             Some(Kind::Output(_) | Kind::OutputTruncated(_) | Kind::Violation(_)) if !self.told.started => {
@@ -326,7 +326,7 @@ impl Watcher {
         while self.cursor < until {
             let from = self.cursor;
             for chunk in self.context.store.output_read(&self.tenant, run, from, READ_BYTES).await? {
-                self.tell_output(render::output(chunk)).await?;
+                self.tell_output(to_proto::output(chunk)).await?;
             }
             if self.cursor == from {
                 return Ok(false);

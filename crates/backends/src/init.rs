@@ -8,7 +8,7 @@ use std::{
 
 use codelia_sys::{fd, spawn::Program};
 
-use crate::{Error, process::Process};
+use crate::{Error, sandbox::process::Process};
 
 const NAME: &str = "codelia-init";
 

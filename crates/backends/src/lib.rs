@@ -7,38 +7,22 @@
 #![forbid(unsafe_code)]
 
 mod backend;
-mod bwrap;
 mod container;
-mod control;
-mod ending;
 mod error;
-mod groups;
-mod hidden;
-mod holder;
-mod idle;
 mod init;
-mod isolating;
 mod logical;
-mod nsjail;
-mod orphans;
-mod overlay;
-mod prepared;
-mod process;
-mod running;
+mod probe;
 mod runtime;
 mod sandbox;
-mod scratch;
 mod seccomp;
-mod setup;
-mod supervisor;
 mod tool;
 
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
-pub use bwrap::{BwrapOptions, bwrap};
 pub use codelia_sys::cgroup::Parent;
 pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use init::find_init;
 pub use logical::{Logical, LogicalOptions};
-pub use nsjail::{NsjailOptions, nsjail};
 pub use runtime::runtime;
+pub use tool::bwrap::{BwrapOptions, bwrap};
+pub use tool::nsjail::{NsjailOptions, nsjail};

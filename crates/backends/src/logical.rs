@@ -12,8 +12,9 @@ use codelia_sys::{
 use codelia_types::{Mode, NetworkMode};
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared, control::Control, groups::Groups, holder::BareInit, idle,
-    init, prepared, sandbox::Sandbox, setup,
+    Backend, Capabilities, Error, Gap, Prepared, init, probe, sandbox::control::Control,
+    sandbox::groups::Groups, sandbox::prepared, sandbox::sandbox::Sandbox,
+    sandbox::sandbox_process::BareInit, sandbox::setup,
 };
 
 /// What the mode needs to know.
@@ -56,8 +57,8 @@ impl Logical {
 
     /// Runs a command that does nothing through a whole sandbox.
     async fn try_sandbox(&self, host: Enforceable) -> Result<(), Error> {
-        let prepared = self.prepare(&idle::plan(Mode::Logical, host)).await?;
-        idle::run(prepared, &self.init).await
+        let prepared = self.prepare(&probe::plan(Mode::Logical, host)).await?;
+        probe::run(prepared, &self.init).await
     }
 }
 

@@ -6,10 +6,10 @@ mod admin;
 mod args;
 mod client;
 mod config;
-mod conversation;
 mod doctor;
-mod ending;
-mod failure;
+mod error_report;
+mod exec_stream;
+mod exit_status;
 mod files;
 mod modes;
 mod options;
@@ -49,8 +49,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if error.is::<StdoutClosed>() => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
-            failure::tell(&error, output);
-            if is_like_command { ExitCode::from(ending::OUR_FAILURE) } else { ExitCode::FAILURE }
+            error_report::tell(&error, output);
+            if is_like_command { ExitCode::from(exit_status::OUR_FAILURE) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -5,7 +5,7 @@ use codelia_types::Mode;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::ending;
+use crate::exit_status;
 
 /// A run's whole record.
 pub(crate) fn run(run: &v1::Run) -> Value {
@@ -18,9 +18,9 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "sandbox_mode": mode(run.mode()),
         "isolation": isolation(run.mode()),
         "sandbox_root": text(&run.sandbox_root),
-        "outcome": run.outcome.as_ref().map(ending::word),
-        "detail": run.outcome.as_ref().and_then(ending::detail),
-        "exit_code": run.outcome.as_ref().map(ending::exit_code),
+        "outcome": run.outcome.as_ref().map(exit_status::word),
+        "detail": run.outcome.as_ref().and_then(exit_status::detail),
+        "exit_code": run.outcome.as_ref().map(exit_status::exit_code),
         "create_time": timestamp(run.create_time.as_ref()),
         "start_time": timestamp(run.start_time.as_ref()),
         "end_time": timestamp(run.end_time.as_ref()),

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     args,
     client::{Client, run_name, session_name},
-    conversation::Conversation,
-    ending,
+    exec_stream::Conversation,
+    exit_status,
     output::Output,
     policies, record,
     signals::Signals,
@@ -201,19 +201,20 @@ pub(crate) fn network(policy: &args::Policy) -> i32 {
 fn finish(ended: Result<(Run, Streams)>, output: Output) -> Result<ExitCode> {
     let (run, mut streams) = match ended {
         Ok(ended) => ended,
-        Err(error) if error.is::<Interrupted>() => return Ok(ExitCode::from(ending::CANCELED)),
+        Err(error) if error.is::<Interrupted>() => return Ok(ExitCode::from(exit_status::CANCELED)),
         Err(error) => return Err(error),
     };
     let outcome = run.outcome.clone().unwrap_or_default();
     if run.output_truncated {
         eprintln!("codelia: the output was cut after {} bytes", run.output_bytes);
     }
-    if let Some(note) = ending::note(&outcome) {
-        let kind = if ending::exit_code(&outcome) == ending::OUR_FAILURE { "error" } else { "codelia" };
+    if let Some(note) = exit_status::note(&outcome) {
+        let kind =
+            if exit_status::exit_code(&outcome) == exit_status::OUR_FAILURE { "error" } else { "codelia" };
         eprintln!("{kind}: {note}");
     }
     if output.is_json() {
         streams.last_line(&record::run(&run).to_string())?;
     }
-    Ok(ExitCode::from(ending::exit_code(&outcome)))
+    Ok(ExitCode::from(exit_status::exit_code(&outcome)))
 }

@@ -6,7 +6,7 @@ use codelia_proto::v1::{CancelRunRequest, ListRunsRequest, Run, RunState};
 use crate::{
     args,
     client::{Client, pages, run_name, session_name},
-    ending,
+    exit_status,
     output::Output,
     record,
 };
@@ -65,7 +65,7 @@ fn row(run: &Run) -> Vec<String> {
 }
 
 fn outcome(outcome: &codelia_proto::v1::Outcome) -> String {
-    format!("{} ({})", ending::word(outcome), ending::exit_code(outcome))
+    format!("{} ({})", exit_status::word(outcome), exit_status::exit_code(outcome))
 }
 
 /// A command fits in its row, and cannot draw on the terminal.

@@ -2,8 +2,9 @@
 
 use codelia_init::{Expected, ExpectedMount, Failure, Step};
 use codelia_sys::{
-    Errno, Pid, process,
-    surroundings::{self, Mount},
+    Errno, Pid,
+    proc_self::{self, Mount},
+    process,
 };
 
 use crate::setup::at;
@@ -14,19 +15,19 @@ use crate::setup::at;
 pub(crate) fn surroundings(expected: &Expected) -> Result<(), Failure> {
     hold(Step::CheckProcessId, process::own_id() == Pid::INIT, Errno::XDEV)?;
     for (name, host) in &expected.foreign_namespaces {
-        let own = surroundings::namespace(name).map_err(at(Step::CheckNamespaces))?;
+        let own = proc_self::namespace(name).map_err(at(Step::CheckNamespaces))?;
         hold(Step::CheckNamespaces, own != *host, Errno::XDEV)?;
     }
-    let mounts = surroundings::mounts().map_err(at(Step::CheckMounts))?;
+    let mounts = proc_self::mounts().map_err(at(Step::CheckMounts))?;
     expected
         .mounts
         .iter()
         .try_for_each(|wanted| check_mount(wanted, &mounts).map_err(at(Step::CheckMounts)))?;
     if let Some(name) = &expected.hostname {
-        let own = surroundings::hostname().map_err(at(Step::CheckHostname))?;
+        let own = proc_self::hostname().map_err(at(Step::CheckHostname))?;
         hold(Step::CheckHostname, own == *name, Errno::INVAL)?;
     }
-    hold(Step::CheckIds, surroundings::ids() == Some((expected.uid, expected.gid)), Errno::INVAL)
+    hold(Step::CheckIds, proc_self::ids() == Some((expected.uid, expected.gid)), Errno::INVAL)
 }
 
 fn hold(step: Step, holds: bool, errno: Errno) -> Result<(), Failure> {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod child;
 mod control;
 mod launch;
 mod loader;
@@ -13,7 +14,6 @@ mod overlay;
 mod restrict;
 mod setup;
 mod tree;
-mod waiting;
 
 use std::{
     io::{self, Stdin, stdin},
@@ -24,8 +24,8 @@ use std::{
 use codelia_init::{Failure, Report};
 use codelia_sys::fd;
 
+use child::Waiting;
 use control::Control;
-use waiting::Waiting;
 
 fn main() -> ExitCode {
     // A command that does nothing and is there in every sandbox, for the probe.
@@ -63,7 +63,7 @@ fn connect() -> io::Result<()> {
 
 fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let surroundings = setup::enter(control)?;
-    let Waiting { pid, launch, listener } = waiting::start(&surroundings)?;
+    let Waiting { pid, launch, listener } = child::start(&surroundings)?;
     if surroundings.setup.relay {
         control.send(&Report::Ready, &[])?;
         if !launch::relay(control, &launch)? {

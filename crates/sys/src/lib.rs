@@ -6,23 +6,23 @@
 
 mod error;
 
-pub mod beneath;
 pub mod capability;
 pub mod cgroup;
 pub mod directory;
 pub mod fd;
-pub mod identity;
+pub mod fs_identity;
 pub mod landlock;
 pub mod memory;
 pub mod overlay;
-pub mod owner;
+pub mod proc_self;
 pub mod process;
+pub mod process_id;
 pub mod pty;
+pub mod resolve_beneath;
 pub mod rlimit;
 pub mod seccomp;
 pub mod signal;
 pub mod spawn;
-pub mod surroundings;
 
 pub use error::Error;
 pub use rustix::{io::Errno, process::Pid};

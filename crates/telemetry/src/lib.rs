@@ -2,12 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+mod http;
+mod latency_window;
 mod metrics;
-mod page;
 mod pipeline;
 pub mod task;
-mod window;
 
+pub use http::serve_metrics;
 pub use metrics::{Metrics, Step, metrics};
-pub use page::serve_metrics;
 pub use pipeline::{Error, Format, Guard, Options, init};

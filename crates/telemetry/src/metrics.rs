@@ -13,7 +13,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
-use crate::window::Windows;
+use crate::latency_window::Windows;
 
 /// Bounds of every latency histogram: 100 µs to 100 s.
 const SECONDS: [f64; 19] = [

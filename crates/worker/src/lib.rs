@@ -6,32 +6,13 @@
 
 #![forbid(unsafe_code)]
 
-mod acquire;
-mod attach;
-mod dispatch;
-mod drain;
-mod execute;
 mod files;
-mod ids;
-mod janitor;
 mod lease;
-mod modes;
-mod output;
-mod poll;
-mod receipts;
-mod release;
-mod retries;
-mod root;
-mod runs;
-mod server;
-mod service;
-mod sessions;
-mod slots;
-mod stdio;
-mod stream;
-mod trash;
-mod violations;
+mod rpc;
+mod run;
+mod sandbox;
 mod worker;
+mod workspace;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -47,9 +28,16 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use lease::Term;
-pub use root::{RootError, blocked_at};
+use lease::{
+    drain,
+    keeper::{self, Term},
+    poll,
+};
+use rpc::server;
+use sandbox::{backends, receipts};
 use worker::Worker;
+pub use workspace::root::{RootError, blocked_at};
+use workspace::{janitor, root};
 
 /// How long open calls may take to end when the worker leaves.
 const CALLS_PATIENCE: Duration = Duration::from_secs(5);
@@ -187,13 +175,13 @@ impl Service {
     ) -> Result<Self, Error> {
         check(&options)?;
         let root = root::Root::open(&options.root, options.uids)?;
-        let modes = modes::Modes::probe(backends, root.blocked_at()).await;
+        let modes = backends::Modes::probe(backends, root.blocked_at()).await;
         if modes.names().is_empty() {
             return Err(Error::NoMode);
         }
         let (listener, address) = server::bind(&options).await?;
         let worker = Worker::new(options, store, modes, root, address);
-        let current = lease::register(worker.as_ref(), worker.options.term()).await?;
+        let current = keeper::register(worker.as_ref(), worker.options.term()).await?;
         worker.current.send_replace(current);
         let loops = CancellationToken::new();
         start_loops(&worker, &loops);
@@ -259,7 +247,7 @@ impl Options {
 fn start_loops(worker: &Arc<Worker>, stop: &CancellationToken) {
     let (w, until) = (worker.clone(), stop.clone());
     task::background("lease keeper", async move {
-        until.run_until_cancelled(lease::keep(w.as_ref(), w.options.term(), &w.current)).await;
+        until.run_until_cancelled(keeper::keep(w.as_ref(), w.options.term(), &w.current)).await;
     });
     let (w, until) = (worker.clone(), stop.clone());
     task::background("poll", async move {

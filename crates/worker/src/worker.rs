@@ -19,16 +19,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Options,
-    dispatch::Waiting,
-    execute::Undone,
-    lease::{Current, Holder},
-    modes::Modes,
-    receipts::Receipts,
-    retries::Retries,
-    root::Root,
-    runs::{ActiveRun, Runs},
-    sessions::{Holding, Sessions},
-    slots::Slots,
+    lease::keeper::{Current, Holder},
+    lease::sessions::{Holding, Sessions},
+    run::dispatch::Waiting,
+    run::execute::Undone,
+    run::slots::Slots,
+    run::table::{ActiveRun, Runs},
+    sandbox::backends::Modes,
+    sandbox::receipts::Receipts,
+    workspace::removal_backoff::Retries,
+    workspace::root::Root,
 };
 
 /// Runs that wait for a slot here; more wait in the store alone.

@@ -19,13 +19,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::{
-    refused::Refused,
+    error::Refused,
     request,
-    road::{Pause, Road},
+    route::{Pause, Road},
 };
 use crate::{
-    call::{self, Deadline},
-    names,
+    request::{Deadline, unreadable},
+    resource_name,
     status::ApiError,
 };
 
@@ -44,7 +44,7 @@ pub(super) async fn opening(requests: &mut Uploaded) -> Result<(SessionRef, v1::
     match next(requests).await? {
         Some(write_file_request::Kind::Open(open)) => {
             let within = |error: ApiError| error.within("open");
-            let session = names::session("parent", &open.parent).map_err(within)?;
+            let session = resource_name::session("parent", &open.parent).map_err(within)?;
             Ok((session, request::open(open).map_err(within)?))
         }
         Some(write_file_request::Kind::Data(_) | write_file_request::Kind::Finish(_)) | None => {
@@ -121,7 +121,7 @@ async fn next(requests: &mut Uploaded) -> Result<Option<write_file_request::Kind
     let message = timeout(STALL, requests.message()).await.map_err(stalled)?;
     // Who broke off is not told anything; what came so far is dropped.
     let broken = || Refused::new(Reason::Stalled, "data").into();
-    let message = message.map_err(|status| call::unreadable(&status).unwrap_or_else(broken))?;
+    let message = message.map_err(|status| unreadable(&status).unwrap_or_else(broken))?;
     match message {
         None => Ok(None),
         Some(message) => message.kind.map(Some).ok_or_else(|| ApiError::invalid("kind", "is missing")),

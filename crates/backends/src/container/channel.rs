@@ -12,10 +12,10 @@ use std::{
 };
 
 use codelia_policy::{Ids, Plan};
-use codelia_sys::{Pid, owner::Owner, process};
+use codelia_sys::{Pid, process, process_id::Owner};
 use tokio::net::UnixListener;
 
-use crate::{Error, control::Control, isolating};
+use crate::{Error, sandbox::control::Control, tool::tool_backend};
 
 const SOCKET: &str = "socket";
 
@@ -36,7 +36,7 @@ impl Channel {
         DirBuilder::new().mode(0o700).create(&directory)?;
         // From here on it removes itself.
         let mut channel = Self { directory, listener: None, files: 0 };
-        channel.listener = Some(listen(&channel.directory, isolating::ids(plan)?)?);
+        channel.listener = Some(listen(&channel.directory, tool_backend::ids(plan)?)?);
         Ok(channel)
     }
 

@@ -3,8 +3,8 @@
 //! own, and does the rest as in every mode.
 
 mod channel;
+mod container_process;
 mod engine;
-mod holder;
 mod spec;
 mod sweep;
 
@@ -16,17 +16,18 @@ use std::{
 use async_trait::async_trait;
 use codelia_init::Setup;
 use codelia_policy::{Enforceable, Plan};
-use codelia_sys::{owner::Owner, rlimit::Resource};
+use codelia_sys::{process_id::Owner, rlimit::Resource};
 use codelia_types::Mode;
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared, idle,
-    isolating::{self, INIT},
-    prepared, setup,
+    Backend, Capabilities, Error, Gap, Prepared, probe,
+    sandbox::prepared,
+    sandbox::setup,
+    tool::tool_backend::{self, INIT},
 };
 use channel::Channel;
+use container_process::Holder;
 use engine::{Engine, Family};
-use holder::Holder;
 
 /// What the mode needs to know.
 #[derive(Debug, Clone)]
@@ -85,11 +86,11 @@ impl Container {
         let mut holder = Holder::new(self.engine.clone(), channel);
         match holder.start(body, plan).await {
             Ok((control, group)) => {
-                let sandbox = crate::sandbox::Sandbox::new(control, Box::new(holder), Some(group));
+                let sandbox = crate::sandbox::sandbox::Sandbox::new(control, Box::new(holder), Some(group));
                 prepared::prepare(sandbox, plan, setup, None).await
             }
             Err(error) => {
-                crate::holder::Holder::remove(&mut holder).await;
+                crate::sandbox::sandbox_process::Holder::remove(&mut holder).await;
                 Err(self.explain(error, plan))
             }
         }
@@ -99,7 +100,7 @@ impl Container {
     /// nobody of system calls, lets no descriptor out either, and its namespaces are not numbered by ours.
     fn setup(&self, plan: &Plan, family: Family) -> Result<Setup, Error> {
         let mut setup = Setup { linger: true, ..setup::of(plan)? };
-        let ids = isolating::ids(plan)?;
+        let ids = tool_backend::ids(plan)?;
         if let Some(security) = &mut setup.security {
             setup.relay = spec::has_own_kernel(plan);
             let expected = &mut security.expected;
@@ -127,8 +128,8 @@ impl Container {
 
     /// Runs a command that does nothing through a whole sandbox.
     async fn try_sandbox(&self, host: Enforceable, only: Option<&Path>) -> Result<(), Error> {
-        let prepared = self.carry_out(&idle::isolated(Mode::Container, host, only)?).await?;
-        idle::run(prepared, Path::new(INIT)).await
+        let prepared = self.carry_out(&probe::isolated(Mode::Container, host, only)?).await?;
+        probe::run(prepared, Path::new(INIT)).await
     }
 
     fn gap(&self, error: &Error) -> Gap {
@@ -202,7 +203,7 @@ impl Backend for Container {
         let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
             Ok(()) => true,
             Err(error) => {
-                gaps.push(isolating::no_list_of_executables(&error));
+                gaps.push(tool_backend::no_list_of_executables(&error));
                 false
             }
         };
@@ -215,7 +216,7 @@ impl Backend for Container {
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        isolating::refuse_what_does_not_isolate(plan, Mode::Container)?;
+        tool_backend::refuse_what_does_not_isolate(plan, Mode::Container)?;
         self.carry_out(plan).await
     }
 }

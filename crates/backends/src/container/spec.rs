@@ -11,14 +11,14 @@ use bollard::models::{
     RestartPolicyNameEnum,
 };
 use codelia_policy::{Ids, Mount, Plan};
-use codelia_sys::{owner::Owner, process, rlimit, surroundings};
+use codelia_sys::{proc_self, process, process_id::Owner, rlimit};
 use serde_json::json;
 
 use super::{Channel, ContainerOptions, engine::Family};
 use crate::{
     Error,
-    hidden::{self, Hidden},
-    isolating::{self, INIT},
+    tool::mask::{self, Hidden},
+    tool::tool_backend::{self, INIT},
 };
 
 /// Where `codelia-init` finds its socket. Nobody answers there once it has connected.
@@ -33,7 +33,7 @@ pub(super) const PLACE: &str = "codelia.pid-namespace";
 
 /// Where process ids mean what they mean to us.
 pub(super) fn place() -> Result<String, Error> {
-    let number = surroundings::namespace("pid").map_err(std::io::Error::from)?;
+    let number = proc_self::namespace("pid").map_err(std::io::Error::from)?;
     Ok(number.to_string())
 }
 
@@ -62,7 +62,7 @@ pub(super) fn container(
     owner: Owner,
     channel: &mut Channel,
 ) -> Result<ContainerCreateBody, Error> {
-    let ids = isolating::ids(plan)?;
+    let ids = tool_backend::ids(plan)?;
     let labels = [
         (SANDBOX, plan.sandbox.to_string()),
         (WORKER, options.worker.clone()),
@@ -281,12 +281,12 @@ impl Layout<'_> {
 
     /// Who a private directory belongs to, in case the runtime gives it the mode of the image's. Podman knows no such option.
     fn owner(&self) -> Result<String, Error> {
-        let Ids { uid, gid } = isolating::ids(self.plan)?;
+        let Ids { uid, gid } = tool_backend::ids(self.plan)?;
         Ok(if self.family == Family::Docker { format!(",uid={uid},gid={gid}") } else { String::new() })
     }
 
     fn hide(&mut self, target: &Path, made: &[Mount], even_if_absent: bool) -> Result<(), Error> {
-        match hidden::find(made, target, even_if_absent)? {
+        match mask::find(made, target, even_if_absent)? {
             Hidden::Directory(place) => drop(self.places.insert(place, tmpfs("ro,mode=0000,size=4096"))),
             Hidden::File(place) => {
                 let nothing = self.file("", 0)?;

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use codelia_sys::owner::Owner;
+use codelia_sys::process_id::Owner;
 
 use super::{engine::Engine, spec};
 use crate::Error;

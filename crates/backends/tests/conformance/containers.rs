@@ -33,8 +33,8 @@ fn gone() -> String {
 }
 
 async fn what_a_killed_worker_left_is_removed_and_nothing_else(place: Place) {
-    let own = codelia_sys::owner::Owner::this_process().unwrap().to_string();
-    let namespace = codelia_sys::surroundings::namespace("pid").unwrap().to_string();
+    let own = codelia_sys::process_id::Owner::this_process().unwrap().to_string();
+    let namespace = codelia_sys::proc_self::namespace("pid").unwrap().to_string();
     let left = leave_container(place.kind, &gone(), &namespace);
     let others = [
         leave_container(place.kind, &own, &namespace),

@@ -19,7 +19,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::home;
+use super::data_dir;
 use crate::output::{self, Output};
 
 const LOG_FILE: &str = "up.log";
@@ -28,7 +28,7 @@ const PATIENCE_SECONDS: i64 = 120;
 
 /// Starts the same `up` in a session of its own and returns when it is ready.
 pub(crate) async fn start(data_dir: &Path) -> Result<()> {
-    home::make(data_dir)?;
+    data_dir::make(data_dir)?;
     let path = data_dir.join(LOG_FILE);
     let mut log = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(&path)?;
     let from = log.seek(SeekFrom::End(0))?;
@@ -46,13 +46,13 @@ pub(crate) async fn start(data_dir: &Path) -> Result<()> {
 
 /// Stops the `up` that has this data directory and waits for its end.
 pub(crate) async fn down(data_dir: &Path, output: Output) -> Result<()> {
-    let Some(pid) = home::running(data_dir)? else {
+    let Some(pid) = data_dir::running(data_dir)? else {
         let text = format!("nothing runs in {}", data_dir.display());
         return output.one(&json!({ "stopped": null }), &text);
     };
     let process = pidfd_open(pid, PidfdFlags::empty()).context("cannot find its process")?;
     // The number may have been given to another process meanwhile: then the directory is free.
-    if home::running(data_dir)? == Some(pid) {
+    if data_dir::running(data_dir)? == Some(pid) {
         pidfd_send_signal(&process, Signal::TERM).context("cannot stop it")?;
     }
     // A process's descriptor becomes readable when the process ends.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Controller, Hierarchy};
-use crate::{Error, owner::Owner};
+use crate::{Error, process_id::Owner};
 
 const PREFIX: &str = "codelia-";
 

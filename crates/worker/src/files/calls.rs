@@ -19,9 +19,8 @@ use codelia_proto::{
     v1,
 };
 use codelia_sys::{
-    Errno,
-    beneath::{Last, Place},
-    directory,
+    Errno, directory,
+    resolve_beneath::{Last, Place},
 };
 use rustix::fs::{
     Access, AtFlags, Dir, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
@@ -29,11 +28,11 @@ use rustix::fs::{
 use uuid::Uuid;
 
 use super::{
-    refusal::Refusal,
+    error::Refusal,
     upload::{Upload, Wanted, read_at},
     workspace::{Workspace, describe},
 };
-use crate::trash;
+use crate::workspace::trash;
 
 /// The largest file that is edited: it is held in memory.
 const MOST_EDITED: u64 = 16 * 1024 * 1024;

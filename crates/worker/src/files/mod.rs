@@ -4,8 +4,8 @@
 //! piece by piece, so that a slow caller holds no thread.
 
 mod calls;
-mod crowd;
-mod refusal;
+mod error;
+mod limiter;
 mod upload;
 mod workspace;
 
@@ -25,8 +25,8 @@ use tokio::{task::spawn_blocking, time::timeout};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{
-    crowd::{Crowd, Ticket},
-    refusal::Refusal,
+    error::Refusal,
+    limiter::{Crowd, Ticket},
     upload::{Upload, Wanted, read_at},
     workspace::{Workspace, describe},
 };

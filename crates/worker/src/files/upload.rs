@@ -14,15 +14,14 @@ use std::{
 use codelia_policy::FileUse;
 use codelia_proto::{internal::v1::FileRefusalReason as Reason, v1};
 use codelia_sys::{
-    Errno,
-    beneath::{Entry, Last, Place, name_of},
-    directory,
+    Errno, directory,
+    resolve_beneath::{Entry, Last, Place, name_of},
 };
 use rustix::fs::{AtFlags, CWD, linkat, renameat, unlinkat};
 use uuid::Uuid;
 
 use super::{
-    refusal::Refusal,
+    error::Refusal,
     workspace::{Workspace, check_regular, describe, etag},
 };
 

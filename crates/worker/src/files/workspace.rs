@@ -13,13 +13,13 @@ use codelia_proto::{
     v1::{self, FileKind},
 };
 use codelia_sys::{
-    beneath::{Entry, Last, Place, Root},
-    identity::as_user,
+    fs_identity::as_user,
+    resolve_beneath::{Entry, Last, Place, Root},
 };
 use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
 
-use super::refusal::Refusal;
+use super::error::Refusal;
 use crate::worker::Worker;
 
 /// The directory of a session that this worker holds.

@@ -1,0 +1,198 @@
+//! `FileService`: files of a session, at the worker that holds it.
+
+mod error;
+mod request;
+mod route;
+mod transfer;
+
+use std::{pin::Pin, sync::Arc};
+
+use codelia_proto::{
+    internal::v1::{self as wire, call_file_request::Call},
+    v1::{self, file_service_server::FileService},
+};
+use codelia_store::{Caller, EventKind, SessionRef};
+use futures::Stream;
+use tonic::{Request, Response, Status, Streaming};
+
+pub(crate) use self::error::Refused;
+use self::{request::Cursor, route::Road};
+use crate::{
+    audit, auth, context::Context, paging::Page, request::Deadline, resource_name, status::ApiError,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Files {
+    fn road(&self, caller: &Caller, session: SessionRef) -> Road {
+        Road { context: self.context.clone(), tenant: caller.tenant.clone(), session }
+    }
+
+    async fn call(
+        &self,
+        caller: &Caller,
+        parent: &str,
+        call: Call,
+    ) -> Result<wire::CallFileResponse, ApiError> {
+        let road = self.road(caller, resource_name::session("parent", parent)?);
+        let answer = road.call(&call).await;
+        self.recorded(caller, &road, answer).await
+    }
+
+    /// The file that a call is about, as it is now.
+    async fn call_for_one(&self, caller: &Caller, parent: &str, call: Call) -> Result<v1::File, ApiError> {
+        only(self.call(caller, parent, call).await?.files)
+    }
+
+    /// Leaves a trace of what was tried against the policy.
+    async fn recorded<T>(
+        &self,
+        caller: &Caller,
+        road: &Road,
+        answer: Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        if let Err(error) = &answer {
+            let store = &self.context.store;
+            audit::record(store, caller, EventKind::FileRefused, Some(&road.session), error).await;
+        }
+        answer
+    }
+
+    async fn list(
+        &self,
+        caller: &Caller,
+        request: v1::ListFilesRequest,
+    ) -> Result<v1::ListFilesResponse, ApiError> {
+        let page = Page::<Cursor>::read(request.page_size, &request.page_token)?;
+        let directory = wire::ListedDirectory {
+            path: request::directory("path", &request.path)?,
+            after: page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default(),
+            limit: page.limit,
+        };
+        let mut files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
+        let next_page_token = page.cut(&mut files, |file| Cursor(file.file_name.clone()));
+        let files = files.into_iter().filter_map(|named| named.file).collect();
+        Ok(v1::ListFilesResponse { files, next_page_token })
+    }
+}
+
+fn only(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
+    let file = files.into_iter().next().and_then(|named| named.file);
+    file.ok_or_else(|| ApiError::internal("a worker told of no file"))
+}
+
+#[tonic::async_trait]
+impl FileService for Files {
+    type ReadFileStream = Pin<Box<dyn Stream<Item = Result<v1::ReadFileResponse, Status>> + Send>>;
+
+    async fn write_file(
+        &self,
+        request: Request<Streaming<v1::WriteFileRequest>>,
+    ) -> Result<Response<v1::WriteFileResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut requests = request.into_inner();
+        let (session, open) = transfer::opening(&mut requests).await?;
+        let road = self.road(&caller, session);
+        let written = transfer::write(&road, open, requests).await;
+        Ok(Response::new(self.recorded(&caller, &road, written).await?))
+    }
+
+    async fn read_file(
+        &self,
+        request: Request<v1::ReadFileRequest>,
+    ) -> Result<Response<Self::ReadFileStream>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::of_call(&request);
+        let request = request::read(request.into_inner())?;
+        let road = self.road(&caller, resource_name::session("parent", &request.parent)?);
+        let opened = road.read(&request).await;
+        let pieces = self.recorded(&caller, &road, opened).await?;
+        Ok(Response::new(Box::pin(transfer::forward(road, pieces, deadline))))
+    }
+
+    async fn stat_file(
+        &self,
+        request: Request<v1::StatFileRequest>,
+    ) -> Result<Response<v1::StatFileResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut request = request.into_inner();
+        request.path = request::path("path", &request.path)?;
+        let parent = std::mem::take(&mut request.parent);
+        let file = self.call_for_one(&caller, &parent, Call::StatFile(request)).await?;
+        Ok(Response::new(v1::StatFileResponse { file: Some(file) }))
+    }
+
+    async fn list_files(
+        &self,
+        request: Request<v1::ListFilesRequest>,
+    ) -> Result<Response<v1::ListFilesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
+    }
+
+    async fn make_directory(
+        &self,
+        request: Request<v1::MakeDirectoryRequest>,
+    ) -> Result<Response<v1::MakeDirectoryResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut request = request.into_inner();
+        request.path = request::path("path", &request.path)?;
+        let parent = std::mem::take(&mut request.parent);
+        let file = self.call_for_one(&caller, &parent, Call::MakeDirectory(request)).await?;
+        Ok(Response::new(v1::MakeDirectoryResponse { file: Some(file) }))
+    }
+
+    async fn move_file(
+        &self,
+        request: Request<v1::MoveFileRequest>,
+    ) -> Result<Response<v1::MoveFileResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut request = request.into_inner();
+        request.source_path = request::path("source_path", &request.source_path)?;
+        request.destination_path = request::path("destination_path", &request.destination_path)?;
+        let parent = std::mem::take(&mut request.parent);
+        let file = self.call_for_one(&caller, &parent, Call::MoveFile(request)).await?;
+        Ok(Response::new(v1::MoveFileResponse { file: Some(file) }))
+    }
+
+    async fn copy_file(
+        &self,
+        request: Request<v1::CopyFileRequest>,
+    ) -> Result<Response<v1::CopyFileResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut request = request.into_inner();
+        request.source_path = request::path("source_path", &request.source_path)?;
+        request.destination_path = request::path("destination_path", &request.destination_path)?;
+        let parent = std::mem::take(&mut request.parent);
+        let file = self.call_for_one(&caller, &parent, Call::CopyFile(request)).await?;
+        Ok(Response::new(v1::CopyFileResponse { file: Some(file) }))
+    }
+
+    async fn remove_file(
+        &self,
+        request: Request<v1::RemoveFileRequest>,
+    ) -> Result<Response<v1::RemoveFileResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut request = request.into_inner();
+        request.path = request::path("path", &request.path)?;
+        let parent = std::mem::take(&mut request.parent);
+        self.call(&caller, &parent, Call::RemoveFile(request)).await?;
+        Ok(Response::new(v1::RemoveFileResponse {}))
+    }
+
+    async fn edit_file(
+        &self,
+        request: Request<v1::EditFileRequest>,
+    ) -> Result<Response<v1::EditFileResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut request = request::edit(request.into_inner())?;
+        let parent = std::mem::take(&mut request.parent);
+        let answer = self.call(&caller, &parent, Call::EditFile(request)).await?;
+        let replacements = answer.replacements;
+        Ok(Response::new(v1::EditFileResponse { file: Some(only(answer.files)?), replacements }))
+    }
+}

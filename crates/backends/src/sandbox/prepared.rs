@@ -1,0 +1,142 @@
+//! A sandbox that waits for its command, in any mode.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use codelia_init::{Launch, Report, Request, Setup};
+use codelia_policy::Plan;
+use codelia_sys::directory;
+use codelia_types::{CommandSpec, Receipt};
+use tokio::time::timeout;
+
+use crate::{
+    Error, Launched, Prepared, Stdio,
+    sandbox::control::Control,
+    sandbox::running::{RunningCommand, Watch},
+    sandbox::sandbox::Sandbox,
+    sandbox::supervisor::Supervisor,
+};
+
+/// How long the command's process may take to execute it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A sandbox with `codelia-init` waiting in it.
+#[derive(Debug)]
+pub(crate) struct WaitingSandbox {
+    sandbox: Sandbox,
+    /// To the command's process; without it the launch goes through the control socket.
+    launch: Option<Control>,
+    supervisor: Option<Supervisor>,
+    /// The session's directory, where the command sees the host's.
+    root: Option<OwnedFd>,
+    /// The environment below the command's own.
+    env: BTreeMap<String, String>,
+    watch: Watch,
+}
+
+/// Sets a sandbox up by its plan; destroys it if that fails. With a `root` working directories are
+/// opened below it by us, without one below the set-up's workspace by `codelia-init`.
+pub(crate) async fn prepare(
+    mut sandbox: Sandbox,
+    plan: &Plan,
+    setup: Setup,
+    root: Option<OwnedFd>,
+) -> Result<Box<dyn Prepared>, Error> {
+    match set_up(&mut sandbox, plan, setup).await {
+        Ok((launch, supervisor)) => {
+            let (env, watch) = (plan.env.clone(), Watch::of(plan));
+            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, watch }))
+        }
+        Err(error) => {
+            sandbox.destroy().await;
+            Err(error)
+        }
+    }
+}
+
+async fn set_up(
+    sandbox: &mut Sandbox,
+    plan: &Plan,
+    setup: Setup,
+) -> Result<(Option<Control>, Option<Supervisor>), Error> {
+    let ready = sandbox.set_up(setup).await?;
+    let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
+    let supervisor = match (ready.listener, &ready.launch, &plan.security, limit) {
+        (Some(listener), Some(launch), Some(security), Some(limit)) => {
+            Some(Supervisor::start(listener, launch.witness()?, security, limit)?)
+        }
+        _ => None,
+    };
+    Ok((ready.launch, supervisor))
+}
+
+#[async_trait]
+impl Prepared for WaitingSandbox {
+    async fn launch(mut self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
+        let asked = Instant::now();
+        match self.start(command, stdio).await {
+            Ok(()) => {
+                let started = Instant::now();
+                let running = RunningCommand::new(self.sandbox, self.supervisor, self.watch, started);
+                Ok(Launched { running: Box::new(running), setup_time: started - asked })
+            }
+            Err(error) => {
+                self.sandbox.destroy().await;
+                Err(error)
+            }
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.launch.as_ref().is_none_or(Control::is_open) && self.sandbox.control().is_open()
+    }
+
+    async fn discard(self: Box<Self>) -> Receipt {
+        self.sandbox.destroy().await
+    }
+}
+
+impl WaitingSandbox {
+    async fn start(&mut self, command: &CommandSpec, stdio: Stdio) -> Result<(), Error> {
+        let directory = self.open_directory(command)?;
+        let request = Request::Launch(self.order(command));
+        let mut fds = vec![stdio.stdin.as_fd(), stdio.stdout.as_fd(), stdio.stderr.as_fd()];
+        fds.extend(directory.iter().map(AsFd::as_fd));
+        let is_relayed = self.launch.is_none();
+        let (control, _) = self.sandbox.ends();
+        let launch = self.launch.as_mut().unwrap_or(control);
+        launch.send(&request, &fds).await?;
+        // The command alone holds its streams, so that they end with it.
+        drop((stdio, directory));
+        let answer = timeout(PATIENCE, launch.receive()).await.map_err(|_| Error::Unresponsive)?;
+        match answer? {
+            None if is_relayed => Err(Error::InitEnded),
+            None => Ok(()),
+            Some(Report::Launched) if is_relayed => Ok(()),
+            Some(Report::Failed(failure)) => {
+                Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)))
+            }
+            Some(Report::Ready | Report::Launched | Report::Exited(_)) => Err(Error::OutOfTurn),
+        }
+    }
+
+    fn open_directory(&self, command: &CommandSpec) -> Result<Option<OwnedFd>, Error> {
+        let open = |root| directory::open_beneath(root, &command.working_directory);
+        self.root.as_ref().map(open).transpose().map_err(Error::working_directory)
+    }
+
+    fn order(&mut self, command: &CommandSpec) -> Launch {
+        let mut env = std::mem::take(&mut self.env);
+        env.extend(command.env.clone());
+        Launch {
+            argv: command.argv.clone(),
+            env,
+            directory: self.root.is_none().then(|| command.working_directory.clone()),
+            terminal: command.terminal.is_some(),
+        }
+    }
+}

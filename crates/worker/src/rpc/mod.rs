@@ -1,0 +1,4 @@
+//! The internal gRPC server that apis call.
+
+pub(crate) mod server;
+pub(crate) mod service;

@@ -1,0 +1,377 @@
+//! One attached caller: events come out by its own pace, input goes in.
+//!
+//! A watcher holds a position, nothing is buffered for it, and nobody waits for it.
+
+use std::sync::Arc;
+
+use codelia_proto::{
+    duration_to_proto,
+    internal::v1::{
+        AttachRunRequest, AttachRunResponse, Committed, attach_run_request::Kind as Input,
+        attach_run_response::Kind as Answer,
+    },
+    v1::{
+        AssignedEvent, OutputEvent, OutputStream, OutputTruncatedEvent, RunEvent, SandboxMode, StartedEvent,
+        run_event::Kind as Event,
+    },
+};
+use codelia_store::Stream as Which;
+use codelia_types::TerminalSize;
+use futures::{Stream, StreamExt, stream};
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Status, Streaming};
+
+use crate::{
+    run::output::{Found, Piece},
+    run::table::{ActiveRun, Control, Phase, Started},
+};
+
+/// Who the run ends with; leaves when dropped.
+#[derive(Debug)]
+pub(crate) struct OwnerGuard(Arc<ActiveRun>);
+
+impl OwnerGuard {
+    pub(crate) fn new(run: Arc<ActiveRun>) -> Self {
+        run.owner_attached();
+        Self(run)
+    }
+}
+
+impl Drop for OwnerGuard {
+    fn drop(&mut self) {
+        self.0.owner_left();
+    }
+}
+
+#[derive(Debug)]
+enum Stage {
+    Assigned,
+    Starting,
+    Output,
+    Ending,
+    Over,
+}
+
+/// A watcher's place in a run.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    run: Arc<ActiveRun>,
+    worker: String,
+    stage: Stage,
+    position: i64,
+    truncation_told: bool,
+    violations_told: usize,
+    phase: watch::Receiver<Phase>,
+    output: watch::Receiver<()>,
+    violations: watch::Receiver<()>,
+    _owner: Option<OwnerGuard>,
+    _input: DropGuard,
+}
+
+impl Watcher {
+    /// `input` is cancelled when the watcher goes away.
+    pub(crate) fn new(
+        run: Arc<ActiveRun>,
+        worker: String,
+        position: i64,
+        owner: bool,
+        input: CancellationToken,
+    ) -> Self {
+        Self {
+            worker,
+            stage: Stage::Assigned,
+            position,
+            truncation_told: false,
+            violations_told: 0,
+            phase: run.phase.subscribe(),
+            output: run.output.subscribe(),
+            violations: run.violations.subscribe(),
+            _owner: owner.then(|| OwnerGuard::new(run.clone())),
+            _input: input.drop_guard(),
+            run,
+        }
+    }
+
+    /// Everything that happens from here on.
+    pub(crate) fn into_stream(self) -> impl Stream<Item = Result<AttachRunResponse, Status>> + Send {
+        stream::unfold(self, |mut watcher| async move {
+            let answer = watcher.next().await?;
+            Some((Ok(AttachRunResponse { kind: Some(answer) }), watcher))
+        })
+    }
+
+    async fn next(&mut self) -> Option<Answer> {
+        loop {
+            let answer = match self.stage {
+                Stage::Assigned => {
+                    self.stage = Stage::Starting;
+                    Some(event(Event::Assigned(AssignedEvent {
+                        worker_id: self.worker.clone(),
+                        lease_epoch: self.run.assigned.epoch.0,
+                    })))
+                }
+                Stage::Starting => self.starting().await,
+                Stage::Output => self.output().await,
+                Stage::Ending => self.ending().await,
+                Stage::Over => return None,
+            };
+            if answer.is_some() {
+                return answer;
+            }
+        }
+    }
+
+    async fn starting(&mut self) -> Option<Answer> {
+        let phase = phase_when(&mut self.phase, |phase| !matches!(phase, Phase::Assigned)).await;
+        // A run that was too quick for its watcher has its start in the store.
+        self.stage = Stage::Output;
+        match phase {
+            Phase::Started(started) => Some(event(Event::Started(self.started(started)))),
+            Phase::Assigned | Phase::Committed(_) | Phase::Dropped => None,
+        }
+    }
+
+    async fn output(&mut self) -> Option<Answer> {
+        self.output.mark_unchanged();
+        self.violations.mark_unchanged();
+        if let Some(violation) = self.run.violations.get(self.violations_told) {
+            self.violations_told += 1;
+            return Some(event(Event::Violation((&violation).into())));
+        }
+        match self.run.output.read(self.position) {
+            Found::Piece(piece) => {
+                self.position = piece.end();
+                Some(event(Event::Output(output(piece))))
+            }
+            Found::Stored(until) => {
+                self.position = until;
+                Some(Answer::StoredUntil(until))
+            }
+            Found::End { truncated: true, .. } if !self.truncation_told => {
+                self.truncation_told = true;
+                let limit = self.run.assigned.spec.limits.output_bytes;
+                Some(event(Event::OutputTruncated(OutputTruncatedEvent { limit_bytes: limit.cast_signed() })))
+            }
+            Found::End { closed: true, .. } => {
+                self.stage = Stage::Ending;
+                None
+            }
+            Found::End { .. } => {
+                // The senders live as long as the run that we hold.
+                tokio::select! {
+                    _ = self.output.changed() => {}
+                    _ = self.violations.changed() => {}
+                }
+                None
+            }
+        }
+    }
+
+    async fn ending(&mut self) -> Option<Answer> {
+        let over = |phase: &Phase| matches!(phase, Phase::Committed(_) | Phase::Dropped);
+        let phase = phase_when(&mut self.phase, over).await;
+        self.stage = Stage::Over;
+        let Phase::Committed(ended) = phase else { return None };
+        // Without a result the api reads it from the store.
+        let ended_json = serde_json::to_string(&*ended)
+            .inspect_err(|error| tracing::error!(%error, "a result cannot be told"))
+            .unwrap_or_default();
+        Some(Answer::Committed(Committed { ended_json }))
+    }
+
+    fn started(&self, started: Started) -> StartedEvent {
+        StartedEvent {
+            mode: SandboxMode::from(self.run.assigned.spec.mode).into(),
+            worker_id: self.worker.clone(),
+            setup_time: Some(duration_to_proto(started.setup_time)),
+            prepared: started.prepared,
+            unenforced: started.unenforced,
+        }
+    }
+}
+
+async fn phase_when(phase: &mut watch::Receiver<Phase>, wanted: impl FnMut(&Phase) -> bool) -> Phase {
+    // The sender lives as long as the run that the watcher holds; without it there is nothing to watch.
+    phase.wait_for(wanted).await.map_or(Phase::Dropped, |phase| phase.clone())
+}
+
+fn event(kind: Event) -> Answer {
+    Answer::Event(RunEvent { kind: Some(kind) })
+}
+
+fn output(piece: Piece) -> OutputEvent {
+    let stream = match piece.stream {
+        Which::Stdout => OutputStream::Stdout,
+        Which::Stderr => OutputStream::Stderr,
+    };
+    OutputEvent { stream: stream.into(), offset: piece.offset, next_position: piece.end(), data: piece.data }
+}
+
+/// Passes a caller's input on until it ends or the caller is gone.
+pub(crate) async fn pass_input(
+    run: Arc<ActiveRun>,
+    mut input: Streaming<AttachRunRequest>,
+    gone: CancellationToken,
+) {
+    let pass = async {
+        while let Some(Ok(message)) = input.next().await {
+            match message.kind {
+                Some(kind) => pass_one(&run, kind).await,
+                None => tracing::warn!(run = %run.id(), "an empty message"),
+            }
+        }
+    };
+    // `None`: the caller is gone, and there is nobody to tell.
+    let _ = gone.run_until_cancelled(pass).await;
+}
+
+/// A command that has ended takes nothing any more; that is no error.
+async fn pass_one(run: &ActiveRun, kind: Input) {
+    match kind {
+        Input::Stdin(data) => {
+            if let Some(stdin) = run.stdin() {
+                let _ = stdin.send(data.into()).await;
+            }
+        }
+        Input::CloseStdin(_) => run.close_stdin(),
+        Input::Detach(_) => run.detach(),
+        Input::Signal(signal) if (1..=64).contains(&signal) => {
+            let _ = run.control.send(Control::Signal(signal)).await;
+        }
+        Input::Resize(size) => match (u16::try_from(size.columns), u16::try_from(size.rows)) {
+            (Ok(columns), Ok(rows)) => {
+                let _ = run.control.send(Control::Resize(TerminalSize { columns, rows })).await;
+            }
+            _ => tracing::warn!(run = %run.id(), "a terminal of an impossible size"),
+        },
+        Input::Signal(signal) => tracing::warn!(run = %run.id(), signal, "no such signal"),
+        Input::Attach(_) => tracing::warn!(run = %run.id(), "attached twice"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use codelia_types::{EndedRun, Incarnation, Outcome, Receipt, RunResult, Usage, Violations};
+    use futures::FutureExt;
+
+    use super::*;
+    use crate::run::table::tests::{activate, active, assigned};
+
+    fn run(ends_with_caller: bool) -> Arc<ActiveRun> {
+        active(ends_with_caller, Incarnation::generate())
+    }
+
+    fn watcher(run: &Arc<ActiveRun>, position: i64, owner: bool) -> Watcher {
+        Watcher::new(run.clone(), "w".into(), position, owner, CancellationToken::new())
+    }
+
+    fn started() -> Phase {
+        Phase::Started(Started { setup_time: Duration::from_millis(1), prepared: true, unenforced: vec![] })
+    }
+
+    fn committed() -> Phase {
+        let result = RunResult {
+            outcome: Outcome::Exited(0),
+            usage: Usage::default(),
+            receipt: Receipt::default(),
+            sandbox_root: String::new(),
+            setup_time: None,
+            prepared: false,
+            unenforced: vec![],
+            output_bytes: 0,
+            output_truncated: false,
+            violations: Violations::default(),
+        };
+        let ended_at = time::OffsetDateTime::UNIX_EPOCH;
+        Phase::Committed(Arc::new(EndedRun { result, attempt: 1, started_at: None, ended_at }))
+    }
+
+    fn word(answer: &Answer) -> String {
+        match answer {
+            Answer::StoredUntil(until) => format!("stored {until}"),
+            Answer::Committed(_) => "committed".into(),
+            Answer::Event(event) => match event.kind.as_ref().unwrap() {
+                Event::Queued(_) => "queued".into(),
+                Event::Assigned(_) => "assigned".into(),
+                Event::Started(_) => "started".into(),
+                Event::Output(output) => {
+                    format!("{}@{}", String::from_utf8_lossy(&output.data), output.next_position)
+                }
+                Event::OutputTruncated(_) => "truncated".into(),
+                Event::Violation(violation) => violation.syscall.clone(),
+                Event::Finished(_) => "finished".into(),
+            },
+        }
+    }
+
+    async fn words(mut watcher: Watcher) -> Vec<String> {
+        let mut words = Vec::new();
+        while let Some(answer) = watcher.next().await {
+            words.push(word(&answer));
+        }
+        words
+    }
+
+    #[tokio::test]
+    async fn a_watcher_sees_everything_in_order_and_the_commit_last() {
+        let run = run(false);
+        let watching = codelia_telemetry::task::background("watch", words(watcher(&run, 0, false)));
+        run.phase.send_replace(started());
+        run.output.append(Which::Stdout, Bytes::from_static(b"out"));
+        run.output.append(Which::Stderr, Bytes::from_static(b"err"));
+        run.output.close();
+        run.phase.send_replace(committed());
+        let seen = watching.await.unwrap();
+        assert_eq!(seen.first().unwrap(), "assigned");
+        assert_eq!(seen[seen.len() - 3..], ["out@3", "err@6", "committed"]);
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_comes_back_gets_only_what_it_missed() {
+        let run = run(false);
+        run.phase.send_replace(started());
+        run.output.append(Which::Stdout, Bytes::from_static(b"abcdef"));
+        run.output.close();
+        run.phase.send_replace(committed());
+        assert_eq!(words(watcher(&run, 4, false)).await, ["assigned", "ef@6", "committed"]);
+    }
+
+    #[tokio::test]
+    async fn the_cut_is_told_once_after_all_output() {
+        let mut limited = assigned(false);
+        limited.spec.limits.output_bytes = 2;
+        let run = activate(limited, Incarnation::generate());
+        run.phase.send_replace(started());
+        run.output.append(Which::Stdout, Bytes::from_static(b"abc"));
+        run.output.close();
+        let mut watcher = watcher(&run, 0, false);
+        for expected in ["assigned", "started", "ab@2", "truncated"] {
+            assert_eq!(word(&watcher.next().await.unwrap()), expected);
+        }
+        assert!(watcher.next().now_or_never().is_none(), "not committed yet");
+        run.phase.send_replace(committed());
+        assert_eq!(word(&watcher.next().await.unwrap()), "committed");
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_run_lost_its_lease_ends_without_a_commit() {
+        let run = run(false);
+        run.output.close();
+        run.phase.send_replace(Phase::Dropped);
+        assert_eq!(words(watcher(&run, 0, false)).await, ["assigned"]);
+    }
+
+    #[tokio::test]
+    async fn a_run_ends_with_its_owner_but_not_with_a_mere_watcher() {
+        let run = run(true);
+        let owner = watcher(&run, 0, true);
+        drop(watcher(&run, 0, false));
+        assert!(!run.cancel.is_cancelled());
+        drop(owner);
+        assert!(run.cancel.is_cancelled());
+    }
+}

@@ -1,0 +1,7 @@
+//! Session directories: creating, owning, and removing them.
+
+pub(crate) mod janitor;
+pub(crate) mod removal_backoff;
+pub(crate) mod root;
+pub(crate) mod trash;
+pub(crate) mod user_ids;
