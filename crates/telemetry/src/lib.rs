@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backoff;
 mod http;
 mod latency_window;
 mod metrics;
