@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::{Ceilings, LimitsRequest, Policy};
+use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy};
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{CommandSpec, Mode, NetworkMode, TerminalSize};
 use time::OffsetDateTime;
@@ -109,21 +109,21 @@ pub(crate) fn terminal(field: &str, wire: v1::Terminal) -> Checked<TerminalSize>
 /// Limits as asked for. Whether they are granted is for admission to say.
 pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     let Some(wire) = wire else { return Ok(LimitsRequest::default()) };
-    let amount = |field: &str, value: Option<i64>| match value.map(u64::try_from) {
+    let amount = |limit: Limit, value: Option<i64>| match value.map(u64::try_from) {
         None => Ok(None),
         Some(Ok(value)) if value > 0 => Ok(Some(value)),
-        Some(_) => invalid(field, "must be more than zero"),
+        Some(_) => invalid(limit.field(), "must be more than zero"),
     };
     Ok(LimitsRequest {
-        timeout: wire.timeout.map(|value| duration("limits.timeout", &value)).transpose()?,
-        memory_bytes: amount("limits.memory_bytes", wire.memory_bytes)?,
-        cpu_millis: amount("limits.cpu_millis", wire.cpu_millis)?,
-        pids: amount("limits.pids", wire.pids)?,
-        open_files: amount("limits.open_files", wire.open_files)?,
-        output_bytes: amount("limits.output_bytes", wire.output_bytes)?,
-        cpu_time: wire.cpu_time.map(|value| duration("limits.cpu_time", &value)).transpose()?,
-        file_bytes: amount("limits.file_bytes", wire.file_bytes)?,
-        tmp_bytes: amount("limits.tmp_bytes", wire.tmp_bytes)?,
+        timeout: wire.timeout.map(|value| duration(Limit::Timeout.field(), &value)).transpose()?,
+        memory_bytes: amount(Limit::MemoryBytes, wire.memory_bytes)?,
+        cpu_millis: amount(Limit::CpuMillis, wire.cpu_millis)?,
+        pids: amount(Limit::Pids, wire.pids)?,
+        open_files: amount(Limit::OpenFiles, wire.open_files)?,
+        output_bytes: amount(Limit::OutputBytes, wire.output_bytes)?,
+        cpu_time: wire.cpu_time.map(|value| duration(Limit::CpuTime.field(), &value)).transpose()?,
+        file_bytes: amount(Limit::FileBytes, wire.file_bytes)?,
+        tmp_bytes: amount(Limit::TmpBytes, wire.tmp_bytes)?,
     })
 }
 

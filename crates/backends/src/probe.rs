@@ -5,7 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Enforceable, Host, Ids, IoLimits, Limits, LimitsRequest, Mount, Plan, Policy, RunSpec};
+use codelia_policy::{
+    Enforceable, Host, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, Plan, Policy, RunSpec,
+};
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
 
@@ -31,8 +33,7 @@ const MIB: u64 = 1024 * 1024;
 
 /// A plan with the limits that this host can enforce and nothing else.
 pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
-    let limits =
-        [("limits.memory_bytes", host.memory), ("limits.cpu_millis", host.cpu), ("limits.pids", host.pids)];
+    let limits = [(Limit::MemoryBytes, host.memory), (Limit::CpuMillis, host.cpu), (Limit::Pids, host.pids)];
     Plan {
         sandbox: RunId::generate(),
         session: SessionId::generate(),
@@ -44,7 +45,7 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
         env: BTreeMap::new(),
         hostname: None,
         limits: Limits::default(),
-        unenforced: limits.into_iter().filter(|(_, can)| !can).map(|(name, _)| name.to_owned()).collect(),
+        unenforced: limits.into_iter().filter(|(_, can)| !can).map(|(limit, _)| limit).collect(),
         io: IoLimits::default(),
         cpus: None,
         profile: None,

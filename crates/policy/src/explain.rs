@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Policy;
+use crate::{Limit, Policy};
 
 /// Who decided a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,10 +39,10 @@ const FIELDS: [(&str, &str); 41] = [
     ("filesystem.read_write_paths", "none"),
     ("filesystem.overlay_paths", "none"),
     ("filesystem.denied_paths", "none"),
-    ("filesystem.max_file_bytes", "limits.file_bytes"),
+    ("filesystem.max_file_bytes", Limit::FileBytes.field()),
     ("filesystem.max_total_bytes", "no limit"),
     ("container.profile", "the worker's image"),
-    ("process.max_processes", "limits.pids"),
+    ("process.max_processes", Limit::Pids.field()),
     ("process.allow_fork", "true"),
     ("process.allow_exec", "true"),
     ("process.allowed_executables", "any it can see"),
@@ -51,14 +51,14 @@ const FIELDS: [(&str, &str); 41] = [
     ("network.allowed_hosts", "none"),
     ("network.allowed_ports", "none"),
     ("network.max_connections", "none"),
-    ("resources.max_cpu_ms", "limits.cpu_time"),
-    ("resources.max_cpu_millis", "limits.cpu_millis"),
-    ("resources.max_wall_ms", "limits.timeout"),
-    ("resources.max_memory_bytes", "limits.memory_bytes"),
-    ("resources.max_open_files", "limits.open_files"),
-    ("resources.max_threads", "limits.pids"),
-    ("resources.max_output_bytes", "limits.output_bytes"),
-    ("resources.max_tmp_bytes", "limits.tmp_bytes"),
+    ("resources.max_cpu_ms", Limit::CpuTime.field()),
+    ("resources.max_cpu_millis", Limit::CpuMillis.field()),
+    ("resources.max_wall_ms", Limit::Timeout.field()),
+    ("resources.max_memory_bytes", Limit::MemoryBytes.field()),
+    ("resources.max_open_files", Limit::OpenFiles.field()),
+    ("resources.max_threads", Limit::Pids.field()),
+    ("resources.max_output_bytes", Limit::OutputBytes.field()),
+    ("resources.max_tmp_bytes", Limit::TmpBytes.field()),
     ("resources.max_read_bytes_per_second", "no limit"),
     ("resources.max_write_bytes_per_second", "no limit"),
     ("resources.max_reads_per_second", "no limit"),

@@ -25,7 +25,7 @@ pub use document::{
 pub use explain::{Explained, Source};
 pub use files::{FileDenied, FileUse};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
-pub use limits::{Ceilings, LimitError, Limits, LimitsRequest};
+pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest};
 pub use mounts::{INSIDE, Mount, OVERLAYS_END, WORKSPACE, overlays_of};
 pub use plan::{Enforceable, Host, Ids, IoLimits, Plan, PlanError, Security, SyscallRules};
 pub use run_spec::RunSpec;

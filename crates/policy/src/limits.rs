@@ -1,32 +1,121 @@
-//! Resource limits: what was asked for, the defaults, the ceilings, and what holds.
+//! Resource limits: requested values, defaults, ceilings, and the limits a run gets.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-const MIB: u64 = 1024 * 1024;
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
 
-/// The limits a run is held to.
+/// Names one field of [`Limits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Limit {
+    /// [`Limits::timeout`].
+    #[serde(rename = "limits.timeout")]
+    Timeout,
+    /// [`Limits::memory_bytes`].
+    #[serde(rename = "limits.memory_bytes")]
+    MemoryBytes,
+    /// [`Limits::cpu_millis`].
+    #[serde(rename = "limits.cpu_millis")]
+    CpuMillis,
+    /// [`Limits::pids`].
+    #[serde(rename = "limits.pids")]
+    Pids,
+    /// [`Limits::open_files`].
+    #[serde(rename = "limits.open_files")]
+    OpenFiles,
+    /// [`Limits::output_bytes`].
+    #[serde(rename = "limits.output_bytes")]
+    OutputBytes,
+    /// [`Limits::cpu_time`].
+    #[serde(rename = "limits.cpu_time")]
+    CpuTime,
+    /// [`Limits::file_bytes`].
+    #[serde(rename = "limits.file_bytes")]
+    FileBytes,
+    /// [`Limits::tmp_bytes`].
+    #[serde(rename = "limits.tmp_bytes")]
+    TmpBytes,
+}
+
+impl Limit {
+    /// Every limit, in the order of the fields of [`Limits`].
+    pub const ALL: [Self; 9] = [
+        Self::Timeout,
+        Self::MemoryBytes,
+        Self::CpuMillis,
+        Self::Pids,
+        Self::OpenFiles,
+        Self::OutputBytes,
+        Self::CpuTime,
+        Self::FileBytes,
+        Self::TmpBytes,
+    ];
+
+    /// The path of the field in the API, such as `limits.memory_bytes`.
+    #[must_use]
+    pub const fn field(self) -> &'static str {
+        match self {
+            Self::Timeout => "limits.timeout",
+            Self::MemoryBytes => "limits.memory_bytes",
+            Self::CpuMillis => "limits.cpu_millis",
+            Self::Pids => "limits.pids",
+            Self::OpenFiles => "limits.open_files",
+            Self::OutputBytes => "limits.output_bytes",
+            Self::CpuTime => "limits.cpu_time",
+            Self::FileBytes => "limits.file_bytes",
+            Self::TmpBytes => "limits.tmp_bytes",
+        }
+    }
+
+    /// A value of this limit with its unit, for error messages.
+    fn display_value(self, value: u64) -> String {
+        match self {
+            Self::MemoryBytes | Self::OutputBytes | Self::FileBytes | Self::TmpBytes => display_bytes(value),
+            Self::CpuMillis => format!("{value} (thousandths of a core)"),
+            Self::Timeout | Self::CpuTime | Self::Pids | Self::OpenFiles => value.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.field())
+    }
+}
+
+/// The largest binary unit that divides the value without a remainder.
+fn display_bytes(bytes: u64) -> String {
+    let units = [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
+    match units.into_iter().find(|(size, _)| bytes > 0 && bytes.is_multiple_of(*size)) {
+        Some((size, unit)) => format!("{} {unit}", bytes / size),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+/// The limits that a run is held to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Wall time.
     pub timeout: Duration,
-    /// Memory of all processes together.
+    /// Memory of all processes together, in bytes.
     pub memory_bytes: u64,
-    /// CPU rate in thousandths of a core.
+    /// CPU rate, in thousandths of a core.
     pub cpu_millis: u64,
-    /// Processes and threads together.
+    /// Number of processes and threads together.
     pub pids: u64,
-    /// Open files of each process.
+    /// Number of open files of each process.
     pub open_files: u64,
-    /// Kept output, stdout and stderr together.
+    /// Output to keep, stdout and stderr together, in bytes.
     pub output_bytes: u64,
     /// CPU time of all processes together.
     pub cpu_time: Duration,
-    /// The largest file it may write.
+    /// Size of the largest file that the command may write, in bytes.
     pub file_bytes: u64,
-    /// The size of each private temporary file system.
+    /// Size of each private temporary file system, in bytes.
     pub tmp_bytes: u64,
 }
 
@@ -47,27 +136,28 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same limits, none above those of `caps`.
+    /// These limits, each lowered to its cap.
     #[must_use]
     pub fn within(&self, caps: &LimitsRequest) -> Self {
-        fn least<T: Ord + Copy>(limit: T, cap: Option<T>) -> T {
+        fn cap_at<T: Ord + Copy>(limit: T, cap: Option<T>) -> T {
             cap.map_or(limit, |cap| limit.min(cap))
         }
         Self {
-            timeout: least(self.timeout, caps.timeout),
-            memory_bytes: least(self.memory_bytes, caps.memory_bytes),
-            cpu_millis: least(self.cpu_millis, caps.cpu_millis),
-            pids: least(self.pids, caps.pids),
-            open_files: least(self.open_files, caps.open_files),
-            output_bytes: least(self.output_bytes, caps.output_bytes),
-            cpu_time: least(self.cpu_time, caps.cpu_time),
-            file_bytes: least(self.file_bytes, caps.file_bytes),
-            tmp_bytes: least(self.tmp_bytes, caps.tmp_bytes),
+            timeout: cap_at(self.timeout, caps.timeout),
+            memory_bytes: cap_at(self.memory_bytes, caps.memory_bytes),
+            cpu_millis: cap_at(self.cpu_millis, caps.cpu_millis),
+            pids: cap_at(self.pids, caps.pids),
+            open_files: cap_at(self.open_files, caps.open_files),
+            output_bytes: cap_at(self.output_bytes, caps.output_bytes),
+            cpu_time: cap_at(self.cpu_time, caps.cpu_time),
+            file_bytes: cap_at(self.file_bytes, caps.file_bytes),
+            tmp_bytes: cap_at(self.tmp_bytes, caps.tmp_bytes),
         }
     }
 }
 
-/// The most that may be asked for. Operators set them; above one is refused, never cut.
+/// The largest limits that may be requested. Operators set them. A request above a ceiling is refused,
+/// not lowered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ceilings(pub Limits);
@@ -88,7 +178,7 @@ impl Default for Ceilings {
     }
 }
 
-/// Limits as somebody asked for them. `None` means the one below holds.
+/// Requested limits. `None` means that the next lower level decides, and finally the default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsRequest {
@@ -112,37 +202,43 @@ pub struct LimitsRequest {
     pub tmp_bytes: Option<u64>,
 }
 
-/// A limit that cannot be granted.
+/// A requested limit that is not granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// Zero is no limit.
+    /// The limit is zero.
     #[error("must be more than zero")]
     Zero {
-        /// The field, as in the API.
-        field: &'static str,
+        /// The limit at fault.
+        limit: Limit,
     },
-    /// More than the ceiling.
-    #[error("is above the ceiling of {ceiling}")]
-    AboveCeiling {
-        /// The field, as in the API.
-        field: &'static str,
-        /// The most that is granted, for people.
-        ceiling: String,
+    /// The limit is above its ceiling.
+    #[error("maximum is {maximum}")]
+    TooHigh {
+        /// The limit at fault.
+        limit: Limit,
+        /// The ceiling, with its unit.
+        maximum: String,
     },
 }
 
 impl LimitError {
-    /// The field at fault, as in the API.
+    /// The limit at fault.
+    #[must_use]
+    pub fn limit(&self) -> Limit {
+        match self {
+            Self::Zero { limit } | Self::TooHigh { limit, .. } => *limit,
+        }
+    }
+
+    /// The path of the field at fault, as in the API.
     #[must_use]
     pub fn field(&self) -> &'static str {
-        match self {
-            Self::Zero { field } | Self::AboveCeiling { field, .. } => field,
-        }
+        self.limit().field()
     }
 }
 
 impl LimitsRequest {
-    /// Fields set in `self` win over those of `below`.
+    /// Combines two requests. A field set in `self` wins over the same field of `below`.
     #[must_use]
     pub fn over(&self, below: &Self) -> Self {
         Self {
@@ -158,7 +254,7 @@ impl LimitsRequest {
         }
     }
 
-    /// What was asked for, else the default, without a look at ceilings: for what was admitted once.
+    /// The requested limits, or the defaults, without checking ceilings. For requests that were checked before.
     #[must_use]
     pub fn or_default(&self, defaults: &Limits) -> Limits {
         Limits {
@@ -174,56 +270,47 @@ impl LimitsRequest {
         }
     }
 
-    /// The limits that hold: what was asked for, else the default.
+    /// The requested limits, or the defaults, checked against the ceilings.
     ///
     /// # Errors
-    /// Names the first field that is zero or above its ceiling.
+    /// Names the first limit that is zero or above its ceiling.
     pub fn resolve(&self, defaults: &Limits, ceilings: &Ceilings) -> Result<Limits, LimitError> {
-        let most = &ceilings.0;
+        let max = &ceilings.0;
+        let amount = |limit, requested, default, max| match requested {
+            None => Ok(default),
+            Some(0) => Err(LimitError::Zero { limit }),
+            Some(value) if value > max => {
+                Err(LimitError::TooHigh { limit, maximum: limit.display_value(max) })
+            }
+            Some(value) => Ok(value),
+        };
+        let time = |limit, requested, default, max| match requested {
+            None => Ok(default),
+            Some(Duration::ZERO) => Err(LimitError::Zero { limit }),
+            Some(value) if value > max => Err(LimitError::TooHigh { limit, maximum: format!("{max:?}") }),
+            Some(value) => Ok(value),
+        };
         Ok(Limits {
-            timeout: pick_duration("limits.timeout", self.timeout, defaults.timeout, most.timeout)?,
-            memory_bytes: pick(
-                "limits.memory_bytes",
+            timeout: time(Limit::Timeout, self.timeout, defaults.timeout, max.timeout)?,
+            memory_bytes: amount(
+                Limit::MemoryBytes,
                 self.memory_bytes,
                 defaults.memory_bytes,
-                most.memory_bytes,
+                max.memory_bytes,
             )?,
-            cpu_millis: pick("limits.cpu_millis", self.cpu_millis, defaults.cpu_millis, most.cpu_millis)?,
-            pids: pick("limits.pids", self.pids, defaults.pids, most.pids)?,
-            open_files: pick("limits.open_files", self.open_files, defaults.open_files, most.open_files)?,
-            output_bytes: pick(
-                "limits.output_bytes",
+            cpu_millis: amount(Limit::CpuMillis, self.cpu_millis, defaults.cpu_millis, max.cpu_millis)?,
+            pids: amount(Limit::Pids, self.pids, defaults.pids, max.pids)?,
+            open_files: amount(Limit::OpenFiles, self.open_files, defaults.open_files, max.open_files)?,
+            output_bytes: amount(
+                Limit::OutputBytes,
                 self.output_bytes,
                 defaults.output_bytes,
-                most.output_bytes,
+                max.output_bytes,
             )?,
-            cpu_time: pick_duration("limits.cpu_time", self.cpu_time, defaults.cpu_time, most.cpu_time)?,
-            file_bytes: pick("limits.file_bytes", self.file_bytes, defaults.file_bytes, most.file_bytes)?,
-            tmp_bytes: pick("limits.tmp_bytes", self.tmp_bytes, defaults.tmp_bytes, most.tmp_bytes)?,
+            cpu_time: time(Limit::CpuTime, self.cpu_time, defaults.cpu_time, max.cpu_time)?,
+            file_bytes: amount(Limit::FileBytes, self.file_bytes, defaults.file_bytes, max.file_bytes)?,
+            tmp_bytes: amount(Limit::TmpBytes, self.tmp_bytes, defaults.tmp_bytes, max.tmp_bytes)?,
         })
-    }
-}
-
-fn pick(field: &'static str, asked: Option<u64>, default: u64, most: u64) -> Result<u64, LimitError> {
-    match asked {
-        None => Ok(default),
-        Some(0) => Err(LimitError::Zero { field }),
-        Some(value) if value > most => Err(LimitError::AboveCeiling { field, ceiling: most.to_string() }),
-        Some(value) => Ok(value),
-    }
-}
-
-fn pick_duration(
-    field: &'static str,
-    asked: Option<Duration>,
-    default: Duration,
-    most: Duration,
-) -> Result<Duration, LimitError> {
-    match asked {
-        None => Ok(default),
-        Some(Duration::ZERO) => Err(LimitError::Zero { field }),
-        Some(value) if value > most => Err(LimitError::AboveCeiling { field, ceiling: format!("{most:?}") }),
-        Some(value) => Ok(value),
     }
 }
 
@@ -232,30 +319,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_limit_takes_the_default() {
+    fn absent_limit_takes_default() {
         let limits = LimitsRequest::default().resolve(&Limits::default(), &Ceilings::default());
         assert_eq!(limits, Ok(Limits::default()));
     }
 
     #[test]
-    fn zero_and_above_the_ceiling_are_refused_with_the_field() {
-        for (request, field) in [
-            (LimitsRequest { pids: Some(0), ..Default::default() }, "limits.pids"),
-            (LimitsRequest { memory_bytes: Some(u64::MAX), ..Default::default() }, "limits.memory_bytes"),
+    fn zero_or_above_ceiling_is_refused() {
+        let too_long = Duration::from_secs(601);
+        for (request, limit, message) in [
+            (LimitsRequest { pids: Some(0), ..Default::default() }, Limit::Pids, "must be more than zero"),
+            (LimitsRequest { pids: Some(501), ..Default::default() }, Limit::Pids, "maximum is 500"),
             (
-                LimitsRequest { timeout: Some(Duration::from_secs(601)), ..Default::default() },
-                "limits.timeout",
+                LimitsRequest { memory_bytes: Some(u64::MAX), ..Default::default() },
+                Limit::MemoryBytes,
+                "maximum is 2 GiB",
+            ),
+            (
+                LimitsRequest { timeout: Some(too_long), ..Default::default() },
+                Limit::Timeout,
+                "maximum is 600s",
             ),
         ] {
             let error = request.resolve(&Limits::default(), &Ceilings::default()).unwrap_err();
-            assert_eq!(error.field(), field);
+            assert_eq!(error.field(), limit.field());
+            assert_eq!(error.to_string(), message);
         }
     }
 
     #[test]
-    fn the_ceiling_itself_is_granted() {
-        let most = Ceilings::default();
-        let request = LimitsRequest { pids: Some(most.0.pids), ..Default::default() };
-        assert_eq!(request.resolve(&Limits::default(), &most).unwrap().pids, most.0.pids);
+    fn ceiling_itself_is_granted() {
+        let max = Ceilings::default();
+        let request = LimitsRequest { pids: Some(max.0.pids), ..Default::default() };
+        assert_eq!(request.resolve(&Limits::default(), &max).unwrap().pids, max.0.pids);
+    }
+
+    #[test]
+    fn limit_serializes_as_its_field() {
+        for limit in Limit::ALL {
+            assert_eq!(serde_json::to_value(limit).unwrap(), limit.field());
+        }
+    }
+
+    #[test]
+    fn bytes_are_shown_in_largest_exact_unit() {
+        for (bytes, text) in [(0, "0 bytes"), (1500, "1500 bytes"), (64 * MIB, "64 MiB"), (GIB, "1 GiB")] {
+            assert_eq!(display_bytes(bytes), text);
+        }
     }
 }

@@ -9,7 +9,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    EnvironmentMode, Level, Limits, LimitsRequest, Mount, Policy, RunSpec, Runtime, SyscallMode, WORKSPACE,
+    EnvironmentMode, Level, Limit, Limits, LimitsRequest, Mount, Policy, RunSpec, Runtime, SyscallMode,
+    WORKSPACE,
     mounts::{self, mounts},
     syscalls,
 };
@@ -51,8 +52,8 @@ pub struct Plan {
     pub hostname: Option<String>,
     /// Limits that hold.
     pub limits: Limits,
-    /// Names of limits the host cannot enforce. Only mode `logical` may have any, and says so.
-    pub unenforced: Vec<String>,
+    /// Limits that the host cannot enforce. Empty except in mode `logical`.
+    pub unenforced: Vec<Limit>,
     /// How fast it may read and write.
     pub io: IoLimits,
     /// The only processors it runs on.
@@ -217,6 +218,12 @@ pub struct PlanError {
 }
 
 impl Plan {
+    /// The fields of the limits that the host cannot enforce, as results and events report them.
+    #[must_use]
+    pub fn unenforced_fields(&self) -> Vec<String> {
+        self.unenforced.iter().map(|limit| limit.field().to_owned()).collect()
+    }
+
     /// The plan for a run in mode `logical`.
     ///
     /// What somebody asked for must be enforceable, or the plan is refused. A default that the
@@ -346,9 +353,9 @@ fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static st
     let needed = [
         ("mode", mode != Mode::Logical),
         ("policy.isolation_level", policy.isolation_level != Some(Level::None)),
-        ("limits.memory_bytes", host.memory),
-        ("limits.cpu_millis", host.cpu),
-        ("limits.pids", host.pids),
+        (Limit::MemoryBytes.field(), host.memory),
+        (Limit::CpuMillis.field(), host.cpu),
+        (Limit::Pids.field(), host.pids),
         ("network", host.network),
         ("policy.syscalls", host.syscalls),
         (
@@ -411,18 +418,18 @@ fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
     syscalls::allowed(debug).into_iter().filter(keeps).collect()
 }
 
-fn unenforced(asked: &LimitsRequest, host: Enforceable) -> Result<Vec<String>, PlanError> {
+fn unenforced(asked: &LimitsRequest, host: Enforceable) -> Result<Vec<Limit>, PlanError> {
     let checks = [
-        ("limits.memory_bytes", host.memory, asked.memory_bytes.is_some()),
-        ("limits.cpu_millis", host.cpu, asked.cpu_millis.is_some()),
-        ("limits.pids", host.pids, asked.pids.is_some()),
+        (Limit::MemoryBytes, host.memory, asked.memory_bytes.is_some()),
+        (Limit::CpuMillis, host.cpu, asked.cpu_millis.is_some()),
+        (Limit::Pids, host.pids, asked.pids.is_some()),
     ];
     let mut missing = Vec::new();
-    for (field, can, wanted) in checks {
+    for (limit, can, wanted) in checks {
         match (can, wanted) {
             (true, _) => {}
-            (false, true) => return Err(PlanError { field, mode: Mode::Logical }),
-            (false, false) => missing.push(field.to_owned()),
+            (false, true) => return Err(PlanError { field: limit.field(), mode: Mode::Logical }),
+            (false, false) => missing.push(limit),
         }
     }
     Ok(missing)
@@ -477,7 +484,7 @@ mod tests {
     #[test]
     fn a_default_that_cannot_be_enforced_is_listed() {
         let plan = plan(&spec(LimitsRequest::default(), None), Enforceable::default()).unwrap();
-        assert_eq!(plan.unenforced, ["limits.memory_bytes", "limits.cpu_millis", "limits.pids"]);
+        assert_eq!(plan.unenforced, [Limit::MemoryBytes, Limit::CpuMillis, Limit::Pids]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use regex::{RegexSet, RegexSetBuilder};
 
 use crate::{
     Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
-    FilesystemPolicy, Level, LimitError, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
+    FilesystemPolicy, Level, Limit, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
     SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
 };
 use codelia_types::{Mode, NetworkMode};
@@ -115,7 +115,7 @@ impl Policy {
         others.resources.max_threads = None;
         for (policy, pids) in [(others, "process.max_processes"), (threads, "resources.max_threads")] {
             if let Err(error) = policy.caps().resolve(&ceilings.0, ceilings) {
-                return fail(resource_field(&error, pids), error.to_string());
+                return fail(resource_field(error.limit(), pids), error.to_string());
             }
         }
         Ok(())
@@ -127,19 +127,18 @@ const READ_WRITE: &str = "filesystem.read_write_paths";
 const OVERLAY: &str = "filesystem.overlay_paths";
 const DENIED: &str = "filesystem.denied_paths";
 
-/// The name in a policy of a limit.
-fn resource_field(error: &LimitError, pids: &'static str) -> &'static str {
-    match error.field() {
-        "limits.timeout" => "resources.max_wall_ms",
-        "limits.memory_bytes" => "resources.max_memory_bytes",
-        "limits.cpu_millis" => "resources.max_cpu_millis",
-        "limits.pids" => pids,
-        "limits.open_files" => "resources.max_open_files",
-        "limits.output_bytes" => "resources.max_output_bytes",
-        "limits.cpu_time" => "resources.max_cpu_ms",
-        "limits.file_bytes" => "filesystem.max_file_bytes",
-        "limits.tmp_bytes" => "resources.max_tmp_bytes",
-        other => other,
+/// The policy field that caps a limit. `pids` is the field that caps [`Limit::Pids`], which has two.
+fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
+    match limit {
+        Limit::Timeout => "resources.max_wall_ms",
+        Limit::MemoryBytes => "resources.max_memory_bytes",
+        Limit::CpuMillis => "resources.max_cpu_millis",
+        Limit::Pids => pids,
+        Limit::OpenFiles => "resources.max_open_files",
+        Limit::OutputBytes => "resources.max_output_bytes",
+        Limit::CpuTime => "resources.max_cpu_ms",
+        Limit::FileBytes => "filesystem.max_file_bytes",
+        Limit::TmpBytes => "resources.max_tmp_bytes",
     }
 }
 

@@ -1,6 +1,6 @@
 //! The control groups of a mode: made for a plan, tried by the probe.
 
-use codelia_policy::{Enforceable, IoLimits, Plan};
+use codelia_policy::{Enforceable, IoLimits, Limit, Plan};
 use codelia_sys::{
     cgroup::{self, Controller, Device, DeviceLimits, Group, Hierarchy, Parent},
     process,
@@ -113,12 +113,12 @@ impl Groups {
 
 /// The limits that the plan holds its command to, and only those.
 fn limits(plan: &Plan) -> cgroup::Limits {
-    let enforced = |field: &str, value| (!plan.unenforced.iter().any(|name| name == field)).then_some(value);
+    let enforced = |limit, value| (!plan.unenforced.contains(&limit)).then_some(value);
     cgroup::Limits {
-        memory_bytes: enforced("limits.memory_bytes", plan.limits.memory_bytes),
+        memory_bytes: enforced(Limit::MemoryBytes, plan.limits.memory_bytes),
         // codelia-init counts too.
-        pids: enforced("limits.pids", plan.limits.pids.saturating_add(1)),
-        cpu_millis: enforced("limits.cpu_millis", plan.limits.cpu_millis),
+        pids: enforced(Limit::Pids, plan.limits.pids.saturating_add(1)),
+        cpu_millis: enforced(Limit::CpuMillis, plan.limits.cpu_millis),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_init::{Exit, Failure, Report, Request, Step};
-use codelia_policy::Plan;
+use codelia_policy::{Limit, Plan};
 use codelia_sys::cgroup::{self, Group};
 use codelia_types::{Outcome, Receipt, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
@@ -37,7 +37,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn of(plan: &Plan) -> Self {
-        let is_rated = !plan.unenforced.iter().any(|name| name == "limits.cpu_millis");
+        let is_rated = !plan.unenforced.contains(&Limit::CpuMillis);
         let most = *ALL_PROCESSORS;
         let cpu_millis = if is_rated { plan.limits.cpu_millis.min(most) } else { most };
         Self { cpu_time: plan.limits.cpu_time, cpu_millis: cpu_millis.max(1) }

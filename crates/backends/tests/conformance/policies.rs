@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use codelia_backends::Error;
-use codelia_policy::{Ids, Plan};
+use codelia_policy::{Ids, Limit, Plan};
 use codelia_types::{Mode, NetworkMode, Outcome};
 use tempfile::TempDir;
 
@@ -104,7 +104,7 @@ async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
         ("hostname", |plan| plan.hostname = None),
         ("network", |plan| plan.network = NetworkMode::Host),
         ("security", |plan| plan.security = None),
-        ("limits", |plan| plan.unenforced.push("limits.pids".to_owned())),
+        ("limits", |plan| plan.unenforced.push(Limit::Pids)),
     ];
     let mut wrong = Vec::new();
     for (field, change) in changes {

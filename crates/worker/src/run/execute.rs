@@ -223,7 +223,7 @@ async fn supervise(
     let Launched { mut running, setup_time } = launched;
     let started_at = Instant::now();
     metrics().setup(plan.mode.as_str(), prepared, setup_time);
-    let started = Started { setup_time, prepared, unenforced: plan.unenforced.clone() };
+    let started = Started { setup_time, prepared, unenforced: plan.unenforced_fields() };
     run.phase.send_replace(Phase::Started(started));
     let streams = Streams::start(worker, run, ends.outputs, ends.stdin.map(|writer| (writer, inlets.stdin)));
     let violations = running.violations().map(|reports| collect(run, reports));
@@ -249,7 +249,7 @@ async fn supervise(
         started_at: Some(started_at),
         setup_time: Some(setup_time),
         prepared,
-        unenforced: plan.unenforced,
+        unenforced: plan.unenforced_fields(),
         field: None,
     })
 }
