@@ -58,7 +58,8 @@ fn users(config: &Config) -> Option<RangeInclusive<u32>> {
 
 /// Tries each backend on this host.
 pub(crate) async fn probe(config: &Config, backends: &[Arc<dyn Backend>]) -> Vec<Capabilities> {
-    let blocked = options::uids(config).and_then(|_| codelia_worker::blocked_at(&config.sandbox_root()));
+    let blocked =
+        options::uids(config).and_then(|_| codelia_worker::untraversable_ancestor(&config.sandbox_root()));
     let mut found = Vec::new();
     for backend in backends {
         let mut one = backend.probe().await;

@@ -40,7 +40,7 @@ pub(crate) const ALONE: Manner =
 /// `codelia up`: somebody waits in front of it, and is told which mode was chosen and why that may
 /// not be enough.
 pub(crate) const TOGETHER: Manner =
-    Manner { log_filter: "warn,codelia_worker::modes=error", grace: Duration::from_secs(2) };
+    Manner { log_filter: "warn,codelia_worker::sandbox::backends=error", grace: Duration::from_secs(2) };
 
 /// The configured database; `None` if there is none.
 pub(crate) fn store(config: &Config) -> Result<Option<codelia_store::Options>> {
@@ -124,7 +124,7 @@ pub(crate) fn worker(
         drain_grace: grace(config, manner),
         kill_grace: KILL_GRACE,
         output_retention: RETENTION,
-        spare_memory_bytes: config.worker.spare_memory_mb.saturating_mul(MIB),
+        min_free_memory_bytes: config.worker.spare_memory_mb.saturating_mul(MIB),
         uids: uids(config),
     })
 }

@@ -36,7 +36,7 @@ use lease::{
 use rpc::server;
 use sandbox::{backends, receipts};
 use worker::Worker;
-pub use workspace::root::{RootError, blocked_at};
+pub use workspace::root::{RootError, untraversable_ancestor};
 use workspace::{janitor, root};
 
 /// How long open calls may take to end when the worker leaves.
@@ -72,7 +72,7 @@ pub struct Options {
     /// Rows of ended sessions are purged after it.
     pub output_retention: Duration,
     /// With less memory than this left on the host, no spare sandboxes are kept.
-    pub spare_memory_bytes: u64,
+    pub min_free_memory_bytes: u64,
     /// Where each session gets a user and group of its own, if this user may give files away.
     pub uids: Option<UidRange>,
 }
@@ -126,10 +126,10 @@ pub enum Error {
     NoMode,
     /// An option is out of range.
     #[error("{0} must be more than zero")]
-    Zero(&'static str),
+    NotPositive(&'static str),
     /// There would be no time to renew a lease.
     #[error("lease_margin must be at most half of lease_ttl")]
-    Margin,
+    LeaseMargin,
     /// TCP without certificates.
     #[error("a worker listens on TCP only with certificates")]
     TlsMissing,
@@ -175,7 +175,7 @@ impl Service {
     ) -> Result<Self, Error> {
         check(&options)?;
         let root = root::Root::open(&options.root, options.uids)?;
-        let modes = backends::Modes::probe(backends, root.blocked_at()).await;
+        let modes = backends::Modes::probe(backends, root.untraversable_ancestor()).await;
         if modes.names().is_empty() {
             return Err(Error::NoMode);
         }
@@ -231,9 +231,9 @@ fn check(options: &Options) -> Result<(), Error> {
         ("poll_interval", options.poll_interval.is_zero()),
     ];
     match zero.into_iter().find(|(_, is_zero)| *is_zero) {
-        Some((name, _)) => Err(Error::Zero(name)),
+        Some((name, _)) => Err(Error::NotPositive(name)),
         // A heartbeat comes when a third is over, and may have to be tried again.
-        None if options.lease_margin > options.lease_ttl / 2 => Err(Error::Margin),
+        None if options.lease_margin > options.lease_ttl / 2 => Err(Error::LeaseMargin),
         None => Ok(()),
     }
 }

@@ -136,8 +136,8 @@ impl Root {
     }
 
     /// The directory above sessions that their own users cannot pass through, if there is one.
-    pub(crate) fn blocked_at(&self) -> Option<PathBuf> {
-        if self.ids.are_own() { blocked_at(&self.path) } else { None }
+    pub(crate) fn untraversable_ancestor(&self) -> Option<PathBuf> {
+        if self.ids.are_own() { untraversable_ancestor(&self.path) } else { None }
     }
 
     fn free_ids(&self) -> Result<(), RootError> {
@@ -163,7 +163,7 @@ impl Root {
 /// The first directory above `root` that not everybody may pass through. What is not there yet is
 /// the worker's to make.
 #[must_use]
-pub fn blocked_at(root: &Path) -> Option<PathBuf> {
+pub fn untraversable_ancestor(root: &Path) -> Option<PathBuf> {
     let is_blocked =
         |path: &&Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
     let above = root.parent()?;

@@ -24,8 +24,8 @@ async fn a_lease_that_leaves_no_time_to_kill_or_to_renew_is_refused() {
         let options = Options { lease_margin, ..sound.clone() };
         Service::start(options, store.clone(), vec![Arc::new(Plain::default())]).await.map(drop)
     };
-    assert!(matches!(with(sound.lease_ttl).await, Err(Error::Margin)));
-    assert!(matches!(with(Duration::ZERO).await, Err(Error::Zero("lease_margin"))));
+    assert!(matches!(with(sound.lease_ttl).await, Err(Error::LeaseMargin)));
+    assert!(matches!(with(Duration::ZERO).await, Err(Error::NotPositive("lease_margin"))));
     store.close().await;
     database.end().await.unwrap();
 }

@@ -283,7 +283,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Opt
         drain_grace: shape.drain_grace,
         kill_grace: Duration::from_millis(200),
         output_retention: Duration::from_secs(3600),
-        spare_memory_bytes: 0,
+        min_free_memory_bytes: 0,
         uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
     }
 }
