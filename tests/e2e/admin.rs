@@ -20,7 +20,7 @@ fn key_request(parent: &str, scopes: &[Scope]) -> CreateKeyRequest {
 }
 
 #[tokio::test]
-async fn a_call_without_a_live_key_is_refused() -> Result<()> {
+async fn call_without_valid_key_is_refused() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     for secret in ["", "cdl_", "nonsense", &format!("cdl_{}", "A".repeat(43)), &client.secret.to_uppercase()]
@@ -35,7 +35,7 @@ async fn a_call_without_a_live_key_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_key_is_shown_once_stored_as_a_hash_and_revoked_at_once() -> Result<()> {
+async fn key_is_stored_hashed_and_revoked_immediately() -> Result<()> {
     let cluster = Cluster::with(Shape { apis: 2, ..Shape::default() }).await?;
     let client = cluster.tenant("a").await?;
     let made = client.admin().create_key(key_request("tenants/-", &[Scope::Run])).await?.into_inner();
@@ -65,7 +65,7 @@ async fn a_key_is_shown_once_stored_as_a_hash_and_revoked_at_once() -> Result<()
 }
 
 #[tokio::test]
-async fn a_key_can_do_what_its_scopes_say_and_no_more() -> Result<()> {
+async fn key_is_limited_to_its_scopes() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let denied =
@@ -99,7 +99,7 @@ fn floor_request(level: IsolationLevel, reason: &str) -> SetIsolationFloorReques
 }
 
 #[tokio::test]
-async fn a_tenant_does_without_isolation_only_after_an_operator_decided_so_and_said_why() -> Result<()> {
+async fn logical_mode_needs_operator_decision_and_reason() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     operator.admin().create_tenant(CreateTenantRequest { tenant_id: "team-7".into(), quotas: None }).await?;
@@ -149,7 +149,7 @@ async fn a_tenant_does_without_isolation_only_after_an_operator_decided_so_and_s
 }
 
 #[tokio::test]
-async fn an_operator_makes_tenants_and_changes_their_quotas() -> Result<()> {
+async fn operator_creates_tenants_and_changes_quotas() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
@@ -184,7 +184,7 @@ async fn an_operator_makes_tenants_and_changes_their_quotas() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operator_sees_the_workers() -> Result<()> {
+async fn operator_lists_workers() -> Result<()> {
     let cluster = Cluster::with(Shape { workers: 2, slots: 3, ..Shape::default() }).await?;
     let operator = cluster.operator().await?;
     let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;

@@ -15,7 +15,7 @@ use crate::exec::{nothing_works_in, session_root};
 const STUBBORN: &str = "pwd; trap '' TERM INT HUP; (setsid sleep 100 &); while :; do sleep 0.1; done";
 
 #[tokio::test]
-async fn cancel_ends_the_whole_tree_even_when_it_ignores_requests() -> Result<()> {
+async fn cancel_kills_tree_that_ignores_signals() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -34,7 +34,7 @@ async fn cancel_ends_the_whole_tree_even_when_it_ignores_requests() -> Result<()
 }
 
 #[tokio::test]
-async fn a_run_ends_when_its_time_is_over() -> Result<()> {
+async fn timeout_kills_the_run() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -48,7 +48,7 @@ async fn a_run_ends_when_its_time_is_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_may_tidy_up_when_it_is_asked_to_end() -> Result<()> {
+async fn canceled_command_may_clean_up() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -64,7 +64,7 @@ async fn a_command_may_tidy_up_when_it_is_asked_to_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn closing_a_session_ends_its_runs() -> Result<()> {
+async fn closing_session_ends_its_runs() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -80,7 +80,7 @@ async fn closing_a_session_ends_its_runs() -> Result<()> {
 const FIND_GROUP: &str = "group=$(sed -n 's/^[0-9]*:\\(cpu\\|.*,cpu\\)\\(,[^:]*\\)\\?:/cpu/p; s/^0:://p' /proc/self/cgroup | head -n 1)";
 
 #[tokio::test]
-async fn a_command_that_takes_its_time_weighs_less_than_a_new_one() -> Result<()> {
+async fn long_running_command_gets_lower_cpu_weight() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -99,7 +99,7 @@ async fn a_command_that_takes_its_time_weighs_less_than_a_new_one() -> Result<()
 }
 
 #[tokio::test]
-async fn commands_yield_to_everything_else_where_the_operator_says_so() -> Result<()> {
+async fn cpu_idle_setting_applies_to_commands() -> Result<()> {
     let settings = vec![("CODELIA_SANDBOX_YIELDS", "true".to_owned())];
     let cluster = Cluster::with(Shape { settings, ..Shape::default() }).await?;
     let client = cluster.tenant("a").await?;
@@ -114,7 +114,7 @@ async fn commands_yield_to_everything_else_where_the_operator_says_so() -> Resul
 }
 
 #[tokio::test]
-async fn a_run_that_uses_up_its_memory_ends_as_such() -> Result<()> {
+async fn run_over_memory_limit_ends_as_oom() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

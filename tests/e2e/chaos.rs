@@ -17,7 +17,7 @@ fn options(seed: u64, runs: usize) -> Options {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_doubled_or_left_behind() -> Result<()> {
+async fn no_run_is_lost_doubled_or_left_behind() -> Result<()> {
     let report = play(&options(1, 150)).await?;
     assert!(report.findings.is_clean(), "{report:#?}");
     println!("{report:?}");
@@ -43,13 +43,13 @@ async fn is_noticed(weakness: Weakness, by: &str) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_outlives_its_lease_is_noticed() -> Result<()> {
+async fn chaos_detects_sandbox_outliving_its_lease() -> Result<()> {
     assert!(is_noticed(Weakness::NoFencing, "beside a later holder").await?);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_commit_without_its_guard_is_noticed() -> Result<()> {
+async fn chaos_detects_unguarded_commit() -> Result<()> {
     assert!(is_noticed(Weakness::NoGuard, "without the lease").await?);
     Ok(())
 }

@@ -12,7 +12,7 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resu
 }
 
 #[tokio::test]
-async fn both_streams_are_in_their_places_and_the_exit_code_is_seven() -> Result<()> {
+async fn run_passes_streams_and_exit_code() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let done =
@@ -22,7 +22,7 @@ async fn both_streams_are_in_their_places_and_the_exit_code_is_seven() -> Result
 }
 
 #[tokio::test]
-async fn exit_codes_tell_how_a_run_ended() -> Result<()> {
+async fn exit_codes_reflect_the_outcome() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     for (arguments, code) in [
@@ -45,7 +45,7 @@ async fn exit_codes_tell_how_a_run_ended() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_run_that_somebody_cancels_exits_with_130() -> Result<()> {
+async fn canceled_run_exits_with_130() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let running = Process::finish(cluster.cli(&client, &["run", "--", "sleep", "100"]), b"");
@@ -65,7 +65,7 @@ async fn a_run_that_somebody_cancels_exits_with_130() -> Result<()> {
 }
 
 #[tokio::test]
-async fn json_ends_with_the_runs_record() -> Result<()> {
+async fn json_output_ends_with_run_record() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let done = codelia(&cluster, &client, &["run", "--json", "--", "sh", "-c", "echo out; exit 3"]).await?;
@@ -84,7 +84,7 @@ async fn json_ends_with_the_runs_record() -> Result<()> {
 }
 
 #[tokio::test]
-async fn stdin_is_passed_through() -> Result<()> {
+async fn stdin_passes_through() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let text = "line\n".repeat(50_000);
@@ -95,7 +95,7 @@ async fn stdin_is_passed_through() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_session_keeps_its_files_from_run_to_run() -> Result<()> {
+async fn session_keeps_files_between_runs() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let run = |arguments: Vec<&'static str>| {
@@ -114,7 +114,7 @@ async fn a_session_keeps_its_files_from_run_to_run() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_detached_run_is_listed_attached_to_and_killed() -> Result<()> {
+async fn detached_run_can_be_listed_attached_killed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     client
@@ -138,7 +138,7 @@ async fn a_detached_run_is_listed_attached_to_and_killed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn tenants_keys_and_workers_are_administered() -> Result<()> {
+async fn cli_manages_tenants_keys_and_workers() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let made =

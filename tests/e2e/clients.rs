@@ -6,7 +6,7 @@ use anyhow::Result;
 use codelia_tests::{Process, Up, available};
 
 #[tokio::test]
-async fn a_python_client_drives_the_whole_path_generated_and_by_reflection() -> Result<()> {
+async fn python_client_works_generated_and_by_reflection() -> Result<()> {
     let python = std::env::var_os("CODELIA_TEST_PYTHON");
     let missing = python.is_none().then_some("CODELIA_TEST_PYTHON is not set: run `make test`");
     if !available("python", missing) {

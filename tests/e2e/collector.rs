@@ -73,7 +73,7 @@ impl Collector {
 }
 
 #[tokio::test]
-async fn spans_with_run_session_and_tenant_reach_the_collector() -> Result<()> {
+async fn spans_reach_the_collector() -> Result<()> {
     let collector = Collector::default();
     let endpoint = collector.listen().await?;
     let settings = vec![("CODELIA_OTLP_ENDPOINT", endpoint)];

@@ -10,7 +10,7 @@ fn nothing_started() -> Shape {
 }
 
 #[tokio::test]
-async fn the_six_sandbox_keys_work_under_their_names() -> Result<()> {
+async fn sandbox_keys_work_by_name() -> Result<()> {
     let mut cluster = Cluster::with(nothing_started()).await?;
     let root = cluster.directory().join("elsewhere");
     let root = root.to_str().context("a path")?;
@@ -40,7 +40,7 @@ async fn the_six_sandbox_keys_work_under_their_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_misspelt_or_out_of_range_stops_the_start_and_is_named() -> Result<()> {
+async fn invalid_settings_stop_startup_and_are_named() -> Result<()> {
     let cluster = Cluster::with(nothing_started()).await?;
     for (name, value) in [
         ("CODELIA_SANDBOX_MODES", "logical"),
@@ -68,7 +68,7 @@ async fn what_is_misspelt_or_out_of_range_stops_the_start_and_is_named() -> Resu
 }
 
 #[tokio::test]
-async fn the_effective_configuration_is_shown_with_its_sources_and_without_secrets() -> Result<()> {
+async fn config_show_names_sources_and_hides_secrets() -> Result<()> {
     let cluster = Cluster::with(nothing_started()).await?;
     let file = cluster.directory().join("codelia.toml");
     std::fs::write(&file, "[sandbox]\nttl_seconds = 55\ncpu_limit = 0.5\n[worker]\nslots = 3\n")?;
@@ -91,7 +91,7 @@ async fn the_effective_configuration_is_shown_with_its_sources_and_without_secre
 }
 
 #[tokio::test]
-async fn the_profile_prod_refuses_the_mode_that_isolates_nothing() -> Result<()> {
+async fn prod_profile_refuses_logical_mode() -> Result<()> {
     let mut cluster = Cluster::with(nothing_started()).await?;
     let mut by_default = cluster.command("api", "prod")?;
     by_default.env("CODELIA_PROFILE", "prod").env("CODELIA_SANDBOX_MODE", "logical");
@@ -111,7 +111,7 @@ async fn the_profile_prod_refuses_the_mode_that_isolates_nothing() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_program_refuses_a_database_that_is_not_migrated() -> Result<()> {
+async fn unmigrated_database_is_refused() -> Result<()> {
     let cluster = Cluster::with(nothing_started()).await?;
     let empty = codelia_tests::Database::create().await?;
     let mut api = cluster.command("api", "early")?;

@@ -33,7 +33,7 @@ pub(crate) async fn session_root(exec: &mut Exec) -> Result<String> {
 }
 
 #[tokio::test]
-async fn stdout_and_stderr_are_separate_and_the_exit_code_is_the_commands() -> Result<()> {
+async fn streams_are_separate_and_exit_code_is_returned() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -51,7 +51,7 @@ async fn stdout_and_stderr_are_separate_and_the_exit_code_is_the_commands() -> R
 }
 
 #[tokio::test]
-async fn bytes_go_in_and_come_out_as_they_are() -> Result<()> {
+async fn stdin_and_stdout_are_binary_safe() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -68,7 +68,7 @@ async fn bytes_go_in_and_come_out_as_they_are() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_has_its_environment_directory_and_labels() -> Result<()> {
+async fn command_gets_environment_directory_and_labels() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -94,7 +94,7 @@ async fn a_command_has_its_environment_directory_and_labels() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_that_cannot_be_started_is_refused_with_a_reason() -> Result<()> {
+async fn command_that_cannot_start_is_refused_with_reason() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -113,7 +113,7 @@ async fn a_command_that_cannot_be_started_is_refused_with_a_reason() -> Result<(
 }
 
 #[tokio::test]
-async fn a_signal_reaches_the_command_and_its_end_says_so() -> Result<()> {
+async fn signal_reaches_command_and_is_reported() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -136,7 +136,7 @@ async fn a_signal_reaches_the_command_and_its_end_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_run_started_by_exec_ends_with_its_caller() -> Result<()> {
+async fn exec_run_ends_with_its_caller() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -151,7 +151,7 @@ async fn a_run_started_by_exec_ends_with_its_caller() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_detached_run_goes_on_and_can_be_attached_to_again() -> Result<()> {
+async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -178,7 +178,7 @@ async fn a_detached_run_goes_on_and_can_be_attached_to_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_run_goes_on_when_a_call_that_only_attached_ends() -> Result<()> {
+async fn run_survives_end_of_attached_call() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -196,7 +196,7 @@ async fn a_run_goes_on_when_a_call_that_only_attached_ends() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_run_started_by_start_survives_its_caller() -> Result<()> {
+async fn started_run_survives_its_caller() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -209,7 +209,7 @@ async fn a_run_started_by_start_survives_its_caller() -> Result<()> {
 }
 
 #[tokio::test]
-async fn processes_that_a_command_leaves_behind_die_with_it() -> Result<()> {
+async fn background_processes_die_with_the_command() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -223,7 +223,7 @@ async fn processes_that_a_command_leaves_behind_die_with_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_conversation_lasts_longer_than_the_wait_for_its_caller() -> Result<()> {
+async fn exec_outlasts_owner_wait() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

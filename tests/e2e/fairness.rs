@@ -18,7 +18,7 @@ async fn ended(client: &Client, runs: &[Run]) -> Result<Vec<Run>> {
 }
 
 #[tokio::test]
-async fn a_flooding_tenant_delays_another_by_at_most_one_slot_turn() -> Result<()> {
+async fn flood_delays_other_tenant_by_one_turn() -> Result<()> {
     let cluster = Cluster::with(Shape { slots: 1, ..Shape::default() }).await?;
     let flooding = cluster.tenant("flood").await?;
     let quiet = cluster.tenant("quiet").await?;

@@ -135,7 +135,7 @@ fn directory(cluster: &Cluster, session: &Session) -> Result<PathBuf> {
 }
 
 #[tokio::test]
-async fn ten_megabytes_come_back_byte_for_byte_and_commands_see_the_same() -> Result<()> {
+async fn large_file_round_trips_byte_for_byte() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -165,7 +165,7 @@ async fn ten_megabytes_come_back_byte_for_byte_and_commands_see_the_same() -> Re
 }
 
 #[tokio::test]
-async fn a_hundred_megabytes_pass_through_without_being_held() -> Result<()> {
+async fn large_file_is_streamed_not_buffered() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -212,7 +212,7 @@ fn peak_memory(pid: u32) -> i64 {
 }
 
 #[tokio::test]
-async fn directories_are_made_listed_in_pages_moved_copied_and_removed() -> Result<()> {
+async fn directories_can_be_managed_and_listed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
@@ -255,7 +255,7 @@ async fn directories_are_made_listed_in_pages_moved_copied_and_removed() -> Resu
 }
 
 #[tokio::test]
-async fn a_text_is_replaced_if_it_is_there_once_or_all_are_meant() -> Result<()> {
+async fn edit_replaces_unique_or_all_matches() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
@@ -293,7 +293,7 @@ async fn a_text_is_replaced_if_it_is_there_once_or_all_are_meant() -> Result<()>
 }
 
 #[tokio::test]
-async fn every_refusal_has_its_reason_and_changes_nothing() -> Result<()> {
+async fn refusals_have_reasons_and_change_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
@@ -371,7 +371,7 @@ async fn isolated() -> Result<Option<(Cluster, Client, Session, PathBuf, PathBuf
 }
 
 #[tokio::test]
-async fn nothing_that_a_command_leaves_leads_a_call_out_of_the_workspace() -> Result<()> {
+async fn planted_links_cannot_escape_the_workspace() -> Result<()> {
     let Some((cluster, client, session, files, outside)) = isolated().await? else { return Ok(()) };
     let name = &session.name;
     let secret = outside.join("f");
@@ -418,7 +418,7 @@ async fn nothing_that_a_command_leaves_leads_a_call_out_of_the_workspace() -> Re
 }
 
 #[tokio::test]
-async fn a_link_that_is_swapped_while_calls_go_on_fools_none_of_them() -> Result<()> {
+async fn swapped_links_cannot_fool_file_calls() -> Result<()> {
     let Some((cluster, client, session, files, outside)) = isolated().await? else { return Ok(()) };
     let name = &session.name;
     let script = format!(
@@ -471,7 +471,7 @@ async fn a_link_that_is_swapped_while_calls_go_on_fools_none_of_them() -> Result
 }
 
 #[tokio::test]
-async fn a_call_may_do_what_the_sessions_own_user_may_and_its_files_are_that_users() -> Result<()> {
+async fn file_calls_act_as_session_user() -> Result<()> {
     let Some((cluster, client, session, files, outside)) = isolated().await? else { return Ok(()) };
     if !is_root() {
         println!("skipped: only root gives sessions users of their own");
@@ -517,7 +517,7 @@ async fn a_call_may_do_what_the_sessions_own_user_may_and_its_files_are_that_use
 }
 
 #[tokio::test]
-async fn what_is_special_is_refused_at_once_and_never_opened() -> Result<()> {
+async fn special_files_are_refused_and_never_opened() -> Result<()> {
     let Some((cluster, client, session, _, _)) = isolated().await? else { return Ok(()) };
     let name = &session.name;
     let script = "mkfifo fifo; ln -s fifo alias; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'
@@ -564,7 +564,7 @@ async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Li
 }
 
 #[tokio::test]
-async fn the_policy_of_the_session_holds_for_its_files() -> Result<()> {
+async fn session_policy_applies_to_file_calls() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let policy = FilesystemPolicy {
@@ -647,7 +647,7 @@ struct Half {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_killed_in_the_middle_of_an_upload_leaves_nothing() -> Result<()> {
+async fn worker_killed_during_upload_leaves_nothing() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -674,7 +674,7 @@ async fn a_worker_that_is_killed_in_the_middle_of_an_upload_leaves_nothing() -> 
 }
 
 #[tokio::test]
-async fn a_caller_that_breaks_off_leaves_nothing() -> Result<()> {
+async fn aborted_upload_leaves_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -693,7 +693,7 @@ async fn a_caller_that_breaks_off_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_and_the_file_before_stays() -> Result<()> {
+async fn full_disk_is_reported_and_old_file_stays() -> Result<()> {
     let mut cluster = Cluster::with(Shape { workers: 0, ..Shape::default() }).await?;
     let Some(disk) = Disk::mount(&cluster.directory().join("disk"))? else { return cluster.end().await };
     let root = disk.0.join("root").display().to_string();
@@ -736,7 +736,7 @@ impl Drop for Disk {
 }
 
 #[tokio::test]
-async fn a_session_that_nobody_holds_is_taken_for_a_file_call() -> Result<()> {
+async fn file_call_acquires_unleased_session() -> Result<()> {
     let mut cluster = Cluster::with(Shape { workers: 0, ..Shape::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -760,7 +760,7 @@ async fn a_session_that_nobody_holds_is_taken_for_a_file_call() -> Result<()> {
 }
 
 #[tokio::test]
-async fn file_calls_keep_a_session_from_being_idle() -> Result<()> {
+async fn file_calls_keep_session_active() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let idle_ttl = Duration::from_millis(2500);
@@ -784,7 +784,7 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str], input: 
 }
 
 #[tokio::test]
-async fn files_are_copied_and_listed_on_the_command_line() -> Result<()> {
+async fn cli_copies_and_lists_files() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;

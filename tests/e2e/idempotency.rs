@@ -11,7 +11,7 @@ fn once(session: &str, script: &str, key: &str) -> StartRunRequest {
 }
 
 #[tokio::test]
-async fn the_same_key_and_request_give_the_first_session() -> Result<()> {
+async fn same_key_returns_first_session() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let request =
@@ -29,7 +29,7 @@ async fn the_same_key_and_request_give_the_first_session() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_same_key_and_request_give_the_first_run() -> Result<()> {
+async fn same_key_returns_first_run() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -47,7 +47,7 @@ async fn the_same_key_and_request_give_the_first_run() -> Result<()> {
 }
 
 #[tokio::test]
-async fn twenty_at_once_over_two_apis_are_one_execution() -> Result<()> {
+async fn concurrent_starts_with_one_key_execute_once() -> Result<()> {
     let cluster = Cluster::with(Shape { apis: 2, workers: 2, ..Shape::default() }).await?;
     let here = cluster.tenant("a").await?;
     let there = codelia_tests::Client::connect(&cluster.endpoint(1), &here.secret).await?;
@@ -64,7 +64,7 @@ async fn twenty_at_once_over_two_apis_are_one_execution() -> Result<()> {
 }
 
 #[tokio::test]
-async fn exec_with_a_known_key_watches_the_first_run() -> Result<()> {
+async fn exec_with_used_key_watches_first_run() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

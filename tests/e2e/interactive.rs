@@ -9,7 +9,7 @@ fn terminal(cluster: &Cluster, client: &Client, command: &[&str]) -> Result<Term
 }
 
 #[tokio::test]
-async fn a_shell_on_a_terminal_behaves_like_one() -> Result<()> {
+async fn shell_works_on_a_terminal() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut terminal = terminal(&cluster, &client, &["bash", "--norc", "--noprofile"])?;
@@ -43,7 +43,7 @@ async fn a_shell_on_a_terminal_behaves_like_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_users_terminal_is_as_it_was_afterwards() -> Result<()> {
+async fn user_terminal_is_restored() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let codelia = cluster.cli(&client, &["run", "-t", "--", "sh", "-c", "exit 4"]);
@@ -62,7 +62,7 @@ async fn the_users_terminal_is_as_it_was_afterwards() -> Result<()> {
 }
 
 #[tokio::test]
-async fn ctrl_c_ends_a_run_without_a_terminal_as_canceled() -> Result<()> {
+async fn ctrl_c_cancels_run_without_terminal() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let codelia = cluster.cli(&client, &["run", "--", "sh", "-c", "echo up; exec sleep 1000"]);

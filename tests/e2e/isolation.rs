@@ -61,7 +61,7 @@ async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> Result<Value
 }
 
 #[tokio::test]
-async fn doctor_tells_what_is_missing_and_how_to_get_it() -> Result<()> {
+async fn doctor_reports_gaps_and_remedies() -> Result<()> {
     let cluster = Cluster::with(Shape { workers: 0, apis: 0, ..Shape::default() }).await?;
     let bare = [
         ("CODELIA_BWRAP", "/no/bwrap"),
@@ -92,7 +92,7 @@ async fn doctor_tells_what_is_missing_and_how_to_get_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_session_changes_an_overlay_that_the_operator_opened_and_no_other_directory() -> Result<()> {
+async fn overlay_needs_operator_policy() -> Result<()> {
     const TOOLS: &str = "/usr/local";
     let place = Scratch::new()?;
     fs::write(place.join("policy.yaml"), format!("filesystem: {{overlay_paths: [{TOOLS}]}}"))?;
@@ -135,7 +135,7 @@ async fn session(cluster: &Cluster, client: &Client, alias: &str) -> Result<()> 
     Ok(())
 }
 
-async fn sessions_are_apart(mode: &'static str) -> Result<()> {
+async fn sessions_are_isolated(mode: &'static str) -> Result<()> {
     let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     session(&cluster, &client, "mine").await?;
@@ -155,22 +155,22 @@ async fn sessions_are_apart(mode: &'static str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn sessions_are_apart_in_mode_bwrap() -> Result<()> {
-    sessions_are_apart("bwrap").await
+async fn sessions_are_isolated_in_mode_bwrap() -> Result<()> {
+    sessions_are_isolated("bwrap").await
 }
 
 #[tokio::test]
-async fn sessions_are_apart_in_mode_nsjail() -> Result<()> {
-    sessions_are_apart("nsjail").await
+async fn sessions_are_isolated_in_mode_nsjail() -> Result<()> {
+    sessions_are_isolated("nsjail").await
 }
 
 #[tokio::test]
-async fn sessions_are_apart_in_mode_container() -> Result<()> {
-    sessions_are_apart("container").await
+async fn sessions_are_isolated_in_mode_container() -> Result<()> {
+    sessions_are_isolated("container").await
 }
 
 #[tokio::test]
-async fn a_run_in_a_container_ends_like_any_other_and_leaves_nothing() -> Result<()> {
+async fn container_runs_report_outcomes_and_leave_nothing() -> Result<()> {
     let Some(cluster) = isolating("container", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     session(&cluster, &client, "busy").await?;
@@ -202,7 +202,7 @@ async fn a_run_in_a_container_ends_like_any_other_and_leaves_nothing() -> Result
 }
 
 #[tokio::test]
-async fn a_blocked_call_is_on_stderr_in_the_record_and_on_the_row() -> Result<()> {
+async fn blocked_call_is_in_stderr_and_run_record() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let attempt = ["run", "--json", "--", "sh", "-c", "unshare --user true; echo went on"];
@@ -219,7 +219,7 @@ async fn a_blocked_call_is_on_stderr_in_the_record_and_on_the_row() -> Result<()
 }
 
 #[tokio::test]
-async fn using_up_memory_or_cpu_time_has_an_outcome_and_an_exit_code() -> Result<()> {
+async fn memory_and_cpu_limits_have_own_outcomes() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let done = codelia(&cluster, &client, &["run", "--json", "--memory-mb", "32", "--", "tail", "/dev/zero"])
@@ -240,7 +240,7 @@ async fn using_up_memory_or_cpu_time_has_an_outcome_and_an_exit_code() -> Result
 }
 
 #[tokio::test]
-async fn a_refusal_is_an_event_that_names_the_field() -> Result<()> {
+async fn refusal_event_names_the_field() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -267,7 +267,7 @@ fn left_of(pid: u32) -> Result<Vec<String>> {
     Ok(groups.chain(containers_of(&[pid])?).collect())
 }
 
-async fn a_killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {
+async fn killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {
     let Some(mut cluster) = isolating(mode, 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let run = client.start(command(&client.session().await?.name, &["sleep", "1000"])).await?;
@@ -287,13 +287,13 @@ async fn a_killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_killed_worker_leaves_nothing_in_mode_bwrap() -> Result<()> {
-    a_killed_worker_leaves_nothing("bwrap").await
+async fn killed_worker_leaves_nothing_in_mode_bwrap() -> Result<()> {
+    killed_worker_leaves_nothing("bwrap").await
 }
 
 #[tokio::test]
-async fn a_killed_worker_leaves_nothing_in_mode_container() -> Result<()> {
-    a_killed_worker_leaves_nothing("container").await
+async fn killed_worker_leaves_nothing_in_mode_container() -> Result<()> {
+    killed_worker_leaves_nothing("container").await
 }
 
 /// The mounts of sandboxes are in their own namespaces: the host's list has none.

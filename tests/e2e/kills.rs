@@ -261,7 +261,7 @@ fn turns(sessions: &[Session]) -> impl Iterator<Item = &Session> {
 }
 
 #[tokio::test]
-async fn five_hundred_runs_that_are_killed_at_random_leave_nothing() -> Result<()> {
+async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
     if !is_root() {
         eprintln!("skipped: only root has users to know its sessions by");
         return Ok(());

@@ -11,7 +11,7 @@ async fn run_ids(client: &Client, request: ListRunsRequest) -> Result<Vec<String
 }
 
 #[tokio::test]
-async fn runs_are_listed_newest_first_page_by_page() -> Result<()> {
+async fn runs_are_paged_newest_first() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

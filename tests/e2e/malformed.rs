@@ -317,7 +317,7 @@ async fn existing(client: &Client) -> Result<Ids> {
 }
 
 #[tokio::test]
-async fn a_bad_field_is_named_on_every_method_and_nothing_is_stored() -> Result<()> {
+async fn every_method_names_bad_field_and_stores_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let ids = existing(&operator).await?;
@@ -340,7 +340,7 @@ async fn a_bad_field_is_named_on_every_method_and_nothing_is_stored() -> Result<
 }
 
 #[tokio::test]
-async fn an_empty_request_names_what_is_missing() -> Result<()> {
+async fn empty_request_names_missing_fields() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     // Requests in which nothing is required.
@@ -355,7 +355,7 @@ async fn an_empty_request_names_what_is_missing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_million_environment_variables_are_refused_by_name() -> Result<()> {
+async fn million_environment_variables_are_refused() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -369,7 +369,7 @@ async fn a_million_environment_variables_are_refused_by_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_conversation_that_begins_or_goes_on_wrongly_is_refused() -> Result<()> {
+async fn invalid_exec_messages_are_refused() -> Result<()> {
     use exec_request::Kind::{Attach, CloseStdin as Close, Detach as Leave, Resize, Signal, Start, Stdin};
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
@@ -414,7 +414,7 @@ async fn a_conversation_that_begins_or_goes_on_wrongly_is_refused() -> Result<()
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_message_are_refused_and_the_service_goes_on() -> Result<()> {
+async fn undecodable_bytes_are_refused() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     for method in all_methods()? {

@@ -74,7 +74,7 @@ async fn begun(cluster: &Cluster) {
 }
 
 #[tokio::test]
-async fn a_result_is_held_while_the_database_is_away_and_committed_when_it_is_back() -> Result<()> {
+async fn result_is_committed_after_database_outage() -> Result<()> {
     let outage = Outage::new(4).await?;
     let session = outage.client.session().await?;
     let script = "touch begun; until [ -e go ]; do sleep 0.02; done; echo held";
@@ -99,7 +99,7 @@ async fn a_result_is_held_while_the_database_is_away_and_committed_when_it_is_ba
 }
 
 #[tokio::test]
-async fn a_run_that_could_not_be_handed_back_is_begun_by_the_next_life_of_the_worker() -> Result<()> {
+async fn run_stuck_in_outage_restarts_with_next_incarnation() -> Result<()> {
     let outage = Outage::new(1).await?;
     let session = outage.client.session().await?;
     let first = outage.client.start(shell(&session.name, "touch begun; exec sleep 1000")).await?;
@@ -130,7 +130,7 @@ async fn a_run_that_could_not_be_handed_back_is_begun_by_the_next_life_of_the_wo
 }
 
 #[tokio::test]
-async fn a_result_that_the_database_refuses_for_good_ends_its_run_as_lost() -> Result<()> {
+async fn result_refused_by_database_ends_as_lost() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -146,7 +146,7 @@ async fn a_result_that_the_database_refuses_for_good_ends_its_run_as_lost() -> R
 }
 
 #[tokio::test]
-async fn without_a_database_callers_are_told_when_to_come_again_and_served_when_it_is_back() -> Result<()> {
+async fn database_outage_returns_unavailable_with_retry_delay() -> Result<()> {
     let mut outage = Outage::new(4).await?;
     let session = outage.client.session().await?;
     outage.server.stop().await?;
@@ -164,7 +164,7 @@ async fn without_a_database_callers_are_told_when_to_come_again_and_served_when_
 }
 
 #[tokio::test]
-async fn a_worker_that_was_paused_past_its_lease_commits_nothing_and_leaves_nothing() -> Result<()> {
+async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     let shape = Shape { workers: 2, shared_root: true, slots: 2, ..Shape::default() };
     let mut cluster = Cluster::with(shape).await?;
     let client = cluster.tenant("a").await?;
@@ -212,7 +212,7 @@ fn beats(cluster: &Cluster) -> usize {
 }
 
 #[tokio::test]
-async fn the_command_of_a_worker_that_stands_still_has_ended_when_another_takes_its_session() -> Result<()> {
+async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
     let shape = Shape { workers: 2, shared_root: true, slots: 2, ..Shape::default() };
     let mut cluster = Cluster::with(shape).await?;
     let client = cluster.tenant("a").await?;

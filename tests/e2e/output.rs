@@ -36,7 +36,7 @@ fn proc_number(pid: u32, file: &str, field: &str) -> Result<u64> {
 }
 
 #[tokio::test]
-async fn ten_megabytes_arrive_byte_for_byte_live_and_afterwards() -> Result<()> {
+async fn large_output_is_exact_live_and_replayed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -64,7 +64,7 @@ async fn ten_megabytes_arrive_byte_for_byte_live_and_afterwards() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_watcher_that_comes_back_gets_what_it_missed() -> Result<()> {
+async fn watch_resumes_from_offset() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -86,7 +86,7 @@ async fn a_watcher_that_comes_back_gets_what_it_missed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_endless_writer_is_cut_at_the_limit_and_the_workers_memory_stays_flat() -> Result<()> {
+async fn endless_output_is_truncated_and_memory_stays_flat() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -114,7 +114,7 @@ async fn an_endless_writer_is_cut_at_the_limit_and_the_workers_memory_stays_flat
 }
 
 #[tokio::test]
-async fn output_of_exactly_the_limit_is_not_cut() -> Result<()> {
+async fn output_of_exactly_the_limit_is_kept() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -129,7 +129,7 @@ async fn output_of_exactly_the_limit_is_not_cut() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_watcher_that_stops_reading_delays_nobody() -> Result<()> {
+async fn stalled_watcher_delays_no_other() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

@@ -19,7 +19,7 @@ fn file(cluster: &Cluster, name: &str, text: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn a_file_in_any_format_is_checked_and_a_bad_one_refused_by_its_field() -> Result<()> {
+async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     for (name, text) in [
@@ -58,7 +58,7 @@ async fn a_file_in_any_format_is_checked_and_a_bad_one_refused_by_its_field() ->
 }
 
 #[tokio::test]
-async fn what_holds_is_explained_with_who_decided_it() -> Result<()> {
+async fn explain_names_the_source_of_each_value() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = file(&cluster, "session.yaml", "resources: {max_memory_bytes: 100000000}")?;
@@ -82,7 +82,7 @@ async fn what_holds_is_explained_with_who_decided_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_command_that_the_policy_advises_against_is_not_recorded() -> Result<()> {
+async fn command_pattern_refusal_is_not_recorded() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let policy =
@@ -103,7 +103,7 @@ async fn a_command_that_the_policy_advises_against_is_not_recorded() -> Result<(
 }
 
 #[tokio::test]
-async fn the_kernel_holds_what_a_policy_says_in_an_isolating_mode() -> Result<()> {
+async fn policy_is_enforced_in_mode_bwrap() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let shown = ["run", "--network", "none", "--", "ls", "/usr/share"];

@@ -17,7 +17,7 @@ fn assert_quota<T: std::fmt::Debug>(result: Result<T, Status>, quota: &str) {
 }
 
 #[tokio::test]
-async fn sessions_are_bounded_and_a_closed_one_makes_room() -> Result<()> {
+async fn sessions_quota_is_enforced() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant_with("a", Quotas { sessions: 2, ..Quotas::default() }).await?;
     let first = client.session().await?;
@@ -30,7 +30,7 @@ async fn sessions_are_bounded_and_a_closed_one_makes_room() -> Result<()> {
 }
 
 #[tokio::test]
-async fn concurrent_runs_are_bounded() -> Result<()> {
+async fn concurrent_runs_quota_is_enforced() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant_with("a", Quotas { concurrent_runs: 2, ..Quotas::default() }).await?;
     let session = client.session().await?;
@@ -44,7 +44,7 @@ async fn concurrent_runs_are_bounded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn queued_runs_are_bounded() -> Result<()> {
+async fn queued_runs_quota_is_enforced() -> Result<()> {
     let cluster = Cluster::with(Shape { slots: 1, ..Shape::default() }).await?;
     let client = cluster.tenant_with("a", Quotas { queued_runs: 1, ..Quotas::default() }).await?;
     let session = client.session().await?;
@@ -65,7 +65,7 @@ async fn queued_runs_are_bounded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_request_rate_is_bounded_and_says_when_to_try_again() -> Result<()> {
+async fn request_rate_quota_returns_retry_delay() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant_with("a", Quotas { requests_per_second: 5, ..Quotas::default() }).await?;
     let neighbour = cluster.tenant("b").await?;
@@ -84,7 +84,7 @@ async fn the_request_rate_is_bounded_and_says_when_to_try_again() -> Result<()> 
 }
 
 #[tokio::test]
-async fn kept_output_is_bounded() -> Result<()> {
+async fn output_bytes_quota_is_enforced() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant_with("a", Quotas { output_bytes: 10_000, ..Quotas::default() }).await?;
     let session = client.session().await?;

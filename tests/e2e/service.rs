@@ -36,7 +36,7 @@ async fn free_address() -> Result<String> {
 }
 
 #[tokio::test]
-async fn health_answers_without_a_key() -> Result<()> {
+async fn health_lists_every_service_without_a_key() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut health = HealthClient::new(client.channel());
@@ -58,7 +58,7 @@ async fn health_answers_without_a_key() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deadline_ends_a_watch_and_an_exec_with_its_run_but_not_a_started_run() -> Result<()> {
+async fn deadline_ends_watch_but_not_the_run() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -79,7 +79,7 @@ async fn a_deadline_ends_a_watch_and_an_exec_with_its_run_but_not_a_started_run(
 }
 
 #[tokio::test]
-async fn metrics_have_the_promised_names() -> Result<()> {
+async fn metrics_have_documented_names() -> Result<()> {
     let mut cluster =
         Cluster::with(codelia_tests::Shape { apis: 0, workers: 0, ..Default::default() }).await?;
     let (of_api, of_worker) = (free_address().await?, free_address().await?);
@@ -134,7 +134,7 @@ async fn metrics_have_the_promised_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_removed_is_shown_and_removed_when_it_can_be() -> Result<()> {
+async fn stuck_directory_is_reported_and_retried() -> Result<()> {
     if !is_root() {
         println!("skipped: only root can keep the worker from its own directory");
         return Ok(());
@@ -161,7 +161,7 @@ async fn a_directory_that_cannot_be_removed_is_shown_and_removed_when_it_can_be(
 }
 
 #[tokio::test]
-async fn an_api_that_stops_lets_calls_finish_and_takes_no_new_ones() -> Result<()> {
+async fn stopping_api_finishes_calls_and_accepts_none() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -183,7 +183,7 @@ async fn an_api_that_stops_lets_calls_finish_and_takes_no_new_ones() -> Result<(
 }
 
 #[tokio::test]
-async fn logs_are_json_on_request_and_never_show_a_key() -> Result<()> {
+async fn logs_are_json_and_hide_keys() -> Result<()> {
     let mut cluster = Cluster::with(codelia_tests::Shape {
         settings: vec![("CODELIA_LOG_FORMAT", "json".into()), ("CODELIA_LOG_FILTER", "debug".into())],
         ..Default::default()

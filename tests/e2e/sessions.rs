@@ -33,7 +33,7 @@ async fn ended_as(client: &Client, session: &str, reason: SessionEndReason) {
 }
 
 #[tokio::test]
-async fn a_sessions_directory_is_private_and_goes_when_it_is_closed() -> Result<()> {
+async fn session_directory_is_private_and_removed_on_close() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -51,7 +51,7 @@ async fn a_sessions_directory_is_private_and_goes_when_it_is_closed() -> Result<
 }
 
 #[tokio::test]
-async fn a_session_ends_when_its_time_is_over() -> Result<()> {
+async fn session_expires_after_ttl() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let ttl = Some(duration_to_proto(Duration::from_secs(1)));
@@ -63,7 +63,7 @@ async fn a_session_ends_when_its_time_is_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_session_ends_when_it_is_idle_but_not_while_it_works() -> Result<()> {
+async fn idle_session_ends_but_busy_one_stays() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let idle_ttl = Some(duration_to_proto(Duration::from_millis(1200)));
@@ -79,7 +79,7 @@ async fn a_session_ends_when_it_is_idle_but_not_while_it_works() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_session_can_be_extended_until_it_ends() -> Result<()> {
+async fn session_can_be_extended_while_open() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -96,7 +96,7 @@ async fn a_session_can_be_extended_until_it_ends() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_alias_names_one_open_session_of_a_tenant() -> Result<()> {
+async fn alias_names_one_open_session_per_tenant() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let named = || CreateSessionRequest { alias: "work".into(), ..Default::default() };
@@ -113,7 +113,7 @@ async fn an_alias_names_one_open_session_of_a_tenant() -> Result<()> {
 }
 
 #[tokio::test]
-async fn sessions_do_not_share_their_directories() -> Result<()> {
+async fn sessions_have_separate_directories() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let (one, two) = (client.session().await?, client.session().await?);

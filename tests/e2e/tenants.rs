@@ -242,7 +242,7 @@ async fn check(
 }
 
 #[tokio::test]
-async fn another_tenants_ids_are_not_found_on_every_method() -> Result<()> {
+async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
     let cluster = Cluster::start().await?;
     let owner = cluster.tenant("owner").await?;
     let stranger = cluster.tenant("stranger").await?;
@@ -261,7 +261,7 @@ async fn another_tenants_ids_are_not_found_on_every_method() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reflection_tells_the_methods_that_the_walk_walks() -> Result<()> {
+async fn reflection_lists_every_tested_method() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let walked: BTreeSet<_> = all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();

@@ -24,7 +24,7 @@ async fn refuses_to_start(mut command: Command, why: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_api_serves_tls_from_its_configuration() -> Result<()> {
+async fn api_serves_tls_from_configuration() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let secret = cluster.tenant("a").await?.secret;
     let authority = Certificates::new()?;
@@ -51,7 +51,7 @@ async fn the_api_serves_tls_from_its_configuration() -> Result<()> {
 }
 
 #[tokio::test]
-async fn api_and_worker_speak_over_tcp_with_certificates_of_one_authority() -> Result<()> {
+async fn api_and_worker_use_mtls_over_tcp() -> Result<()> {
     let mut cluster = Cluster::with(Shape { apis: 0, workers: 0, ..Shape::default() }).await?;
     let authority = Certificates::new()?;
     authority.write(cluster.directory(), "inside", &["codelia-worker"])?;
@@ -103,7 +103,7 @@ async fn offers(address: &str, tls: Option<ClientTlsConfig>) -> bool {
 }
 
 #[tokio::test]
-async fn a_worker_on_tcp_without_certificates_refuses_to_start() -> Result<()> {
+async fn tcp_worker_without_certificates_refuses_to_start() -> Result<()> {
     let cluster = Cluster::with(Shape { apis: 0, workers: 0, ..Shape::default() }).await?;
     let mut command = cluster.command("worker", "open")?;
     command
@@ -115,7 +115,7 @@ async fn a_worker_on_tcp_without_certificates_refuses_to_start() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_workers_socket_is_for_its_own_user_alone() -> Result<()> {
+async fn worker_socket_accepts_only_its_own_user() -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let cluster = Cluster::start().await?;
     let address = cluster.store.worker_list(None, 10).await?.remove(0).address;

@@ -38,12 +38,12 @@ async fn serves_from_start_to_end(place: &Up) -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_serves_a_first_run_and_leaves_nothing_running() -> Result<()> {
+async fn up_serves_a_run_and_stops_cleanly() -> Result<()> {
     serves_from_start_to_end(&Up::place()?).await
 }
 
 #[tokio::test]
-async fn it_serves_an_ordinary_user() -> Result<()> {
+async fn up_works_for_unprivileged_user() -> Result<()> {
     if !available("user", (!is_root()).then_some("this already is an ordinary user")) {
         return Ok(());
     }
@@ -51,7 +51,7 @@ async fn it_serves_an_ordinary_user() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_second_start_finds_its_data_again() -> Result<()> {
+async fn up_restart_keeps_data() -> Result<()> {
     let place = Up::place()?;
     let mut first = place.start().await?;
     let secret = client_file(&place, "api_key")?;
@@ -71,7 +71,7 @@ async fn a_second_start_finds_its_data_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_on_one_machine_do_not_collide_but_two_on_one_directory_do() -> Result<()> {
+async fn up_instances_collide_only_on_same_directory() -> Result<()> {
     let (one, two) = (Up::place()?, Up::place()?);
     let (first, second) = tokio::join!(one.start(), two.start());
     let (mut first, mut second) = (first?, second?);
@@ -94,7 +94,7 @@ async fn two_on_one_machine_do_not_collide_but_two_on_one_directory_do() -> Resu
 }
 
 #[tokio::test]
-async fn it_can_be_left_in_the_background_and_taken_down() -> Result<()> {
+async fn up_detaches_and_down_stops_it() -> Result<()> {
     let place = Up::place()?;
     let mut detach = place.up_command();
     detach.arg("--detach");
@@ -111,7 +111,7 @@ async fn it_can_be_left_in_the_background_and_taken_down() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_running_command_does_not_keep_it_from_ending() -> Result<()> {
+async fn up_stops_while_a_command_runs() -> Result<()> {
     let place = Up::place()?;
     let mut up = place.start().await?;
     let client = Client::connect(&client_file(&place, "endpoint")?, &client_file(&place, "api_key")?).await?;
@@ -128,7 +128,7 @@ async fn a_running_command_does_not_keep_it_from_ending() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_killed_one_leaves_nothing_that_its_next_start_does_not_find() -> Result<()> {
+async fn up_recovers_after_being_killed() -> Result<()> {
     let place = Up::place()?;
     let mut up = place.start().await?;
     up.signal(Signal::KILL)?;

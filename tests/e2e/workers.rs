@@ -51,7 +51,7 @@ async fn is_gone(operator: &Client, worker: &str) {
 }
 
 #[tokio::test]
-async fn a_run_whose_worker_is_killed_is_lost_and_nothing_of_it_goes_on() -> Result<()> {
+async fn run_of_killed_worker_is_lost_and_stopped() -> Result<()> {
     let mut cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -73,7 +73,7 @@ async fn a_run_whose_worker_is_killed_is_lost_and_nothing_of_it_goes_on() -> Res
 }
 
 #[tokio::test]
-async fn a_run_that_was_queued_on_a_killed_worker_goes_on_elsewhere() -> Result<()> {
+async fn queued_run_of_killed_worker_moves() -> Result<()> {
     let mut cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -98,7 +98,7 @@ async fn a_run_that_was_queued_on_a_killed_worker_goes_on_elsewhere() -> Result<
 }
 
 #[tokio::test]
-async fn a_run_may_be_started_again_if_its_caller_said_so() -> Result<()> {
+async fn lost_run_is_retried_if_requested() -> Result<()> {
     let mut cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -122,7 +122,7 @@ async fn a_run_may_be_started_again_if_its_caller_said_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_asked_to_end_finishes_its_runs_and_gives_its_sessions_away() -> Result<()> {
+async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
     let patient = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "60".to_owned())];
     let mut cluster = Cluster::with(Shape { settings: patient, ..two_workers_one_root() }).await?;
     let client = cluster.tenant("a").await?;
@@ -155,7 +155,7 @@ async fn a_worker_that_is_asked_to_end_finishes_its_runs_and_gives_its_sessions_
 }
 
 #[tokio::test]
-async fn an_operator_drains_a_worker() -> Result<()> {
+async fn operator_can_drain_a_worker() -> Result<()> {
     let cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;
@@ -174,7 +174,7 @@ async fn an_operator_drains_a_worker() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_run_goes_on_while_every_api_restarts() -> Result<()> {
+async fn run_survives_api_restart() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -191,7 +191,7 @@ async fn a_run_goes_on_while_every_api_restarts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_worker_that_restarts_takes_its_sessions_again() -> Result<()> {
+async fn restarted_worker_reacquires_its_sessions() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -208,7 +208,7 @@ async fn a_worker_that_restarts_takes_its_sessions_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_run_that_takes_its_worker_down_is_tried_as_often_as_was_asked_and_no_more() -> Result<()> {
+async fn retries_are_limited_to_the_requested_number() -> Result<()> {
     let mut cluster = Cluster::with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -233,7 +233,7 @@ async fn a_run_that_takes_its_worker_down_is_tried_as_often_as_was_asked_and_no_
 }
 
 #[tokio::test]
-async fn a_session_whose_files_are_gone_ends_and_says_so() -> Result<()> {
+async fn session_with_lost_files_ends_as_data_lost() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let (used, unused) = (client.session().await?, client.session().await?);
@@ -266,7 +266,7 @@ fn may_start_empty() -> CreateSessionRequest {
 }
 
 #[tokio::test]
-async fn a_session_whose_worker_is_gone_starts_again_empty_if_its_caller_allowed_that() -> Result<()> {
+async fn session_restarts_empty_only_if_data_loss_allowed() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let (client, operator) = (cluster.tenant("a").await?, cluster.operator().await?);
     let (kept, given_up) = (client.session().await?, client.create(may_start_empty()).await?);
@@ -300,7 +300,7 @@ async fn a_session_whose_worker_is_gone_starts_again_empty_if_its_caller_allowed
 }
 
 #[tokio::test]
-async fn a_run_waits_for_a_worker_when_there_is_none() -> Result<()> {
+async fn run_waits_when_no_worker_exists() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -314,7 +314,7 @@ async fn a_run_waits_for_a_worker_when_there_is_none() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_session_that_ended_while_its_worker_was_away() -> Result<()> {
+async fn session_ended_during_worker_downtime_is_removed() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let ttl = Some(codelia_proto::duration_to_proto(Duration::from_secs(600)));

@@ -15,7 +15,7 @@ use std::{
 use codelia_sys::process;
 use codelia_types::Outcome;
 
-use crate::harness::{Kind, Place, Session, command, in_every_mode};
+use crate::harness::{Fixture, Kind, Session, command, in_every_mode};
 
 /// What is tried, and how. The variables are those of [`Targets::env`].
 const ATTACKS: &[(&str, &str)] = &[
@@ -136,8 +136,8 @@ struct Targets {
 }
 
 impl Targets {
-    fn new(place: &Place) -> Self {
-        let victim = place.session();
+    fn new(fixture: &Fixture) -> Self {
+        let victim = fixture.session();
         victim.write("secret", "treasure\n");
         victim.write("movable", "");
         let mark = format!("codelia-test-{}", victim.ids.uid);
@@ -148,7 +148,7 @@ impl Targets {
         let abstract_name = format!("codelia-test{}", victim.dir.display());
         let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
         let in_victim = UnixListener::bind(victim.dir.join("socket")).unwrap();
-        victim.give(&victim.dir.join("socket"));
+        victim.chown(&victim.dir.join("socket"));
         let process = Command::new("sleep")
             .arg("1000")
             .current_dir(&victim.dir)
@@ -194,58 +194,58 @@ impl Drop for Targets {
 }
 
 /// Tries everything, each in a sandbox of its own; answers what got through.
-async fn reached(place: &Place) -> Vec<&'static str> {
+async fn reached(fixture: &Fixture) -> Vec<&'static str> {
     let mut through = Vec::new();
     for (name, script) in ATTACKS {
-        if succeeds(place, script).await {
+        if succeeds(fixture, script).await {
             through.push(*name);
         }
     }
     through
 }
 
-async fn succeeds(place: &Place, script: &str) -> bool {
-    let (targets, attacker) = (Targets::new(place), place.session());
+async fn succeeds(fixture: &Fixture, script: &str) -> bool {
+    let (targets, attacker) = (Targets::new(fixture), fixture.session());
     let program = attacker.dir.join("setuid-id");
     fs::copy("/usr/bin/id", &program).unwrap();
     Command::new("chmod").arg("4755").arg(&program).status().unwrap();
     let mut attack = command(&["sh", "-c", &format!("{script}\necho tried")]);
     attack.env = targets.env().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    let finished = place.launch(&attacker, &attack).await.unwrap().finish().await;
+    let finished = fixture.launch(&attacker, &attack).await.unwrap().finish().await;
     // An attack that was cut short proves nothing.
     assert!(finished.stdout.contains("tried"), "{script}: {finished:?}");
     assert_eq!(finished.outcome, Outcome::Exited(0), "{script}: {finished:?}");
     finished.stdout.contains("reached")
 }
 
-async fn nothing_is_reached(place: Place) {
-    let through = reached(&place).await;
-    let declared = crate::exceptions::attacks(place.kind);
+async fn attacks_fail(fixture: Fixture) {
+    let through = reached(&fixture).await;
+    let declared = crate::exceptions::attacks(fixture.kind);
     assert_eq!(through, declared, "reached, and what is declared to be");
 }
 
 /// What did not happen to the victim, seen from outside.
-async fn a_victim_is_untouched(place: Place) {
-    let (mut targets, attacker) = (Targets::new(&place), place.session());
+async fn victim_is_untouched(fixture: Fixture) {
+    let (mut targets, attacker) = (Targets::new(&fixture), fixture.session());
     let before = fs::read_dir(&targets.victim.dir).unwrap().count();
     let mut attack =
         command(&["sh", "-c", "kill -9 $HOST_PID -1; rm -rf $VICTIM/* ../*; echo evil > $VICTIM/x"]);
     attack.env = targets.env().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    place.launch(&attacker, &attack).await.unwrap().finish().await;
+    fixture.launch(&attacker, &attack).await.unwrap().finish().await;
     assert!(targets.process.try_wait().unwrap().is_none(), "the victim's process was killed");
     assert_eq!(fs::read_dir(&targets.victim.dir).unwrap().count(), before);
 }
 
-in_every_mode!(nothing_is_reached, a_victim_is_untouched);
+in_every_mode!(attacks_fail, victim_is_untouched);
 
 #[tokio::test]
-async fn every_attack_succeeds_where_nothing_isolates() {
+async fn every_attack_succeeds_without_isolation() {
     if process::own_user() != 0 {
         println!("skipped: an ordinary user reaches less of the host even without a sandbox");
         return;
     }
-    let place = Place::of(Kind::Logical).await.unwrap();
-    let through = reached(&place).await;
+    let fixture = Fixture::new(Kind::Logical).await.unwrap();
+    let through = reached(&fixture).await;
     let held: Vec<_> = ATTACKS.iter().map(|(name, _)| *name).filter(|name| !through.contains(name)).collect();
     assert_eq!(held, MADE_FOR_SANDBOXES, "these prove nothing");
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use codelia_backends::{Backend as _, ContainerOptions, Error, container};
 use codelia_policy::{Mount, Plan};
 
-use crate::harness::{Kind, Place, container_options, engine_socket, in_mode};
+use crate::harness::{Fixture, Kind, container_options, engine_socket, in_mode};
 
 /// Asks an engine of the tests.
 fn docker(kind: Kind, arguments: &[&str]) -> String {
@@ -32,36 +32,36 @@ fn gone() -> String {
     format!("{}-0", child.id())
 }
 
-async fn what_a_killed_worker_left_is_removed_and_nothing_else(place: Place) {
+async fn sweep_removes_only_containers_of_dead_workers(fixture: Fixture) {
     let own = codelia_sys::process_id::Owner::this_process().unwrap().to_string();
     let namespace = codelia_sys::proc_self::namespace("pid").unwrap().to_string();
-    let left = leave_container(place.kind, &gone(), &namespace);
+    let left = leave_container(fixture.kind, &gone(), &namespace);
     let others = [
-        leave_container(place.kind, &own, &namespace),
+        leave_container(fixture.kind, &own, &namespace),
         // Its process ids are not ours: nobody here can tell whether the owner lives.
-        leave_container(place.kind, &gone(), "1"),
-        leave_container(place.kind, "not-an-owner", &namespace),
-        docker(place.kind, &["create", "codelia-base", "true"]),
+        leave_container(fixture.kind, &gone(), "1"),
+        leave_container(fixture.kind, "not-an-owner", &namespace),
+        docker(fixture.kind, &["create", "codelia-base", "true"]),
     ];
-    let directory = place.control_directory();
+    let directory = fixture.control_directory();
     let dead = directory.join(format!("{}-x", gone()));
     std::fs::create_dir_all(&dead).unwrap();
-    let prepared = place.backend.prepare(&place.plan(&place.session())).await.unwrap();
+    let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap();
 
-    assert!(place.backend.sweep().await.unwrap() >= 2);
-    assert!(!exists(place.kind, &left) && !dead.exists());
-    assert!(others.iter().all(|id| exists(place.kind, id)));
+    assert!(fixture.backend.sweep().await.unwrap() >= 2);
+    assert!(!exists(fixture.kind, &left) && !dead.exists());
+    assert!(others.iter().all(|id| exists(fixture.kind, id)));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "the living one's");
     assert!(prepared.discard().await.is_clean());
-    docker(place.kind, &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
+    docker(fixture.kind, &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
 }
 
 #[tokio::test]
-async fn a_container_is_as_closed_as_it_can_be() {
-    let Some(place) = Place::of(Kind::Runc).await else { return };
-    let session = place.session();
-    let plan = place.plan(&session);
-    let prepared = place.backend.prepare(&plan).await.unwrap();
+async fn container_is_locked_down() {
+    let Some(fixture) = Fixture::new(Kind::Runc).await else { return };
+    let session = fixture.session();
+    let plan = fixture.plan(&session);
+    let prepared = fixture.backend.prepare(&plan).await.unwrap();
     let id = docker(
         Kind::Runc,
         &["ps", "--quiet", "--filter", &format!("label=codelia.sandbox={}", plan.sandbox)],
@@ -91,37 +91,38 @@ async fn a_container_is_as_closed_as_it_can_be() {
     assert!(!exists(Kind::Runc, &id));
 }
 
-async fn the_engines_socket_is_never_opened_to_a_command(mut place: Place) {
-    let socket = engine_socket(place.kind);
+async fn engine_socket_is_never_mounted(mut fixture: Fixture) {
+    let socket = engine_socket(fixture.kind);
     for path in [socket.clone(), socket.parent().unwrap().to_owned()] {
-        place.policy.filesystem.read_only_paths = Some(vec![path]);
-        let refused = place.backend.prepare(&place.plan(&place.session())).await;
+        fixture.policy.filesystem.read_only_paths = Some(vec![path]);
+        let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
         assert!(matches!(refused, Err(Error::Unenforceable { field: "policy.filesystem" })), "{refused:?}");
     }
-    place.policy.filesystem.read_only_paths = None;
-    let said = place.says("ls /var/run/docker.sock /run/docker.sock 2>&1 | grep -c 'No such file'").await;
+    fixture.policy.filesystem.read_only_paths = None;
+    let said =
+        fixture.stdout_of("ls /var/run/docker.sock /run/docker.sock 2>&1 | grep -c 'No such file'").await;
     assert_eq!(said, "2\n");
 }
 
-async fn an_image_that_is_missing_is_refused_by_its_name(place: Place) {
-    let options = container_options(place.kind, &place.control_directory());
+async fn missing_image_is_refused_by_name(fixture: Fixture) {
+    let options = container_options(fixture.kind, &fixture.control_directory());
     let other = container(ContainerOptions { image: "no-such-image".into(), ..options }).unwrap();
-    let refused = other.prepare(&place.plan(&place.session())).await.unwrap_err().to_string();
+    let refused = other.prepare(&fixture.plan(&fixture.session())).await.unwrap_err().to_string();
     assert!(refused.contains("IMAGE_MISSING") && refused.contains("no-such-image"), "{refused}");
     let found = other.probe().await;
     assert!(!found.usable && found.gaps.iter().any(|gap| gap.remedy.contains("no-such-image")), "{found:?}");
 }
 
-async fn a_profile_names_an_image_and_an_unknown_one_is_refused(mut place: Place) {
+async fn profile_selects_image_and_unknown_profile_is_refused(mut fixture: Fixture) {
     for profile in ["base", "again"] {
-        place.policy.container.profile = Some(profile.to_owned());
-        assert_eq!(place.says("echo fine").await, "fine\n");
+        fixture.policy.container.profile = Some(profile.to_owned());
+        assert_eq!(fixture.stdout_of("echo fine").await, "fine\n");
     }
-    place.policy.container.profile = Some("gone".to_owned());
-    let refused = place.backend.prepare(&place.plan(&place.session())).await.unwrap_err().to_string();
+    fixture.policy.container.profile = Some("gone".to_owned());
+    let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap_err().to_string();
     assert!(refused.contains("IMAGE_MISSING") && refused.contains("codelia-gone"), "{refused}");
-    place.policy.container.profile = Some("unheard".to_owned());
-    let refused = place.backend.prepare(&place.plan(&place.session())).await;
+    fixture.policy.container.profile = Some("unheard".to_owned());
+    let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
     assert!(
         matches!(&refused, Err(Error::Unenforceable { field: "policy.container.profile" })),
         "{refused:?}"
@@ -129,69 +130,72 @@ async fn a_profile_names_an_image_and_an_unknown_one_is_refused(mut place: Place
 }
 
 #[tokio::test]
-async fn a_mode_without_images_refuses_a_profile() {
-    let Some(mut place) = Place::of(Kind::Bwrap).await else { return };
-    place.policy.container.profile = Some("base".to_owned());
-    assert_eq!(place.try_plan(&place.session()).unwrap_err().field, "policy.container.profile");
+async fn mode_without_images_refuses_profile() {
+    let Some(mut fixture) = Fixture::new(Kind::Bwrap).await else { return };
+    fixture.policy.container.profile = Some("base".to_owned());
+    assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, "policy.container.profile");
 }
 
 #[tokio::test]
-async fn without_an_engine_the_mode_is_not_usable() {
+async fn container_mode_is_unusable_without_engine() {
     let options = container_options(Kind::Runc, std::path::Path::new("/nonexistent"));
     let found = container(ContainerOptions { socket: "/no/engine".into(), ..options }).unwrap().probe().await;
     assert!(!found.usable && found.gaps[0].missing.contains("/no/engine"), "{found:?}");
 }
 
 /// A plan that gVisor could not keep.
-type Change = fn(&mut Place);
+type Change = fn(&mut Fixture);
 
 #[tokio::test]
-async fn what_gvisor_cannot_keep_is_refused_by_its_field() {
-    let Some(place) = Place::of(Kind::Runsc).await else { return };
-    assert!(!place.host.enforceable.violations && !place.host.enforceable.executables, "or the table is old");
+async fn gvisor_refuses_unenforceable_fields() {
+    let Some(fixture) = Fixture::new(Kind::Runsc).await else { return };
+    assert!(
+        !fixture.host.enforceable.violations && !fixture.host.enforceable.executables,
+        "or the table is old"
+    );
     let changes: [(&str, Change); 3] = [
-        ("policy.process.allow_exec", |place| place.policy.process.allow_exec = Some(false)),
-        ("policy.process.allowed_executables", |place| {
-            place.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into()]);
+        ("policy.process.allow_exec", |fixture| fixture.policy.process.allow_exec = Some(false)),
+        ("policy.process.allowed_executables", |fixture| {
+            fixture.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into()]);
         }),
-        ("policy.syscalls.violation_limit", |place| place.policy.syscalls.violation_limit = Some(3)),
+        ("policy.syscalls.violation_limit", |fixture| fixture.policy.syscalls.violation_limit = Some(3)),
     ];
     for (field, change) in changes {
-        let mut place = Place::of(Kind::Runsc).await.unwrap();
-        change(&mut place);
-        let session = place.session();
-        assert_eq!(place.try_plan(&session).unwrap_err().field, field);
+        let mut fixture = Fixture::new(Kind::Runsc).await.unwrap();
+        change(&mut fixture);
+        let session = fixture.session();
+        assert_eq!(fixture.try_plan(&session).unwrap_err().field, field);
     }
     let denied = |plan: &mut Plan| {
         plan.mounts.push(Mount::Hidden { target: "/usr/bin/nice".into(), even_if_absent: true })
     };
-    let mut plan = place.plan(&place.session());
+    let mut plan = fixture.plan(&fixture.session());
     denied(&mut plan);
-    let refused = place.backend.prepare(&plan).await;
+    let refused = fixture.backend.prepare(&plan).await;
     let field = "policy.filesystem.denied_paths";
     assert!(matches!(&refused, Err(Error::Unenforceable { field: named }) if *named == field), "{refused:?}");
 }
 
 #[tokio::test]
-async fn blocked_calls_are_refused_by_gvisor_too() {
-    let Some(place) = Place::of(Kind::Runsc).await else { return };
+async fn gvisor_refuses_blocked_calls() {
+    let Some(fixture) = Fixture::new(Kind::Runsc).await else { return };
     // unshare(CLONE_NEWUSER), which gVisor itself would allow.
     let script = r#"perl -e 'syscall(272, 0x10000000) == 0 and print "reached"; print 0+$!'"#;
-    assert_eq!(place.says(script).await, "1");
+    assert_eq!(fixture.stdout_of(script).await, "1");
 }
 
 /// What is not asked of gVisor is asked of everybody else.
-async fn less_is_asked_only_of_a_kernel_that_is_not_the_hosts(place: Place) {
-    let mut plan = place.plan(&place.session());
+async fn shared_kernel_needs_violation_limit(fixture: Fixture) {
+    let mut plan = fixture.plan(&fixture.session());
     plan.security.as_mut().unwrap().violation_limit = None;
-    let refused = place.backend.prepare(&plan).await;
+    let refused = fixture.backend.prepare(&plan).await;
     assert!(matches!(refused, Err(Error::SharedKernel)), "{refused:?}");
 }
 
-async fn a_namespace_that_the_engine_cannot_give_is_told(place: Place) {
+async fn probe_reports_missing_cgroup_namespace(fixture: Fixture) {
     let own = std::fs::read_link("/proc/self/ns/cgroup").unwrap();
-    let inside = place.says("readlink /proc/self/ns/cgroup").await;
-    let found = place.backend.probe().await;
+    let inside = fixture.stdout_of("readlink /proc/self/ns/cgroup").await;
+    let found = fixture.backend.probe().await;
     let is_told = found.gaps.iter().any(|gap| gap.missing.contains("control-group namespaces"));
     assert_eq!(is_told, own.to_string_lossy() == inside.trim(), "{inside}: {found:?}");
 }
@@ -204,10 +208,10 @@ macro_rules! by_every_engine {
 }
 
 by_every_engine!(
-    what_a_killed_worker_left_is_removed_and_nothing_else,
-    the_engines_socket_is_never_opened_to_a_command,
-    an_image_that_is_missing_is_refused_by_its_name,
-    a_profile_names_an_image_and_an_unknown_one_is_refused,
-    less_is_asked_only_of_a_kernel_that_is_not_the_hosts,
-    a_namespace_that_the_engine_cannot_give_is_told,
+    sweep_removes_only_containers_of_dead_workers,
+    engine_socket_is_never_mounted,
+    missing_image_is_refused_by_name,
+    profile_selects_image_and_unknown_profile_is_refused,
+    shared_kernel_needs_violation_limit,
+    probe_reports_missing_cgroup_namespace,
 );

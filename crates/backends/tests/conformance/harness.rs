@@ -51,7 +51,7 @@ impl Kind {
 }
 
 /// A mode on this host, and where its sessions are.
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     pub(crate) kind: Kind,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) host: Host,
@@ -84,9 +84,9 @@ pub(crate) struct Started {
     pub(crate) stderr: File,
 }
 
-impl Place {
+impl Fixture {
     /// A mode that works here. If it does not, the caller returns, unless it is required.
-    pub(crate) async fn of(kind: Kind) -> Option<Self> {
+    pub(crate) async fn new(kind: Kind) -> Option<Self> {
         Self::with_groups(kind, group_parent()).await
     }
 
@@ -124,7 +124,7 @@ impl Place {
         let chosen = FIRST_USER + std::process::id() * USERS_OF_A_PROCESS + number % USERS_OF_A_PROCESS;
         let ids = if own.uid == 0 { Ids { uid: chosen, gid: chosen } } else { own };
         let session = Session { dir, ids };
-        session.give(&session.dir);
+        session.chown(&session.dir);
         session
     }
 
@@ -139,7 +139,7 @@ impl Place {
     }
 
     /// Who a command of the session is inside: an engine gives containers no user ids of their own.
-    pub(crate) fn inside(&self, session: &Session) -> Ids {
+    pub(crate) fn ids_inside(&self, session: &Session) -> Ids {
         match self.kind {
             kind if kind.is_container() => session.ids,
             _ => codelia_policy::INSIDE,
@@ -193,7 +193,7 @@ impl Place {
     }
 
     /// What a script in a new session says, once it succeeded and broke no rule.
-    pub(crate) async fn says(&self, script: &str) -> String {
+    pub(crate) async fn stdout_of(&self, script: &str) -> String {
         let finished = self.sh(&self.session(), script).await;
         assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
         assert!(finished.violations.is_empty(), "{finished:?}");
@@ -203,14 +203,14 @@ impl Place {
 
 impl Session {
     /// Makes something in it the session's own.
-    pub(crate) fn give(&self, path: &Path) {
+    pub(crate) fn chown(&self, path: &Path) {
         std::os::unix::fs::chown(path, Some(self.ids.uid), Some(self.ids.gid)).unwrap();
     }
 
     pub(crate) fn write(&self, name: &str, content: &str) -> PathBuf {
         let path = self.dir.join(name);
         fs::write(&path, content).unwrap();
-        self.give(&path);
+        self.chown(&path);
         path
     }
 }
@@ -257,7 +257,7 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     }
 }
 
-fn backend(kind: Kind, groups: Parent, place: &Path) -> Arc<dyn Backend> {
+fn backend(kind: Kind, groups: Parent, fixture: &Path) -> Arc<dyn Backend> {
     let init = init_path();
     match kind {
         Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, groups }).unwrap()),
@@ -269,7 +269,7 @@ fn backend(kind: Kind, groups: Parent, place: &Path) -> Arc<dyn Backend> {
             Arc::new(nsjail(NsjailOptions { init, program, groups, users: None }).unwrap())
         }
         Kind::Runc | Kind::Runsc | Kind::Podman => {
-            Arc::new(container(container_options(kind, place)).unwrap())
+            Arc::new(container(container_options(kind, fixture)).unwrap())
         }
     }
 }
@@ -280,7 +280,7 @@ pub(crate) fn group_parent() -> Parent {
 }
 
 /// The engines that `with-engine` started.
-pub(crate) fn container_options(kind: Kind, place: &Path) -> ContainerOptions {
+pub(crate) fn container_options(kind: Kind, fixture: &Path) -> ContainerOptions {
     ContainerOptions {
         init: init_path(),
         socket: engine_socket(kind),
@@ -291,7 +291,7 @@ pub(crate) fn container_options(kind: Kind, place: &Path) -> ContainerOptions {
             ("gone".to_owned(), "codelia-gone".to_owned()),
         ]
         .into(),
-        directory: place.join("containers"),
+        directory: fixture.join("containers"),
         worker: "conformance".to_owned(),
     }
 }
@@ -327,7 +327,7 @@ pub(crate) fn skip(what: &str, reason: impl std::fmt::Display) {
     println!("skipped: {reason}");
 }
 
-/// Writes one test for each isolating mode: `async fn name(place)` becomes `bwrap::name`, `nsjail::name`,
+/// Writes one test for each isolating mode: `async fn name(fixture)` becomes `bwrap::name`, `nsjail::name`,
 /// `runc::name` and `runsc::name`.
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
@@ -348,8 +348,8 @@ macro_rules! in_mode {
                 let kind = $crate::harness::Kind::$kind;
                 if let Some(reason) = $crate::exceptions::reason(kind, stringify!($name)) {
                     println!("declared: {reason}");
-                } else if let Some(place) = $crate::harness::Place::of(kind).await {
-                    super::$name(place).await;
+                } else if let Some(fixture) = $crate::harness::Fixture::new(kind).await {
+                    super::$name(fixture).await;
                 }
             })+
         }

@@ -4,97 +4,97 @@ use std::time::Duration;
 
 use codelia_types::Outcome;
 
-use crate::harness::{Place, Started, in_every_mode, in_mode, skip};
+use crate::harness::{Fixture, Started, in_every_mode, in_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 
-async fn memory_is_limited(mut place: Place) {
-    place.limits.memory_bytes = 48 * MIB;
-    let session = place.session();
-    let finished = place.run(&session, &["tail", "/dev/zero"]).await;
+async fn memory_is_limited(mut fixture: Fixture) {
+    fixture.limits.memory_bytes = 48 * MIB;
+    let session = fixture.session();
+    let finished = fixture.run(&session, &["tail", "/dev/zero"]).await;
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
     // The kernel counts in batches of pages.
     assert!(finished.usage.peak_memory_bytes <= 49 * MIB, "{finished:?}");
-    assert_eq!(place.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session lives on");
+    assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session lives on");
 }
 
-async fn a_private_file_system_counts_as_memory(mut place: Place) {
-    place.limits.memory_bytes = 32 * MIB;
-    place.limits.tmp_bytes = 128 * MIB;
+async fn tmpfs_counts_as_memory(mut fixture: Fixture) {
+    fixture.limits.memory_bytes = 32 * MIB;
+    fixture.limits.tmp_bytes = 128 * MIB;
     let finished =
-        place.run(&place.session(), &["dd", "if=/dev/zero", "of=/tmp/x", "bs=1M", "count=100"]).await;
+        fixture.run(&fixture.session(), &["dd", "if=/dev/zero", "of=/tmp/x", "bs=1M", "count=100"]).await;
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
 }
 
-async fn processor_time_is_limited(mut place: Place) {
-    place.limits.cpu_time = Duration::from_secs(1);
-    let finished = place.sh(&place.session(), "while :; do :; done").await;
+async fn cpu_time_is_limited(mut fixture: Fixture) {
+    fixture.limits.cpu_time = Duration::from_secs(1);
+    let finished = fixture.sh(&fixture.session(), "while :; do :; done").await;
     assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
     assert!(finished.usage.cpu_time >= Duration::from_millis(900), "{finished:?}");
 }
 
-async fn processor_time_of_all_processes_is_limited_together(mut place: Place) {
-    place.limits.cpu_time = Duration::from_secs(1);
+async fn cpu_time_limit_covers_all_processes(mut fixture: Fixture) {
+    fixture.limits.cpu_time = Duration::from_secs(1);
     let finished =
-        place.sh(&place.session(), "for i in 1 2 3 4; do (while :; do :; done) & done; wait").await;
+        fixture.sh(&fixture.session(), "for i in 1 2 3 4; do (while :; do :; done) & done; wait").await;
     assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
     assert!(finished.usage.cpu_time < Duration::from_secs(3), "{finished:?}");
 }
 
 /// Measured by the command itself: whatever the machine is busy with besides, it cannot have had more than its
 /// share of the time that passed.
-async fn the_rate_of_processor_time_is_limited(mut place: Place) {
-    place.limits.cpu_millis = 250;
+async fn cpu_rate_is_limited(mut fixture: Fixture) {
+    fixture.limits.cpu_millis = 250;
     let script = r#"perl -e 'sub passed { my $b = "\0" x 16; syscall(228, 1, $b); my ($s, $n) = unpack("qq", $b); $s + $n / 1e9 }
         sub used { my ($u, $s) = times; $u + $s }
         my ($p, $u) = (passed(), used()); 1 while used() - $u < 0.6; printf "%d", 1000 * (used() - $u) / (passed() - $p)'"#;
-    let share: u64 = place.says(script).await.parse().unwrap();
+    let share: u64 = fixture.stdout_of(script).await.parse().unwrap();
     assert!((1..=300).contains(&share), "{share} thousandths");
 }
 
 /// The largest memory of all processes together and the time of all of them, those that were killed too.
-async fn what_was_used_is_told(mut place: Place) {
-    place.limits.memory_bytes = 256 * MIB;
+async fn usage_is_reported(mut fixture: Fixture) {
+    fixture.limits.memory_bytes = 256 * MIB;
     let script = r#"
         for i in 1 2; do perl -e '$| = 1; $x = "x" x (40 << 20); 1 while (times)[0] < 0.2; print "done\n"; sleep 1000' &
         done | { read a && read b && kill -9 $$; }"#;
-    let usage = place.sh(&place.session(), script).await.usage;
+    let usage = fixture.sh(&fixture.session(), script).await.usage;
     assert!((80 * MIB..256 * MIB).contains(&usage.peak_memory_bytes), "{usage:?}");
     assert!(usage.cpu_time >= Duration::from_millis(380), "{usage:?}");
     assert!(usage.wall_time >= Duration::from_millis(180), "{usage:?}");
 }
 
-async fn the_private_file_systems_are_full_at_their_size(mut place: Place) {
-    place.limits.tmp_bytes = 4 * MIB;
+async fn private_file_systems_have_size_limits(mut fixture: Fixture) {
+    fixture.limits.tmp_bytes = 4 * MIB;
     let script = "for d in /tmp /var/tmp /run /dev/shm; do
         dd if=/dev/zero of=$d/x bs=1M count=8 2>&1 | grep -q 'No space' && stat -c %s $d/x; done";
-    assert_eq!(place.says(script).await, format!("{}\n", 4 * MIB).repeat(4));
+    assert_eq!(fixture.stdout_of(script).await, format!("{}\n", 4 * MIB).repeat(4));
 }
 
-async fn files_are_not_larger_than_their_limit(mut place: Place) {
-    place.limits.file_bytes = MIB;
-    let session = place.session();
-    let finished = place.run(&session, &["dd", "if=/dev/zero", "of=big", "bs=64k", "count=64"]).await;
+async fn file_size_is_limited(mut fixture: Fixture) {
+    fixture.limits.file_bytes = MIB;
+    let session = fixture.session();
+    let finished = fixture.run(&session, &["dd", "if=/dev/zero", "of=big", "bs=64k", "count=64"]).await;
     assert_ne!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     assert_eq!(std::fs::metadata(session.dir.join("big")).unwrap().len(), MIB);
 }
 
-async fn a_hoarder_of_descriptors_gets_no_more(mut place: Place) {
-    place.limits.open_files = 64;
+async fn open_files_are_limited(mut fixture: Fixture) {
+    fixture.limits.open_files = 64;
     let script = r#"perl -e 'while (open(my $f, "<", "/dev/null")) { push @f, $f } print 0+$!, " ", @f < 64 ? "few" : "many"'"#;
-    assert_eq!(place.says(script).await, "24 few");
+    assert_eq!(fixture.stdout_of(script).await, "24 few");
 }
 
 /// A fork bomb in one session and short runs in another one.
-async fn a_fork_bomb_is_held_and_its_neighbour_works_on(mut place: Place) {
-    place.limits.pids = 64;
-    place.limits.cpu_millis = 500;
-    let (bomber, neighbour) = (place.session(), place.session());
+async fn fork_bomb_does_not_stop_neighbour(mut fixture: Fixture) {
+    fixture.limits.pids = 64;
+    fixture.limits.cpu_millis = 500;
+    let (bomber, neighbour) = (fixture.session(), fixture.session());
     let script = r#"echo lit; perl -e 'while (1) { fork; fork; select(undef,undef,undef,0.001) }'"#;
-    let mut bomb = place.start(&bomber, script).await;
+    let mut bomb = fixture.start(&bomber, script).await;
     assert_eq!(bomb.line(), "lit");
     for _ in 0..5 {
-        assert_eq!(place.sh(&neighbour, "echo fine").await.stdout, "fine\n");
+        assert_eq!(fixture.sh(&neighbour, "echo fine").await.stdout, "fine\n");
     }
     let ended = tokio::time::timeout(Duration::ZERO, bomb.running.wait()).await;
     assert!(ended.is_err(), "the control: it went on meanwhile, {ended:?}");
@@ -102,13 +102,13 @@ async fn a_fork_bomb_is_held_and_its_neighbour_works_on(mut place: Place) {
 }
 
 /// To die takes processor time as well, and a hundred processes share a fiftieth.
-async fn a_fork_bomb_with_little_processor_time_dies_all_the_same(mut place: Place) {
-    place.limits.pids = 100;
-    place.limits.cpu_millis = 20;
+async fn throttled_fork_bomb_can_be_killed(mut fixture: Fixture) {
+    fixture.limits.pids = 100;
+    fixture.limits.cpu_millis = 20;
     // They go off together, when all are there.
     let script = r#"perl -e '$| = 1; pipe(R, W);
         for (1..90) { if (!fork) { close W; sysread(R, $x, 1); 1 while 1 } } close W; print "lit\n"; 1 while 1'"#;
-    let mut bomb = place.start(&place.session(), script).await;
+    let mut bomb = fixture.start(&fixture.session(), script).await;
     assert_eq!(bomb.line(), "lit");
     put_out(bomb).await;
 }
@@ -120,18 +120,18 @@ async fn put_out(mut bomb: Started) {
     assert!(receipt.is_clean(), "{receipt:?}");
 }
 
-async fn processes_over_the_limit_are_refused_and_told(mut place: Place) {
-    place.limits.pids = 10;
-    let session = place.session();
+async fn pids_limit_is_reported_as_outcome(mut fixture: Fixture) {
+    fixture.limits.pids = 10;
+    let session = fixture.session();
     let many = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; echo all";
-    let finished = place.sh(&session, many).await;
+    let finished = fixture.sh(&session, many).await;
     assert_eq!(finished.outcome, Outcome::Limit("pids".to_owned()), "{finished:?}");
     let few = "for i in 1 2 3 4 5; do sleep 1000 & done; echo all";
-    assert_eq!(place.sh(&session, few).await.stdout, "all\n", "the control: five are fine");
+    assert_eq!(fixture.sh(&session, few).await.stdout, "all\n", "the control: five are fine");
 }
 
-async fn threads_count_as_processes(mut place: Place) {
-    place.limits.pids = 20;
+async fn threads_count_as_processes(mut fixture: Fixture) {
+    fixture.limits.pids = 20;
     let script = "import threading,time
 n=0
 try:
@@ -143,23 +143,23 @@ import os; os._exit(0)";
     if !std::path::Path::new("/usr/bin/python3").exists() {
         return skip("python", "no python3");
     }
-    let finished = place.run(&place.session(), &["/usr/bin/python3", "-c", script]).await;
+    let finished = fixture.run(&fixture.session(), &["/usr/bin/python3", "-c", script]).await;
     assert_eq!(finished.stdout, "few\n", "{finished:?}");
 }
 
 in_every_mode!(
     memory_is_limited,
-    a_private_file_system_counts_as_memory,
-    processor_time_is_limited,
-    processor_time_of_all_processes_is_limited_together,
-    the_rate_of_processor_time_is_limited,
-    what_was_used_is_told,
-    the_private_file_systems_are_full_at_their_size,
-    files_are_not_larger_than_their_limit,
-    a_hoarder_of_descriptors_gets_no_more,
-    a_fork_bomb_is_held_and_its_neighbour_works_on,
-    a_fork_bomb_with_little_processor_time_dies_all_the_same,
-    processes_over_the_limit_are_refused_and_told,
+    tmpfs_counts_as_memory,
+    cpu_time_is_limited,
+    cpu_time_limit_covers_all_processes,
+    cpu_rate_is_limited,
+    usage_is_reported,
+    private_file_systems_have_size_limits,
+    file_size_is_limited,
+    open_files_are_limited,
+    fork_bomb_does_not_stop_neighbour,
+    throttled_fork_bomb_can_be_killed,
+    pids_limit_is_reported_as_outcome,
     threads_count_as_processes,
 );
 
@@ -167,11 +167,11 @@ in_every_mode!(
 in_mode!(
     logical = Logical:
     memory_is_limited,
-    processor_time_of_all_processes_is_limited_together,
-    the_rate_of_processor_time_is_limited,
-    what_was_used_is_told,
-    a_fork_bomb_is_held_and_its_neighbour_works_on,
-    a_fork_bomb_with_little_processor_time_dies_all_the_same,
-    processes_over_the_limit_are_refused_and_told,
+    cpu_time_limit_covers_all_processes,
+    cpu_rate_is_limited,
+    usage_is_reported,
+    fork_bomb_does_not_stop_neighbour,
+    throttled_fork_bomb_can_be_killed,
+    pids_limit_is_reported_as_outcome,
     threads_count_as_processes,
 );

@@ -5,17 +5,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod attacks;
+mod cgroups;
+mod cleanup;
 mod containers;
-mod deviations;
-mod endings;
+mod cpu_io;
+mod environment;
 mod exceptions;
-mod groups;
 mod harness;
 mod limits;
-mod machine;
 mod overlays;
 mod policies;
 mod programs;
-mod shares;
-mod surroundings;
+mod setup_check;
 mod unprivileged;
+mod vm;

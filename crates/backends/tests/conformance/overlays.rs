@@ -11,7 +11,7 @@ use codelia_sys::process;
 use codelia_types::Outcome;
 use tempfile::TempDir;
 
-use crate::harness::{Kind, Place, Session, in_every_mode};
+use crate::harness::{Fixture, Kind, Session, in_every_mode};
 
 const FIELD: &str = "policy.filesystem.overlay_paths";
 
@@ -40,13 +40,13 @@ fn content(dir: &Path) -> Vec<(String, String)> {
 }
 
 /// Whether the kind has overlays. One that has none refuses them by their field, which is all there is to see then.
-fn has_overlays(place: &mut Place, dir: &Path) -> bool {
-    place.policy.filesystem.overlay_paths = Some(vec![dir.to_owned()]);
-    if matches!(place.kind, Kind::Bwrap | Kind::Nsjail) {
-        assert!(place.host.enforceable.overlays, "this host mounts overlays");
+fn has_overlays(fixture: &mut Fixture, dir: &Path) -> bool {
+    fixture.policy.filesystem.overlay_paths = Some(vec![dir.to_owned()]);
+    if matches!(fixture.kind, Kind::Bwrap | Kind::Nsjail) {
+        assert!(fixture.host.enforceable.overlays, "this host mounts overlays");
         return true;
     }
-    assert_eq!(place.try_plan(&place.session()).unwrap_err().field, FIELD);
+    assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, FIELD);
     false
 }
 
@@ -62,8 +62,8 @@ fn mounters(session: &Session) -> usize {
     processes.filter(|process| is_one(process)).count()
 }
 
-async fn says(place: &Place, session: &Session, script: &str) -> String {
-    let finished = place.sh(session, script).await;
+async fn stdout_of(fixture: &Fixture, session: &Session, script: &str) -> String {
+    let finished = fixture.sh(session, script).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     finished.stdout
 }
@@ -71,47 +71,47 @@ async fn says(place: &Place, session: &Session, script: &str) -> String {
 const CHANGE: &str = "echo more >> readme && echo new > bin/new && echo x > bin/tool && rm old && mkdir -p a/b && \
                       echo deep > a/b/c && chmod 700 bin";
 
-async fn an_overlay_is_changed_for_its_session_alone(mut place: Place) {
+async fn overlay_changes_stay_in_session(mut fixture: Fixture) {
     let dir = tools();
     let (path, before) = (dir.path().display(), content(dir.path()));
-    if !has_overlays(&mut place, dir.path()) {
+    if !has_overlays(&mut fixture, dir.path()) {
         return;
     }
-    let (session, other) = (place.session(), place.session());
+    let (session, other) = (fixture.session(), fixture.session());
     let look = format!("cd {path} && cat readme bin/tool bin/new a/b/c; ls");
-    says(&place, &session, &format!("cd {path} && {CHANGE}")).await;
+    stdout_of(&fixture, &session, &format!("cd {path} && {CHANGE}")).await;
     let changed = "readme of the host\nmore\nx\nnew\ndeep\na\nbin\nreadme\n";
-    assert_eq!(says(&place, &session, &look).await, changed, "another run of the session sees it");
+    assert_eq!(stdout_of(&fixture, &session, &look).await, changed, "another run of the session sees it");
     let unchanged = "readme of the host\nbin/tool of the host\nbin\nold\nreadme\n";
-    assert_eq!(says(&place, &other, &look).await, unchanged, "another session does not");
+    assert_eq!(stdout_of(&fixture, &other, &look).await, unchanged, "another session does not");
     assert_eq!(content(dir.path()), before, "nor does the host");
     assert_eq!(mounters(&session), 0, "who mounted it is gone");
     // The control: what is only readable is not changed, by the same commands.
-    place.policy.filesystem.overlay_paths = None;
-    place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
-    let finished = place.sh(&place.session(), &format!("cd {path} && {CHANGE}")).await;
+    fixture.policy.filesystem.overlay_paths = None;
+    fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
+    let finished = fixture.sh(&fixture.session(), &format!("cd {path} && {CHANGE}")).await;
     assert_ne!(finished.outcome, Outcome::Exited(0));
 }
 
-async fn sandboxes_of_a_session_see_each_others_changes_at_once(mut place: Place) {
+async fn overlay_changes_are_visible_across_running_sandboxes(mut fixture: Fixture) {
     let (dir, second) = (tools(), tools());
     let path = dir.path().display();
-    if !has_overlays(&mut place, dir.path()) {
+    if !has_overlays(&mut fixture, dir.path()) {
         return;
     }
-    let session = place.session();
+    let session = fixture.session();
     let script = format!("cd {path}; cat bin/new; ls bin; echo ready; read line; cat bin/new readme");
-    let mut first = place.start(&session, &script).await;
+    let mut first = fixture.start(&session, &script).await;
     assert_eq!([first.line(), first.line()], ["tool", "ready"]);
     // One that has an overlay more is in the same namespace.
-    place.policy.filesystem.overlay_paths = Some(vec![second.path().to_owned(), dir.path().to_owned()]);
+    fixture.policy.filesystem.overlay_paths = Some(vec![second.path().to_owned(), dir.path().to_owned()]);
     let change = format!("cd {path} && {CHANGE} && echo x > {}/readme", second.path().display());
-    says(&place, &session, &change).await;
+    stdout_of(&fixture, &session, &change).await;
     let finished = first.finish_with("go on\n").await;
     assert_eq!(finished.stdout, "new\nreadme of the host\nmore\n", "{finished:?}");
 }
 
-async fn secrets_in_an_overlay_are_not_there(mut place: Place) {
+async fn secrets_in_overlay_are_hidden(mut fixture: Fixture) {
     let dir = tools();
     for name in [".ssh", ".config/gcloud"] {
         fs::create_dir_all(dir.path().join(name)).unwrap();
@@ -119,7 +119,7 @@ async fn secrets_in_an_overlay_are_not_there(mut place: Place) {
     }
     fs::write(dir.path().join(".config/settings"), "settings\n").unwrap();
     fs::write(dir.path().join(".netrc"), "secret\n").unwrap();
-    if !has_overlays(&mut place, dir.path()) {
+    if !has_overlays(&mut fixture, dir.path()) {
         return;
     }
     let script = format!(
@@ -127,44 +127,44 @@ async fn secrets_in_an_overlay_are_not_there(mut place: Place) {
          echo own > .netrc; cat .netrc",
         dir.path().display()
     );
-    place.host.runtime.homes = vec![dir.path().to_owned()];
+    fixture.host.runtime.homes = vec![dir.path().to_owned()];
     let hidden = "settings\n.config/gcloud:\n\n.ssh:\nown\n";
-    assert_eq!(says(&place, &place.session(), &script).await, hidden);
+    assert_eq!(stdout_of(&fixture, &fixture.session(), &script).await, hidden);
     // The control: with nobody's home known the same script reads them all.
-    place.host.runtime.homes.clear();
-    let shown = says(&place, &place.session(), &script).await;
+    fixture.host.runtime.homes.clear();
+    let shown = stdout_of(&fixture, &fixture.session(), &script).await;
     assert!(shown.starts_with("settings\nsecret\nsecret\nsecret\n"), "{shown}");
 }
 
-async fn the_layers_of_a_session_are_reached_by_no_other_path(mut place: Place) {
+async fn overlay_layers_are_unreachable_by_other_paths(mut fixture: Fixture) {
     let dir = tools();
-    if !has_overlays(&mut place, dir.path()) || process::own_user() != 0 {
+    if !has_overlays(&mut fixture, dir.path()) || process::own_user() != 0 {
         return;
     }
-    let session = place.session();
+    let session = fixture.session();
     let layers = codelia_policy::overlays_of(&session.dir);
-    place.policy.filesystem.read_only_paths = Some(vec![session.dir.parent().unwrap().to_owned()]);
+    fixture.policy.filesystem.read_only_paths = Some(vec![session.dir.parent().unwrap().to_owned()]);
     let script = format!(
         "cd {} && echo x > new; ls {layers} && echo reached; for way in {layers}/*/ {layers}/*/upper/new; do \
          cat $way 2>&1; done; echo held",
         dir.path().display(),
         layers = layers.display()
     );
-    let said = says(&place, &session, &script).await;
+    let said = stdout_of(&fixture, &session, &script).await;
     assert!(said.ends_with("held\n") && !said.contains("reached"), "{said}");
     // The control: they are there.
     let layer = fs::read_dir(&layers).unwrap().map(|entry| entry.unwrap().path().join("upper/new"));
     assert_eq!(layer.filter(|path| path.exists()).count(), 1);
 }
 
-async fn an_overlay_of_what_is_no_directory_is_refused_by_its_field(mut place: Place) {
+async fn overlay_of_non_directory_is_refused(mut fixture: Fixture) {
     let dir = tools();
-    if !has_overlays(&mut place, dir.path()) {
+    if !has_overlays(&mut fixture, dir.path()) {
         return;
     }
     for name in ["readme", "absent"] {
-        place.policy.filesystem.overlay_paths = Some(vec![dir.path().join(name)]);
-        let prepared = place.backend.prepare(&place.plan(&place.session())).await;
+        fixture.policy.filesystem.overlay_paths = Some(vec![dir.path().join(name)]);
+        let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
         assert!(
             matches!(&prepared, Err(codelia_backends::Error::Unenforceable { field }) if *field == FIELD),
             "{prepared:?}"
@@ -173,39 +173,39 @@ async fn an_overlay_of_what_is_no_directory_is_refused_by_its_field(mut place: P
 }
 
 /// As a file says it: a view that is only read, with what is denied in it, and overlays.
-async fn mode_static_changes_nothing_but_overlays(mut place: Place) {
+async fn static_mode_writes_only_to_overlays(mut fixture: Fixture) {
     let (open, dir) = (tools(), tools());
-    if !has_overlays(&mut place, dir.path()) {
+    if !has_overlays(&mut fixture, dir.path()) {
         return;
     }
     let (read, changed) = (open.path().display(), dir.path().display());
     let text = format!(
         "filesystem: {{mode: static, read_only_paths: [{read}], overlay_paths: [{changed}], denied_paths: [{read}/bin]}}"
     );
-    place.policy = Policy::parse(&text, Format::Yaml).unwrap();
+    fixture.policy = Policy::parse(&text, Format::Yaml).unwrap();
     let script = format!(
         "cat {read}/readme; echo x > {read}/new && echo written; cat {read}/bin/tool && echo reached
          cd {changed} && {CHANGE} && cat bin/tool"
     );
-    let finished = place.sh(&place.session(), &script).await;
+    let finished = fixture.sh(&fixture.session(), &script).await;
     assert_eq!(finished.stdout, "readme of the host\nx\n", "{finished:?}");
     // The control: without it the installation's writable path is written, with it the same path is shut.
-    let session = place.session();
-    session.give(open.path());
+    let session = fixture.session();
+    session.chown(open.path());
     let mut upper = Policy::default();
     upper.filesystem.read_write_paths = Some(vec![open.path().to_owned()]);
-    place.policy = upper.clone();
+    fixture.policy = upper.clone();
     let write = format!("echo x > {read}/new && echo written; true");
-    assert_eq!(says(&place, &session, &write).await, "written\n");
-    place.policy = upper.merge(&Policy::parse("filesystem: {mode: static}", Format::Yaml).unwrap());
-    assert_eq!(says(&place, &session, &write).await, "");
+    assert_eq!(stdout_of(&fixture, &session, &write).await, "written\n");
+    fixture.policy = upper.merge(&Policy::parse("filesystem: {mode: static}", Format::Yaml).unwrap());
+    assert_eq!(stdout_of(&fixture, &session, &write).await, "");
 }
 
 in_every_mode!(
-    mode_static_changes_nothing_but_overlays,
-    an_overlay_is_changed_for_its_session_alone,
-    sandboxes_of_a_session_see_each_others_changes_at_once,
-    secrets_in_an_overlay_are_not_there,
-    the_layers_of_a_session_are_reached_by_no_other_path,
-    an_overlay_of_what_is_no_directory_is_refused_by_its_field,
+    static_mode_writes_only_to_overlays,
+    overlay_changes_stay_in_session,
+    overlay_changes_are_visible_across_running_sandboxes,
+    secrets_in_overlay_are_hidden,
+    overlay_layers_are_unreachable_by_other_paths,
+    overlay_of_non_directory_is_refused,
 );

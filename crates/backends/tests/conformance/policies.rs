@@ -7,7 +7,7 @@ use codelia_policy::{Ids, Limit, Plan};
 use codelia_types::{Mode, NetworkMode, Outcome};
 use tempfile::TempDir;
 
-use crate::harness::{Place, in_every_mode};
+use crate::harness::{Fixture, in_every_mode};
 
 /// A directory of the host that everybody may read.
 fn shared() -> TempDir {
@@ -20,29 +20,29 @@ fn shared() -> TempDir {
     dir
 }
 
-async fn an_opened_path_can_be_read_and_not_written(mut place: Place) {
+async fn read_only_path_can_be_read_not_written(mut fixture: Fixture) {
     let dir = shared();
-    place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
+    fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
     let path = dir.path().display();
     let script = format!(
         "cat {path}/open {path}/closed/inner; echo x > {path}/new || echo x > {path}/open || echo held"
     );
-    assert_eq!(place.says(&script).await, "open\ninner\nheld\n");
+    assert_eq!(fixture.stdout_of(&script).await, "open\ninner\nheld\n");
 }
 
-async fn a_writable_path_can_be_written(mut place: Place) {
-    let (dir, session) = (shared(), place.session());
-    session.give(dir.path());
-    place.policy.filesystem.read_write_paths = Some(vec![dir.path().to_owned()]);
+async fn read_write_path_can_be_written(mut fixture: Fixture) {
+    let (dir, session) = (shared(), fixture.session());
+    session.chown(dir.path());
+    fixture.policy.filesystem.read_write_paths = Some(vec![dir.path().to_owned()]);
     let script = format!("echo new > {}/new", dir.path().display());
-    let finished = place.sh(&session, &script).await;
+    let finished = fixture.sh(&session, &script).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     assert_eq!(fs::read_to_string(dir.path().join("new")).unwrap(), "new\n");
 }
 
-async fn a_denied_path_under_an_opened_one_cannot_be_read_or_reached(mut place: Place) {
+async fn denied_path_below_open_path_is_unreachable(mut fixture: Fixture) {
     let dir = shared();
-    let files = &mut place.policy.filesystem;
+    let files = &mut fixture.policy.filesystem;
     files.read_only_paths = Some(vec![dir.path().to_owned()]);
     files.denied_paths = vec![dir.path().join("secret"), dir.path().join("closed")];
     let path = dir.path().display();
@@ -52,41 +52,41 @@ async fn a_denied_path_under_an_opened_one_cannot_be_read_or_reached(mut place: 
          echo x > {path}/closed/new && echo reached; umount {path}/closed && echo reached; echo held"
     );
     // To unmount is a system call that is told of, if it comes to that.
-    let finished = place.sh(&place.session(), &script).await;
+    let finished = fixture.sh(&fixture.session(), &script).await;
     assert_eq!(finished.stdout, "open\nheld\n", "{finished:?}");
 }
 
-async fn secrets_in_a_home_that_is_opened_are_hidden_even_if_they_are_named(mut place: Place) {
+async fn secrets_in_open_home_are_hidden(mut fixture: Fixture) {
     let dir = shared();
     for name in [".ssh", ".config/gcloud", ".kube"] {
         fs::create_dir_all(dir.path().join(name)).unwrap();
         fs::write(dir.path().join(name).join("key"), "secret\n").unwrap();
     }
     fs::write(dir.path().join(".netrc"), "secret\n").unwrap();
-    place.host.runtime.homes = vec![dir.path().to_owned()];
+    fixture.host.runtime.homes = vec![dir.path().to_owned()];
     let home = dir.path().display();
     let script = format!("cd {home}; cat open .ssh/key .config/gcloud/key .kube/key .netrc; true");
-    place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
-    assert_eq!(place.says(&script).await, "open\n");
-    place.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned(), dir.path().join(".kube")]);
-    assert_eq!(place.says(&script).await, "open\n");
+    fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
+    assert_eq!(fixture.stdout_of(&script).await, "open\n");
+    fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned(), dir.path().join(".kube")]);
+    assert_eq!(fixture.stdout_of(&script).await, "open\n");
     // The control: with nobody's home known the same script reads them all.
-    place.host.runtime.homes.clear();
-    assert_eq!(place.says(&script).await, "open\nsecret\nsecret\nsecret\nsecret\n");
+    fixture.host.runtime.homes.clear();
+    assert_eq!(fixture.stdout_of(&script).await, "open\nsecret\nsecret\nsecret\nsecret\n");
 }
 
-async fn a_denied_path_in_the_workspace_is_denied_before_it_exists(mut place: Place) {
-    place.policy.filesystem.denied_paths = vec![PathBuf::from("/workspace/.secrets")];
-    let said = place
-        .says("mkdir -p .secrets/x && echo reached; echo x > .secrets/y && echo reached; echo held")
+async fn denied_workspace_path_is_denied_before_it_exists(mut fixture: Fixture) {
+    fixture.policy.filesystem.denied_paths = vec![PathBuf::from("/workspace/.secrets")];
+    let said = fixture
+        .stdout_of("mkdir -p .secrets/x && echo reached; echo x > .secrets/y && echo reached; echo held")
         .await;
     assert_eq!(said, "held\n");
 }
 
-async fn denied_programs_of_the_runtime_are_gone(mut place: Place) {
-    place.policy.filesystem.denied_paths = vec![PathBuf::from("/bin/nice")];
-    let said = place
-        .says("nice true && echo reached; cat /usr/bin/nice > x && [ -s x ] && echo reached; echo held")
+async fn denied_runtime_programs_are_hidden(mut fixture: Fixture) {
+    fixture.policy.filesystem.denied_paths = vec![PathBuf::from("/bin/nice")];
+    let said = fixture
+        .stdout_of("nice true && echo reached; cat /usr/bin/nice > x && [ -s x ] && echo reached; echo held")
         .await;
     assert_eq!(said, "held\n");
 }
@@ -94,9 +94,9 @@ async fn denied_programs_of_the_runtime_are_gone(mut place: Place) {
 /// Makes a good plan a bad one.
 type Change = fn(&mut Plan);
 
-async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
-    let session = place.session();
-    let plan = place.plan(&session);
+async fn unenforceable_plan_is_refused_by_field(fixture: Fixture) {
+    let session = fixture.session();
+    let plan = fixture.plan(&session);
     let changes: [(&str, Change); 7] = [
         ("mode", |plan| plan.mode = Mode::Logical),
         ("ids", |plan| plan.ids = None),
@@ -110,7 +110,7 @@ async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
     for (field, change) in changes {
         let mut changed = plan.clone();
         change(&mut changed);
-        match place.backend.prepare(&changed).await {
+        match fixture.backend.prepare(&changed).await {
             Err(Error::Unenforceable { field: named }) if named == field => {}
             other => wrong.push(format!("{field}: {other:?}")),
         }
@@ -118,62 +118,62 @@ async fn plans_that_cannot_be_kept_are_refused_by_field(place: Place) {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-async fn what_a_blocked_call_tried_is_told(place: Place) {
-    let finished = place
-        .sh(&place.session(), r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0)'; true"#)
+async fn blocked_call_is_reported(fixture: Fixture) {
+    let finished = fixture
+        .sh(&fixture.session(), r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0)'; true"#)
         .await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     let names: Vec<_> = finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
     assert_eq!(names, ["mount"], "{finished:?}");
 }
 
-async fn too_many_blocked_calls_end_the_run(place: Place) {
+async fn too_many_blocked_calls_kill_the_run(fixture: Fixture) {
     let script = r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0) while 1'"#;
-    let finished = place.sh(&place.session(), script).await;
+    let finished = fixture.sh(&fixture.session(), script).await;
     assert_eq!(finished.outcome, Outcome::Violation("SYSCALL_BLOCKED".to_owned()), "{finished:?}");
 }
 
-async fn processes_are_debugged_only_where_the_policy_says_so(mut place: Place) {
+async fn ptrace_needs_debug_policy(mut fixture: Fixture) {
     let trace_me = r#"python3 -c 'import ctypes; print(ctypes.CDLL(None).ptrace(0, 0, 0, 0))'"#;
-    let refused = place.sh(&place.session(), trace_me).await;
+    let refused = fixture.sh(&fixture.session(), trace_me).await;
     let tried: Vec<_> = refused.violations.iter().map(|violation| violation.syscall.as_str()).collect();
     assert_eq!((refused.stdout.as_str(), tried), ("-1\n", vec!["ptrace"]));
-    place.policy.process.debug = Some(true);
-    assert_eq!(place.says(trace_me).await, "0\n");
+    fixture.policy.process.debug = Some(true);
+    assert_eq!(fixture.stdout_of(trace_me).await, "0\n");
 }
 
-async fn processes_are_forbidden_by_the_kernel(mut place: Place) {
-    place.policy.process.allow_fork = Some(false);
-    let finished = place.sh(&place.session(), "echo alone; /bin/true; echo not reached").await;
+async fn allow_fork_false_is_enforced(mut fixture: Fixture) {
+    fixture.policy.process.allow_fork = Some(false);
+    let finished = fixture.sh(&fixture.session(), "echo alone; /bin/true; echo not reached").await;
     assert!(finished.stdout.starts_with("alone\n") && !finished.stdout.contains("reached"), "{finished:?}");
 }
 
-async fn other_programs_are_forbidden_by_the_kernel(mut place: Place) {
-    place.policy.process.allow_exec = Some(false);
-    let finished = place.sh(&place.session(), "echo first; /bin/echo second; exec /bin/echo third").await;
+async fn allow_exec_false_is_enforced(mut fixture: Fixture) {
+    fixture.policy.process.allow_exec = Some(false);
+    let finished = fixture.sh(&fixture.session(), "echo first; /bin/echo second; exec /bin/echo third").await;
     assert_eq!(finished.stdout, "first\n", "{finished:?}");
 }
 
-async fn only_listed_programs_can_be_executed(mut place: Place) {
-    place.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into(), "/usr/bin/echo".into()]);
+async fn only_allowed_executables_run(mut fixture: Fixture) {
+    fixture.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into(), "/usr/bin/echo".into()]);
     let script =
         "/bin/echo listed; /bin/ls /; cp /bin/ls ./ls; ./ls /; cp /bin/ls /tmp/ls; /tmp/ls /; echo end";
-    let finished = place.sh(&place.session(), script).await;
+    let finished = fixture.sh(&fixture.session(), script).await;
     assert_eq!(finished.stdout, "listed\nend\n", "{finished:?}");
 }
 
 in_every_mode!(
-    an_opened_path_can_be_read_and_not_written,
-    a_writable_path_can_be_written,
-    a_denied_path_under_an_opened_one_cannot_be_read_or_reached,
-    secrets_in_a_home_that_is_opened_are_hidden_even_if_they_are_named,
-    a_denied_path_in_the_workspace_is_denied_before_it_exists,
-    denied_programs_of_the_runtime_are_gone,
-    plans_that_cannot_be_kept_are_refused_by_field,
-    what_a_blocked_call_tried_is_told,
-    too_many_blocked_calls_end_the_run,
-    processes_are_debugged_only_where_the_policy_says_so,
-    processes_are_forbidden_by_the_kernel,
-    other_programs_are_forbidden_by_the_kernel,
-    only_listed_programs_can_be_executed,
+    read_only_path_can_be_read_not_written,
+    read_write_path_can_be_written,
+    denied_path_below_open_path_is_unreachable,
+    secrets_in_open_home_are_hidden,
+    denied_workspace_path_is_denied_before_it_exists,
+    denied_runtime_programs_are_hidden,
+    unenforceable_plan_is_refused_by_field,
+    blocked_call_is_reported,
+    too_many_blocked_calls_kill_the_run,
+    ptrace_needs_debug_policy,
+    allow_fork_false_is_enforced,
+    allow_exec_false_is_enforced,
+    only_allowed_executables_run,
 );

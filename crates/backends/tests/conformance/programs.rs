@@ -9,23 +9,23 @@ use std::{
 
 use codelia_types::Outcome;
 
-use crate::harness::{Place, command, in_every_mode, skip};
+use crate::harness::{Fixture, command, in_every_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 
 /// Runs a script that must end with `works`, if the program is there.
-async fn works(place: &Place, program: &str, script: &str) {
+async fn works(fixture: &Fixture, program: &str, script: &str) {
     if !Path::new(program).exists() {
         println!("skipped: no {program}");
         return;
     }
-    let finished = place.sh(&place.session(), &format!("set -e\n{script}\necho works")).await;
+    let finished = fixture.sh(&fixture.session(), &format!("set -e\n{script}\necho works")).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     assert!(finished.stdout.ends_with("works\n"), "{finished:?}");
     assert!(finished.violations.is_empty(), "{finished:?}");
 }
 
-async fn python_with_threads_and_processes(place: Place) {
+async fn python_threads_and_processes_work(fixture: Fixture) {
     let script = r#"cat > t.py <<'END'
 import concurrent.futures as f, multiprocessing as m, subprocess, tempfile, socket, ssl, sqlite3, asyncio
 def square(n): return n * n
@@ -42,11 +42,11 @@ if __name__ == "__main__":
     asyncio.run(talk())
 END
 /usr/bin/python3 t.py && /usr/bin/python3 -m venv --without-pip v && v/bin/python -c 'print(1)'"#;
-    works(&place, "/usr/bin/python3", script).await;
+    works(&fixture, "/usr/bin/python3", script).await;
 }
 
-async fn node_with_workers_and_children(mut place: Place) {
-    place.limits.memory_bytes = 1024 * MIB;
+async fn node_workers_and_children_work(mut fixture: Fixture) {
+    fixture.limits.memory_bytes = 1024 * MIB;
     let script = r#"cat > t.js <<'END'
 const { Worker } = require('worker_threads'), { execFileSync } = require('child_process'), http = require('http');
 const assert = require('assert');
@@ -59,14 +59,14 @@ worker.on('message', n => {
 });
 END
 node t.js"#;
-    works(&place, "/usr/bin/node", script).await;
+    works(&fixture, "/usr/bin/node", script).await;
 }
 
-async fn java_with_threads_and_its_security_settings(mut place: Place) {
-    if place.kind.is_container() {
+async fn java_threads_and_security_settings_work(mut fixture: Fixture) {
+    if fixture.kind.is_container() {
         return println!("skipped: the image has no Java");
     }
-    place.limits.memory_bytes = 1024 * MIB;
+    fixture.limits.memory_bytes = 1024 * MIB;
     let script = r#"cat > T.java <<'END'
 import java.util.concurrent.*;
 public class T {
@@ -81,64 +81,67 @@ public class T {
 }
 END
 javac T.java && java T"#;
-    works(&place, "/usr/bin/javac", script).await;
+    works(&fixture, "/usr/bin/javac", script).await;
 }
 
-async fn git_commits_and_clones(place: Place) {
+async fn git_commits_and_clones(fixture: Fixture) {
     let git = ["/usr/bin/git", "/usr/local/bin/git"].into_iter().find(|path| Path::new(path).exists());
     let script = "git init -q a && cd a && git config user.email a@b && git config user.name a
         echo x > f && git add f && git commit -qm one && git clone -q . ../b && git -C ../b log --oneline | grep -q one";
-    works(&place, git.unwrap_or("/usr/bin/git"), script).await;
+    works(&fixture, git.unwrap_or("/usr/bin/git"), script).await;
 }
 
-async fn gcc_and_make_build(place: Place) {
+async fn gcc_and_make_build(fixture: Fixture) {
     let script = r#"printf '#include <stdio.h>\n#include <pthread.h>\nint main(){puts("built");}\n' > m.c
         printf 'all: m\n\t./m\nm: m.c\n\tgcc -O1 -pthread -o m m.c\n' > Makefile
         make -j2 | grep -q built"#;
-    works(&place, "/usr/bin/gcc", script).await;
+    works(&fixture, "/usr/bin/gcc", script).await;
 }
 
-async fn perl_and_shell_tools_work(place: Place) {
+async fn perl_and_shell_tools_work(fixture: Fixture) {
     let script = "seq 100 | sort -rn | head -1 | grep -qx 100; find /usr/share -maxdepth 1 | xargs -n 5 echo | awk 'END{exit NR==0}'
         tar cf - /etc/hosts 2>/dev/null | tar tf - | grep -q hosts; echo a b | sed s/a/c/ | cut -d' ' -f1 | grep -qx c
         date -u +%Y | grep -q 20; sleep 0.01; timeout 5 true; mktemp; ls -la / /proc/self > /dev/null; df . > /dev/null
         perl -e 'use POSIX; my $p = open(my $f, \"-|\", \"echo x\"); print <$f>; fork // die; wait'; nproc; uname -a; getent hosts localhost";
-    works(&place, "/usr/bin/perl", script).await;
+    works(&fixture, "/usr/bin/perl", script).await;
 }
 
 /// A toolchain outside of /usr comes in through the policy.
-async fn cargo_builds_offline(mut place: Place) {
+async fn cargo_builds_offline(mut fixture: Fixture) {
     let staged = tempfile::tempdir().unwrap();
     let toolchain = match stage_toolchain(staged.path()) {
         Ok(toolchain) => toolchain,
         Err(reason) => return skip("cargo", reason),
     };
-    place.limits.memory_bytes = 1024 * MIB;
-    place.policy.filesystem.read_only_paths = Some(vec![toolchain.clone()]);
-    let session = place.session();
+    fixture.limits.memory_bytes = 1024 * MIB;
+    fixture.policy.filesystem.read_only_paths = Some(vec![toolchain.clone()]);
+    let session = fixture.session();
     let script = format!(
         "export PATH={}/bin:$PATH; cargo init -q --vcs none tiny && cd tiny && cargo build -q --offline && ./target/debug/tiny",
         toolchain.display()
     );
-    let finished = place.launch(&session, &command(&["sh", "-c", &script])).await.unwrap().finish().await;
+    let finished = fixture.launch(&session, &command(&["sh", "-c", &script])).await.unwrap().finish().await;
     assert_eq!(finished.stdout, "Hello, world!\n", "{finished:?}");
     assert!(finished.violations.is_empty(), "{finished:?}");
 }
 
 /// Puts the compiler where everybody gets at it, for it may be in a home directory; as links if they can be.
-pub(crate) fn stage_toolchain(place: &Path) -> Result<PathBuf, String> {
+pub(crate) fn stage_toolchain(fixture: &Path) -> Result<PathBuf, String> {
     let printed =
         Command::new("rustc").args(["--print", "sysroot"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
     let printed = printed.map_err(|error| format!("rustc cannot be asked where it is: {error}"))?;
     let root = PathBuf::from(String::from_utf8_lossy(&printed.stdout).trim());
-    let into = place.join("toolchain");
+    let into = fixture.join("toolchain");
     for how in ["-rl", "-r"] {
         fs::create_dir_all(&into).map_err(|error| error.to_string())?;
         let mut copy = Command::new("cp");
         copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&into).current_dir(&root);
         if copy.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
             let open = |path| fs::set_permissions(path, Permissions::from_mode(0o755));
-            return open(place).and_then(|()| open(&into)).map(|()| into).map_err(|error| error.to_string());
+            return open(fixture)
+                .and_then(|()| open(&into))
+                .map(|()| into)
+                .map_err(|error| error.to_string());
         }
         fs::remove_dir_all(&into).map_err(|error| error.to_string())?;
     }
@@ -146,9 +149,9 @@ pub(crate) fn stage_toolchain(place: &Path) -> Result<PathBuf, String> {
 }
 
 in_every_mode!(
-    python_with_threads_and_processes,
-    node_with_workers_and_children,
-    java_with_threads_and_its_security_settings,
+    python_threads_and_processes_work,
+    node_workers_and_children_work,
+    java_threads_and_security_settings_work,
     git_commits_and_clones,
     gcc_and_make_build,
     perl_and_shell_tools_work,

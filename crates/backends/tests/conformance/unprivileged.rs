@@ -73,17 +73,17 @@ fn cases() -> String {
 }
 
 #[test]
-fn the_suite_of_bwrap_holds_for_an_ordinary_user() {
+fn bwrap_suite_passes_for_unprivileged_user() {
     if process::own_user() != 0 {
         println!("skipped: is run by root as an ordinary user, or is already one");
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
-    let suite = copy(&std::env::current_exe().unwrap(), place.path());
-    let init = copy(&init_path(), place.path());
+    let fixture = tempfile::tempdir().unwrap();
+    fs::set_permissions(fixture.path(), Permissions::from_mode(0o755)).unwrap();
+    let suite = copy(&std::env::current_exe().unwrap(), fixture.path());
+    let init = copy(&init_path(), fixture.path());
     let path = std::env::var("PATH").unwrap();
-    let path = match stage_toolchain(place.path()) {
+    let path = match stage_toolchain(fixture.path()) {
         Ok(toolchain) => format!("{}/bin:{path}", toolchain.display()),
         Err(_) => path,
     };

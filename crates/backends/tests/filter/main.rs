@@ -5,14 +5,14 @@
 // A test that cannot go on has failed.
 #![allow(clippy::unwrap_used)]
 
-mod attempt;
-mod calls;
+mod allowed;
 #[path = "../conformance/exceptions.rs"]
 #[allow(dead_code)]
 mod exceptions;
+mod fork_exec;
 #[path = "../conformance/harness.rs"]
 #[allow(dead_code)]
 mod harness;
-mod ordinary;
 mod privileges;
-mod rights;
+mod syscall_probe;
+mod syscalls;

@@ -19,10 +19,10 @@ use rustix::{
 use tempfile::TempDir;
 
 /// Long enough for anything here; a test that needs it has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A backend and a session's directory.
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     pub(crate) backend: Logical,
     pub(crate) host: Capabilities,
     pub(crate) limits: Limits,
@@ -46,7 +46,7 @@ pub(crate) struct Started {
     pub(crate) stderr: File,
 }
 
-impl Place {
+impl Fixture {
     pub(crate) async fn new() -> Self {
         let backend = Logical::new(LogicalOptions { init: init_path(), groups: Default::default() }).unwrap();
         let host = backend.probe().await;
@@ -55,9 +55,9 @@ impl Place {
 
     /// One whose host can limit nothing, so that there are no control groups.
     pub(crate) async fn without_groups() -> Self {
-        let mut place = Self::new().await;
-        place.host.enforceable = codelia_policy::Enforceable::default();
-        place
+        let mut fixture = Self::new().await;
+        fixture.host.enforceable = codelia_policy::Enforceable::default();
+        fixture
     }
 
     pub(crate) fn plan(&self) -> Plan {
@@ -166,14 +166,14 @@ pub(crate) fn init_path() -> PathBuf {
 }
 
 /// Whether the host can limit by control groups. If not, the caller returns, unless it is required.
-pub(crate) fn has_groups(place: &Place) -> bool {
-    let can = place.host.enforceable;
+pub(crate) fn has_groups(fixture: &Fixture) -> bool {
+    let can = fixture.host.enforceable;
     if can.memory && can.pids && can.cpu {
         return true;
     }
     let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
-    assert!(!required.contains("cgroup"), "control groups are required: {:?}", place.host.gaps);
-    println!("skipped: no control groups: {:?}", place.host.gaps);
+    assert!(!required.contains("cgroup"), "control groups are required: {:?}", fixture.host.gaps);
+    println!("skipped: no control groups: {:?}", fixture.host.gaps);
     false
 }
 
@@ -197,14 +197,14 @@ pub(crate) fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
 /// Waits for the end of a process that is not a child of the test.
 pub(crate) fn wait_for_end(pid: Pid) {
     let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return };
-    let timeout = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
     let ended = rustix::event::poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).unwrap();
     assert_eq!(ended, 1, "process {pid} lives on");
 }
 
 /// Waits for something that gives no event.
 pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "still not: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;

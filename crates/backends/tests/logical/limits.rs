@@ -3,7 +3,7 @@
 use codelia_backends::{Backend, Error};
 use codelia_types::{Outcome, RunId};
 
-use crate::harness::{Place, groups_of, has_groups};
+use crate::harness::{Fixture, groups_of, has_groups};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -16,47 +16,47 @@ fn read_limit(sandbox: RunId, names: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn a_command_that_uses_up_its_memory_is_oom() {
-    let mut place = Place::new().await;
-    if !has_groups(&place) {
+async fn command_over_memory_limit_is_oom() {
+    let mut fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
-    place.limits.memory_bytes = 32 * MIB;
+    fixture.limits.memory_bytes = 32 * MIB;
     // It keeps the one endless line it reads.
-    let finished = place.run(&["tail", "/dev/zero"]).await;
+    let finished = fixture.run(&["tail", "/dev/zero"]).await;
     assert_eq!(finished.outcome, Outcome::Oom);
     let peak = finished.usage.peak_memory_bytes;
     assert!((16 * MIB..=32 * MIB).contains(&peak), "{peak}");
-    assert_eq!(place.run(&["sh", "-c", "tail /dev/zero; exit $?"]).await.outcome, Outcome::Oom);
-    let lived_on = place.run(&["sh", "-c", "tail /dev/zero; exit 4"]).await;
+    assert_eq!(fixture.run(&["sh", "-c", "tail /dev/zero; exit $?"]).await.outcome, Outcome::Oom);
+    let lived_on = fixture.run(&["sh", "-c", "tail /dev/zero; exit 4"]).await;
     assert_eq!(lived_on.outcome, Outcome::Exited(4));
 }
 
 #[tokio::test]
-async fn more_processes_than_the_limit_cannot_be_started() {
-    let mut place = Place::new().await;
-    if !has_groups(&place) {
+async fn pids_limit_stops_new_processes() {
+    let mut fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
     let nine_children = ["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done; echo all"];
-    place.limits.pids = 10;
-    assert_eq!(place.run(&nine_children).await.text(), "all\n");
-    place.limits.pids = 9;
-    let finished = place.run(&nine_children).await;
+    fixture.limits.pids = 10;
+    assert_eq!(fixture.run(&nine_children).await.text(), "all\n");
+    fixture.limits.pids = 9;
+    let finished = fixture.run(&nine_children).await;
     assert_eq!(finished.text(), "");
     assert_ne!(finished.outcome, Outcome::Exited(0));
 }
 
 #[tokio::test]
-async fn the_groups_hold_what_the_plan_says() {
-    let mut place = Place::new().await;
-    if !has_groups(&place) {
+async fn cgroups_hold_plan_limits() {
+    let mut fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
-    place.limits.cpu_millis = 1500;
-    place.limits.memory_bytes = 64 * MIB;
-    place.limits.pids = 20;
-    let started = place.start(&["cat"]).await;
+    fixture.limits.cpu_millis = 1500;
+    fixture.limits.memory_bytes = 64 * MIB;
+    fixture.limits.pids = 20;
+    let started = fixture.start(&["cat"]).await;
     let cpu = read_limit(started.sandbox, &["cpu.cfs_quota_us", "cpu.max"]);
     assert!(cpu == "150000" || cpu == "150000 100000", "{cpu}");
     let memory = read_limit(started.sandbox, &["memory.limit_in_bytes", "memory.max"]);
@@ -66,27 +66,27 @@ async fn the_groups_hold_what_the_plan_says() {
 }
 
 #[tokio::test]
-async fn open_files_and_core_dumps_are_limited_and_cannot_be_raised() {
-    let mut place = Place::new().await;
-    place.limits.open_files = 77;
-    let text = place.run(&["sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"]).await.text();
+async fn open_files_and_core_dumps_are_limited() {
+    let mut fixture = Fixture::new().await;
+    fixture.limits.open_files = 77;
+    let text = fixture.run(&["sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"]).await.text();
     assert_eq!(text, "77\n77\n0\n");
-    place.limits.open_files = u64::MAX;
-    assert_eq!(place.run(&["true"]).await.outcome, Outcome::Exited(0), "a lower limit of the host stays");
+    fixture.limits.open_files = u64::MAX;
+    assert_eq!(fixture.run(&["true"]).await.outcome, Outcome::Exited(0), "a lower limit of the host stays");
 }
 
 #[tokio::test]
-async fn a_plan_of_another_mode_is_refused_by_field() {
-    let place = Place::new().await;
-    let mut plan = place.plan();
+async fn plan_of_another_mode_is_refused_by_field() {
+    let fixture = Fixture::new().await;
+    let mut plan = fixture.plan();
     plan.hostname = Some("inside".into());
-    let error = place.backend.prepare(&plan).await.unwrap_err();
+    let error = fixture.backend.prepare(&plan).await.unwrap_err();
     assert!(matches!(error, Error::Unenforceable { field: "hostname" }), "{error}");
 }
 
 #[tokio::test]
-async fn the_probe_says_what_this_host_can_do() {
-    let place = Place::new().await;
-    assert!(place.host.usable, "{:?}", place.host.gaps);
-    assert!(!place.host.enforceable.network);
+async fn probe_reports_host_capabilities() {
+    let fixture = Fixture::new().await;
+    assert!(fixture.host.usable, "{:?}", fixture.host.gaps);
+    assert!(!fixture.host.enforceable.network);
 }

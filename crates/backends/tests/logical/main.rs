@@ -3,10 +3,10 @@
 // A test that cannot go on has failed.
 #![allow(clippy::unwrap_used)]
 
+mod cleanup;
 mod command;
-mod destruction;
 mod harness;
 mod limits;
+mod process_tree;
 mod refusal;
 mod terminal;
-mod tree;

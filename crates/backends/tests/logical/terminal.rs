@@ -6,7 +6,7 @@ use codelia_backends::Stdio;
 use codelia_sys::pty::{Pty, WindowSize, set_window_size};
 use codelia_types::{Outcome, TerminalSize};
 
-use crate::harness::{Place, command};
+use crate::harness::{Fixture, command};
 
 /// Reads until the command's side is closed, which a terminal tells as EIO.
 fn read_terminal(mut controller: &File, until: impl Fn(&str) -> bool) -> String {
@@ -21,8 +21,8 @@ fn read_terminal(mut controller: &File, until: impl Fn(&str) -> bool) -> String 
 }
 
 #[tokio::test]
-async fn the_terminal_is_the_controlling_one_has_its_size_and_its_changes() {
-    let place = Place::new().await;
+async fn terminal_is_controlling_and_resizes() {
+    let fixture = Fixture::new().await;
     let pty = Pty::open(WindowSize { columns: 97, rows: 31 }).unwrap();
     let stream = || pty.terminal.try_clone().unwrap();
     let stdio = Stdio { stdin: stream(), stdout: stream(), stderr: stream() };
@@ -30,7 +30,7 @@ async fn the_terminal_is_the_controlling_one_has_its_size_and_its_changes() {
         echo controlling > /dev/tty; trap 'stty size; exit 3' WINCH; echo ready; while :; do read line; done";
     let mut command = command(&["sh", "-c", script]);
     command.terminal = Some(TerminalSize { columns: 97, rows: 31 });
-    let mut running = place.prepare().await.launch(&command, stdio).await.unwrap().running;
+    let mut running = fixture.prepare().await.launch(&command, stdio).await.unwrap().running;
     drop(pty.terminal);
 
     let controller = File::from(pty.controller);

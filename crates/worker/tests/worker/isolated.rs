@@ -14,10 +14,10 @@ use codelia_store::{EventKind, Run, SessionRef};
 use codelia_tests::{available, eventually, is_root};
 use codelia_types::{Mode, Outcome, Receipt, SessionId};
 
-use crate::world::{Shape, World, shell};
+use crate::fixture::{Fixture, Settings, shell};
 
 /// A worker with mode `bwrap`; `None` where that cannot be had.
-async fn isolating() -> Option<World> {
+async fn isolating() -> Option<Fixture> {
     let Some(init) = std::env::var_os("CODELIA_INIT").map(PathBuf::from) else {
         available("bwrap", Some("CODELIA_INIT does not name codelia-init"));
         return None;
@@ -30,73 +30,73 @@ async fn isolating() -> Option<World> {
     if !available("bwrap", missing.as_deref()) {
         return None;
     }
-    Some(World::with(Shape::default(), vec![Arc::new(backend)]).await)
+    Some(Fixture::with(Settings::default(), vec![Arc::new(backend)]).await)
 }
 
 fn isolated(script: &str) -> RunSpec {
     RunSpec { mode: Mode::Bwrap, ..shell(script) }
 }
 
-async fn run(world: &World, session: SessionId, spec: &RunSpec) -> (Run, String) {
-    let run = world.start(session, spec).await;
-    let row = world.ended(run).await;
+async fn run(fixture: &Fixture, session: SessionId, spec: &RunSpec) -> (Run, String) {
+    let run = fixture.start(session, spec).await;
+    let row = fixture.ended(run).await;
     assert_eq!(row.receipt, Some(Receipt::default()), "nothing is left: {:?}", row.outcome);
-    (row, String::from_utf8(world.output(run).await).unwrap())
+    (row, String::from_utf8(fixture.output(run).await).unwrap())
 }
 
 #[tokio::test]
-async fn two_sessions_have_users_of_their_own_and_do_not_see_each_other() {
-    let Some(world) = isolating().await else { return };
-    let (mine, theirs) = (world.held_session().await, world.held_session().await);
-    let (row, _) = run(&world, theirs, &isolated("echo secret > file; chmod 666 file")).await;
+async fn sessions_have_own_users_and_are_isolated() {
+    let Some(fixture) = isolating().await else { return };
+    let (mine, theirs) = (fixture.held_session().await, fixture.held_session().await);
+    let (row, _) = run(&fixture, theirs, &isolated("echo secret > file; chmod 666 file")).await;
     assert_eq!(row.outcome, Some(Outcome::Exited(0)));
-    let file = world.directory(theirs).join("file");
+    let file = fixture.directory(theirs).join("file");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n", "what it wrote is on the host");
 
     let attack =
         format!("exec 2>&1; cat {0}; (echo changed > {0}); ls /workspace; id -u; pwd", file.display());
-    let (row, output) = run(&world, mine, &isolated(&attack)).await;
+    let (row, output) = run(&fixture, mine, &isolated(&attack)).await;
     assert_eq!(row.outcome, Some(Outcome::Exited(0)));
     assert!(!output.contains("secret") && output.ends_with("1000\n/workspace\n"), "{output}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n");
-    let owner = |session| std::fs::metadata(world.directory(session)).unwrap().uid();
+    let owner = |session| std::fs::metadata(fixture.directory(session)).unwrap().uid();
     assert_eq!(owner(mine) != owner(theirs), is_root(), "where it may choose, each has its own");
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn what_a_session_changed_in_an_overlay_is_kept_for_its_runs_and_goes_with_it() {
-    let Some(world) = isolating().await else { return };
+async fn overlay_changes_live_as_long_as_session() {
+    let Some(fixture) = isolating().await else { return };
     let host = tempfile::tempdir().unwrap();
     std::fs::set_permissions(host.path(), Permissions::from_mode(0o755)).unwrap();
     std::fs::write(host.path().join("file"), "of the host\n").unwrap();
-    let session = world.held_session().await;
+    let session = fixture.held_session().await;
     let overlaid = |script: &str| {
         let mut spec = isolated(&format!("cd {}; {script}", host.path().display()));
         spec.policy.filesystem.overlay_paths = Some(vec![host.path().to_owned()]);
         spec
     };
-    let (row, output) = run(&world, session, &overlaid("cat file; echo changed > file; rm -f x")).await;
+    let (row, output) = run(&fixture, session, &overlaid("cat file; echo changed > file; rm -f x")).await;
     assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "of the host\n"));
-    let (_, output) = run(&world, session, &overlaid("cat file")).await;
+    let (_, output) = run(&fixture, session, &overlaid("cat file")).await;
     assert_eq!(output, "changed\n");
     assert_eq!(std::fs::read_to_string(host.path().join("file")).unwrap(), "of the host\n");
-    let layers = codelia_policy::overlays_of(&world.directory(session));
+    let layers = codelia_policy::overlays_of(&fixture.directory(session));
     assert!(layers.is_dir());
-    world.store.session_close(&world.tenant, &SessionRef::Id(session)).await.unwrap();
+    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
     eventually("the layers are gone", || async { (!layers.exists()).then_some(()) }).await;
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn a_blocked_call_is_told_kept_and_an_event() {
-    let Some(world) = isolating().await else { return };
-    let session = world.held_session().await;
+async fn blocked_call_is_streamed_stored_and_audited() {
+    let Some(fixture) = isolating().await else { return };
+    let session = fixture.held_session().await;
     let script = "unshare --user true && echo escaped; echo went on; read line";
     let mut spec = isolated(script);
     spec.command.stdin = true;
-    let run = world.start(session, &spec).await;
-    let mut watcher = world.attach(run, false).await;
+    let run = fixture.start(session, &spec).await;
+    let mut watcher = fixture.attach(run, false).await;
     let told = loop {
         if let Some(Event::Violation(violation)) = watcher.event().await {
             break violation;
@@ -105,55 +105,56 @@ async fn a_blocked_call_is_told_kept_and_an_event() {
     assert_eq!((told.kind.as_str(), told.syscall.as_str()), ("SYSCALL_BLOCKED", "unshare"));
     assert_eq!(told.args.len(), 6);
     watcher.send(codelia_proto::internal::v1::attach_run_request::Kind::Stdin(b"\n".to_vec())).await;
-    let row = world.ended(run).await;
+    let row = fixture.ended(run).await;
     assert_eq!(row.outcome, Some(Outcome::Exited(0)));
-    let output = String::from_utf8(world.output(run).await).unwrap();
+    let output = String::from_utf8(fixture.output(run).await).unwrap();
     assert!(output.contains("went on") && !output.contains("escaped"), "{output}");
     assert_eq!((row.violations.total, row.violations.seen.len()), (1, 1));
     let events =
-        world.store.event_list(&world.tenant, Some(EventKind::SyscallBlocked), None, 10).await.unwrap();
+        fixture.store.event_list(&fixture.tenant, Some(EventKind::SyscallBlocked), None, 10).await.unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].concerned.run, Some(run));
     assert_eq!(events[0].happening.detail["syscall"], "unshare");
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn too_much_memory_is_its_own_outcome() {
-    let Some(world) = isolating().await else { return };
-    let session = world.held_session().await;
+async fn memory_limit_is_its_own_outcome() {
+    let Some(fixture) = isolating().await else { return };
+    let session = fixture.held_session().await;
     let mut spec = isolated("exec tail /dev/zero");
     spec.limits.memory_bytes = 32 << 20;
-    let (row, _) = run(&world, session, &spec).await;
+    let (row, _) = run(&fixture, session, &spec).await;
     assert_eq!(row.outcome, Some(Outcome::Oom));
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn a_session_in_use_has_a_sandbox_prepared_for_its_next_run() {
-    let Some(world) = isolating().await else { return };
-    let session = world.held_session().await;
+async fn sandbox_is_prepared_for_next_run() {
+    let Some(fixture) = isolating().await else { return };
+    let session = fixture.held_session().await;
     let prepared = || async {
-        let (row, output) = run(&world, session, &isolated("echo hello")).await;
+        let (row, output) = run(&fixture, session, &isolated("echo hello")).await;
         assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "hello\n"));
         row.prepared.filter(|prepared| *prepared)
     };
     eventually("a run finds a prepared sandbox", prepared).await;
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn what_the_mode_cannot_enforce_is_refused_by_name_and_an_event() {
-    let Some(world) = isolating().await else { return };
-    let session = world.held_session().await;
+async fn unenforceable_field_is_refused_and_audited() {
+    let Some(fixture) = isolating().await else { return };
+    let session = fixture.held_session().await;
     let mut spec = isolated("true");
     spec.network = Some(codelia_types::NetworkMode::Host);
-    let id = world.start(session, &spec).await;
-    let row = world.ended(id).await;
+    let id = fixture.start(session, &spec).await;
+    let row = fixture.ended(id).await;
     let Some(Outcome::Refused(refusal)) = row.outcome else { panic!("{:?}", row.outcome) };
     assert_eq!(refusal.reason, "UNENFORCEABLE");
-    let events = world.store.event_list(&world.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
+    let events =
+        fixture.store.event_list(&fixture.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].happening.field.as_deref(), Some("network"));
-    world.end().await;
+    fixture.end().await;
 }

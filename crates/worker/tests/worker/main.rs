@@ -4,13 +4,13 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "all of this is test code")]
 
-mod channel;
 mod drain;
 mod files;
+mod fixture;
+mod internal_tls;
 mod isolated;
 mod lease;
-mod plain;
+mod process_backend;
 mod receipt;
 mod run;
 mod session;
-mod world;

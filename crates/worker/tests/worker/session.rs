@@ -7,54 +7,54 @@ use codelia_store::SessionRef;
 use codelia_tests::eventually;
 use codelia_types::Outcome;
 
-use crate::world::{Shape, World, shell};
+use crate::fixture::{Fixture, Settings, shell};
 
 #[tokio::test]
-async fn a_session_has_a_private_directory_from_its_offer_on() {
-    let world = World::new(Shape::default()).await;
-    let session = world.held_session().await;
-    let mode = std::fs::metadata(world.directory(session)).unwrap().permissions().mode();
+async fn offered_session_has_private_directory() {
+    let fixture = Fixture::new(Settings::default()).await;
+    let session = fixture.held_session().await;
+    let mode = std::fs::metadata(fixture.directory(session)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    world.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn a_closed_session_loses_its_runs_and_its_directory() {
-    let world = World::new(Shape::default()).await;
-    let session = world.held_session().await;
-    let run = world.start(session, &shell("touch file; sleep 1000")).await;
-    world.store.session_close(&world.tenant, &SessionRef::Id(session)).await.unwrap();
+async fn closing_session_ends_runs_and_removes_directory() {
+    let fixture = Fixture::new(Settings::default()).await;
+    let session = fixture.held_session().await;
+    let run = fixture.start(session, &shell("touch file; sleep 1000")).await;
+    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
     let request = CloseSessionRequest { session_id: session.to_string() };
-    world.caller.clone().close_session(request).await.unwrap();
-    assert_eq!(world.ended(run).await.outcome, Some(Outcome::Canceled));
-    gone(&world, session).await;
-    world.end().await;
+    fixture.caller.clone().close_session(request).await.unwrap();
+    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
+    gone(&fixture, session).await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn a_close_that_only_the_store_knows_of_is_found() {
-    let world = World::new(Shape::default()).await;
-    let session = world.held_session().await;
-    let run = world.start(session, &shell("sleep 1000")).await;
-    world.store.session_close(&world.tenant, &SessionRef::Id(session)).await.unwrap();
-    assert_eq!(world.ended(run).await.outcome, Some(Outcome::Canceled));
-    gone(&world, session).await;
-    world.end().await;
+async fn poll_finds_close_in_store() {
+    let fixture = Fixture::new(Settings::default()).await;
+    let session = fixture.held_session().await;
+    let run = fixture.start(session, &shell("sleep 1000")).await;
+    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
+    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
+    gone(&fixture, session).await;
+    fixture.end().await;
 }
 
 #[tokio::test]
-async fn a_session_whose_time_is_over_loses_its_directory() {
-    let world = World::new(Shape::default()).await;
-    let session = world.session(Duration::from_millis(1500)).await;
-    let (run, _) = world.record(session, &shell("touch file")).await;
-    world.ended(run.id).await;
-    gone(&world, session).await;
-    world.end().await;
+async fn expired_session_loses_its_directory() {
+    let fixture = Fixture::new(Settings::default()).await;
+    let session = fixture.session(Duration::from_millis(1500)).await;
+    let (run, _) = fixture.record(session, &shell("touch file")).await;
+    fixture.ended(run.id).await;
+    gone(&fixture, session).await;
+    fixture.end().await;
 }
 
-async fn gone(world: &World, session: codelia_types::SessionId) {
-    let directory = world.directory(session);
+async fn gone(fixture: &Fixture, session: codelia_types::SessionId) {
+    let directory = fixture.directory(session);
     eventually("the directory is gone", || async { (!directory.exists()).then_some(()) }).await;
-    let unheld = || async { world.holder(session).await.is_none().then_some(()) };
+    let unheld = || async { fixture.holder(session).await.is_none().then_some(()) };
     eventually("the lease has ended", unheld).await;
 }

@@ -3,8 +3,8 @@
 use codelia_types::Outcome;
 
 use crate::{
-    attempt::{ENOSYS, EPERM, SIGSYS, attempt, call, session, unfiltered},
-    harness::{Place, in_every_mode},
+    harness::{Fixture, in_every_mode},
+    syscall_probe::{ENOSYS, EPERM, SIGSYS, attempt, call, session, unfiltered},
 };
 
 const SIGCHLD: u64 = 17;
@@ -32,11 +32,11 @@ const DANGEROUS: [(&str, i64); 16] = [
 /// Arguments that no call can do anything with: bad pointers, descriptors and flags.
 const ARGS: [u64; 6] = [0x11, 0x22, 0x33, 0x44, 0x55, 0x66];
 
-async fn dangerous_calls_are_refused_and_told(place: Place) {
-    let Some(session) = session(&place) else { return };
+async fn dangerous_calls_are_refused_and_reported(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
     let (open, control) = unfiltered().await;
     for (name, nr) in DANGEROUS {
-        let (errno, violations) = call(&place, &session, nr, &ARGS).await;
+        let (errno, violations) = call(&fixture, &session, nr, &ARGS).await;
         assert_eq!(errno, EPERM, "{name}");
         let [violation] = violations.as_slice() else { panic!("{name}: {violations:?}") };
         assert_eq!((violation.kind.as_str(), violation.syscall.as_str()), ("SYSCALL_BLOCKED", name));
@@ -46,41 +46,41 @@ async fn dangerous_calls_are_refused_and_told(place: Place) {
     }
 }
 
-async fn namespaces_are_refused_to_clone(place: Place) {
-    let Some(session) = session(&place) else { return };
+async fn clone_with_namespace_flags_is_refused(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
     for flag in [0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000] {
-        let (errno, violations) = call(&place, &session, 56, &[flag | SIGCHLD]).await;
+        let (errno, violations) = call(&fixture, &session, 56, &[flag | SIGCHLD]).await;
         assert_eq!((errno, violations.len()), (EPERM, 1), "{flag:#x}");
         assert_eq!((violations[0].syscall.as_str(), violations[0].args[0]), ("clone", flag | SIGCHLD));
     }
-    assert_eq!(call(&place, &session, 56, &[SIGCHLD]).await, (0, Vec::new()), "the control: a plain fork");
+    assert_eq!(call(&fixture, &session, 56, &[SIGCHLD]).await, (0, Vec::new()), "the control: a plain fork");
 }
 
-async fn clone3_is_a_call_that_this_kernel_does_not_have(place: Place) {
-    let Some(session) = session(&place) else { return };
-    assert_eq!(call(&place, &session, 435, &[0, 0]).await, (ENOSYS, Vec::new()));
+async fn clone3_returns_enosys(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
+    assert_eq!(call(&fixture, &session, 435, &[0, 0]).await, (ENOSYS, Vec::new()));
     let (open, control) = unfiltered().await;
     assert_ne!(call(&open, &control, 435, &[0, 0]).await.0, ENOSYS, "the control");
 }
 
-async fn a_call_newer_than_we_know_is_told_by_number(place: Place) {
-    let Some(session) = session(&place) else { return };
-    let (errno, violations) = call(&place, &session, 999, &[7]).await;
+async fn unknown_call_is_reported_by_number(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
+    let (errno, violations) = call(&fixture, &session, 999, &[7]).await;
     assert_eq!((errno, violations.len()), (ENOSYS, 1));
     assert_eq!((violations[0].syscall.as_str(), violations[0].nr, violations[0].args[0]), ("#999", 999, 7));
 }
 
-async fn a_listener_of_its_own_is_refused_to_a_command(place: Place) {
-    let Some(session) = session(&place) else { return };
+async fn seccomp_listener_is_refused(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
     // Set a filter, with a new listener.
-    let (errno, violations) = call(&place, &session, 317, &[1, 8, 0]).await;
+    let (errno, violations) = call(&fixture, &session, 317, &[1, 8, 0]).await;
     assert_eq!((errno, violations.len()), (EPERM, 1));
-    let (errno, violations) = call(&place, &session, 317, &[1, 0, 0]).await;
+    let (errno, violations) = call(&fixture, &session, 317, &[1, 0, 0]).await;
     assert_eq!((errno, violations), (14, Vec::new()), "the control: a plain filter is only malformed");
 }
 
-async fn sockets_of_dangerous_families_are_refused(place: Place) {
-    let Some(session) = session(&place) else { return };
+async fn dangerous_socket_families_are_refused(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
     let (unix, inet, inet6, netlink) = (1, 2, 10, 16);
     let (stream, datagram, raw, close_on_exec) = (1, 2, 3, 0o2_000_000);
     let refused = [
@@ -98,7 +98,7 @@ async fn sockets_of_dangerous_families_are_refused(place: Place) {
         [1 << 32 | 40, stream, 0], // AF_VSOCK, as the kernel reads it
     ];
     for args in refused {
-        let (errno, violations) = call(&place, &session, 41, &args).await;
+        let (errno, violations) = call(&fixture, &session, 41, &args).await;
         assert_eq!((errno, violations.len()), (EPERM, 1), "{args:?}");
         assert_eq!((violations[0].syscall.as_str(), &violations[0].args[..3]), ("socket", args.as_slice()));
     }
@@ -111,34 +111,34 @@ async fn sockets_of_dangerous_families_are_refused(place: Place) {
         [netlink, raw, 0],
     ];
     for args in allowed {
-        assert_eq!(call(&place, &session, 41, &args).await, (0, Vec::new()), "{args:?}");
+        assert_eq!(call(&fixture, &session, 41, &args).await, (0, Vec::new()), "{args:?}");
     }
 }
 
-async fn the_calls_of_other_abis_kill(place: Place) {
-    let Some(session) = session(&place) else { return };
+async fn foreign_abi_calls_kill(fixture: Fixture) {
+    let Some(session) = session(&fixture) else { return };
     let x32_getpid = (0x4000_0000_i64 + 39).to_string();
-    let killed = attempt(&place, &session, &["call", &x32_getpid]).await;
+    let killed = attempt(&fixture, &session, &["call", &x32_getpid]).await;
     assert_eq!(killed.outcome, Outcome::Signaled(SIGSYS));
     let (open, control) = unfiltered().await;
     let lived = attempt(&open, &control, &["call", &x32_getpid]).await;
     assert_eq!(lived.outcome, Outcome::Exited(0), "the control");
 
     if attempt(&open, &control, &["ia32"]).await.outcome == Outcome::Exited(0) {
-        let killed = attempt(&place, &session, &["ia32"]).await;
+        let killed = attempt(&fixture, &session, &["ia32"]).await;
         assert_eq!(killed.outcome, Outcome::Signaled(SIGSYS));
     } else {
         println!("skipped: this kernel has no calls of 32-bit programs");
     }
 }
 
-async fn the_limit_of_violations_ends_the_run(mut place: Place) {
-    place.policy.syscalls.violation_limit = Some(3);
-    let Some(session) = session(&place) else { return };
+async fn violation_limit_kills_the_run(mut fixture: Fixture) {
+    fixture.policy.syscalls.violation_limit = Some(3);
+    let Some(session) = session(&fixture) else { return };
     let script = |times: u32| format!("for i in $(seq {times}); do ./attempt call 161 17; done");
-    let finished = place.sh(&session, &script(2)).await;
+    let finished = fixture.sh(&session, &script(2)).await;
     assert_eq!((finished.outcome, finished.stdout.as_str()), (Outcome::Exited(0), "1\n1\n"));
-    let finished = place.sh(&session, &script(100)).await;
+    let finished = fixture.sh(&session, &script(100)).await;
     assert_eq!(finished.outcome, Outcome::Violation("SYSCALL_BLOCKED".into()));
     assert_eq!(
         (finished.violations.len(), finished.stdout.as_str()),
@@ -148,12 +148,12 @@ async fn the_limit_of_violations_ends_the_run(mut place: Place) {
 }
 
 in_every_mode!(
-    dangerous_calls_are_refused_and_told,
-    namespaces_are_refused_to_clone,
-    clone3_is_a_call_that_this_kernel_does_not_have,
-    a_call_newer_than_we_know_is_told_by_number,
-    a_listener_of_its_own_is_refused_to_a_command,
-    sockets_of_dangerous_families_are_refused,
-    the_calls_of_other_abis_kill,
-    the_limit_of_violations_ends_the_run,
+    dangerous_calls_are_refused_and_reported,
+    clone_with_namespace_flags_is_refused,
+    clone3_returns_enosys,
+    unknown_call_is_reported_by_number,
+    seccomp_listener_is_refused,
+    dangerous_socket_families_are_refused,
+    foreign_abi_calls_kill,
+    violation_limit_kills_the_run,
 );

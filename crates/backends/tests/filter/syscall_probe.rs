@@ -4,7 +4,7 @@ use std::{os::unix::fs::PermissionsExt, path::PathBuf, process::Command, sync::L
 
 use codelia_types::{Outcome, Violation};
 
-use crate::harness::{Finished, Kind, Place, Session};
+use crate::harness::{Finished, Fixture, Kind, Session};
 
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EACCES: i32 = 13;
@@ -16,7 +16,7 @@ const NAME: &str = "attempt";
 
 /// Compiled once for each run of the tests; without a compiler there is none.
 static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/filter/attempt.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/filter/syscall_probe.c");
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(NAME);
     // Another run of the tests may be executing the old one.
     let new = target.with_extension(std::process::id().to_string());
@@ -29,45 +29,50 @@ static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     Some(target)
 });
 
-/// A place with the program, and a session for it. If it cannot be compiled the caller returns, unless
+/// A fixture with the program, and a session for it. If it cannot be compiled the caller returns, unless
 /// that is required.
-pub(crate) fn session(place: &Place) -> Option<Session> {
+pub(crate) fn session(fixture: &Fixture) -> Option<Session> {
     let Some(program) = &*PROGRAM else {
         let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
         assert!(required.is_empty(), "a compiler of static C programs is required");
         println!("skipped: no compiler of static C programs");
         return None;
     };
-    let session = place.session();
+    let session = fixture.session();
     let path = session.dir.join(NAME);
     std::fs::copy(program, &path).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-    session.give(&path);
+    session.chown(&path);
     Some(session)
 }
 
 /// Runs the program with these words.
-pub(crate) async fn attempt(place: &Place, session: &Session, words: &[&str]) -> Finished {
+pub(crate) async fn attempt(fixture: &Fixture, session: &Session, words: &[&str]) -> Finished {
     let program = format!("./{NAME}");
     let argv: Vec<&str> = std::iter::once(program.as_str()).chain(words.iter().copied()).collect();
-    place.run(session, &argv).await
+    fixture.run(session, &argv).await
 }
 
 /// The errno a call of the program got, 0 for none, and what was told of it.
-pub(crate) async fn call(place: &Place, session: &Session, nr: i64, args: &[u64]) -> (i32, Vec<Violation>) {
+pub(crate) async fn call(
+    fixture: &Fixture,
+    session: &Session,
+    nr: i64,
+    args: &[u64],
+) -> (i32, Vec<Violation>) {
     let words: Vec<String> = std::iter::once("call".to_owned())
         .chain(std::iter::once(nr.to_string()))
         .chain(args.iter().map(ToString::to_string))
         .collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let finished = attempt(place, session, &words).await;
+    let finished = attempt(fixture, session, &words).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     (finished.stdout.trim().parse().unwrap(), finished.violations)
 }
 
 /// Where there is no filter.
-pub(crate) async fn unfiltered() -> (Place, Session) {
-    let place = Place::of(Kind::Logical).await.unwrap();
-    let session = session(&place).unwrap();
-    (place, session)
+pub(crate) async fn unfiltered() -> (Fixture, Session) {
+    let fixture = Fixture::new(Kind::Logical).await.unwrap();
+    let session = session(&fixture).unwrap();
+    (fixture, session)
 }

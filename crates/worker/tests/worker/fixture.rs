@@ -26,11 +26,11 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::plain::Plain;
+use crate::process_backend::ProcessBackend;
 
 pub(crate) type Caller = WorkerServiceClient<Channel>;
 
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) store: Store,
     pub(crate) caller: Caller,
     pub(crate) files: WorkerFileServiceClient<Channel>,
@@ -46,24 +46,24 @@ pub(crate) struct World {
 
 /// What differs between tests.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct Settings {
     pub(crate) slots: usize,
     pub(crate) lease_ttl: Duration,
     pub(crate) drain_grace: Duration,
 }
 
-impl Default for Shape {
+impl Default for Settings {
     fn default() -> Self {
         Self { slots: 4, lease_ttl: Duration::from_secs(30), drain_grace: Duration::from_secs(20) }
     }
 }
 
-impl World {
-    pub(crate) async fn new(shape: Shape) -> Self {
-        Self::with(shape, vec![Arc::new(Plain::default())]).await
+impl Fixture {
+    pub(crate) async fn new(settings: Settings) -> Self {
+        Self::with(settings, vec![Arc::new(ProcessBackend::default())]).await
     }
 
-    pub(crate) async fn with(shape: Shape, backends: Vec<Arc<dyn Backend>>) -> Self {
+    pub(crate) async fn with(settings: Settings, backends: Vec<Arc<dyn Backend>>) -> Self {
         let mode = backends[0].mode();
         let database = Database::create().await.unwrap();
         let store = database.store().await.unwrap();
@@ -72,7 +72,7 @@ impl World {
         store.tenant_create(&tenant, Quotas::default()).await.unwrap();
         let scratch = Scratch::new().unwrap();
         let worker: WorkerId = "w-1".parse().unwrap();
-        let service = Service::start(options(&worker, &scratch, shape), store.clone(), backends);
+        let service = Service::start(options(&worker, &scratch, settings), store.clone(), backends);
         let service = service.await.unwrap();
         let channel = Endpoint::from_shared(service.address().to_owned()).unwrap().connect().await.unwrap();
         let shutdown = CancellationToken::new();
@@ -269,18 +269,18 @@ impl Attached {
     }
 }
 
-pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, shape: Shape) -> Options {
+pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) -> Options {
     Options {
         id: worker.clone(),
         root: scratch.join("root"),
         listen: Listen::Unix(scratch.join("run/worker.sock")),
         advertise: None,
         internal_tls: None,
-        slots: shape.slots,
-        lease_ttl: shape.lease_ttl,
-        lease_margin: shape.lease_ttl / 5,
+        slots: settings.slots,
+        lease_ttl: settings.lease_ttl,
+        lease_margin: settings.lease_ttl / 5,
         poll_interval: Duration::from_millis(100),
-        drain_grace: shape.drain_grace,
+        drain_grace: settings.drain_grace,
         kill_grace: Duration::from_millis(200),
         output_retention: Duration::from_secs(3600),
         min_free_memory_bytes: 0,

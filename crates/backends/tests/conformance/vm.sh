@@ -1,5 +1,5 @@
 #!/bin/sh
-# The first process of the machine that machine.rs boots: makes it a host whose controllers are all of
+# The first process of the machine that vm.rs boots: makes it a host whose controllers are all of
 # version 2, runs the cases there, tells how they ended on the console, and turns the machine off.
 if [ "$1" != pivotable ]; then
     # A sandbox changes its root, which the first mount of a kernel does not allow; one on top of it does.

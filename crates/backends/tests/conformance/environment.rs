@@ -10,14 +10,14 @@ use codelia_backends::Stdio;
 use codelia_sys::pty::{Pty, WindowSize};
 use codelia_types::{Outcome, TerminalSize};
 
-use crate::harness::{Place, command, in_every_mode};
+use crate::harness::{Fixture, command, in_every_mode};
 
-async fn the_workspace_is_the_session_and_belongs_to_its_user(place: Place) {
-    let session = place.session();
+async fn workspace_is_session_directory_owned_by_user(fixture: Fixture) {
+    let session = fixture.session();
     session.write("before", "from outside");
     let finished =
-        place.sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME").await;
-    let uid = place.inside(&session).uid;
+        fixture.sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME").await;
+    let uid = fixture.ids_inside(&session).uid;
     assert_eq!(
         finished.stdout,
         format!("/workspace\nfrom outside{uid}\ncodelia\n/workspace\n"),
@@ -29,27 +29,27 @@ async fn the_workspace_is_the_session_and_belongs_to_its_user(place: Place) {
     assert_eq!((owner.uid(), owner.gid()), (session.ids.uid, session.ids.gid));
 }
 
-async fn a_working_directory_is_below_the_workspace(place: Place) {
-    let session = place.session();
+async fn working_directory_is_below_workspace(fixture: Fixture) {
+    let session = fixture.session();
     fs::create_dir(session.dir.join("deep")).unwrap();
-    session.give(&session.dir.join("deep"));
+    session.chown(&session.dir.join("deep"));
     let mut pwd = command(&["pwd"]);
     pwd.working_directory = "deep".to_owned();
-    assert_eq!(place.launch(&session, &pwd).await.unwrap().finish().await.stdout, "/workspace/deep\n");
+    assert_eq!(fixture.launch(&session, &pwd).await.unwrap().finish().await.stdout, "/workspace/deep\n");
     pwd.working_directory = "../tmp".to_owned();
-    assert!(place.launch(&session, &pwd).await.is_err());
+    assert!(fixture.launch(&session, &pwd).await.is_err());
 }
 
-async fn private_directories_can_be_written_and_end_with_the_run(place: Place) {
-    let session = place.session();
+async fn private_directories_are_emptied_after_each_run(fixture: Fixture) {
+    let session = fixture.session();
     let places = "/tmp /var/tmp /run /dev/shm";
     let write = format!("for d in {places}; do echo x > $d/mine || exit 1; done");
-    assert_eq!(place.sh(&session, &write).await.outcome, Outcome::Exited(0));
+    assert_eq!(fixture.sh(&session, &write).await.outcome, Outcome::Exited(0));
     let look = format!("for d in {places}; do ls -A $d; done");
-    assert_eq!(place.sh(&session, &look).await.stdout, "");
+    assert_eq!(fixture.sh(&session, &look).await.stdout, "");
 }
 
-async fn a_command_has_its_three_streams_and_no_other_descriptor(place: Place) {
+async fn command_inherits_only_three_streams(fixture: Fixture) {
     // The control: this process has one that a careless start would hand on.
     let open = File::open("/etc/passwd").unwrap();
     rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
@@ -57,35 +57,37 @@ async fn a_command_has_its_three_streams_and_no_other_descriptor(place: Place) {
     let count = |listed: &str| listed.split_whitespace().count();
     assert!(count(&String::from_utf8_lossy(&careless.stdout)) > 4);
     // Its own three and the directory that it lists.
-    let listed = place.says("exec ls /proc/self/fd").await;
+    let listed = fixture.stdout_of("exec ls /proc/self/fd").await;
     assert_eq!(count(&listed), 4, "{listed}");
 }
 
-async fn the_environment_is_clean(place: Place) {
-    let listed = place.says("exec env").await;
+async fn environment_is_clean(fixture: Fixture) {
+    let listed = fixture.stdout_of("exec env").await;
     let mut names: Vec<_> = listed.lines().filter_map(|line| line.split('=').next()).collect();
     names.sort_unstable();
     assert_eq!(names, ["HOME", "LANG", "PATH", "PWD"], "PWD is the shell's own");
 }
 
-async fn the_first_process_cannot_be_killed_from_inside(place: Place) {
-    assert_eq!(place.says("kill -9 1; kill -STOP 1; kill -TERM 1; echo alive").await, "alive\n");
+async fn init_cannot_be_killed_from_inside(fixture: Fixture) {
+    assert_eq!(fixture.stdout_of("kill -9 1; kill -STOP 1; kill -TERM 1; echo alive").await, "alive\n");
 }
 
-async fn dev_has_only_what_programs_need(place: Place) {
-    let listed = place.says("ls /dev").await;
+async fn dev_is_minimal(fixture: Fixture) {
+    let listed = fixture.stdout_of("ls /dev").await;
     let allowed = "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
         .split(' ')
         .collect::<Vec<_>>();
     let strange: Vec<_> = listed.lines().filter(|name| !allowed.contains(name)).collect();
     assert!(strange.is_empty(), "{strange:?}");
     assert_eq!(
-        place.says("head -c 3 /dev/zero | wc -c; echo x > /dev/null; head -c 2 /dev/urandom | wc -c").await,
+        fixture
+            .stdout_of("head -c 3 /dev/zero | wc -c; echo x > /dev/null; head -c 2 /dev/urandom | wc -c")
+            .await,
         "3\n2\n"
     );
 }
 
-async fn processes_talk_through_sockets_pipes_locks_and_memory(place: Place) {
+async fn sockets_pipes_locks_and_memfds_work(fixture: Fixture) {
     let script = r#"
         perl -MSocket -e 'socketpair(A,B,AF_UNIX,SOCK_STREAM,0) or die; syswrite(A,"pair\n"); sysread(B,$x,9); print $x' &&
         perl -MSocket -e 'socket(L,AF_UNIX,SOCK_STREAM,0); bind(L,pack_sockaddr_un("s")) or die; listen(L,1);
@@ -96,10 +98,10 @@ async fn processes_talk_through_sockets_pipes_locks_and_memory(place: Place) {
             socket(C,AF_INET,SOCK_STREAM,0); connect(C,pack_sockaddr_in(7300,INADDR_LOOPBACK)) or die; print "loopback\n"' &&
         perl -e '$m="m"; $f=syscall(319,$m,0); $f>=0 or die; open(M,"+<&=",$f) or die; print M "x"; print "memfd\n"' &&
         flock lock echo locked && mkfifo p && { echo fifo > p & cat p; }"#;
-    assert_eq!(place.says(script).await, "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n");
+    assert_eq!(fixture.stdout_of(script).await, "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n");
 }
 
-async fn a_terminal_is_the_controlling_one_and_new_ones_can_be_opened(place: Place) {
+async fn terminal_is_controlling_and_new_ptys_open(fixture: Fixture) {
     let pty = Pty::open(WindowSize { columns: 97, rows: 31 }).unwrap();
     let stream = || pty.terminal.try_clone().unwrap();
     let stdio = Stdio { stdin: stream(), stdout: stream(), stderr: stream() };
@@ -109,7 +111,7 @@ async fn a_terminal_is_the_controlling_one_and_new_ones_can_be_opened(place: Pla
         "stty size; echo controlling > /dev/tty; script -qc 'tty; echo inner' /dev/null",
     ]);
     shell.terminal = Some(TerminalSize { columns: 97, rows: 31 });
-    let prepared = place.backend.prepare(&place.plan(&place.session())).await.unwrap();
+    let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap();
     let mut running = prepared.launch(&shell, stdio).await.unwrap().running;
     drop(pty.terminal);
     let mut controller = File::from(pty.controller);
@@ -127,29 +129,30 @@ async fn a_terminal_is_the_controlling_one_and_new_ones_can_be_opened(place: Pla
     assert_eq!(outcome, Outcome::Exited(0));
 }
 
-async fn input_output_and_codes_pass_through(place: Place) {
-    let session = place.session();
-    let finished = place.start(&session, "tr a-z A-Z; echo no >&2; exit 7").await.finish_with("hello").await;
+async fn streams_and_exit_codes_pass_through(fixture: Fixture) {
+    let session = fixture.session();
+    let finished =
+        fixture.start(&session, "tr a-z A-Z; echo no >&2; exit 7").await.finish_with("hello").await;
     assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("HELLO", "no\n"));
     assert_eq!(finished.outcome, Outcome::Exited(7));
-    assert_eq!(place.sh(&session, "kill -SEGV $$").await.outcome, Outcome::Signaled(11));
+    assert_eq!(fixture.sh(&session, "kill -SEGV $$").await.outcome, Outcome::Signaled(11));
 }
 
-async fn a_program_that_is_not_there_is_refused(place: Place) {
-    let refused = place.launch(&place.session(), &command(&["no-such-program"])).await;
+async fn missing_program_is_refused(fixture: Fixture) {
+    let refused = fixture.launch(&fixture.session(), &command(&["no-such-program"])).await;
     assert!(matches!(refused, Err(codelia_backends::Error::Refused(_))));
 }
 
 in_every_mode!(
-    the_workspace_is_the_session_and_belongs_to_its_user,
-    a_working_directory_is_below_the_workspace,
-    private_directories_can_be_written_and_end_with_the_run,
-    a_command_has_its_three_streams_and_no_other_descriptor,
-    the_environment_is_clean,
-    the_first_process_cannot_be_killed_from_inside,
-    dev_has_only_what_programs_need,
-    processes_talk_through_sockets_pipes_locks_and_memory,
-    a_terminal_is_the_controlling_one_and_new_ones_can_be_opened,
-    input_output_and_codes_pass_through,
-    a_program_that_is_not_there_is_refused,
+    workspace_is_session_directory_owned_by_user,
+    working_directory_is_below_workspace,
+    private_directories_are_emptied_after_each_run,
+    command_inherits_only_three_streams,
+    environment_is_clean,
+    init_cannot_be_killed_from_inside,
+    dev_is_minimal,
+    sockets_pipes_locks_and_memfds_work,
+    terminal_is_controlling_and_new_ptys_open,
+    streams_and_exit_codes_pass_through,
+    missing_program_is_refused,
 );

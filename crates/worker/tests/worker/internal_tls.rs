@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
-    plain::Plain,
-    world::{Shape, options},
+    fixture::{Settings, options},
+    process_backend::ProcessBackend,
 };
 
 fn issue(authority: &Certificates, scratch: &Scratch, name: &str) -> InternalTls {
@@ -38,21 +38,25 @@ async fn is_answered(address: &str, authority: &InternalTls, identity: Option<&I
 }
 
 #[tokio::test]
-async fn only_callers_with_a_certificate_of_our_authority_are_answered() {
+async fn only_callers_with_trusted_certificate_are_answered() {
     let (database, scratch) = (Database::create().await.unwrap(), Scratch::new().unwrap());
     let store = database.store().await.unwrap();
     store.migrate().await.unwrap();
     let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let plain =
-        Options { listen: Listen::Tcp(here), ..options(&"w-1".parse().unwrap(), &scratch, Shape::default()) };
-    let refused = Service::start(plain.clone(), store.clone(), vec![Arc::new(Plain::default())]).await;
+    let plain = Options {
+        listen: Listen::Tcp(here),
+        ..options(&"w-1".parse().unwrap(), &scratch, Settings::default())
+    };
+    let refused =
+        Service::start(plain.clone(), store.clone(), vec![Arc::new(ProcessBackend::default())]).await;
     assert!(matches!(refused, Err(Error::TlsMissing)), "never open and unauthenticated");
 
     let (ours, foreign) = (Certificates::new().unwrap(), Certificates::new().unwrap());
     let (worker, api) = (issue(&ours, &scratch, "worker"), issue(&ours, &scratch, "api"));
     let stranger = issue(&foreign, &scratch, "stranger");
     let secured = Options { internal_tls: Some(worker), ..plain };
-    let service = Service::start(secured, store.clone(), vec![Arc::new(Plain::default())]).await.unwrap();
+    let service =
+        Service::start(secured, store.clone(), vec![Arc::new(ProcessBackend::default())]).await.unwrap();
     let address = service.address().to_owned();
     assert!(address.starts_with("https://127.0.0.1:"));
     assert!(is_answered(&address, &api, Some(&api)).await);

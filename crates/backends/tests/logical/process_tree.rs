@@ -5,7 +5,7 @@ use std::{io::Write, process::Stdio};
 use codelia_sys::{Pid, process};
 use codelia_types::Outcome;
 
-use crate::harness::{Place, Started, has_groups, pid, wait_for_end};
+use crate::harness::{Fixture, Started, has_groups, pid, wait_for_end};
 
 /// A daemon in its own session that ignores signals, a stopped process, and an ordinary child; then
 /// a line with `ready`.
@@ -17,19 +17,19 @@ while [ "$(wc -l < pids 2>/dev/null || echo 0)" -lt 3 ]; do :; done
 echo ready
 "#;
 
-async fn start_hostile(place: &Place, then: &str) -> (Started, Vec<Pid>) {
-    let mut started = place.start(&["sh", "-c", &format!("{HOSTILE}\n{then}")]).await;
+async fn start_hostile(fixture: &Fixture, then: &str) -> (Started, Vec<Pid>) {
+    let mut started = fixture.start(&["sh", "-c", &format!("{HOSTILE}\n{then}")]).await;
     assert_eq!(started.line(), "ready");
-    let text = std::fs::read_to_string(place.root.path().join("pids")).unwrap();
+    let text = std::fs::read_to_string(fixture.root.path().join("pids")).unwrap();
     let pids: Vec<Pid> = text.lines().map(pid).collect();
     assert_eq!(pids.len(), 3);
     (started, pids)
 }
 
 #[tokio::test]
-async fn nothing_outlives_the_end_of_the_command() {
-    for place in [Place::new().await, Place::without_groups().await] {
-        let (started, pids) = start_hostile(&place, "read line; exit 3").await;
+async fn processes_die_with_the_command() {
+    for fixture in [Fixture::new().await, Fixture::without_groups().await] {
+        let (started, pids) = start_hostile(&fixture, "read line; exit 3").await;
         assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: they live while it does");
         assert_eq!(started.finish(b"go\n".to_vec()).await.outcome, Outcome::Exited(3));
         assert!(!pids.iter().any(|&pid| process::is_alive(pid)));
@@ -37,9 +37,9 @@ async fn nothing_outlives_the_end_of_the_command() {
 }
 
 #[tokio::test]
-async fn nothing_outlives_the_kill_of_the_tree() {
-    for place in [Place::new().await, Place::without_groups().await] {
-        let (mut started, pids) = start_hostile(&place, "trap '' TERM; read line").await;
+async fn processes_die_with_kill_tree() {
+    for fixture in [Fixture::new().await, Fixture::without_groups().await] {
+        let (mut started, pids) = start_hostile(&fixture, "trap '' TERM; read line").await;
         started.running.kill_tree().await;
         assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
         assert!(!pids.iter().any(|&pid| process::is_alive(pid)));
@@ -48,9 +48,9 @@ async fn nothing_outlives_the_kill_of_the_tree() {
 }
 
 #[tokio::test]
-async fn nothing_outlives_a_sandbox_that_is_dropped() {
-    for place in [Place::new().await, Place::without_groups().await] {
-        let (started, pids) = start_hostile(&place, "read line").await;
+async fn processes_die_with_dropped_sandbox() {
+    for fixture in [Fixture::new().await, Fixture::without_groups().await] {
+        let (started, pids) = start_hostile(&fixture, "read line").await;
         drop(started.running);
         pids.into_iter().for_each(wait_for_end);
     }
@@ -60,12 +60,12 @@ async fn nothing_outlives_a_sandbox_that_is_dropped() {
 const HOLDER: &str = "CODELIA_TEST_HOLDER";
 
 #[tokio::test]
-async fn nothing_outlives_a_killed_worker() {
+async fn processes_die_with_killed_worker() {
     if std::env::var_os(HOLDER).is_some() {
         hold_a_sandbox().await;
     }
     let mut holder = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "tree::nothing_outlives_a_killed_worker", "--nocapture"])
+        .args(["--exact", "process_tree::processes_die_with_killed_worker", "--nocapture"])
         .env(HOLDER, "1")
         .stdout(Stdio::piped())
         .spawn()
@@ -83,33 +83,33 @@ async fn nothing_outlives_a_killed_worker() {
 
 /// Without groups: nobody removes those of a killed worker but its next life.
 async fn hold_a_sandbox() {
-    let place = Place::without_groups().await;
-    let (_started, pids) = start_hostile(&place, "read line").await;
+    let fixture = Fixture::without_groups().await;
+    let (_started, pids) = start_hostile(&fixture, "read line").await;
     println!("held: {}", pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
     std::future::pending::<()>().await;
 }
 
 #[tokio::test]
-async fn a_command_that_kills_its_init_is_killed_with_it() {
-    for place in [Place::new().await, Place::without_groups().await] {
-        let mut started = place.start(&["sh", "-c", "echo $$; read line; kill -9 $PPID; read line"]).await;
+async fn command_that_kills_init_dies() {
+    for fixture in [Fixture::new().await, Fixture::without_groups().await] {
+        let mut started = fixture.start(&["sh", "-c", "echo $$; read line; kill -9 $PPID; read line"]).await;
         let command = pid(&started.line());
         started.stdin.write_all(b"go\n").unwrap();
         assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
         wait_for_end(command);
         let receipt = started.running.destroy().await;
-        let counted = place.host.enforceable.pids;
+        let counted = fixture.host.enforceable.pids;
         assert_eq!(receipt.is_clean(), counted, "without a group nobody can tell that nothing is left");
     }
 }
 
 #[tokio::test]
-async fn a_command_that_stops_its_init_can_still_be_killed() {
-    let place = Place::new().await;
-    if !has_groups(&place) {
+async fn command_that_stops_init_can_be_killed() {
+    let fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
-    let (mut started, pids) = start_hostile(&place, "kill -STOP $PPID; echo stopped; read line").await;
+    let (mut started, pids) = start_hostile(&fixture, "kill -STOP $PPID; echo stopped; read line").await;
     assert_eq!(started.line(), "stopped");
     started.running.kill_tree().await;
     assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
@@ -118,13 +118,13 @@ async fn a_command_that_stops_its_init_can_still_be_killed() {
 }
 
 #[tokio::test]
-async fn a_fork_bomb_is_killed() {
-    let place = Place::new().await;
-    if !has_groups(&place) {
+async fn fork_bomb_is_killed() {
+    let fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
     let bomb = "bomb() { bomb 2>/dev/null | bomb 2>/dev/null & }; echo ready; bomb; read line";
-    let mut started = place.start(&["sh", "-c", bomb]).await;
+    let mut started = fixture.start(&["sh", "-c", bomb]).await;
     assert_eq!(started.line(), "ready");
     started.running.kill_tree().await;
     started.running.wait().await;

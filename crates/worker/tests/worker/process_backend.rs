@@ -16,13 +16,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
 #[derive(Debug, Default)]
-pub(crate) struct Plain {
+pub(crate) struct ProcessBackend {
     /// What its sandboxes leave behind.
     pub(crate) left: Receipt,
 }
 
 #[async_trait]
-impl Backend for Plain {
+impl Backend for ProcessBackend {
     fn mode(&self) -> Mode {
         Mode::Logical
     }

@@ -13,10 +13,10 @@ use std::{
 use codelia_sys::{Pid, process};
 use codelia_types::Outcome;
 
-use crate::harness::{Kind, ORPHANS, Place, Session, command, in_every_mode};
+use crate::harness::{Fixture, Kind, ORPHANS, Session, command, in_every_mode};
 
 /// Long enough for anything here; a test that needs it has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The processes of a session's user. As an ordinary user that is us, so that the name decides.
 fn pids_of(session: &Session) -> Vec<Pid> {
@@ -73,29 +73,29 @@ fn directories_of(session: &Session) -> Vec<PathBuf> {
 }
 
 async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "still not: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-async fn processes_that_hide_are_gone_when_the_command_has_ended(place: Place) {
-    let session = place.session();
+async fn hidden_processes_die_with_the_command(fixture: Fixture) {
+    let session = fixture.session();
     let hide =
         "setsid sleep 1001 & (setsid sh -c 'sleep 1002 & sleep 1003' &) & nohup sleep 1004 >/dev/null 2>&1 &
         sh -c 'trap \"\" TERM HUP INT; sleep 1005' & sleep 1006 & kill -STOP $!; echo hidden";
-    let finished = place.sh(&session, hide).await;
+    let finished = fixture.sh(&session, hide).await;
     assert_eq!((finished.stdout.as_str(), finished.outcome), ("hidden\n", Outcome::Exited(0)));
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
-async fn a_killed_tree_is_dead_whatever_it_does_against_it(place: Place) {
-    let session = place.session();
+async fn kill_tree_kills_processes_that_ignore_signals(fixture: Fixture) {
+    let session = fixture.session();
     let stubborn =
         "trap '' TERM HUP INT QUIT; setsid sh -c 'trap \"\" TERM; sleep 1001' & sleep 1002 & kill -STOP $!
         echo ready; while :; do sleep 1003; done";
-    let mut started = place.start(&session, stubborn).await;
+    let mut started = fixture.start(&session, stubborn).await;
     assert_eq!(started.line(), "ready");
     eventually("the control: they are seen while they live", || processes_of(&session).len() > 2).await;
     started.running.signal(15).await;
@@ -105,10 +105,10 @@ async fn a_killed_tree_is_dead_whatever_it_does_against_it(place: Place) {
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
-async fn a_command_dies_when_nobody_says_in_time_that_it_may_go_on(place: Place) {
-    let session = place.session();
+async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
+    let session = fixture.session();
     let mut started =
-        place.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
+        fixture.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
     assert_eq!(started.line(), "ready");
     started.running.keep_alive(Duration::from_secs(3600)).await;
     started.stdin.write_all(b"the control: it goes on\n").unwrap();
@@ -121,10 +121,10 @@ async fn a_command_dies_when_nobody_says_in_time_that_it_may_go_on(place: Place)
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
-async fn nothing_is_left_of_a_sandbox(place: Place) {
-    let (session, before) = (place.session(), mounts());
-    let plan = place.plan(&session);
-    let prepared = place.backend.prepare(&plan).await.unwrap();
+async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
+    let (session, before) = (fixture.session(), mounts());
+    let plan = fixture.plan(&session);
+    let prepared = fixture.backend.prepare(&plan).await.unwrap();
     let groups = groups_of(&session);
     assert!(!groups.is_empty(), "the control: it has groups while it lives");
     assert!(!processes_of(&session).is_empty(), "the control: it has processes while it lives");
@@ -136,25 +136,25 @@ async fn nothing_is_left_of_a_sandbox(place: Place) {
     assert_eq!(fs::read_dir(&session.dir).unwrap().count(), 0);
 }
 
-async fn a_sandbox_that_is_dropped_is_destroyed(place: Place) {
-    let session = place.session();
-    let plan = place.plan(&session);
-    let prepared = place.backend.prepare(&plan).await.unwrap();
+async fn dropped_sandbox_is_destroyed(fixture: Fixture) {
+    let session = fixture.session();
+    let plan = fixture.plan(&session);
+    let prepared = fixture.backend.prepare(&plan).await.unwrap();
     let groups = groups_of(&session);
     drop(prepared);
     eventually("the prepared one is gone", || {
         !groups.iter().any(|dir| dir.exists()) && processes_of(&session).is_empty()
     })
     .await;
-    let started = place.start(&session, "sleep 1000").await;
+    let started = fixture.start(&session, "sleep 1000").await;
     drop(started.running);
-    eventually("the running one is gone", || processes_of(&session).is_empty() && place.leftovers() == 0)
+    eventually("the running one is gone", || processes_of(&session).is_empty() && fixture.leftovers() == 0)
         .await;
 }
 
-async fn a_prepared_sandbox_that_was_killed_says_so(place: Place) {
-    let session = place.session();
-    let prepared = place.backend.prepare(&place.plan(&session)).await.unwrap();
+async fn killed_prepared_sandbox_is_not_alive(fixture: Fixture) {
+    let session = fixture.session();
+    let prepared = fixture.backend.prepare(&fixture.plan(&session)).await.unwrap();
     assert!(prepared.is_alive());
     for pid in pids_of(&session) {
         process::kill(pid).unwrap();
@@ -169,7 +169,7 @@ fn waiting_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
     let mut command = Command::new("bwrap");
     command.args("--unshare-user --unshare-pid --ro-bind / / --block-fd 0 true".split(' '));
     let mut tool = command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         if let [child] = process::descendants(Pid::from_child(&tool)).unwrap()[..] {
             let pipe = tool.stdin.take().unwrap();
@@ -181,8 +181,8 @@ fn waiting_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
 }
 
 #[tokio::test]
-async fn a_process_that_a_killed_bubblewrap_left_is_ended_and_no_other() {
-    let Some(place) = Place::of(Kind::Bwrap).await else { return };
+async fn sweep_kills_orphans_of_killed_bubblewrap() {
+    let Some(fixture) = Fixture::new(Kind::Bwrap).await else { return };
     if process::own_user() != 0 {
         return println!("skipped: only root may be another user");
     }
@@ -195,7 +195,7 @@ async fn a_process_that_a_killed_bubblewrap_left_is_ended_and_no_other() {
         tool.wait().unwrap();
     }
     assert!(process::is_alive(orphan), "nobody else ends it");
-    place.backend.sweep().await.unwrap();
+    fixture.backend.sweep().await.unwrap();
     eventually("the orphan is dead", || !process::is_alive(orphan)).await;
     assert!(process::is_alive(child) && process::is_alive(stranger));
     process::kill(stranger).unwrap();
@@ -203,36 +203,36 @@ async fn a_process_that_a_killed_bubblewrap_left_is_ended_and_no_other() {
     living.wait().unwrap();
 }
 
-async fn a_launch_that_is_refused_leaves_nothing(place: Place) {
-    let session = place.session();
-    assert!(place.launch(&session, &command(&["/no/such/program"])).await.is_err());
+async fn refused_launch_leaves_nothing(fixture: Fixture) {
+    let session = fixture.session();
+    assert!(fixture.launch(&session, &command(&["/no/such/program"])).await.is_err());
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
-async fn a_session_that_cannot_be_reached_is_an_error_that_says_so(place: Place) {
-    let session = place.session();
-    let mut plan = place.plan(&session);
+async fn missing_session_directory_is_a_named_error(fixture: Fixture) {
+    let session = fixture.session();
+    let mut plan = fixture.plan(&session);
     for mount in &mut plan.mounts {
         if let codelia_policy::Mount::Bind { source, writable: true, .. } = mount {
             *source = "/no/such/session".into();
         }
     }
-    let error = place.backend.prepare(&plan).await.unwrap_err();
+    let error = fixture.backend.prepare(&plan).await.unwrap_err();
     let said = error.to_string();
     assert!(said.contains("/no/such/session") || said.contains("/workspace"), "{said}");
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
 /// Many at once, killed at random moments, in one session.
-async fn many_sandboxes_with_random_kills_leave_nothing(place: Place) {
-    let (session, before) = (place.session(), mounts());
-    let place = std::sync::Arc::new(place);
+async fn random_kills_of_many_sandboxes_leave_nothing(fixture: Fixture) {
+    let (session, before) = (fixture.session(), mounts());
+    let fixture = std::sync::Arc::new(fixture);
     let session = std::sync::Arc::new(session);
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..24_u64 {
-        let (place, session) = (place.clone(), session.clone());
+        let (fixture, session) = (fixture.clone(), session.clone());
         tasks.spawn(async move {
-            let mut started = place.start(&session, "sleep 1000 & sleep 0.05").await;
+            let mut started = fixture.start(&session, "sleep 1000 & sleep 0.05").await;
             if number % 3 != 0 {
                 tokio::time::sleep(Duration::from_millis(number * 3)).await;
                 started.running.kill_tree().await;
@@ -250,13 +250,13 @@ async fn many_sandboxes_with_random_kills_leave_nothing(place: Place) {
 }
 
 in_every_mode!(
-    processes_that_hide_are_gone_when_the_command_has_ended,
-    a_killed_tree_is_dead_whatever_it_does_against_it,
-    a_command_dies_when_nobody_says_in_time_that_it_may_go_on,
-    nothing_is_left_of_a_sandbox,
-    a_sandbox_that_is_dropped_is_destroyed,
-    a_prepared_sandbox_that_was_killed_says_so,
-    a_launch_that_is_refused_leaves_nothing,
-    a_session_that_cannot_be_reached_is_an_error_that_says_so,
-    many_sandboxes_with_random_kills_leave_nothing,
+    hidden_processes_die_with_the_command,
+    kill_tree_kills_processes_that_ignore_signals,
+    command_dies_when_keep_alive_expires,
+    discarded_sandbox_leaves_nothing,
+    dropped_sandbox_is_destroyed,
+    killed_prepared_sandbox_is_not_alive,
+    refused_launch_leaves_nothing,
+    missing_session_directory_is_a_named_error,
+    random_kills_of_many_sandboxes_leave_nothing,
 );

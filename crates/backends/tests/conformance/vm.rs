@@ -16,7 +16,7 @@ use std::{
 use crate::harness::{init_path, skip};
 
 /// Much more than it takes; a machine that needs it hangs.
-const PATIENCE: Duration = Duration::from_secs(420);
+const TIMEOUT: Duration = Duration::from_secs(420);
 
 /// How big its disk is.
 const DISK: u64 = 512 << 20;
@@ -29,41 +29,41 @@ const PASSED: &str = "machine: the suite ended with 0";
 /// Cases that run there in every mode.
 const LIMITS: [&str; 7] = [
     "memory_is_limited",
-    "processor_time_of_all_processes_is_limited_together",
-    "the_rate_of_processor_time_is_limited",
-    "what_was_used_is_told",
-    "a_fork_bomb_is_held_and_its_neighbour_works_on",
-    "processes_over_the_limit_are_refused_and_told",
+    "cpu_time_limit_covers_all_processes",
+    "cpu_rate_is_limited",
+    "usage_is_reported",
+    "fork_bomb_does_not_stop_neighbour",
+    "pids_limit_is_reported_as_outcome",
     "threads_count_as_processes",
 ];
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Those that run there once.
 const OTHERS: [&str; 18] = [
-    "shares::bwrap::a_command_runs_on_its_processors_alone",
-    "shares::nsjail::a_command_runs_on_its_processors_alone",
-    "shares::bwrap_alone::a_command_that_steps_back_leaves_processors_to_younger_ones",
-    "shares::bwrap::reading_is_held_to_its_rate",
-    "shares::bwrap::writing_is_held_to_its_rate",
-    "shares::nsjail::writing_is_held_to_its_rate",
-    "groups::a_process_has_a_parent_of_its_own_for_its_groups_which_goes_with_it",
-    "endings::bwrap::nothing_is_left_of_a_sandbox",
-    "endings::nsjail::nothing_is_left_of_a_sandbox",
-    "endings::bwrap::many_sandboxes_with_random_kills_leave_nothing",
-    "groups::a_worker_that_was_told_nothing_finds_a_parent",
-    "groups::a_worker_alone_in_its_group_steps_aside",
-    "groups::a_worker_that_shares_its_group_uses_the_one_above",
-    "groups::a_parent_with_processes_of_its_own_is_a_gap_with_a_remedy",
-    "groups::swap_is_off_and_the_kernel_holds_what_was_written",
-    "groups::a_group_kills_all_its_processes_at_once_and_is_removed",
-    "groups::groups_of_killed_owners_are_removed_and_others_stay",
-    "unprivileged::the_suite_of_bwrap_holds_for_an_ordinary_user",
+    "cpu_io::bwrap::command_runs_only_on_its_cpus",
+    "cpu_io::nsjail::command_runs_only_on_its_cpus",
+    "cpu_io::bwrap_alone::low_priority_command_yields_cpu_to_newer_ones",
+    "cpu_io::bwrap::read_rate_is_limited",
+    "cpu_io::bwrap::write_rate_is_limited",
+    "cpu_io::nsjail::write_rate_is_limited",
+    "cgroups::cgroup_parent_of_process_is_removed_with_it",
+    "cleanup::bwrap::discarded_sandbox_leaves_nothing",
+    "cleanup::nsjail::discarded_sandbox_leaves_nothing",
+    "cleanup::bwrap::random_kills_of_many_sandboxes_leave_nothing",
+    "cgroups::worker_finds_cgroup_parent_by_itself",
+    "cgroups::worker_alone_in_its_cgroup_moves_aside",
+    "cgroups::worker_in_shared_cgroup_uses_parent",
+    "cgroups::cgroup_parent_with_processes_is_a_gap",
+    "cgroups::cgroup_limits_are_written_and_swap_is_off",
+    "cgroups::cgroup_kills_fork_bomb_and_is_removed",
+    "cgroups::only_cgroups_of_dead_owners_are_removed",
+    "unprivileged::bwrap_suite_passes_for_unprivileged_user",
 ];
 
 /// What the suite is told there.
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
 export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,python
-export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::processes limits::bwrap::threads'
+export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads'
 ";
 
 fn cases() -> Vec<String> {
@@ -108,7 +108,7 @@ fn stage(dir: &Path) -> io::Result<()> {
     }
     fs::write(dir.join("codelia/settings"), SETTINGS)?;
     fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
-    fs::write(dir.join("init"), include_str!("machine.sh"))?;
+    fs::write(dir.join("init"), include_str!("vm.sh"))?;
     fs::set_permissions(dir.join("init"), Permissions::from_mode(0o755))
 }
 
@@ -171,7 +171,7 @@ impl Emulator {
                 }
             }
         });
-        let (deadline, mut said) = (Instant::now() + PATIENCE, String::new());
+        let (deadline, mut said) = (Instant::now() + TIMEOUT, String::new());
         loop {
             match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
@@ -193,10 +193,10 @@ impl Drop for Emulator {
 }
 
 #[test]
-fn limits_bite_on_a_host_with_version_2() {
+fn limits_hold_on_cgroup_v2_host() {
     let Some(machine) = machine() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let [staged, initramfs, disk] = ["tree", "initramfs", "disk"].map(|name| place.path().join(name));
+    let fixture = tempfile::tempdir().unwrap();
+    let [staged, initramfs, disk] = ["tree", "initramfs", "disk"].map(|name| fixture.path().join(name));
     stage(&staged).unwrap();
     archive(&machine, &staged, &initramfs).unwrap();
     format_disk(&disk).unwrap();

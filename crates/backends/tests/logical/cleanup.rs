@@ -2,17 +2,19 @@
 
 use codelia_backends::{Backend, Prepared, Stdio};
 
-use crate::harness::{Place, command, eventually, groups_of, has_groups};
+use crate::harness::{Fixture, command, eventually, groups_of, has_groups};
 
 #[tokio::test]
-async fn a_prepared_sandbox_that_is_discarded_or_dropped_leaves_no_group() {
-    let place = Place::new().await;
-    if !has_groups(&place) {
+async fn unused_prepared_sandbox_leaves_no_cgroup() {
+    let fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
-    let (discarded, dropped) = (place.plan(), place.plan());
-    let prepared =
-        [place.backend.prepare(&discarded).await.unwrap(), place.backend.prepare(&dropped).await.unwrap()];
+    let (discarded, dropped) = (fixture.plan(), fixture.plan());
+    let prepared = [
+        fixture.backend.prepare(&discarded).await.unwrap(),
+        fixture.backend.prepare(&dropped).await.unwrap(),
+    ];
     assert!(!groups_of(discarded.sandbox).is_empty(), "the control: it has groups while it lives");
     let [first, second] = prepared;
     assert!(first.discard().await.is_clean());
@@ -22,36 +24,36 @@ async fn a_prepared_sandbox_that_is_discarded_or_dropped_leaves_no_group() {
 }
 
 #[tokio::test]
-async fn a_running_sandbox_that_is_dropped_leaves_no_group() {
-    let place = Place::new().await;
-    if !has_groups(&place) {
+async fn dropped_running_sandbox_leaves_no_cgroup() {
+    let fixture = Fixture::new().await;
+    if !has_groups(&fixture) {
         return;
     }
-    let started = place.start(&["sleep", "1000"]).await;
+    let started = fixture.start(&["sleep", "1000"]).await;
     assert!(!groups_of(started.sandbox).is_empty());
     drop(started.running);
     eventually("the groups are removed", || groups_of(started.sandbox).is_empty()).await;
 }
 
 #[test]
-fn a_sandbox_that_outlives_its_runtime_leaves_no_group() {
+fn sandbox_dropped_after_runtime_leaves_no_cgroup() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let place = runtime.block_on(Place::new());
-    if !has_groups(&place) {
+    let fixture = runtime.block_on(Fixture::new());
+    if !has_groups(&fixture) {
         return;
     }
-    let plan = place.plan();
-    let prepared = runtime.block_on(place.backend.prepare(&plan)).unwrap();
+    let plan = fixture.plan();
+    let prepared = runtime.block_on(fixture.backend.prepare(&plan)).unwrap();
     drop(runtime);
     drop(prepared);
     assert!(groups_of(plan.sandbox).is_empty());
 }
 
 #[tokio::test]
-async fn a_refused_launch_leaves_no_group() {
-    let place = Place::new().await;
-    let plan = place.plan();
-    let prepared: Box<dyn Prepared> = place.backend.prepare(&plan).await.unwrap();
+async fn refused_launch_leaves_no_cgroup() {
+    let fixture = Fixture::new().await;
+    let plan = fixture.plan();
+    let prepared: Box<dyn Prepared> = fixture.backend.prepare(&plan).await.unwrap();
     let null = || std::fs::File::open("/dev/null").unwrap().into();
     let stdio = Stdio { stdin: null(), stdout: null(), stderr: null() };
     assert!(prepared.launch(&command(&["/no/such/program"]), stdio).await.is_err());
@@ -59,13 +61,13 @@ async fn a_refused_launch_leaves_no_group() {
 }
 
 #[tokio::test]
-async fn many_sandboxes_at_once_do_not_disturb_each_other() {
-    let place = std::sync::Arc::new(Place::new().await);
+async fn concurrent_sandboxes_do_not_interfere() {
+    let fixture = std::sync::Arc::new(Fixture::new().await);
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..40 {
-        let place = place.clone();
+        let fixture = fixture.clone();
         tasks.spawn(async move {
-            let text = place.run(&["sh", "-c", &format!("echo {number}; cat")]).await.text();
+            let text = fixture.run(&["sh", "-c", &format!("echo {number}; cat")]).await.text();
             assert_eq!(text, format!("{number}\n"));
         });
     }

@@ -1,5 +1,5 @@
 //! Where control groups are made, and that they are removed, on a real kernel. What concerns version 2
-//! alone runs in the machine of `machine.rs`, and on a host that has it.
+//! alone runs in the machine of `vm.rs`, and on a host that has it.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ const VERSION_2: &str = "/sys/fs/cgroup";
 const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millis: Some(1000) };
 
 /// Names the case that runs in a process of its own.
-const APART: &str = "groups::a_worker_that_was_told_nothing_finds_a_parent";
+const APART: &str = "cgroups::worker_finds_cgroup_parent_by_itself";
 
 fn hierarchy() -> Hierarchy {
     Hierarchy::detect(&group_parent()).unwrap()
@@ -81,7 +81,7 @@ fn worker_in(group: &Path) -> String {
 
 /// Twice, as a worker with two modes does.
 #[tokio::test]
-async fn a_worker_that_was_told_nothing_finds_a_parent() {
+async fn worker_finds_cgroup_parent_by_itself() {
     for _ in 0..2 {
         let backend = Logical::new(LogicalOptions { init: init_path(), groups: Default::default() }).unwrap();
         let found = backend.probe().await;
@@ -99,7 +99,7 @@ async fn a_worker_that_was_told_nothing_finds_a_parent() {
 }
 
 #[test]
-fn a_worker_alone_in_its_group_steps_aside() {
+fn worker_alone_in_its_cgroup_moves_aside() {
     if !has_version_2() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_worker_alone_in_its_group_steps_aside() {
 }
 
 #[test]
-fn a_worker_that_shares_its_group_uses_the_one_above() {
+fn worker_in_shared_cgroup_uses_parent() {
     if !has_version_2() {
         return;
     }
@@ -125,7 +125,7 @@ fn a_worker_that_shares_its_group_uses_the_one_above() {
 }
 
 #[tokio::test]
-async fn a_parent_with_processes_of_its_own_is_a_gap_with_a_remedy() {
+async fn cgroup_parent_with_processes_is_a_gap() {
     if !has_version_2() {
         return;
     }
@@ -143,7 +143,7 @@ async fn a_parent_with_processes_of_its_own_is_a_gap_with_a_remedy() {
 }
 
 #[test]
-fn swap_is_off_and_the_kernel_holds_what_was_written() {
+fn cgroup_limits_are_written_and_swap_is_off() {
     if !has_version_2() {
         return;
     }
@@ -159,7 +159,7 @@ fn swap_is_off_and_the_kernel_holds_what_was_written() {
 
 /// They fork faster than a list of them could be read.
 #[test]
-fn a_group_kills_all_its_processes_at_once_and_is_removed() {
+fn cgroup_kills_fork_bomb_and_is_removed() {
     let Ok(mut group) = Group::create(&hierarchy(), "kill", LIMITS) else {
         return skip("cgroup", "no control group can be made here");
     };
@@ -183,7 +183,7 @@ fn a_group_kills_all_its_processes_at_once_and_is_removed() {
 
 /// A process that makes a group and is killed: the next one removes it, and not those of the living.
 #[test]
-fn groups_of_killed_owners_are_removed_and_others_stay() {
+fn only_cgroups_of_dead_owners_are_removed() {
     let hierarchy = hierarchy();
     let Ok(mut mine) = Group::create(&hierarchy, "mine", LIMITS) else {
         return skip("cgroup", "no control group can be made here");
@@ -202,7 +202,7 @@ fn groups_of_killed_owners_are_removed_and_others_stay() {
 
 /// In a process of its own, whose parent nobody else uses.
 #[test]
-fn a_process_has_a_parent_of_its_own_for_its_groups_which_goes_with_it() {
+fn cgroup_parent_of_process_is_removed_with_it() {
     let suite = std::env::current_exe().unwrap();
     let output = Command::new(suite).args(["--exact", APART, "--nocapture"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);

@@ -9,10 +9,10 @@ use std::{
 use codelia_backends::{BwrapOptions, Error, bwrap};
 use codelia_init::Step;
 
-use crate::harness::{Kind, Place, group_parent, init_path};
+use crate::harness::{Fixture, Kind, group_parent, init_path};
 
 /// Why a sandbox cannot be had of a bubblewrap that was told these words too.
-async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
+async fn refusal(fixture: &mut Fixture, words: &str) -> Option<Step> {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("bwrap");
     let script = format!("#!/bin/sh\nlist=$2\nshift 2\nexec bwrap --args \"$list\" {words} \"$@\"\n");
@@ -21,10 +21,10 @@ async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
         fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
     let groups = group_parent();
-    place.backend =
+    fixture.backend =
         Arc::new(bwrap(BwrapOptions { init: init_path(), program, groups, users: None }).unwrap());
-    let session = place.session();
-    match place.backend.prepare(&place.plan(&session)).await {
+    let session = fixture.session();
+    match fixture.backend.prepare(&fixture.plan(&session)).await {
         Ok(prepared) => {
             assert!(prepared.discard().await.is_clean());
             None
@@ -35,8 +35,8 @@ async fn refusal(place: &mut Place, words: &str) -> Option<Step> {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_not_as_planned_is_refused_before_its_command_starts() {
-    let Some(mut place) = Place::of(Kind::Bwrap).await else { return };
+async fn sandbox_that_deviates_from_plan_is_refused() {
+    let Some(mut fixture) = Fixture::new(Kind::Bwrap).await else { return };
     for (words, expected) in [
         // The control: a bubblewrap that does what it is asked for.
         ("", None),
@@ -46,6 +46,6 @@ async fn a_sandbox_that_is_not_as_planned_is_refused_before_its_command_starts()
         ("--hostname another", Some(Step::CheckHostname)),
         ("--uid 7", Some(Step::CheckIds)),
     ] {
-        assert_eq!(refusal(&mut place, words).await, expected, "{words}");
+        assert_eq!(refusal(&mut fixture, words).await, expected, "{words}");
     }
 }

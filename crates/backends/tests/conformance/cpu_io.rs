@@ -6,7 +6,7 @@ use codelia_backends::{Error, Parent};
 use codelia_sys::{cgroup::Device, process};
 use codelia_types::Outcome;
 
-use crate::harness::{Finished, Kind, Place, Session, group_parent, in_every_mode, in_mode, skip};
+use crate::harness::{Finished, Fixture, Kind, Session, group_parent, in_every_mode, in_mode, skip};
 
 const MIB: u64 = 1024 * 1024;
 const CPUS: &str = "policy.resources.cpus";
@@ -15,37 +15,37 @@ const CPUS: &str = "policy.resources.cpus";
 const WIDEN: &str = r#"perl -e '$all = "\xff" x 128; syscall(203, 0, 128, $all); system("nproc")'
     sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status"#;
 
-async fn a_command_runs_on_its_processors_alone(mut place: Place) {
+async fn command_runs_only_on_its_cpus(mut fixture: Fixture) {
     let all = process::processors().unwrap();
     let (Some(&last), true) = (all.last(), all.len() > 1) else {
         return skip("processors", "there is one processor alone");
     };
-    if !place.host.enforceable.cpus {
+    if !fixture.host.enforceable.cpus {
         // Only an ordinary user, who was not given the group for it.
         assert_ne!(process::own_user(), 0, "this host chooses processors");
-        place.policy.resources.cpus = Some(vec![last]);
-        assert_eq!(place.try_plan(&place.session()).unwrap_err().field, CPUS);
+        fixture.policy.resources.cpus = Some(vec![last]);
+        assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, CPUS);
         return;
     }
-    let free = place.says(WIDEN).await;
+    let free = fixture.stdout_of(WIDEN).await;
     assert_eq!(free.lines().next(), Some(all.len().to_string().as_str()), "the control: it may have all");
-    place.policy.resources.cpus = Some(vec![last]);
+    fixture.policy.resources.cpus = Some(vec![last]);
     // gVisor numbers processors by itself and lists none.
-    let listed = if place.kind == Kind::Runsc { String::new() } else { format!("{last}\n") };
-    assert_eq!(place.says(WIDEN).await, format!("1\n{listed}"));
+    let listed = if fixture.kind == Kind::Runsc { String::new() } else { format!("{last}\n") };
+    assert_eq!(fixture.stdout_of(WIDEN).await, format!("1\n{listed}"));
     for wrong in [vec![4000], vec![last, 4000]] {
-        place.policy.resources.cpus = Some(wrong);
-        let prepared = place.backend.prepare(&place.plan(&place.session())).await;
+        fixture.policy.resources.cpus = Some(wrong);
+        let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
         assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == CPUS), "{prepared:?}");
     }
 }
 
 /// The processor time that one command got on a processor while another one used a second of it.
-async fn got_beside_another(place: &Place, steps_back: bool) -> Duration {
-    let (first, second) = (place.session(), place.session());
+async fn got_beside_another(fixture: &Fixture, steps_back: bool) -> Duration {
+    let (first, second) = (fixture.session(), fixture.session());
     // It waits until the other one is there, which then never has the processor to itself.
-    let young = place.start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
-    let mut old = place.start(&first, "echo; exec perl -e '1 while 1'").await;
+    let young = fixture.start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
+    let mut old = fixture.start(&first, "echo; exec perl -e '1 while 1'").await;
     old.line();
     if steps_back {
         old.running.step_back();
@@ -56,21 +56,22 @@ async fn got_beside_another(place: &Place, steps_back: bool) -> Duration {
     old.finish().await.usage.cpu_time
 }
 
-async fn a_command_that_steps_back_leaves_processors_to_younger_ones(mut place: Place) {
-    if !place.host.enforceable.cpus {
+async fn low_priority_command_yields_cpu_to_newer_ones(mut fixture: Fixture) {
+    if !fixture.host.enforceable.cpus {
         return skip("processors", "this host does not choose processors");
     }
-    place.policy.resources.cpus = process::processors().unwrap().pop().map(|last| vec![last]);
-    let (stepped, stayed) = (got_beside_another(&place, true).await, got_beside_another(&place, false).await);
+    fixture.policy.resources.cpus = process::processors().unwrap().pop().map(|last| vec![last]);
+    let (stepped, stayed) =
+        (got_beside_another(&fixture, true).await, got_beside_another(&fixture, false).await);
     assert!(stepped < Duration::from_millis(600), "{stepped:?}");
     assert!(stayed > Duration::from_millis(600), "the control: {stayed:?}");
 }
 
 /// The processor time that a command got on a processor while a process outside used a second of it.
-async fn got_beside_a_stranger(mut place: Place) -> Duration {
+async fn got_beside_a_stranger(mut fixture: Fixture) -> Duration {
     let last = process::processors().unwrap().pop().unwrap();
-    place.policy.resources.cpus = Some(vec![last]);
-    let mut command = place.start(&place.session(), "echo; exec perl -e '1 while 1'").await;
+    fixture.policy.resources.cpus = Some(vec![last]);
+    let mut command = fixture.start(&fixture.session(), "echo; exec perl -e '1 while 1'").await;
     command.line();
     let mut stranger = Command::new("taskset");
     stranger.args(["--cpu-list", &last.to_string(), "perl", "-e", "1 while (times)[0] + (times)[1] < 1"]);
@@ -79,47 +80,47 @@ async fn got_beside_a_stranger(mut place: Place) -> Duration {
     command.finish().await.usage.cpu_time
 }
 
-/// Version 2 asks who is beside the parent, and nobody is in the machine of `machine.rs`.
+/// Version 2 asks who is beside the parent, and nobody is in the machine of `vm.rs`.
 #[tokio::test]
-async fn commands_that_yield_get_what_everybody_else_leaves() {
+async fn cpu_idle_commands_get_only_leftover_cpu() {
     let yielding = Parent { yields: true, ..group_parent() };
-    let Some(place) = Place::with_groups(Kind::Bwrap, yielding).await else { return };
-    if !place.host.enforceable.cpus {
+    let Some(fixture) = Fixture::with_groups(Kind::Bwrap, yielding).await else { return };
+    if !fixture.host.enforceable.cpus {
         return skip("processors", "this host does not choose processors");
     }
-    let yielded = got_beside_a_stranger(place).await;
-    let shared = got_beside_a_stranger(Place::of(Kind::Bwrap).await.unwrap()).await;
+    let yielded = got_beside_a_stranger(fixture).await;
+    let shared = got_beside_a_stranger(Fixture::new(Kind::Bwrap).await.unwrap()).await;
     assert!(yielded < Duration::from_millis(200), "{yielded:?}");
     assert!(shared > Duration::from_millis(400), "the control: {shared:?}");
 }
 
 /// A file of which nothing is in memory, read past the kernel's cache.
-async fn read_big(place: &Place, session: &Session) -> Finished {
-    let finished = place.sh(session, "dd if=big of=/dev/null bs=256k iflag=direct").await;
+async fn read_big(fixture: &Fixture, session: &Session) -> Finished {
+    let finished = fixture.sh(session, "dd if=big of=/dev/null bs=256k iflag=direct").await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     finished
 }
 
-async fn reading_is_held_to_its_rate(mut place: Place) {
+async fn read_rate_is_limited(mut fixture: Fixture) {
     const FIELD: &str = "policy.resources.max_read_bytes_per_second";
-    let session = place.session();
-    place.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
-    if !place.host.enforceable.reads {
-        assert!(process::own_user() != 0 || place.kind.is_container(), "this host limits reads");
-        assert_eq!(place.try_plan(&session).unwrap_err().field, FIELD);
+    let session = fixture.session();
+    fixture.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
+    if !fixture.host.enforceable.reads {
+        assert!(process::own_user() != 0 || fixture.kind.is_container(), "this host limits reads");
+        assert_eq!(fixture.try_plan(&session).unwrap_err().field, FIELD);
         return;
     }
     if Device::of(&session.dir).is_err() {
-        let prepared = place.backend.prepare(&place.plan(&session)).await;
+        let prepared = fixture.backend.prepare(&fixture.plan(&session)).await;
         assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == FIELD), "{prepared:?}");
         return;
     }
     let mut big = fs::File::create(session.write("big", "")).unwrap();
     big.write_all(&vec![7; 8 << 20]).unwrap();
     big.sync_all().unwrap();
-    let limited = read_big(&place, &session).await.usage;
-    place.policy.resources.max_read_bytes_per_second = None;
-    let free = read_big(&place, &session).await.usage;
+    let limited = read_big(&fixture, &session).await.usage;
+    fixture.policy.resources.max_read_bytes_per_second = None;
+    let free = read_big(&fixture, &session).await.usage;
     // It may have a little ahead.
     assert!(limited.wall_time >= Duration::from_secs(1), "{limited:?}");
     assert!(free.wall_time < limited.wall_time, "the control: {free:?}");
@@ -127,30 +128,30 @@ async fn reading_is_held_to_its_rate(mut place: Place) {
 }
 
 /// Writes through the kernel's cache and past it, each to a file that nobody wrote before: its disk would be on their account.
-async fn write_big(place: &Place) -> [Duration; 2] {
+async fn write_big(fixture: &Fixture) -> [Duration; 2] {
     let mut took = [Duration::ZERO; 2];
     for (took, how) in took.iter_mut().zip(["conv=fsync", "oflag=direct"]) {
         let script = format!("dd if=/dev/zero of=big bs=64k count=128 {how}");
-        let finished = place.sh(&place.session(), &script).await;
+        let finished = fixture.sh(&fixture.session(), &script).await;
         assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
         *took = finished.usage.wall_time;
     }
     took
 }
 
-async fn writing_is_held_to_its_rate(mut place: Place) {
+async fn write_rate_is_limited(mut fixture: Fixture) {
     const FIELD: &str = "policy.resources.max_write_bytes_per_second";
-    place.policy.resources.max_write_bytes_per_second = Some(4 * MIB);
-    if !place.host.enforceable.writes {
-        assert_eq!(place.try_plan(&place.session()).unwrap_err().field, FIELD);
+    fixture.policy.resources.max_write_bytes_per_second = Some(4 * MIB);
+    if !fixture.host.enforceable.writes {
+        assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, FIELD);
         return;
     }
-    let limited = write_big(&place).await;
-    place.policy.resources.max_write_bytes_per_second = None;
-    place.policy.resources.max_writes_per_second = Some(64);
-    let [_, few] = write_big(&place).await;
-    place.policy.resources.max_writes_per_second = None;
-    let free = write_big(&place).await;
+    let limited = write_big(&fixture).await;
+    fixture.policy.resources.max_write_bytes_per_second = None;
+    fixture.policy.resources.max_writes_per_second = Some(64);
+    let [_, few] = write_big(&fixture).await;
+    fixture.policy.resources.max_writes_per_second = None;
+    let free = write_big(&fixture).await;
     // It may have a little ahead.
     for limited in [limited[0], limited[1], few] {
         assert!(limited >= Duration::from_secs(1), "{limited:?} of {free:?}");
@@ -158,17 +159,17 @@ async fn writing_is_held_to_its_rate(mut place: Place) {
     assert!(free[0] < limited[0] && free[1] < limited[1].min(few), "the control: {free:?}");
 }
 
-async fn what_was_written_and_started_is_told(place: Place) {
-    let session = place.session();
+async fn usage_counts_writes_and_processes(fixture: Fixture) {
+    let session = fixture.session();
     let script = "dd if=/dev/zero of=file bs=1M count=6 conv=fsync
         for i in 1 2 3 4; do (read line; true) & done < /dev/null; wait";
-    let more = place.sh(&session, script).await.usage;
-    let less = place.sh(&session, ":").await.usage;
+    let more = fixture.sh(&session, script).await.usage;
+    let less = fixture.sh(&session, ":").await.usage;
     if Device::of(&session.dir).is_ok() {
         assert!((6 * MIB..12 * MIB).contains(&more.written_bytes), "{more:?}");
         assert!(less.written_bytes < MIB, "the control: {less:?}");
     }
-    if place.kind.is_container() {
+    if fixture.kind.is_container() {
         assert_eq!(more.peak_processes, 0, "an engine's own threads would count");
     } else if counts_processes() {
         assert!((2..=6).contains(&more.peak_processes), "{more:?}");
@@ -184,12 +185,12 @@ fn counts_processes() -> bool {
 }
 
 in_every_mode!(
-    a_command_runs_on_its_processors_alone,
-    reading_is_held_to_its_rate,
-    writing_is_held_to_its_rate,
-    what_was_written_and_started_is_told,
+    command_runs_only_on_its_cpus,
+    read_rate_is_limited,
+    write_rate_is_limited,
+    usage_counts_writes_and_processes,
 );
 
 // An engine's groups are its own.
-in_mode!(bwrap_alone = Bwrap: a_command_that_steps_back_leaves_processors_to_younger_ones);
-in_mode!(nsjail_alone = Nsjail: a_command_that_steps_back_leaves_processors_to_younger_ones);
+in_mode!(bwrap_alone = Bwrap: low_priority_command_yields_cpu_to_newer_ones);
+in_mode!(nsjail_alone = Nsjail: low_priority_command_yields_cpu_to_newer_ones);
