@@ -6,8 +6,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use codelia_store::{Quotas, Server};
-use codelia_tests::{Client, Cluster, Database, Shape, eventually};
+use codelia_store::{LocalPostgres, Quotas};
+use codelia_tests::{Client, Cluster, ClusterOptions, Database, eventually};
 use futures::{StreamExt, TryStreamExt, stream};
 use rustix::process::Signal;
 
@@ -22,8 +22,8 @@ const COUNTED_AFTER: Duration = Duration::from_secs(15);
 const TRANSACTIONS: &str = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
 
 /// Makes them, looks at the worker, kills it, and waits until a new one serves one of them again.
-pub(crate) async fn measure(server: &Server) -> Result<String> {
-    let mut cluster = Cluster::on(Database::on(server).await?, Shape::default()).await?;
+pub(crate) async fn measure(server: &LocalPostgres) -> Result<String> {
+    let mut cluster = Cluster::start_on(Database::on(server).await?, ClusterOptions::default()).await?;
     let quotas = Quotas { sessions: i64::MAX, requests_per_second: 1_000_000, ..Quotas::default() };
     let client = cluster.tenant_with("idle", quotas).await?;
     let (memory_before, statements_before) = (resident(&cluster)?, statements(&cluster).await?);

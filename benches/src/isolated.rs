@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use codelia_store::Server;
-use codelia_tests::{Cluster, Database, Shape};
+use codelia_store::LocalPostgres;
+use codelia_tests::{Cluster, ClusterOptions, Database};
 
 use crate::{ROUNDS, TURN, bare::exec::Loop, measure::Measured, report::Report, runs::Runs};
 
@@ -19,10 +19,10 @@ const NEW_SESSIONS: usize = 100;
 const THINKING: Duration = Duration::from_millis(30);
 
 /// Measures it all in turns; the first round warms up.
-pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
+pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let settings = vec![("CODELIA_SANDBOX_MODE", "bwrap".to_owned())];
-    let shape = Shape { slots: 8 * cores, settings, ..Shape::default() };
-    let cluster = Cluster::on(Database::on(server).await?, shape).await?;
+    let shape = ClusterOptions { slots: 8 * cores, settings, ..ClusterOptions::default() };
+    let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let steady = Runs::prepare(&cluster, "steady", 1).await?;
     let together = Runs::prepare(&cluster, "together", 4 * cores).await?;
 

@@ -16,7 +16,7 @@ mod spine;
 use std::time::Duration;
 
 use anyhow::Result;
-use codelia_store::Server;
+use codelia_store::LocalPostgres;
 use codelia_tests::Scratch;
 
 /// How often each takes its turn, and for how long.
@@ -28,7 +28,7 @@ async fn main() -> Result<()> {
     let cores = std::thread::available_parallelism()?.get();
     // The server as `codelia up` starts it: nothing is switched off to look fast.
     let scratch = Scratch::new()?;
-    let server = Server::start(&scratch.join("postgres")).await?;
+    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
     let part = std::env::args().nth(1);
     let wanted = |name: &str| part.as_deref().is_none_or(|part| part == name);
     if wanted("spine") {

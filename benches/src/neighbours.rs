@@ -2,8 +2,8 @@
 //! where they yield.
 
 use anyhow::Result;
-use codelia_store::Server;
-use codelia_tests::{Cluster, Database, Shape};
+use codelia_store::LocalPostgres;
+use codelia_tests::{Cluster, ClusterOptions, Database};
 use futures::future::{Either, join_all, select};
 
 use crate::{TURN, measure::Measured, noise, report::Report, runs::Runs};
@@ -15,11 +15,11 @@ const BESIDE_ALL: &str = "… beside all of these at once";
 const ROUNDS: usize = 2;
 
 /// Measures it all in turns; the first round warms up.
-pub(crate) async fn measure(server: &Server, cores: usize, yields: bool) -> Result<Report> {
+pub(crate) async fn measure(server: &LocalPostgres, cores: usize, yields: bool) -> Result<Report> {
     let settings =
         vec![("CODELIA_SANDBOX_MODE", "bwrap".to_owned()), ("CODELIA_SANDBOX_YIELDS", yields.to_string())];
-    let shape = Shape { slots: 8 * cores, settings, ..Shape::default() };
-    let cluster = Cluster::on(Database::on(server).await?, shape).await?;
+    let shape = ClusterOptions { slots: 8 * cores, settings, ..ClusterOptions::default() };
+    let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let quiet = Runs::prepare(&cluster, "quiet", 1).await?;
     let noisy = Runs::prepare(&cluster, "noisy", noise::HOGS.len()).await?;
 

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use codelia_store::Server;
-use codelia_tests::{Cluster, Database, Shape};
+use codelia_store::LocalPostgres;
+use codelia_tests::{Cluster, ClusterOptions, Database};
 
 use crate::{
     ROUNDS, TURN,
@@ -21,9 +21,12 @@ const ALONE: &str = "Exec `true`, call to outcome, one at a time";
 const TOGETHER: &str = "Exec `true`, call to outcome, many at once";
 
 /// Measures it all in turns; the first round warms up.
-pub(crate) async fn measure(server: &Server, cores: usize) -> Result<Report> {
-    let cluster =
-        Cluster::on(Database::on(server).await?, Shape { slots: 4 * cores, ..Shape::default() }).await?;
+pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
+    let cluster = Cluster::start_on(
+        Database::on(server).await?,
+        ClusterOptions { slots: 4 * cores, ..ClusterOptions::default() },
+    )
+    .await?;
     let bare_postgres = BarePostgres::prepare(server.database("bare").await?, 4 * cores).await?;
     let alone = Runs::prepare(&cluster, "alone", 1).await?;
     let together = Runs::prepare(&cluster, "together", 4 * cores).await?;

@@ -7,7 +7,7 @@ use codelia_proto::v1::{
     SetIsolationFloorRequest, UpdateQuotasRequest, WorkerState,
 };
 use codelia_store::{EventKind, Scope as Granted};
-use codelia_tests::{Client, Cluster, Shape, refusal, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, refusal, shell};
 use tonic::Code;
 
 async fn list_sessions(client: &Client) -> Result<(), tonic::Status> {
@@ -36,7 +36,7 @@ async fn call_without_valid_key_is_refused() -> Result<()> {
 
 #[tokio::test]
 async fn key_is_stored_hashed_and_revoked_immediately() -> Result<()> {
-    let cluster = Cluster::with(Shape { apis: 2, ..Shape::default() }).await?;
+    let cluster = Cluster::start_with(ClusterOptions { apis: 2, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let made = client.admin().create_key(key_request("tenants/-", &[Scope::Run])).await?.into_inner();
     let key = made.key.unwrap_or_default();
@@ -133,7 +133,7 @@ async fn logical_mode_needs_operator_decision_and_reason() -> Result<()> {
         .await?
         .into_iter()
         .rev()
-        .map(|event| event.happening.kind)
+        .map(|event| event.body.kind)
         .collect();
     assert_eq!(
         kinds,
@@ -185,7 +185,8 @@ async fn operator_creates_tenants_and_changes_quotas() -> Result<()> {
 
 #[tokio::test]
 async fn operator_lists_workers() -> Result<()> {
-    let cluster = Cluster::with(Shape { workers: 2, slots: 3, ..Shape::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { workers: 2, slots: 3, ..ClusterOptions::default() }).await?;
     let operator = cluster.operator().await?;
     let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
     assert_eq!(

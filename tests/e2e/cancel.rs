@@ -7,7 +7,7 @@ use codelia_proto::{
     duration_to_proto,
     v1::{CancelRunRequest, Canceled, Limits, OutOfMemory, StartRunRequest, TimedOut, outcome::Kind},
 };
-use codelia_tests::{Cluster, Exec, Shape, available, shell};
+use codelia_tests::{Cluster, ClusterOptions, Exec, available, shell};
 
 use crate::exec::{nothing_works_in, session_root};
 
@@ -101,7 +101,7 @@ async fn long_running_command_gets_lower_cpu_weight() -> Result<()> {
 #[tokio::test]
 async fn cpu_idle_setting_applies_to_commands() -> Result<()> {
     let settings = vec![("CODELIA_SANDBOX_YIELDS", "true".to_owned())];
-    let cluster = Cluster::with(Shape { settings, ..Shape::default() }).await?;
+    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let script = format!("{FIND_GROUP}; cat /sys/fs/cgroup/$group/../cpu.idle");

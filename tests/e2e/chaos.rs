@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use codelia_proto::v1::SandboxMode;
-use codelia_tests::chaos::{Fault, Options, Weakness, play};
+use codelia_tests::chaos::{DisabledSafeguard, Fault, Options, run_seed};
 
 fn options(seed: u64, runs: usize) -> Options {
     Options {
@@ -10,15 +10,15 @@ fn options(seed: u64, runs: usize) -> Options {
         runs,
         sessions: runs / 10,
         modes: vec![SandboxMode::Logical],
-        longest: 10,
+        max_run_ticks: 10,
         faults: Fault::ALL.to_vec(),
-        weakness: Weakness::None,
+        disabled: DisabledSafeguard::None,
     }
 }
 
 #[tokio::test]
 async fn no_run_is_lost_doubled_or_left_behind() -> Result<()> {
-    let report = play(&options(1, 150)).await?;
+    let report = run_seed(&options(1, 150)).await?;
     assert!(report.findings.is_clean(), "{report:#?}");
     println!("{report:?}");
     Ok(())
@@ -26,13 +26,13 @@ async fn no_run_is_lost_doubled_or_left_behind() -> Result<()> {
 
 /// Whether chaos notices, in one of a few seeds, that Codelia does less than it should: workers are cut off
 /// while they have long runs, and are made to believe in their leases for too long.
-async fn is_noticed(weakness: Weakness, by: &str) -> Result<bool> {
+async fn is_noticed(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
     for seed in 1..=4 {
         let faults = vec![Fault::Partition];
-        let weak = Options { faults, sessions: 4, longest: 30, weakness, ..options(seed, 150) };
-        let report = play(&weak).await?;
-        let is_guarded = weakness != Weakness::NoGuard;
-        assert_eq!(report.tampered == 0, is_guarded, "{report:#?}");
+        let weak = Options { faults, sessions: 4, max_run_ticks: 30, disabled, ..options(seed, 150) };
+        let report = run_seed(&weak).await?;
+        let is_guarded = disabled != DisabledSafeguard::CommitGuard;
+        assert_eq!(report.rewritten_statements == 0, is_guarded, "{report:#?}");
         let unlawful = |what: &String| what.contains("without the lease");
         assert!(!is_guarded || !report.findings.doubled.iter().any(unlawful), "{report:#?}");
         if report.findings.doubled.iter().any(|what| what.contains(by)) {
@@ -44,12 +44,12 @@ async fn is_noticed(weakness: Weakness, by: &str) -> Result<bool> {
 
 #[tokio::test]
 async fn chaos_detects_sandbox_outliving_its_lease() -> Result<()> {
-    assert!(is_noticed(Weakness::NoFencing, "beside a later holder").await?);
+    assert!(is_noticed(DisabledSafeguard::SelfFencing, "beside a later holder").await?);
     Ok(())
 }
 
 #[tokio::test]
 async fn chaos_detects_unguarded_commit() -> Result<()> {
-    assert!(is_noticed(Weakness::NoGuard, "without the lease").await?);
+    assert!(is_noticed(DisabledSafeguard::CommitGuard, "without the lease").await?);
     Ok(())
 }

@@ -4,10 +4,10 @@ use std::process::Command;
 
 use anyhow::Result;
 use codelia_proto::v1::{CancelRunRequest, ListRunsRequest, RunState};
-use codelia_tests::{Client, Cluster, Finished, Process, eventually};
+use codelia_tests::{Client, Cluster, Process, ProcessOutput, eventually};
 use serde_json::Value;
 
-async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Finished> {
+async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<ProcessOutput> {
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 
@@ -164,7 +164,9 @@ async fn cli_manages_tenants_keys_and_workers() -> Result<()> {
 
 #[tokio::test]
 async fn help_has_examples_and_completions_exist() -> Result<()> {
-    let cluster = Cluster::with(codelia_tests::Shape { apis: 0, workers: 0, ..Default::default() }).await?;
+    let cluster =
+        Cluster::start_with(codelia_tests::ClusterOptions { apis: 0, workers: 0, ..Default::default() })
+            .await?;
     let call = |arguments: &[&str]| -> Result<Command> {
         let mut command = cluster.command(arguments[0], "help")?;
         command.args(&arguments[1..]);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
-use codelia_tests::{Cluster, Shape, eventually};
+use codelia_tests::{Cluster, ClusterOptions, eventually};
 use opentelemetry_proto::tonic::{
     collector::{
         metrics::v1::{
@@ -77,7 +77,7 @@ async fn spans_reach_the_collector() -> Result<()> {
     let collector = Collector::default();
     let endpoint = collector.listen().await?;
     let settings = vec![("CODELIA_OTLP_ENDPOINT", endpoint)];
-    let cluster = Cluster::with(Shape { settings, ..Shape::default() }).await?;
+    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.exec(&session.name, "exit 0").await?.finished.expect("an end");

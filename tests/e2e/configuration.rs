@@ -1,17 +1,17 @@
 //! Configuration: the names that are promised, and nothing that is misspelt.
 
 use anyhow::{Context, Result};
-use codelia_tests::{Cluster, Process, Shape, refusal};
+use codelia_tests::{Cluster, ClusterOptions, Process, refusal};
 use serde_json::Value;
 use tonic::Code;
 
-fn nothing_started() -> Shape {
-    Shape { apis: 0, workers: 0, ..Shape::default() }
+fn nothing_started() -> ClusterOptions {
+    ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }
 }
 
 #[tokio::test]
 async fn sandbox_keys_work_by_name() -> Result<()> {
-    let mut cluster = Cluster::with(nothing_started()).await?;
+    let mut cluster = Cluster::start_with(nothing_started()).await?;
     let root = cluster.directory().join("elsewhere");
     let root = root.to_str().context("a path")?;
     let keys = [
@@ -41,7 +41,7 @@ async fn sandbox_keys_work_by_name() -> Result<()> {
 
 #[tokio::test]
 async fn invalid_settings_stop_startup_and_are_named() -> Result<()> {
-    let cluster = Cluster::with(nothing_started()).await?;
+    let cluster = Cluster::start_with(nothing_started()).await?;
     for (name, value) in [
         ("CODELIA_SANDBOX_MODES", "logical"),
         ("CODELIA_SANDBOX_MODE", "jail"),
@@ -69,7 +69,7 @@ async fn invalid_settings_stop_startup_and_are_named() -> Result<()> {
 
 #[tokio::test]
 async fn config_show_names_sources_and_hides_secrets() -> Result<()> {
-    let cluster = Cluster::with(nothing_started()).await?;
+    let cluster = Cluster::start_with(nothing_started()).await?;
     let file = cluster.directory().join("codelia.toml");
     std::fs::write(&file, "[sandbox]\nttl_seconds = 55\ncpu_limit = 0.5\n[worker]\nslots = 3\n")?;
     let mut command = cluster.command("config", "shown")?;
@@ -92,7 +92,7 @@ async fn config_show_names_sources_and_hides_secrets() -> Result<()> {
 
 #[tokio::test]
 async fn prod_profile_refuses_logical_mode() -> Result<()> {
-    let mut cluster = Cluster::with(nothing_started()).await?;
+    let mut cluster = Cluster::start_with(nothing_started()).await?;
     let mut by_default = cluster.command("api", "prod")?;
     by_default.env("CODELIA_PROFILE", "prod").env("CODELIA_SANDBOX_MODE", "logical");
     let refused = Process::finish(by_default, b"").await?;
@@ -112,7 +112,7 @@ async fn prod_profile_refuses_logical_mode() -> Result<()> {
 
 #[tokio::test]
 async fn unmigrated_database_is_refused() -> Result<()> {
-    let cluster = Cluster::with(nothing_started()).await?;
+    let cluster = Cluster::start_with(nothing_started()).await?;
     let empty = codelia_tests::Database::create().await?;
     let mut api = cluster.command("api", "early")?;
     api.env("CODELIA_DATABASE_URL", empty.url()).env("CODELIA_API_LISTEN", "127.0.0.1:0");

@@ -8,7 +8,7 @@ use codelia_proto::v1::{
     exec_request::Kind,
     outcome::Kind::{Canceled, Exited, Refused, Signaled},
 };
-use codelia_tests::{Client, Cluster, Exec, Traces, command, eventually, shell};
+use codelia_tests::{Client, Cluster, Exec, command, eventually, processes_working_in, shell};
 
 /// A command that reads its input.
 fn reading(mut request: StartRunRequest) -> StartRunRequest {
@@ -21,7 +21,7 @@ fn reading(mut request: StartRunRequest) -> StartRunRequest {
 /// Waits until no process works in a session's directory any more.
 pub(crate) async fn nothing_works_in(directory: &str) {
     eventually(("no process works in", directory), || async {
-        Traces::working_in(directory.as_ref()).is_empty().then_some(())
+        processes_working_in(directory.as_ref()).is_empty().then_some(())
     })
     .await;
 }
@@ -143,7 +143,7 @@ async fn exec_run_ends_with_its_caller() -> Result<()> {
     let mut exec = Exec::start(&client, shell(&session.name, "pwd; sleep 100 & exec sleep 100")).await?;
     let directory = session_root(&mut exec).await?;
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
-    assert!(!Traces::working_in(directory.as_ref()).is_empty());
+    assert!(!processes_working_in(directory.as_ref()).is_empty());
     drop(exec);
     nothing_works_in(&directory).await;
     assert_eq!(client.watch_to_end(&name, 0).await?.outcome(), Canceled(codelia_proto::v1::Canceled {}));

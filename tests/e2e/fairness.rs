@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::Run;
-use codelia_tests::{Client, Cluster, Shape, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, shell};
 
 fn nanos(time: Option<&prost_types::Timestamp>) -> Result<i128> {
     let time = time.context("a time")?;
@@ -19,7 +19,7 @@ async fn ended(client: &Client, runs: &[Run]) -> Result<Vec<Run>> {
 
 #[tokio::test]
 async fn flood_delays_other_tenant_by_one_turn() -> Result<()> {
-    let cluster = Cluster::with(Shape { slots: 1, ..Shape::default() }).await?;
+    let cluster = Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
     let flooding = cluster.tenant("flood").await?;
     let quiet = cluster.tenant("quiet").await?;
     let (many, one) = (flooding.session().await?, quiet.session().await?);

@@ -7,7 +7,8 @@ use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy};
 use codelia_proto::{duration_to_proto, v1::*};
 use codelia_store::{EventKind, NewSession, Quotas, Scope as KeyScope, SessionSpec};
 use codelia_tests::{
-    Client, Cluster, Exec, Finished, Process, Shape, eventually, is_root, refusal, shell, within,
+    Client, Cluster, ClusterOptions, Exec, Process, ProcessOutput, eventually, is_root, refusal, shell,
+    within,
 };
 use codelia_types::{Mode, SessionId};
 use rustix::process::Signal;
@@ -411,9 +412,9 @@ async fn planted_links_cannot_escape_the_workspace() -> Result<()> {
     let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::FileRefused), None, 100).await?;
     assert!(events.len() >= 30, "each attempt is an event: {}", events.len());
     let event = events.last().context("an event")?;
-    assert_eq!(event.happening.field.as_deref(), Some("path"));
-    assert_eq!(event.happening.detail["reason"], "PATH_LEADS_OUT");
-    assert_eq!(event.concerned.session.map(|id| id.to_string()), Some(session.session_id.clone()));
+    assert_eq!(event.body.field.as_deref(), Some("path"));
+    assert_eq!(event.body.detail["reason"], "PATH_LEADS_OUT");
+    assert_eq!(event.subject.session.map(|id| id.to_string()), Some(session.session_id.clone()));
     cluster.end().await
 }
 
@@ -607,7 +608,7 @@ async fn session_policy_applies_to_file_calls() -> Result<()> {
     assert_eq!(told(client.put(&name, "more", &"x".repeat(1001)).await), too_large);
     assert_eq!(told(stat(&client, &name, "more").await).0, Code::NotFound);
     let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::FileRefused), None, 100).await?;
-    let rules: Vec<_> = events.iter().filter_map(|event| event.happening.field.as_deref()).collect();
+    let rules: Vec<_> = events.iter().filter_map(|event| event.body.field.as_deref()).collect();
     for rule in ["policy.filesystem.denied_paths", "policy.filesystem.read_only_paths"] {
         assert!(rules.contains(&rule), "{rules:?}");
     }
@@ -694,7 +695,7 @@ async fn aborted_upload_leaves_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn full_disk_is_reported_and_old_file_stays() -> Result<()> {
-    let mut cluster = Cluster::with(Shape { workers: 0, ..Shape::default() }).await?;
+    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let Some(disk) = Disk::mount(&cluster.directory().join("disk"))? else { return cluster.end().await };
     let root = disk.0.join("root").display().to_string();
     cluster.add_worker_with(&[("CODELIA_SANDBOX_ROOT", root.as_str())]).await?;
@@ -737,7 +738,7 @@ impl Drop for Disk {
 
 #[tokio::test]
 async fn file_call_acquires_unleased_session() -> Result<()> {
-    let mut cluster = Cluster::with(Shape { workers: 0, ..Shape::default() }).await?;
+    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     assert_eq!(session.worker_id, "", "nobody holds it");
@@ -779,7 +780,12 @@ async fn file_calls_keep_session_active() -> Result<()> {
     cluster.end().await
 }
 
-async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str], input: &[u8]) -> Result<Finished> {
+async fn codelia(
+    cluster: &Cluster,
+    client: &Client,
+    arguments: &[&str],
+    input: &[u8],
+) -> Result<ProcessOutput> {
     Process::finish(cluster.cli(client, arguments), input).await
 }
 

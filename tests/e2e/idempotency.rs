@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use codelia_proto::v1::{CreateSessionRequest, StartRunRequest, outcome::Kind};
-use codelia_tests::{Cluster, Exec, Shape, refusal, shell};
+use codelia_tests::{Cluster, ClusterOptions, Exec, refusal, shell};
 use futures::future::try_join_all;
 use tonic::Code;
 
@@ -48,7 +48,8 @@ async fn same_key_returns_first_run() -> Result<()> {
 
 #[tokio::test]
 async fn concurrent_starts_with_one_key_execute_once() -> Result<()> {
-    let cluster = Cluster::with(Shape { apis: 2, workers: 2, ..Shape::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { apis: 2, workers: 2, ..ClusterOptions::default() }).await?;
     let here = cluster.tenant("a").await?;
     let there = codelia_tests::Client::connect(&cluster.endpoint(1), &here.secret).await?;
     let session = here.session().await?;

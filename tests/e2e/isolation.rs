@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, Lost, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ENGINE_SOCKET, Finished, Process, Scratch, Shape, available, cgroups, command,
-    containers_of, eventually,
+    Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, ProcessOutput, Scratch, abandoned_cgroups,
+    available, command, eventually, worker_containers,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -29,8 +29,8 @@ async fn isolating_with(
         // Others need not try containers at the start of every worker.
         settings.push(("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()));
     }
-    let shape = Shape { workers: 0, apis: 0, settings, ..Shape::default() };
-    let mut cluster = Cluster::with(shape).await?;
+    let shape = ClusterOptions { workers: 0, apis: 0, settings, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_with(shape).await?;
     if !is_usable(&cluster, mode).await? {
         cluster.end().await?;
         return Ok(None);
@@ -62,7 +62,8 @@ async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> Result<Value
 
 #[tokio::test]
 async fn doctor_reports_gaps_and_remedies() -> Result<()> {
-    let cluster = Cluster::with(Shape { workers: 0, apis: 0, ..Shape::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, apis: 0, ..ClusterOptions::default() }).await?;
     let bare = [
         ("CODELIA_BWRAP", "/no/bwrap"),
         ("CODELIA_NSJAIL", "/no/nsjail"),
@@ -115,12 +116,12 @@ async fn overlay_needs_operator_policy() -> Result<()> {
     cluster.end().await
 }
 
-async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Finished> {
+async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<ProcessOutput> {
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 
 /// The record that `--json` prints last.
-fn record(done: &Finished) -> Result<Value> {
+fn record(done: &ProcessOutput) -> Result<Value> {
     let line = done.stdout.lines().last().with_context(|| format!("{done:?}"))?;
     serde_json::from_str(line).with_context(|| format!("{done:?}"))
 }
@@ -254,17 +255,17 @@ async fn refusal_event_names_the_field() -> Result<()> {
     let events = cluster.store.event_list(&"a".parse()?, None, None, 10).await?;
     assert_eq!(events.len(), before + 1, "a mistake is none: {events:?}");
     let event = events.first().context("an event")?;
-    assert_eq!(event.happening.kind, EventKind::RunRefused);
-    assert_eq!(event.happening.field.as_deref(), Some("limits.memory_bytes"));
-    assert_eq!(event.concerned.session.map(|id| id.to_string()), Some(session.session_id));
+    assert_eq!(event.body.kind, EventKind::RunRefused);
+    assert_eq!(event.body.field.as_deref(), Some("limits.memory_bytes"));
+    assert_eq!(event.subject.session.map(|id| id.to_string()), Some(session.session_id));
     cluster.end().await
 }
 
 /// The control groups and containers of a worker process that is gone.
 fn left_of(pid: u32) -> Result<Vec<String>> {
-    let groups = cgroups().into_iter().map(|path| path.display().to_string());
+    let groups = abandoned_cgroups().into_iter().map(|path| path.display().to_string());
     let groups = groups.filter(|path| path.contains(&format!("/codelia-{pid}-")));
-    Ok(groups.chain(containers_of(&[pid])?).collect())
+    Ok(groups.chain(worker_containers(&[pid])?).collect())
 }
 
 async fn killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {

@@ -9,7 +9,8 @@ use codelia_proto::v1::{
 };
 use codelia_sys::{Pid, process};
 use codelia_tests::{
-    Client, Cluster, ENGINE_SOCKET, Host, Shape, eventually, is_root, processes_of, shell, within,
+    Client, Cluster, ClusterOptions, ENGINE_SOCKET, HostSnapshot, eventually, is_root, shell, user_processes,
+    within,
 };
 use rustix::process::Signal;
 
@@ -157,7 +158,7 @@ fn is_called(pid: Pid, name: &str) -> bool {
 
 /// Those of the sessions' users too: what is in a container is not below the worker.
 fn inits(worker: Pid) -> Vec<Pid> {
-    let theirs = processes_of(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+    let theirs = user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
     below(worker).into_iter().chain(theirs).filter(|pid| is_called(*pid, "codelia-init")).collect()
 }
 
@@ -196,7 +197,7 @@ async fn installation() -> Result<Cluster> {
         ("CODELIA_SANDBOX_UID_COUNT", users.len().to_string()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
-    Cluster::with(Shape { slots: AT_ONCE, settings, ..Shape::default() }).await
+    Cluster::start_with(ClusterOptions { slots: AT_ONCE, settings, ..ClusterOptions::default() }).await
 }
 
 /// Ends a round's runs by the death of their worker.
@@ -225,10 +226,10 @@ fn is_zero(run: &Run) -> bool {
 }
 
 /// What is different while a run goes on: else nothing could be seen to be left.
-async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &Host) -> Result<()> {
+async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &HostSnapshot) -> Result<()> {
     let run = client.start(session.run("sleep 1000")).await?;
     started(client, &run.name).await?;
-    let busy = Host::of(cluster, &users(), &[cluster.workers[0].process.pid()])?;
+    let busy = HostSnapshot::take(cluster, &users(), &[cluster.workers[0].process.pid()])?;
     ensure!(busy.processes != idle.processes, "processes are not seen");
     ensure!(busy.namespaces != idle.namespaces, "namespaces are not seen");
     ensure!(busy.directories != idle.directories, "directories are not seen");
@@ -269,7 +270,7 @@ async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
     let mut cluster = installation().await?;
     let client = cluster.tenant("a").await?;
     let mut pids = vec![cluster.workers[0].process.pid()];
-    let idle = Host::of(&cluster, &users(), &pids)?;
+    let idle = HostSnapshot::take(&cluster, &users(), &pids)?;
     let sessions = sessions(&cluster, &client).await?;
     for session in sessions.iter().filter(|session| session.mode != SandboxMode::Logical) {
         control(&cluster, &client, session, &idle).await?;
@@ -295,13 +296,11 @@ async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
     for session in &sessions {
         client.close(&session.name).await?;
     }
-    let settled = || async { (Host::of(&cluster, &users(), &pids).ok()? == idle).then_some(()) };
-    let waited = tokio::time::timeout(
-        codelia_tests::PATIENCE - Duration::from_secs(5),
-        eventually("settled", settled),
-    );
+    let settled = || async { (HostSnapshot::take(&cluster, &users(), &pids).ok()? == idle).then_some(()) };
+    let waited =
+        tokio::time::timeout(codelia_tests::TIMEOUT - Duration::from_secs(5), eventually("settled", settled));
     if waited.await.is_err() {
-        assert_eq!(Host::of(&cluster, &users(), &pids)?, idle, "left behind, or lost");
+        assert_eq!(HostSnapshot::take(&cluster, &users(), &pids)?, idle, "left behind, or lost");
     }
     cluster.end().await
 }

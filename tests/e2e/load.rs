@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use anyhow::{Result, ensure};
 use codelia_proto::v1::{Run, Session, outcome::Kind::Exited};
-use codelia_tests::{Client, Cluster, Shape, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, shell};
 use futures::{StreamExt, TryStreamExt, stream};
 
 const SESSIONS: usize = 200;
@@ -35,7 +35,9 @@ async fn live(clients: &[Client; 2], number: usize) -> Result<(Session, Vec<Run>
 
 #[tokio::test]
 async fn every_run_ends_once_on_its_lease_holder() -> Result<()> {
-    let cluster = Cluster::with(Shape { apis: 2, workers: 2, slots: 8, ..Shape::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { apis: 2, workers: 2, slots: 8, ..ClusterOptions::default() })
+            .await?;
     let first = cluster.tenant("a").await?;
     let second = Client::connect(&cluster.endpoint(1), &first.secret).await?;
     let clients = [first, second];

@@ -7,9 +7,10 @@ use codelia_proto::v1::{
     ListWorkersRequest, Lost, Run, RunState, StartRunRequest, WorkerState,
     outcome::Kind::{self, Exited},
 };
-use codelia_store::Server;
+use codelia_store::LocalPostgres;
 use codelia_tests::{
-    Client, Cluster, Database, Passage, Proxy, Scratch, Shape, WORKER_LEASE, eventually, refusal, shell,
+    Client, Cluster, ClusterOptions, Database, Proxy, ProxyMode, Scratch, WORKER_LEASE_SECONDS, eventually,
+    refusal, shell,
 };
 use rustix::process::Signal;
 use tonic::Code;
@@ -19,16 +20,16 @@ struct Outage {
     cluster: Cluster,
     client: Client,
     proxy: Proxy,
-    server: Server,
+    server: LocalPostgres,
     scratch: Scratch,
 }
 
 impl Outage {
     async fn new(slots: usize) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let server = Server::start(&scratch.join("postgres")).await?;
-        let shape = Shape { workers: 0, slots, ..Shape::default() };
-        let mut cluster = Cluster::on(Database::on(&server).await?, shape).await?;
+        let server = LocalPostgres::start(&scratch.join("postgres")).await?;
+        let shape = ClusterOptions { workers: 0, slots, ..ClusterOptions::default() };
+        let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
         let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
         let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
         cluster.add_worker_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
@@ -80,7 +81,7 @@ async fn result_is_committed_after_database_outage() -> Result<()> {
     let script = "touch begun; until [ -e go ]; do sleep 0.02; done; echo held";
     let run = outage.client.start(shell(&session.name, script)).await?;
     begun(&outage.cluster).await;
-    outage.proxy.set(Passage::Closed);
+    outage.proxy.set(ProxyMode::Closed);
     for directory in outage.cluster.session_directories()? {
         std::fs::write(directory.join("go"), "")?;
     }
@@ -92,7 +93,7 @@ async fn result_is_committed_after_database_outage() -> Result<()> {
             .then_some(())
     })
     .await;
-    outage.proxy.set(Passage::Open);
+    outage.proxy.set(ProxyMode::Open);
     let seen = outage.client.watch_to_end(&run.name, 0).await?;
     assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("held\n", Exited(0)));
     outage.end().await
@@ -104,7 +105,7 @@ async fn run_stuck_in_outage_restarts_with_next_incarnation() -> Result<()> {
     let session = outage.client.session().await?;
     let first = outage.client.start(shell(&session.name, "touch begun; exec sleep 1000")).await?;
     begun(&outage.cluster).await;
-    outage.proxy.set(Passage::Closed);
+    outage.proxy.set(ProxyMode::Closed);
     // It is recorded for the worker and pushed, finds no slot, and cannot be given back.
     let second = StartRunRequest { retries: 1, ..shell(&session.name, "echo again") };
     let second = outage.client.start(second).await?;
@@ -120,7 +121,7 @@ async fn run_stuck_in_outage_restarts_with_next_incarnation() -> Result<()> {
         (log.matches("cannot register").count() > 3).then_some(())
     })
     .await;
-    outage.proxy.set(Passage::Open);
+    outage.proxy.set(ProxyMode::Open);
     outage.is_fenced().await;
     let seen = outage.client.watch_to_end(&second.name, 0).await?;
     assert_eq!((seen.stdout_text().as_str(), seen.run().attempt), ("again\n", 2));
@@ -154,7 +155,7 @@ async fn database_outage_returns_unavailable_with_retry_delay() -> Result<()> {
     let told = refusal(&refused);
     assert_eq!((told.code, told.reason.as_str()), (Code::Unavailable, "UNAVAILABLE"));
     assert!(told.retry_after.is_some_and(|delay| delay > Duration::ZERO), "{told:?}");
-    outage.server = Server::start(&outage.scratch.join("postgres")).await?;
+    outage.server = LocalPostgres::start(&outage.scratch.join("postgres")).await?;
     let seen = eventually("the service is back", || async {
         outage.client.exec(&session.name, "echo back").await.ok()
     })
@@ -165,8 +166,8 @@ async fn database_outage_returns_unavailable_with_retry_delay() -> Result<()> {
 
 #[tokio::test]
 async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
-    let shape = Shape { workers: 2, shared_root: true, slots: 2, ..Shape::default() };
-    let mut cluster = Cluster::with(shape).await?;
+    let shape = ClusterOptions { workers: 2, shared_root: true, slots: 2, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // It ends while its worker stands still, so that the result is there when that goes on.
@@ -197,7 +198,7 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     assert_ne!(session.worker_id, paused);
     let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
     let found = workers.iter().find(|worker| worker.worker_id == paused).context("the worker")?;
-    assert_eq!(found.state(), WorkerState::Ready, "it serves again after {WORKER_LEASE} s");
+    assert_eq!(found.state(), WorkerState::Ready, "it serves again after {WORKER_LEASE_SECONDS} s");
     client.close(&session.name).await?;
     eventually("nothing is left", || async { cluster.session_directories().ok()?.is_empty().then_some(()) })
         .await;
@@ -213,8 +214,8 @@ fn beats(cluster: &Cluster) -> usize {
 
 #[tokio::test]
 async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
-    let shape = Shape { workers: 2, shared_root: true, slots: 2, ..Shape::default() };
-    let mut cluster = Cluster::with(shape).await?;
+    let shape = ClusterOptions { workers: 2, shared_root: true, slots: 2, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "while :; do echo >> beats; sleep 0.05; done")).await?;

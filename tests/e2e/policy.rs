@@ -3,12 +3,12 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
-use codelia_tests::{Client, Cluster, Finished, Process};
+use codelia_tests::{Client, Cluster, Process, ProcessOutput};
 use serde_json::Value;
 
 use crate::isolation::isolating;
 
-async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Finished> {
+async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<ProcessOutput> {
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 

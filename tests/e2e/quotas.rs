@@ -3,7 +3,7 @@
 use anyhow::Result;
 use codelia_proto::v1::{ListSessionsRequest, RunState};
 use codelia_store::Quotas;
-use codelia_tests::{Cluster, Shape, eventually, refusal, shell};
+use codelia_tests::{Cluster, ClusterOptions, eventually, refusal, shell};
 use tonic::{Code, Status};
 
 /// A run that ends when a file appears.
@@ -45,7 +45,7 @@ async fn concurrent_runs_quota_is_enforced() -> Result<()> {
 
 #[tokio::test]
 async fn queued_runs_quota_is_enforced() -> Result<()> {
-    let cluster = Cluster::with(Shape { slots: 1, ..Shape::default() }).await?;
+    let cluster = Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant_with("a", Quotas { queued_runs: 1, ..Quotas::default() }).await?;
     let session = client.session().await?;
     let holding = client.start(shell(&session.name, WAITING)).await?;

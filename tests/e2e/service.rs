@@ -81,7 +81,8 @@ async fn deadline_ends_watch_but_not_the_run() -> Result<()> {
 #[tokio::test]
 async fn metrics_have_documented_names() -> Result<()> {
     let mut cluster =
-        Cluster::with(codelia_tests::Shape { apis: 0, workers: 0, ..Default::default() }).await?;
+        Cluster::start_with(codelia_tests::ClusterOptions { apis: 0, workers: 0, ..Default::default() })
+            .await?;
     let (of_api, of_worker) = (free_address().await?, free_address().await?);
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &of_worker)]).await?;
     cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &of_api)]).await?;
@@ -139,7 +140,8 @@ async fn stuck_directory_is_reported_and_retried() -> Result<()> {
         println!("skipped: only root can keep the worker from its own directory");
         return Ok(());
     }
-    let mut cluster = Cluster::with(codelia_tests::Shape { workers: 0, ..Default::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(codelia_tests::ClusterOptions { workers: 0, ..Default::default() }).await?;
     let metrics = free_address().await?;
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
     let shows = |line: &'static str| {
@@ -184,7 +186,7 @@ async fn stopping_api_finishes_calls_and_accepts_none() -> Result<()> {
 
 #[tokio::test]
 async fn logs_are_json_and_hide_keys() -> Result<()> {
-    let mut cluster = Cluster::with(codelia_tests::Shape {
+    let mut cluster = Cluster::start_with(codelia_tests::ClusterOptions {
         settings: vec![("CODELIA_LOG_FORMAT", "json".into()), ("CODELIA_LOG_FILTER", "debug".into())],
         ..Default::default()
     })

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use codelia_proto::internal::v1::{OfferSessionRequest, worker_service_client::WorkerServiceClient};
-use codelia_tests::{Certificates, Client, Cluster, Process, Shape};
+use codelia_tests::{Certificates, Client, Cluster, ClusterOptions, Process};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 fn path(cluster: &Cluster, file: &str) -> String {
@@ -52,7 +52,8 @@ async fn api_serves_tls_from_configuration() -> Result<()> {
 
 #[tokio::test]
 async fn api_and_worker_use_mtls_over_tcp() -> Result<()> {
-    let mut cluster = Cluster::with(Shape { apis: 0, workers: 0, ..Shape::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
     let authority = Certificates::new()?;
     authority.write(cluster.directory(), "inside", &["codelia-worker"])?;
     let (ca, certificate, key) =
@@ -104,7 +105,8 @@ async fn offers(address: &str, tls: Option<ClientTlsConfig>) -> bool {
 
 #[tokio::test]
 async fn tcp_worker_without_certificates_refuses_to_start() -> Result<()> {
-    let cluster = Cluster::with(Shape { apis: 0, workers: 0, ..Shape::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
     let mut command = cluster.command("worker", "open")?;
     command
         .env("CODELIA_WORKER_LISTEN", "127.0.0.1:0")

@@ -7,7 +7,7 @@ use codelia_tests::{Client, Process, Up, available, is_root};
 use rustix::process::Signal;
 
 /// Runs `codelia run` against a place and tells what it printed.
-async fn run(place: &Up, script: &str) -> Result<codelia_tests::Finished> {
+async fn run(place: &Up, script: &str) -> Result<codelia_tests::ProcessOutput> {
     Process::finish(place.command(&["run", "--", "sh", "-c", script]), b"").await
 }
 
@@ -33,13 +33,13 @@ async fn serves_from_start_to_end(place: &Up) -> Result<()> {
     assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("out\n", "err\n", Some(7)));
     up.signal(Signal::INT)?;
     assert!(up.exited().await?.success(), "{}", up.read_log());
-    place.traces().no_process().await;
+    place.leak_guard().expect_no_processes().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn up_serves_a_run_and_stops_cleanly() -> Result<()> {
-    serves_from_start_to_end(&Up::place()?).await
+    serves_from_start_to_end(&Up::new()?).await
 }
 
 #[tokio::test]
@@ -47,12 +47,12 @@ async fn up_works_for_unprivileged_user() -> Result<()> {
     if !available("user", (!is_root()).then_some("this already is an ordinary user")) {
         return Ok(());
     }
-    serves_from_start_to_end(&Up::place_for(65534)?).await
+    serves_from_start_to_end(&Up::for_user(65534)?).await
 }
 
 #[tokio::test]
 async fn up_restart_keeps_data() -> Result<()> {
-    let place = Up::place()?;
+    let place = Up::new()?;
     let mut first = place.start().await?;
     let secret = client_file(&place, "api_key")?;
     let created = Process::finish(place.command(&["session", "create", "--alias", "kept"]), b"").await?;
@@ -66,13 +66,13 @@ async fn up_restart_keeps_data() -> Result<()> {
     let done = Process::finish(place.command(&["run", "-s", "kept", "--", "cat", "file"]), b"").await?;
     assert_eq!((done.stdout.as_str(), done.code), ("there\n", Some(0)), "{done:?}");
     second.terminate().await?;
-    place.traces().no_process().await;
+    place.leak_guard().expect_no_processes().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn up_instances_collide_only_on_same_directory() -> Result<()> {
-    let (one, two) = (Up::place()?, Up::place()?);
+    let (one, two) = (Up::new()?, Up::new()?);
     let (first, second) = tokio::join!(one.start(), two.start());
     let (mut first, mut second) = (first?, second?);
     for place in [&one, &two] {
@@ -88,14 +88,14 @@ async fn up_instances_collide_only_on_same_directory() -> Result<()> {
 
     for (up, place) in [(&mut first, &one), (&mut second, &two)] {
         up.terminate().await?;
-        place.traces().no_process().await;
+        place.leak_guard().expect_no_processes().await;
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn up_detaches_and_down_stops_it() -> Result<()> {
-    let place = Up::place()?;
+    let place = Up::new()?;
     let mut detach = place.up_command();
     detach.arg("--detach");
     let started = Process::finish(detach, b"").await?;
@@ -105,14 +105,14 @@ async fn up_detaches_and_down_stops_it() -> Result<()> {
     for _ in 0..2 {
         let down = Process::finish(place.command(&["down"]), b"").await?;
         assert_eq!(down.code, Some(0), "{down:?}");
-        place.traces().no_process().await;
+        place.leak_guard().expect_no_processes().await;
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn up_stops_while_a_command_runs() -> Result<()> {
-    let place = Up::place()?;
+    let place = Up::new()?;
     let mut up = place.start().await?;
     let client = Client::connect(&client_file(&place, "endpoint")?, &client_file(&place, "api_key")?).await?;
     let session = client.session().await?;
@@ -123,19 +123,19 @@ async fn up_stops_while_a_command_runs() -> Result<()> {
     // A second Ctrl-C, from somebody in a hurry.
     up.signal(Signal::INT)?;
     up.exited().await?;
-    place.traces().no_process().await;
+    place.leak_guard().expect_no_processes().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn up_recovers_after_being_killed() -> Result<()> {
-    let place = Up::place()?;
+    let place = Up::new()?;
     let mut up = place.start().await?;
     up.signal(Signal::KILL)?;
     up.exited().await?;
     let mut again = place.start().await?;
     assert_eq!(run(&place, "echo back").await?.stdout, "back\n");
     again.terminate().await?;
-    place.traces().no_process().await;
+    place.leak_guard().expect_no_processes().await;
     Ok(())
 }

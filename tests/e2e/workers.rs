@@ -8,12 +8,12 @@ use codelia_proto::v1::{
     StartRunRequest, WorkerState,
     outcome::Kind::{self, Exited},
 };
-use codelia_tests::{Client, Cluster, Shape, eventually, shell, within};
+use codelia_tests::{Client, Cluster, ClusterOptions, eventually, shell, within};
 use rustix::process::Signal;
 use tonic::Code;
 
-fn two_workers_one_root() -> Shape {
-    Shape { workers: 2, shared_root: true, slots: 1, ..Shape::default() }
+fn two_workers_one_root() -> ClusterOptions {
+    ClusterOptions { workers: 2, shared_root: true, slots: 1, ..ClusterOptions::default() }
 }
 
 /// A run that waits for the file `go` in the session's directory.
@@ -52,7 +52,7 @@ async fn is_gone(operator: &Client, worker: &str) {
 
 #[tokio::test]
 async fn run_of_killed_worker_is_lost_and_stopped() -> Result<()> {
-    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let mut cluster = Cluster::start_with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let Waiting { run, directory } = waiting(&cluster, &client, &session.name).await?;
@@ -74,7 +74,7 @@ async fn run_of_killed_worker_is_lost_and_stopped() -> Result<()> {
 
 #[tokio::test]
 async fn queued_run_of_killed_worker_moves() -> Result<()> {
-    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let mut cluster = Cluster::start_with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let first = waiting(&cluster, &client, &session.name).await?.run;
@@ -99,7 +99,7 @@ async fn queued_run_of_killed_worker_moves() -> Result<()> {
 
 #[tokio::test]
 async fn lost_run_is_retried_if_requested() -> Result<()> {
-    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let mut cluster = Cluster::start_with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // The first attempt waits to be killed, the second finds the file and ends.
@@ -124,7 +124,8 @@ async fn lost_run_is_retried_if_requested() -> Result<()> {
 #[tokio::test]
 async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
     let patient = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "60".to_owned())];
-    let mut cluster = Cluster::with(Shape { settings: patient, ..two_workers_one_root() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { settings: patient, ..two_workers_one_root() }).await?;
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;
     let session = client.session().await?;
@@ -156,7 +157,7 @@ async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
 
 #[tokio::test]
 async fn operator_can_drain_a_worker() -> Result<()> {
-    let cluster = Cluster::with(two_workers_one_root()).await?;
+    let cluster = Cluster::start_with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;
     let session = client.session().await?;
@@ -209,7 +210,7 @@ async fn restarted_worker_reacquires_its_sessions() -> Result<()> {
 
 #[tokio::test]
 async fn retries_are_limited_to_the_requested_number() -> Result<()> {
-    let mut cluster = Cluster::with(two_workers_one_root()).await?;
+    let mut cluster = Cluster::start_with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let script = "touch begun.$(ls | wc -l); exec sleep 1000";

@@ -12,14 +12,14 @@ use codelia_types::TenantId;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::{Client, Database, Process, Program, Scratch, Traces, leak::session_directories};
+use crate::{Client, Database, LeakGuard, Process, Program, Scratch, leak::session_directories};
 
 /// Lease time of a test's workers, in seconds: short, so that a dead one is noticed soon.
-pub const WORKER_LEASE: u64 = 3;
+pub const WORKER_LEASE_SECONDS: u64 = 3;
 
 /// What an installation consists of.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub struct ClusterOptions {
     /// Api processes.
     pub apis: usize,
     /// Worker processes.
@@ -32,7 +32,7 @@ pub struct Shape {
     pub settings: Vec<(&'static str, String)>,
 }
 
-impl Default for Shape {
+impl Default for ClusterOptions {
     fn default() -> Self {
         Self { apis: 1, workers: 1, slots: 4, shared_root: false, settings: Vec::new() }
     }
@@ -45,9 +45,9 @@ pub struct Cluster {
     pub apis: Vec<Api>,
     /// The worker processes.
     pub workers: Vec<Worker>,
-    shape: Shape,
+    shape: ClusterOptions,
     program: Program,
-    traces: Traces,
+    leak_guard: LeakGuard,
     /// The database as the store sees it.
     pub store: Store,
     /// The database itself.
@@ -80,16 +80,16 @@ pub struct Worker {
 impl Cluster {
     /// Starts one api and one worker.
     pub async fn start() -> Result<Self> {
-        Self::with(Shape::default()).await
+        Self::start_with(ClusterOptions::default()).await
     }
 
     /// Starts an installation; every process serves when this returns.
-    pub async fn with(shape: Shape) -> Result<Self> {
-        Self::on(Database::create().await?, shape).await
+    pub async fn start_with(shape: ClusterOptions) -> Result<Self> {
+        Self::start_on(Database::create().await?, shape).await
     }
 
     /// Starts an installation on an empty database.
-    pub async fn on(database: Database, shape: Shape) -> Result<Self> {
+    pub async fn start_on(database: Database, shape: ClusterOptions) -> Result<Self> {
         let scratch = Scratch::new()?;
         let store = database.store().await?;
         store.migrate().await?;
@@ -98,7 +98,7 @@ impl Cluster {
             apis: Vec::new(),
             workers: Vec::new(),
             program: Program::find()?,
-            traces: Traces::of(scratch.path()),
+            leak_guard: LeakGuard::of(scratch.path()),
             shape,
             store,
             database,
@@ -178,7 +178,7 @@ impl Cluster {
                 format!("unix:{}", self.scratch.join(&id).join("run/worker.sock").display()),
             )
             .env("CODELIA_WORKER_SLOTS", self.shape.slots.to_string())
-            .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE.to_string())
+            .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string())
             .env("CODELIA_WORKER_POLL_INTERVAL_MS", "200")
             .env("CODELIA_SANDBOX_ROOT", &root)
             .envs(settings.iter().map(|(key, value)| (key, value)));
@@ -226,8 +226,8 @@ impl Cluster {
 
     /// How to recognise processes of this installation.
     #[must_use]
-    pub fn traces(&self) -> &Traces {
-        &self.traces
+    pub fn leak_guard(&self) -> &LeakGuard {
+        &self.leak_guard
     }
 
     /// The worker with this id.
@@ -310,7 +310,7 @@ impl Cluster {
     /// Ends everything in good order and looks for what is left.
     pub async fn end(mut self) -> Result<()> {
         self.stop_processes().await?;
-        self.traces.no_process().await;
+        self.leak_guard.expect_no_processes().await;
         self.store.close().await;
         self.database.end().await
     }

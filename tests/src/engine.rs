@@ -33,7 +33,7 @@ events_logger = "none"
 
 /// Whose engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Make {
+pub enum EngineKind {
     /// `dockerd`.
     Docker,
     /// `podman system service`.
@@ -52,14 +52,14 @@ pub struct Engine {
 impl Engine {
     /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it; it
     /// sees what is mounted later only where the mounts around it are shared.
-    pub async fn start(make: Make) -> Result<Self> {
+    pub async fn start(make: EngineKind) -> Result<Self> {
         let scratch = Scratch::new()?;
         let log = fs::File::create(scratch.join("log"))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "slave"]);
         let group = match make {
-            Make::Docker => docker_daemon(&mut command, &scratch)?,
-            Make::Podman => podman_service(&mut command, &scratch)?,
+            EngineKind::Docker => docker_daemon(&mut command, &scratch)?,
+            EngineKind::Podman => podman_service(&mut command, &scratch)?,
         };
         command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let group = Some(group).filter(|group| leak::groups(|found| found == group).is_empty());
@@ -159,7 +159,7 @@ fn podman_service(command: &mut Command, scratch: &Scratch) -> Result<String> {
 }
 
 /// The containers that worker processes have in the engine of the test run, whatever their state.
-pub fn containers_of(workers: &[u32]) -> Result<BTreeSet<String>> {
+pub fn worker_containers(workers: &[u32]) -> Result<BTreeSet<String>> {
     let Some(socket) = env::var_os(ENGINE_SOCKET) else { return Ok(BTreeSet::new()) };
     let format = r#"{{.Label "codelia.owner"}} {{.ID}}"#;
     let listed = docker(Path::new(&socket), &["ps", "--all", "--format", format])?;

@@ -5,7 +5,7 @@ use std::{fmt::Debug, future::Future, time::Duration};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// How long a test waits for something that should happen soon.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Asks again and again until `probe` answers, and returns its answer.
 ///
@@ -34,8 +34,8 @@ where
 /// # Panics
 /// If it is not done in time; `what` says what was waited for.
 pub async fn within<T>(what: impl Debug, future: impl Future<Output = T>) -> T {
-    match timeout(PATIENCE, future).await {
+    match timeout(TIMEOUT, future).await {
         Ok(done) => done,
-        Err(_) => panic!("not within {PATIENCE:?}: {what:?}"),
+        Err(_) => panic!("not within {TIMEOUT:?}: {what:?}"),
     }
 }

@@ -90,7 +90,7 @@ impl Exec {
     }
 
     /// Reads to the end, however long nothing comes.
-    pub async fn finish_patiently(mut self) -> Result<Transcript> {
+    pub async fn finish_without_timeout(mut self) -> Result<Transcript> {
         while self.take_next().await? {}
         self.whole()
     }

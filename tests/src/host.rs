@@ -12,7 +12,7 @@ use std::{
 use anyhow::Result;
 use codelia_sys::{Pid, process};
 
-use crate::{Cluster, containers_of, leak};
+use crate::{Cluster, leak, worker_containers};
 
 /// Where sandboxes and their tools could leave directories.
 const SHARED: [&str; 5] = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/run/user"];
@@ -22,7 +22,7 @@ const CHANNELS: &str = "run/containers";
 
 /// Everything of an installation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Host {
+pub struct HostSnapshot {
     /// How many processes of each name.
     pub processes: BTreeMap<String, usize>,
     /// The namespaces that they are in.
@@ -37,10 +37,10 @@ pub struct Host {
     pub directories: BTreeSet<PathBuf>,
 }
 
-impl Host {
+impl HostSnapshot {
     /// Looks at what is there of an installation whose sessions have these users, and whose workers had these
     /// processes.
-    pub fn of(cluster: &Cluster, users: &Range<u32>, workers: &[u32]) -> Result<Self> {
+    pub fn take(cluster: &Cluster, users: &Range<u32>, workers: &[u32]) -> Result<Self> {
         let processes = processes(cluster, users);
         let names = processes.iter().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
         let mut counted = BTreeMap::new();
@@ -50,7 +50,7 @@ impl Host {
             namespaces: processes.iter().flat_map(|pid| namespaces(*pid)).collect(),
             mounts: mounts(cluster.directory(), users)?,
             cgroups: cgroups(workers),
-            containers: containers_of(workers)?,
+            containers: worker_containers(workers)?,
             directories: directories(cluster, users)?,
         })
     }
@@ -58,8 +58,8 @@ impl Host {
 
 /// Those that mention its directory, those of its sessions' users, and all their descendants.
 fn processes(cluster: &Cluster, users: &Range<u32>) -> BTreeSet<u32> {
-    let mut found: BTreeSet<_> = cluster.traces().processes().into_iter().collect();
-    found.extend(processes_of(users));
+    let mut found: BTreeSet<_> = cluster.leak_guard().processes().into_iter().collect();
+    found.extend(user_processes(users));
     let below = |pid: &u32| process::descendants(Pid::from_raw(pid.cast_signed())?).ok();
     let more: Vec<_> = found.iter().filter_map(below).flatten().collect();
     found.extend(more.iter().map(|pid| pid.as_raw_nonzero().get().cast_unsigned()));
@@ -70,7 +70,7 @@ fn processes(cluster: &Cluster, users: &Range<u32>) -> BTreeSet<u32> {
 
 /// The processes of some users.
 #[must_use]
-pub fn processes_of(users: &Range<u32>) -> Vec<u32> {
+pub fn user_processes(users: &Range<u32>) -> Vec<u32> {
     leak::all_pids().filter(|pid| user_of(*pid).is_some_and(|uid| users.contains(&uid))).collect()
 }
 

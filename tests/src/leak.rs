@@ -13,11 +13,11 @@ use crate::eventually;
 
 /// How to recognise what belongs to one test.
 #[derive(Debug)]
-pub struct Traces {
+pub struct LeakGuard {
     directory: PathBuf,
 }
 
-impl Traces {
+impl LeakGuard {
     /// What mentions `directory` is the test's.
     #[must_use]
     pub fn of(directory: &Path) -> Self {
@@ -41,19 +41,11 @@ impl Traces {
         mentions("cmdline") || mentions("environ") || inside()
     }
 
-    /// Processes that work in `directory`: the commands of a session.
-    #[must_use]
-    pub fn working_in(directory: &Path) -> Vec<u32> {
-        let inside =
-            |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
-        all_pids().filter(inside).collect()
-    }
-
     /// Waits until no process of the test is left.
     ///
     /// # Panics
     /// If one stays.
-    pub async fn no_process(&self) {
+    pub async fn expect_no_processes(&self) {
         let gone = eventually(("no process of the test is left", &self.directory), || async {
             self.processes().is_empty().then_some(())
         });
@@ -61,7 +53,7 @@ impl Traces {
     }
 }
 
-impl Drop for Traces {
+impl Drop for LeakGuard {
     fn drop(&mut self) {
         // Only a test that failed comes here with something left.
         for pid in self.processes() {
@@ -76,6 +68,14 @@ impl Drop for Traces {
     }
 }
 
+/// Processes whose working directory is below `directory`, such as the commands of a session.
+#[must_use]
+pub fn processes_working_in(directory: &Path) -> Vec<u32> {
+    let inside =
+        |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+    all_pids().filter(inside).collect()
+}
+
 pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -84,7 +84,7 @@ pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
 /// Control groups with `codelia` in their name whose maker is dead, in every hierarchy. They do not
 /// say which test they belong to, so a whole test run is judged at its end.
 #[must_use]
-pub fn cgroups() -> BTreeSet<PathBuf> {
+pub fn abandoned_cgroups() -> BTreeSet<PathBuf> {
     groups(is_abandoned)
 }
 

@@ -2,7 +2,7 @@
 //! test run, else one of the test's own.
 
 use anyhow::{Context, Result};
-use codelia_store::{Options, Server, Store};
+use codelia_store::{LocalPostgres, Options, Store};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
 use uuid::Uuid;
 
@@ -16,7 +16,7 @@ pub const POSTGRES_URL: &str = "CODELIA_TEST_POSTGRES";
 pub struct Database {
     connect: PgConnectOptions,
     name: String,
-    own: Option<(Server, Scratch)>,
+    own: Option<(LocalPostgres, Scratch)>,
 }
 
 impl Database {
@@ -29,13 +29,13 @@ impl Database {
             return Ok(Self { connect: admin.database(&name), name, own: None });
         }
         let scratch = Scratch::new()?;
-        let server = Server::start_throwaway(&scratch.join("postgres")).await?;
+        let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
         let connect = server.database(&name).await?;
         Ok(Self { connect, name, own: Some((server, scratch)) })
     }
 
     /// Creates one on a server that outlives it.
-    pub async fn on(server: &Server) -> Result<Self> {
+    pub async fn on(server: &LocalPostgres) -> Result<Self> {
         let name = format!("test_{}", Uuid::new_v4().simple());
         Ok(Self { connect: server.database(&name).await?, name, own: None })
     }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 
-use crate::{PATIENCE, eventually, within};
+use crate::{TIMEOUT, eventually, within};
 
 /// How long a dropped process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ struct Lines {
 
 /// A process that has ended.
 #[derive(Debug)]
-pub struct Finished {
+pub struct ProcessOutput {
     /// Its exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     /// What it wrote to standard output.
@@ -60,7 +60,7 @@ impl Process {
     }
 
     /// Runs `command` to its end with `input` on its standard input.
-    pub async fn finish(mut command: Command, input: &[u8]) -> Result<Finished> {
+    pub async fn finish(mut command: Command, input: &[u8]) -> Result<ProcessOutput> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -74,7 +74,7 @@ impl Process {
         let id = pid(&child)?;
         let (sender, receiver) = tokio::sync::oneshot::channel();
         thread::spawn(move || sender.send(child.wait_with_output()));
-        let finished = tokio::time::timeout(PATIENCE * 2, receiver).await;
+        let finished = tokio::time::timeout(TIMEOUT * 2, receiver).await;
         if finished.is_err() {
             kill_process(id, Signal::KILL)?;
             bail!("did not end: {command:?}");
@@ -172,7 +172,7 @@ impl Drop for Process {
     }
 }
 
-impl From<Output> for Finished {
+impl From<Output> for ProcessOutput {
     fn from(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -195,4 +195,10 @@ fn read_lines(stdout: ChildStdout) -> watch::Receiver<Lines> {
         sender.send_modify(|lines| lines.closed = true);
     });
     receiver
+}
+
+/// Whether this process runs as root.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }

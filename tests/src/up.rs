@@ -7,35 +7,35 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{Process, Program, Scratch, Traces};
+use crate::{LeakGuard, Process, Program, Scratch};
 
 /// A place for `codelia up`: its own copy of the programs, its own data directory.
 #[derive(Debug)]
 pub struct Up {
     program: Program,
-    traces: Traces,
+    leak_guard: LeakGuard,
     user: Option<u32>,
     scratch: Scratch,
 }
 
 impl Up {
     /// A place for the user who runs the test.
-    pub fn place() -> Result<Self> {
-        Self::place_as(None)
+    pub fn new() -> Result<Self> {
+        Self::create(None)
     }
 
     /// A place for another user; only root can make one.
-    pub fn place_for(uid: u32) -> Result<Self> {
-        Self::place_as(Some(uid))
+    pub fn for_user(uid: u32) -> Result<Self> {
+        Self::create(Some(uid))
     }
 
-    fn place_as(user: Option<u32>) -> Result<Self> {
+    fn create(user: Option<u32>) -> Result<Self> {
         let scratch = Scratch::new()?;
         let program = Program::find()?.copied_into(scratch.path())?;
         let data = scratch.join("data");
         std::fs::create_dir(&data)?;
         std::os::unix::fs::chown(&data, user, user).context("give the data directory to its user")?;
-        Ok(Self { program, traces: Traces::of(scratch.path()), user, scratch })
+        Ok(Self { program, leak_guard: LeakGuard::of(scratch.path()), user, scratch })
     }
 
     /// Where it keeps its data.
@@ -52,8 +52,8 @@ impl Up {
 
     /// How to recognise its processes.
     #[must_use]
-    pub fn traces(&self) -> &Traces {
-        &self.traces
+    pub fn leak_guard(&self) -> &LeakGuard {
+        &self.leak_guard
     }
 
     /// A call of `codelia` as its user and on its data.

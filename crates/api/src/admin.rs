@@ -95,7 +95,7 @@ impl Admin {
         let quotas = with_defaults(quotas_change(wire.quotas)?);
         match self.context.store.tenant_create(&id, quotas).await {
             Ok(tenant) => self.with_usage(&tenant).await,
-            Err(codelia_store::Error::Exists { .. }) => Err(ApiError::TenantExists),
+            Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::TenantExists),
             Err(error) => Err(error.into()),
         }
     }

@@ -1,7 +1,7 @@
 //! Refusals leave a trace: what was asked against a policy, a mode's floor or a quota is an event.
 //! What is only malformed is not.
 
-use codelia_store::{Caller, Concerned, EventKind, Happening, SessionRef, Store};
+use codelia_store::{Caller, EventBody, EventKind, EventSubject, SessionRef, Store};
 use serde_json::json;
 
 use crate::status::ApiError;
@@ -18,17 +18,17 @@ pub(crate) async fn record(
     error: &ApiError,
 ) {
     let Some(field) = field(error) else { return };
-    let concerned = Concerned {
+    let concerned = EventSubject {
         tenant: Some(caller.tenant.clone()),
         session: session.and_then(|which| match which {
             SessionRef::Id(id) => Some(*id),
             SessionRef::Alias(_) => None,
         }),
         key: Some(caller.key),
-        ..Concerned::default()
+        ..EventSubject::default()
     };
     let detail = json!({ "reason": error.reason(), "message": error.text() });
-    let happening = Happening { kind, field: Some(field), detail };
+    let happening = EventBody { kind, field: Some(field), detail };
     if let Err(error) = store.event_insert(&concerned, &happening).await {
         tracing::warn!(%error, "a refusal is not recorded");
     }

@@ -14,7 +14,7 @@ use codelia_proto::{
     internal::v1::{self as wire, worker_service_client::WorkerServiceClient},
     timestamp_to_proto,
 };
-use codelia_store::{Candidate, Run, Store};
+use codelia_store::{Run, Store, WorkerCandidate};
 use codelia_telemetry::{Step, metrics};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use hyper_util::rt::TokioIo;
@@ -228,12 +228,12 @@ pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::
 }
 
 /// The least loaded first.
-fn by_load(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+fn by_load(mut candidates: Vec<WorkerCandidate>) -> Vec<WorkerCandidate> {
     candidates.sort_by(|a, b| load(a).total_cmp(&load(b)));
     candidates
 }
 
-fn load(candidate: &Candidate) -> f64 {
+fn load(candidate: &WorkerCandidate) -> f64 {
     f64::from(candidate.busy_slots) / f64::from(candidate.slots.max(1))
 }
 
@@ -281,8 +281,8 @@ pub(crate) fn client_tls(tls: &InternalTls) -> ClientTlsConfig {
 mod tests {
     use super::*;
 
-    fn candidate(id: &str, slots: i32, busy_slots: i32) -> Candidate {
-        Candidate {
+    fn candidate(id: &str, slots: i32, busy_slots: i32) -> WorkerCandidate {
+        WorkerCandidate {
             id: id.parse().unwrap(),
             incarnation: Incarnation::generate(),
             address: String::new(),

@@ -46,7 +46,7 @@ pub(crate) async fn sweep(context: Arc<Context>, stop: CancellationToken) {
 
 async fn sweep_once(store: &Store) -> Result<(), codelia_store::Error> {
     let swept = store.lease_sweep_any_tenant(SWEEP_LIMIT).await?;
-    if swept != codelia_store::Swept::default() {
+    if swept != codelia_store::SweepReport::default() {
         tracing::info!(
             swept.sessions,
             swept.retried,

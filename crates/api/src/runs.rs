@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Instant};
 
 use codelia_proto::v1::{self, run_service_server::RunService};
-use codelia_store::{Admission, Caller, EventKind, NewRun, Run, RunFilter, RunState, SessionRef};
+use codelia_store::{Caller, EventKind, NewRun, Run, RunAdmission, RunFilter, RunState, SessionRef};
 use codelia_telemetry::{Step, metrics, task};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{Stream, StreamExt};
@@ -92,15 +92,15 @@ impl Runs {
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
         match admission {
-            Admission::Recorded { run, incarnation } => {
+            RunAdmission::Recorded { run, incarnation } => {
                 Ok(Recorded { run: *run, next: incarnation.map_or(Next::Offer, Next::Push) })
             }
-            Admission::Known(run) => Ok(Recorded { run: *run, next: Next::Nothing }),
-            Admission::KeyReused => Err(ApiError::KeyReused),
-            Admission::NoSession => Err(ApiError::NotFound),
-            Admission::SessionEnded => Err(ApiError::SessionEnded),
-            Admission::SessionDataLost => Err(ApiError::SessionDataLost),
-            Admission::OverQuota(quota) => Err(ApiError::OverQuota { quota }),
+            RunAdmission::Existing(run) => Ok(Recorded { run: *run, next: Next::Nothing }),
+            RunAdmission::KeyReused => Err(ApiError::KeyReused),
+            RunAdmission::NoSession => Err(ApiError::NotFound),
+            RunAdmission::SessionEnded => Err(ApiError::SessionEnded),
+            RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
+            RunAdmission::OverQuota(quota) => Err(ApiError::OverQuota { quota }),
         }
     }
 

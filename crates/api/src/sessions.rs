@@ -58,10 +58,10 @@ impl Sessions {
         };
         match store.session_create(new, caller.quotas).await {
             Ok(SessionCreated::New(session)) => Ok(self.offer(*session).await),
-            Ok(SessionCreated::Known(session)) => Ok(*session),
+            Ok(SessionCreated::Existing(session)) => Ok(*session),
             Ok(SessionCreated::KeyReused) => Err(ApiError::KeyReused),
             Ok(SessionCreated::OverQuota) => Err(ApiError::OverQuota { quota: "sessions" }),
-            Err(codelia_store::Error::Exists { .. }) => Err(ApiError::AliasInUse),
+            Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
             Err(error) => Err(error.into()),
         }
     }

@@ -261,13 +261,13 @@ impl From<codelia_store::Error> for ApiError {
         };
         match error {
             // What vanished was deleted under us; the caller may ask again.
-            E::Unavailable(_) | E::Vanished { .. } => Self::Unavailable { detail },
-            E::Url
+            E::Unavailable(_) | E::RowMissing { .. } => Self::Unavailable { detail },
+            E::InvalidUrl
             | E::Statement(_)
             | E::UnknownValue { .. }
             | E::Migrate(_)
             | E::NotMigrated
-            | E::Exists { .. }
+            | E::AlreadyExists { .. }
             | E::Fenced => Self::Internal { detail },
         }
     }

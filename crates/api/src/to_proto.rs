@@ -2,8 +2,8 @@
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Chunk, EndReason, Floor, Key, Quotas, Run, RunState, Scope, Session, SessionState, Stream, Tenant, Used,
-    Worker, WorkerState,
+    IsolationFloor, Key, OutputChunk, OutputStream, Quotas, Run, RunState, Scope, Session, SessionEndReason,
+    SessionState, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::CommandSpec;
 use time::OffsetDateTime;
@@ -40,13 +40,13 @@ fn session_state(state: SessionState) -> v1::SessionState {
     }
 }
 
-fn end_reason(reason: Option<EndReason>) -> v1::SessionEndReason {
+fn end_reason(reason: Option<SessionEndReason>) -> v1::SessionEndReason {
     match reason {
         None => v1::SessionEndReason::Unspecified,
-        Some(EndReason::Closed) => v1::SessionEndReason::Closed,
-        Some(EndReason::Expired) => v1::SessionEndReason::Expired,
-        Some(EndReason::Idle) => v1::SessionEndReason::Idle,
-        Some(EndReason::DataLost) => v1::SessionEndReason::DataLost,
+        Some(SessionEndReason::Closed) => v1::SessionEndReason::Closed,
+        Some(SessionEndReason::Expired) => v1::SessionEndReason::Expired,
+        Some(SessionEndReason::Idle) => v1::SessionEndReason::Idle,
+        Some(SessionEndReason::DataLost) => v1::SessionEndReason::DataLost,
     }
 }
 
@@ -138,10 +138,10 @@ pub(crate) fn finished(subject: &Run) -> v1::FinishedEvent {
     v1::FinishedEvent { run: Some(run(subject)) }
 }
 
-pub(crate) fn output(chunk: Chunk) -> v1::OutputEvent {
+pub(crate) fn output(chunk: OutputChunk) -> v1::OutputEvent {
     let stream = match chunk.stream {
-        Stream::Stdout => v1::OutputStream::Stdout,
-        Stream::Stderr => v1::OutputStream::Stderr,
+        OutputStream::Stdout => v1::OutputStream::Stdout,
+        OutputStream::Stderr => v1::OutputStream::Stderr,
     };
     let len = i64::try_from(chunk.data.len()).unwrap_or(i64::MAX);
     v1::OutputEvent {
@@ -152,7 +152,7 @@ pub(crate) fn output(chunk: Chunk) -> v1::OutputEvent {
     }
 }
 
-pub(crate) fn tenant(tenant: &Tenant, used: Option<Used>) -> v1::Tenant {
+pub(crate) fn tenant(tenant: &Tenant, used: Option<TenantUsage>) -> v1::Tenant {
     v1::Tenant {
         name: format!("tenants/{}", tenant.id),
         tenant_id: tenant.id.to_string(),
@@ -163,7 +163,7 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<Used>) -> v1::Tenant {
     }
 }
 
-fn floor(floor: &Floor) -> v1::IsolationFloor {
+fn floor(floor: &IsolationFloor) -> v1::IsolationFloor {
     let decision = floor.decision.as_ref();
     v1::IsolationFloor {
         level: v1::IsolationLevel::from(Some(floor.level)).into(),
@@ -183,7 +183,7 @@ fn quotas(quotas: Quotas) -> v1::Quotas {
     }
 }
 
-fn usage(used: Used) -> v1::QuotaUsage {
+fn usage(used: TenantUsage) -> v1::QuotaUsage {
     v1::QuotaUsage {
         sessions: used.sessions,
         concurrent_runs: used.concurrent_runs,

@@ -10,11 +10,11 @@ use codelia_types::{
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use crate::{Chunk, Error, Happening, Store, event, output, row};
+use crate::{Error, EventBody, OutputChunk, Store, event, output, row};
 
 /// A run that a worker is to execute.
 #[derive(Debug, Clone)]
-pub struct Assigned {
+pub struct AssignedRun {
     /// Its id.
     pub id: RunId,
     /// Its session.
@@ -35,23 +35,23 @@ pub struct Assigned {
 
 /// A result to be stored, with what comes with it.
 #[derive(Debug, Clone)]
-pub struct Committed {
+pub struct RunCommit {
     /// The result.
     pub result: RunResult,
     /// How long ago the command started; `None` if it never did.
     pub started_ago: Option<Duration>,
     /// Output that was not flushed before.
-    pub tail: Vec<Chunk>,
+    pub tail: Vec<OutputChunk>,
     /// What happened on the way; recorded as events with the result.
-    pub events: Vec<Happening>,
+    pub events: Vec<EventBody>,
 }
 
 impl Store {
     /// Lets the lease holder begin a queued run. `None` if it may not: it is not queued any more,
     /// or the lease is not the caller's.
-    pub async fn run_begin(&self, id: RunId, lease: &LeaseToken) -> Result<Option<Assigned>, Error> {
+    pub async fn run_begin(&self, id: RunId, lease: &LeaseToken) -> Result<Option<AssignedRun>, Error> {
         sqlx::query_as!(
-            AssignedRow,
+            AssignedRunRow,
             r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
                FROM sessions s, workers w
                WHERE r.id = $1 AND r.state = 'queued'
@@ -68,7 +68,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .map(Assigned::try_from)
+        .map(AssignedRun::try_from)
         .transpose()
     }
 
@@ -110,7 +110,7 @@ impl Store {
         &self,
         id: RunId,
         lease: &LeaseToken,
-        committed: &Committed,
+        committed: &RunCommit,
     ) -> Result<EndedRun, Error> {
         let result = &committed.result;
         let exit_code = match result.outcome {
@@ -182,9 +182,9 @@ impl Store {
         &self,
         worker: &WorkerId,
         incarnation: Incarnation,
-    ) -> Result<Vec<Assigned>, Error> {
+    ) -> Result<Vec<AssignedRun>, Error> {
         sqlx::query_as!(
-            AssignedRow,
+            AssignedRunRow,
             r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
                       cancel_requested_at IS NOT NULL AS "cancel_requested!"
                FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
@@ -194,7 +194,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await?
         .into_iter()
-        .map(Assigned::try_from)
+        .map(AssignedRun::try_from)
         .collect()
     }
 
@@ -218,13 +218,13 @@ impl Store {
         .await?;
         rows.into_iter()
             .map(|row| {
-                Ok((RunId(row.id), SessionId(row.session_id), row::word("runs.tenant_id", &row.tenant_id)?))
+                Ok((RunId(row.id), SessionId(row.session_id), row::parse("runs.tenant_id", &row.tenant_id)?))
             })
             .collect()
     }
 }
 
-struct AssignedRow {
+struct AssignedRunRow {
     id: Uuid,
     session_id: Uuid,
     tenant_id: String,
@@ -235,14 +235,14 @@ struct AssignedRow {
     cancel_requested: bool,
 }
 
-impl TryFrom<AssignedRow> for Assigned {
+impl TryFrom<AssignedRunRow> for AssignedRun {
     type Error = Error;
 
-    fn try_from(row: AssignedRow) -> Result<Self, Error> {
+    fn try_from(row: AssignedRunRow) -> Result<Self, Error> {
         Ok(Self {
             id: RunId(row.id),
             session: SessionId(row.session_id),
-            tenant: row::word("runs.tenant_id", &row.tenant_id)?,
+            tenant: row::parse("runs.tenant_id", &row.tenant_id)?,
             spec: row.spec.0,
             epoch: LeaseEpoch(row.lease_epoch),
             attempt: row.attempt,

@@ -5,7 +5,7 @@
 pub enum Error {
     /// The address is not one of a database.
     #[error("not a postgres:// address")]
-    Url,
+    InvalidUrl,
     /// The database cannot be reached, or answers nobody; the same call may succeed later.
     #[error("the database is unavailable")]
     Unavailable(#[source] sqlx::Error),
@@ -20,7 +20,7 @@ pub enum Error {
     },
     /// A row that was just written is not there: somebody deleted it meanwhile.
     #[error("the {what} vanished")]
-    Vanished {
+    RowMissing {
         /// What vanished.
         what: &'static str,
     },
@@ -32,7 +32,7 @@ pub enum Error {
     NotMigrated,
     /// The id or alias is in use.
     #[error("{what} is in use")]
-    Exists {
+    AlreadyExists {
         /// What is in use.
         what: &'static str,
     },

@@ -70,7 +70,7 @@ impl FromStr for EventKind {
 
 /// What happened, without whom it happened to.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Happening {
+pub struct EventBody {
     /// Its kind.
     pub kind: EventKind,
     /// The field of the request or policy at fault.
@@ -81,7 +81,7 @@ pub struct Happening {
 
 /// Whom an event concerns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Concerned {
+pub struct EventSubject {
     /// The tenant.
     pub tenant: Option<TenantId>,
     /// The session; its tenant must be there too.
@@ -102,9 +102,9 @@ pub struct Event {
     /// When it was recorded.
     pub created_at: OffsetDateTime,
     /// Whom it concerns.
-    pub concerned: Concerned,
+    pub subject: EventSubject,
     /// What happened.
-    pub happening: Happening,
+    pub body: EventBody,
 }
 
 /// Happenings as columns, the form in which they are sent to the database in one statement.
@@ -116,31 +116,31 @@ pub(crate) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub(crate) fn new(happenings: &'a [Happening]) -> Self {
+    pub(crate) fn new(bodies: &'a [EventBody]) -> Self {
         Self {
-            ids: happenings.iter().map(|_| Uuid::now_v7()).collect(),
-            kinds: happenings.iter().map(|one| one.kind.as_str()).collect(),
-            fields: happenings.iter().map(|one| one.field.as_deref()).collect(),
-            details: happenings.iter().map(|one| &one.detail).collect(),
+            ids: bodies.iter().map(|_| Uuid::now_v7()).collect(),
+            kinds: bodies.iter().map(|one| one.kind.as_str()).collect(),
+            fields: bodies.iter().map(|one| one.field.as_deref()).collect(),
+            details: bodies.iter().map(|one| &one.detail).collect(),
         }
     }
 }
 
 impl Store {
     /// Records an event.
-    pub async fn event_insert(&self, concerned: &Concerned, happening: &Happening) -> Result<(), Error> {
+    pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
         sqlx::query!(
             "INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             Uuid::now_v7(),
-            happening.kind.as_str(),
-            concerned.tenant.as_ref().map(TenantId::as_str),
-            concerned.session.map(|id| id.0),
-            concerned.run.map(|id| id.0),
-            concerned.key.map(|id| id.0),
-            concerned.worker.as_ref().map(WorkerId::as_str),
-            happening.field,
-            happening.detail,
+            body.kind.as_str(),
+            subject.tenant.as_ref().map(TenantId::as_str),
+            subject.session.map(|id| id.0),
+            subject.run.map(|id| id.0),
+            subject.key.map(|id| id.0),
+            subject.worker.as_ref().map(WorkerId::as_str),
+            body.field,
+            body.detail,
         )
         .execute(&self.pool)
         .await?;
@@ -205,15 +205,15 @@ impl TryFrom<EventRow> for Event {
     type Error = Error;
 
     fn try_from(row: EventRow) -> Result<Self, Error> {
-        let concerned = Concerned {
-            tenant: row.tenant_id.map(|text| row::word("events.tenant_id", &text)).transpose()?,
+        let subject = EventSubject {
+            tenant: row.tenant_id.map(|text| row::parse("events.tenant_id", &text)).transpose()?,
             session: row.session_id.map(SessionId),
             run: row.run_id.map(RunId),
             key: row.key_id.map(KeyId),
-            worker: row.worker_id.map(|text| row::word("events.worker_id", &text)).transpose()?,
+            worker: row.worker_id.map(|text| row::parse("events.worker_id", &text)).transpose()?,
         };
-        let kind = row::word("events.kind", &row.kind)?;
-        let happening = Happening { kind, field: row.field, detail: row.detail.0 };
-        Ok(Self { id: row.id, created_at: row.created_at, concerned, happening })
+        let kind = row::parse("events.kind", &row.kind)?;
+        let body = EventBody { kind, field: row.field, detail: row.detail.0 };
+        Ok(Self { id: row.id, created_at: row.created_at, subject, body })
     }
 }

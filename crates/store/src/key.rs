@@ -132,8 +132,8 @@ impl Store {
         let Some(row) = row else { return Ok(None) };
         Ok(Some(Caller {
             key: KeyId(row.id),
-            tenant: row::word("api_keys.tenant_id", &row.tenant_id)?,
-            scopes: row::words("api_keys.scopes", &row.scopes)?,
+            tenant: row::parse("api_keys.tenant_id", &row.tenant_id)?,
+            scopes: row::parse_all("api_keys.scopes", &row.scopes)?,
             quotas: Quotas {
                 sessions: row.quota_sessions,
                 concurrent_runs: row.quota_concurrent_runs,
@@ -141,7 +141,7 @@ impl Store {
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
             },
-            floor: row::word("tenants.isolation_floor", &row.isolation_floor)?,
+            floor: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
         }))
     }
 
@@ -200,9 +200,9 @@ impl TryFrom<KeyRow> for Key {
     fn try_from(row: KeyRow) -> Result<Self, Error> {
         Ok(Self {
             id: KeyId(row.id),
-            tenant: row::word("api_keys.tenant_id", &row.tenant_id)?,
+            tenant: row::parse("api_keys.tenant_id", &row.tenant_id)?,
             display_name: row.display_name,
-            scopes: row::words("api_keys.scopes", &row.scopes)?,
+            scopes: row::parse_all("api_keys.scopes", &row.scopes)?,
             created_at: row.created_at,
             revoked_at: row.revoked_at,
         })

@@ -25,7 +25,7 @@ pub struct Lease {
 
 /// What became of leases whose worker is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepReport {
     /// Sessions that nobody holds now.
     pub sessions: u64,
     /// Started runs that are queued again, because their caller allowed it.
@@ -36,9 +36,9 @@ pub struct Swept {
 
 /// What became of a lease that was to be released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Released {
+pub enum ReleaseOutcome {
     /// It is.
-    Yes,
+    Released,
     /// A run of the session has not ended.
     Busy,
     /// It was not the caller's any more.
@@ -78,7 +78,7 @@ impl Store {
         tx.commit().await?;
         Ok(Some(Lease {
             session,
-            tenant: row::word("sessions.tenant_id", &taken.tenant_id)?,
+            tenant: row::parse("sessions.tenant_id", &taken.tenant_id)?,
             token: LeaseToken { worker: worker.clone(), incarnation, epoch: LeaseEpoch(taken.lease_epoch) },
             spec: taken.spec.0,
             has_files,
@@ -87,7 +87,11 @@ impl Store {
 
     /// Gives a session back, if none of its runs is running. It is locked first, and then asked about: a run
     /// that is being recorded for its holder is waited for.
-    pub async fn lease_release(&self, session: SessionId, lease: &LeaseToken) -> Result<Released, Error> {
+    pub async fn lease_release(
+        &self,
+        session: SessionId,
+        lease: &LeaseToken,
+    ) -> Result<ReleaseOutcome, Error> {
         let mut tx = self.pool.begin().await?;
         let held = sqlx::query_scalar!(
             "SELECT id FROM sessions
@@ -100,7 +104,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         if held.is_none() {
-            return Ok(Released::NotHeld);
+            return Ok(ReleaseOutcome::NotHeld);
         }
         let released = sqlx::query!(
             "UPDATE sessions SET lease_worker = NULL, lease_incarnation = NULL
@@ -110,7 +114,7 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
-        Ok(if released.rows_affected() > 0 { Released::Yes } else { Released::Busy })
+        Ok(if released.rows_affected() > 0 { ReleaseOutcome::Released } else { ReleaseOutcome::Busy })
     }
 
     /// Open sessions with queued runs that nobody live holds and this worker may take: fairly,
@@ -130,14 +134,14 @@ impl Store {
 
     /// Ends the leases of workers that are gone: started runs become lost, or queued again if
     /// their caller allowed retries. Idempotent; any api or worker may call it.
-    pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<Swept, Error> {
+    pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<SweepReport, Error> {
         let mut tx = self.pool.begin().await?;
         mark_all_gone(&mut tx).await?;
         let sessions = release_dead_leases(&mut tx, limit).await?;
         let (retried, lost) = resolve_orphan_runs(&mut tx, None, limit).await?;
         tx.commit().await?;
         self.run_cancel_stranded_any_tenant(limit).await?;
-        Ok(Swept { sessions, retried, lost })
+        Ok(SweepReport { sessions, retried, lost })
     }
 }
 

@@ -11,10 +11,11 @@ mod error;
 mod event;
 mod key;
 mod lease;
+mod local_postgres;
 mod output;
 mod row;
 mod run;
-mod server;
+
 mod session;
 mod tenant;
 mod worker;
@@ -26,17 +27,19 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-pub use assignment::{Assigned, Committed};
+pub use assignment::{AssignedRun, RunCommit};
 pub use error::Error;
-pub use event::{Concerned, Event, EventKind, Happening};
+pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use key::{Caller, Key, NewKey, Scope};
-pub use lease::{Lease, Released, Swept};
-pub use output::{Chunk, Stream};
-pub use run::{Admission, NewRun, Run, RunFilter, RunState};
-pub use server::{Server, ServerError};
-pub use session::{EndReason, NewSession, Session, SessionCreated, SessionRef, SessionSpec, SessionState};
-pub use tenant::{Decision, Floor, Quotas, QuotasChange, Tenant, Used};
-pub use worker::{Candidate, Heartbeat, NewWorker, Worker, WorkerState};
+pub use lease::{Lease, ReleaseOutcome, SweepReport};
+pub use local_postgres::{LocalPostgres, LocalPostgresError};
+pub use output::{OutputChunk, OutputStream};
+pub use run::{NewRun, Run, RunAdmission, RunFilter, RunState};
+pub use session::{
+    NewSession, Session, SessionCreated, SessionEndReason, SessionRef, SessionSpec, SessionState,
+};
+pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
+pub use worker::{Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
@@ -65,7 +68,7 @@ impl Options {
     /// # Errors
     /// If it is none.
     pub fn from_url(url: &str) -> Result<Self, Error> {
-        let connect = url.parse().map_err(|_| Error::Url)?;
+        let connect = url.parse().map_err(|_| Error::InvalidUrl)?;
         Ok(Self { connect, max_connections: 16, acquire_timeout: Duration::from_secs(5) })
     }
 }

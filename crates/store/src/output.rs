@@ -9,7 +9,7 @@ const READ_ROWS: i64 = 64;
 
 /// Where output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
+pub enum OutputStream {
     /// Standard output, or the terminal.
     Stdout = 1,
     /// Standard error.
@@ -18,11 +18,11 @@ pub enum Stream {
 
 /// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunk {
+pub struct OutputChunk {
     /// Where it starts in both streams taken together.
     pub position: i64,
     /// Which stream.
-    pub stream: Stream,
+    pub stream: OutputStream,
     /// Where it starts within its stream.
     pub offset: i64,
     /// The bytes.
@@ -39,7 +39,7 @@ pub(crate) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub(crate) fn new(chunks: &'a [Chunk]) -> Self {
+    pub(crate) fn new(chunks: &'a [OutputChunk]) -> Self {
         Self {
             positions: chunks.iter().map(|chunk| chunk.position).collect(),
             streams: chunks.iter().map(|chunk| chunk.stream as i16).collect(),
@@ -49,7 +49,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-impl Chunk {
+impl OutputChunk {
     /// The part of the chunk from `position` on.
     fn starting_at(mut self, position: i64) -> Self {
         if let Ok(skip @ 1..) = usize::try_from(position - self.position) {
@@ -66,7 +66,12 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Fenced`] if it is not, or the lease is not live.
-    pub async fn output_append(&self, run: RunId, lease: &LeaseToken, chunks: &[Chunk]) -> Result<(), Error> {
+    pub async fn output_append(
+        &self,
+        run: RunId,
+        lease: &LeaseToken,
+        chunks: &[OutputChunk],
+    ) -> Result<(), Error> {
         let columns = Columns::new(chunks);
         let mine = sqlx::query_scalar!(
             // The row lock makes a run that is being taken away from this worker visible here. A
@@ -113,7 +118,7 @@ impl Store {
         run: RunId,
         position: i64,
         max_bytes: i64,
-    ) -> Result<Vec<Chunk>, Error> {
+    ) -> Result<Vec<OutputChunk>, Error> {
         let rows = sqlx::query!(
             r#"SELECT position, stream, stream_offset, data FROM (
                    SELECT o.position, o.stream, o.stream_offset, o.data,
@@ -138,12 +143,12 @@ impl Store {
         rows.into_iter()
             .map(|row| {
                 let stream = match row.stream {
-                    1 => Stream::Stdout,
-                    2 => Stream::Stderr,
+                    1 => OutputStream::Stdout,
+                    2 => OutputStream::Stderr,
                     _ => return Err(Error::UnknownValue { column: "run_output.stream" }),
                 };
                 let chunk =
-                    Chunk { position: row.position, stream, offset: row.stream_offset, data: row.data };
+                    OutputChunk { position: row.position, stream, offset: row.stream_offset, data: row.data };
                 Ok(chunk.starting_at(position))
             })
             .collect()

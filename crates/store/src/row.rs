@@ -7,13 +7,13 @@ use sqlx::postgres::types::PgInterval;
 use crate::Error;
 
 /// Reads a word; one that is unknown is an error that names the column.
-pub(crate) fn word<T: FromStr>(column: &'static str, text: &str) -> Result<T, Error> {
+pub(crate) fn parse<T: FromStr>(column: &'static str, text: &str) -> Result<T, Error> {
     text.parse().map_err(|_| Error::UnknownValue { column })
 }
 
 /// Reads a list of words.
-pub(crate) fn words<T: FromStr>(column: &'static str, texts: &[String]) -> Result<Vec<T>, Error> {
-    texts.iter().map(|text| word(column, text)).collect()
+pub(crate) fn parse_all<T: FromStr>(column: &'static str, texts: &[String]) -> Result<Vec<T>, Error> {
+    texts.iter().map(|text| parse(column, text)).collect()
 }
 
 /// An interval as it is stored by [`interval`]: never months or days.

@@ -137,7 +137,7 @@ pub struct NewRun<'a> {
 
 /// What became of a run to be recorded.
 #[derive(Debug)]
-pub enum Admission {
+pub enum RunAdmission {
     /// It is recorded: as running for the live holder of its session, else as queued.
     Recorded {
         /// The run.
@@ -146,7 +146,7 @@ pub enum Admission {
         incarnation: Option<Incarnation>,
     },
     /// The idempotency key is known, with the same request: the first run.
-    Known(Box<Run>),
+    Existing(Box<Run>),
     /// The idempotency key is known, with another request.
     KeyReused,
     /// The session is not there.
@@ -177,10 +177,10 @@ pub struct RunFilter {
 impl Store {
     /// Records a run, in one statement that also checks the session, the quotas and the
     /// idempotency key. If a live worker holds the session the run is recorded as running for it.
-    pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<Admission, Error> {
+    pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
         let within = |margin| (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
         match self.run_insert_within(&self.pool, &new, within(QUOTA_MARGIN)).await? {
-            Admission::OverQuota(_) => {}
+            RunAdmission::OverQuota(_) => {}
             admission => return Ok(admission),
         }
         // Near a quota inserts wait for each other, so that none slips through.
@@ -195,7 +195,7 @@ impl Store {
         on: impl PgExecutor<'_>,
         new: &NewRun<'_>,
         (most_active, most_queued): (i64, i64),
-    ) -> Result<Admission, Error> {
+    ) -> Result<RunAdmission, Error> {
         let found = sqlx::query_file!(
             "src/sql/run_insert.sql",
             new.id.0,
@@ -211,9 +211,9 @@ impl Store {
         )
         .fetch_optional(on)
         .await?;
-        let Some(found) = found else { return Ok(Admission::NoSession) };
+        let Some(found) = found else { return Ok(RunAdmission::NoSession) };
         if let Some(created_at) = found.created_at {
-            let worker = found.worker_id.map(|id| row::word("runs.worker_id", &id)).transpose()?;
+            let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
             let held = worker.is_some();
             let run = Run {
                 lease_epoch: held.then_some(LeaseEpoch(found.lease_epoch)),
@@ -221,7 +221,7 @@ impl Store {
                 worker_address: found.address,
                 ..Run::recorded(new, created_at, if held { RunState::Running } else { RunState::Queued })
             };
-            return Ok(Admission::Recorded {
+            return Ok(RunAdmission::Recorded {
                 run: Box::new(run),
                 incarnation: found.incarnation.map(Incarnation),
             });
@@ -231,16 +231,16 @@ impl Store {
             return Ok(known);
         }
         Ok(match found.open {
-            false if found.end_reason.as_deref() == Some("data_lost") => Admission::SessionDataLost,
-            false => Admission::SessionEnded,
-            true if found.lost => Admission::SessionDataLost,
-            true if found.active >= most_active => Admission::OverQuota("concurrent_runs"),
-            true => Admission::OverQuota("queued_runs"),
+            false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
+            false => RunAdmission::SessionEnded,
+            true if found.lost => RunAdmission::SessionDataLost,
+            true if found.active >= most_active => RunAdmission::OverQuota("concurrent_runs"),
+            true => RunAdmission::OverQuota("queued_runs"),
         })
     }
 
     /// The run that an idempotency key stands for already.
-    async fn run_known(&self, new: &NewRun<'_>) -> Result<Option<Admission>, Error> {
+    async fn run_known(&self, new: &NewRun<'_>) -> Result<Option<RunAdmission>, Error> {
         let Some((key, hash)) = new.idempotency else { return Ok(None) };
         let found = sqlx::query!(
             "SELECT id, request_hash FROM runs WHERE tenant_id = $1 AND session_id = $2 AND idempotency_key = $3",
@@ -252,10 +252,10 @@ impl Store {
         .await?;
         let Some(found) = found else { return Ok(None) };
         if found.request_hash.as_deref() != Some(hash) {
-            return Ok(Some(Admission::KeyReused));
+            return Ok(Some(RunAdmission::KeyReused));
         }
         let run = self.run_get(new.tenant, RunId(found.id)).await?;
-        Ok(run.map(|run| Admission::Known(Box::new(run))))
+        Ok(run.map(|run| RunAdmission::Existing(Box::new(run))))
     }
 
     /// What a run of this session starts from; `None` if the tenant has no such session.
@@ -445,13 +445,13 @@ impl TryFrom<RunRow> for Run {
         Ok(Self {
             id: RunId(row.id),
             session: SessionId(row.session_id),
-            tenant: row::word("runs.tenant_id", &row.tenant_id)?,
+            tenant: row::parse("runs.tenant_id", &row.tenant_id)?,
             spec: row.spec.0,
             labels: row.labels.0,
-            state: row::word("runs.state", &row.state)?,
+            state: row::parse("runs.state", &row.state)?,
             cancel_requested: row.cancel_requested,
             attempt: row.attempt,
-            worker: row.worker_id.map(|text| row::word("runs.worker_id", &text)).transpose()?,
+            worker: row.worker_id.map(|text| row::parse("runs.worker_id", &text)).transpose()?,
             lease_epoch: row.lease_epoch.map(LeaseEpoch),
             sandbox_root: row.sandbox_root,
             created_at: row.created_at,

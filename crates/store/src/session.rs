@@ -62,7 +62,7 @@ pub struct Session {
     /// Whether it takes runs.
     pub state: SessionState,
     /// Why it ended.
-    pub end_reason: Option<EndReason>,
+    pub end_reason: Option<SessionEndReason>,
     /// When it was created.
     pub created_at: OffsetDateTime,
     /// When it ends at the latest.
@@ -92,7 +92,7 @@ pub enum SessionState {
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndReason {
+pub enum SessionEndReason {
     /// Its caller closed it.
     Closed,
     /// Its absolute time was over.
@@ -120,7 +120,7 @@ impl FromStr for SessionState {
     }
 }
 
-impl FromStr for EndReason {
+impl FromStr for SessionEndReason {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -182,7 +182,7 @@ pub enum SessionCreated {
     /// It is new.
     New(Box<Session>),
     /// The idempotency key is known, with the same request: the first session.
-    Known(Box<Session>),
+    Existing(Box<Session>),
     /// The idempotency key is known, with another request.
     KeyReused,
     /// The tenant has as many open sessions as it may.
@@ -193,7 +193,7 @@ impl Store {
     /// Creates a session, within the tenant's quota.
     ///
     /// # Errors
-    /// [`Error::Exists`] if an open session has the alias.
+    /// [`Error::AlreadyExists`] if an open session has the alias.
     pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
         if !self.session_insert(&self.pool, &new, quotas.sessions - QUOTA_MARGIN).await? {
             if let Some(known) = self.session_known(&new).await? {
@@ -210,7 +210,7 @@ impl Store {
         let session = self.session_get(new.tenant, &SessionRef::Id(new.id)).await?;
         session
             .map(|session| SessionCreated::New(Box::new(session)))
-            .ok_or(Error::Vanished { what: "session" })
+            .ok_or(Error::RowMissing { what: "session" })
     }
 
     async fn session_insert(
@@ -238,7 +238,7 @@ impl Store {
         match inserted {
             Ok(row) => Ok(row.is_some()),
             Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
-                Err(Error::Exists { what: "the alias" })
+                Err(Error::AlreadyExists { what: "the alias" })
             }
             Err(error) => Err(error.into()),
         }
@@ -259,7 +259,7 @@ impl Store {
             return Ok(Some(SessionCreated::KeyReused));
         }
         let session = self.session_get(new.tenant, &SessionRef::Id(SessionId(found.id))).await?;
-        Ok(session.map(|session| SessionCreated::Known(Box::new(session))))
+        Ok(session.map(|session| SessionCreated::Existing(Box::new(session))))
     }
 
     /// Returns a tenant's session.
@@ -488,18 +488,18 @@ impl TryFrom<SessionRow> for Session {
     fn try_from(row: SessionRow) -> Result<Self, Error> {
         Ok(Self {
             id: SessionId(row.id),
-            tenant: row::word("sessions.tenant_id", &row.tenant_id)?,
+            tenant: row::parse("sessions.tenant_id", &row.tenant_id)?,
             alias: row.alias,
             spec: row.spec.0,
             labels: row.labels.0,
-            state: row::word("sessions.state", &row.state)?,
-            end_reason: row.end_reason.map(|text| row::word("sessions.end_reason", &text)).transpose()?,
+            state: row::parse("sessions.state", &row.state)?,
+            end_reason: row.end_reason.map(|text| row::parse("sessions.end_reason", &text)).transpose()?,
             created_at: row.created_at,
             expires_at: row.expires_at,
             idle_ttl: row.idle_ttl.as_ref().map(row::duration),
             allow_data_loss: row.allow_data_loss,
             ended_at: row.ended_at,
-            holder: row.holder.map(|text| row::word("sessions.lease_worker", &text)).transpose()?,
+            holder: row.holder.map(|text| row::parse("sessions.lease_worker", &text)).transpose()?,
             lease_epoch: LeaseEpoch(row.lease_epoch),
             holder_address: row.holder_address,
         })

@@ -20,21 +20,21 @@ pub struct Tenant {
     /// What it may use.
     pub quotas: Quotas,
     /// The least isolation of its sessions and runs.
-    pub floor: Floor,
+    pub floor: IsolationFloor,
 }
 
 /// The least isolation that a tenant's sessions and runs may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Floor {
+pub struct IsolationFloor {
     /// The level.
     pub level: Level,
     /// The decision for it; a tenant that nobody decided about has the highest.
-    pub decision: Option<Decision>,
+    pub decision: Option<FloorDecision>,
 }
 
 /// Who chose a floor, when and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
+pub struct FloorDecision {
     /// Why.
     pub reason: String,
     /// The key that decided; `None` if the installation did for itself.
@@ -87,7 +87,7 @@ pub struct QuotasChange {
 
 /// What a tenant uses now.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Used {
+pub struct TenantUsage {
     /// Open sessions.
     pub sessions: i64,
     /// Runs that have not ended.
@@ -102,7 +102,7 @@ impl Store {
     /// Creates a tenant.
     ///
     /// # Errors
-    /// [`Error::Exists`] if the id is in use.
+    /// [`Error::AlreadyExists`] if the id is in use.
     pub async fn tenant_create(&self, id: &TenantId, quotas: Quotas) -> Result<Tenant, Error> {
         let inserted = sqlx::query!(
             "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
@@ -123,10 +123,10 @@ impl Store {
                 id: id.clone(),
                 created_at: row.created_at,
                 quotas,
-                floor: Floor { level: Level::Full, decision: None },
+                floor: IsolationFloor { level: Level::Full, decision: None },
             }),
             Err(error) if is_unique_violation(&error, "tenants_pkey") => {
-                Err(Error::Exists { what: "the tenant id" })
+                Err(Error::AlreadyExists { what: "the tenant id" })
             }
             Err(error) => Err(error.into()),
         }
@@ -240,9 +240,9 @@ impl Store {
     }
 
     /// Counts what a tenant uses.
-    pub async fn tenant_usage(&self, id: &TenantId) -> Result<Used, Error> {
+    pub async fn tenant_usage(&self, id: &TenantId) -> Result<TenantUsage, Error> {
         let used = sqlx::query_as!(
-            Used,
+            TenantUsage,
             r#"SELECT
                  (SELECT count(*) FROM sessions WHERE open_tenant = $1) AS "sessions!",
                  (SELECT count(*) FROM runs WHERE active_tenant = $1) AS "concurrent_runs!",
@@ -288,7 +288,7 @@ impl TryFrom<TenantRow> for Tenant {
 
     fn try_from(row: TenantRow) -> Result<Self, Error> {
         Ok(Self {
-            id: row::word("tenants.id", &row.id)?,
+            id: row::parse("tenants.id", &row.id)?,
             created_at: row.created_at,
             quotas: Quotas {
                 sessions: row.quota_sessions,
@@ -297,9 +297,9 @@ impl TryFrom<TenantRow> for Tenant {
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
             },
-            floor: Floor {
-                level: row::word("tenants.isolation_floor", &row.isolation_floor)?,
-                decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| Decision {
+            floor: IsolationFloor {
+                level: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
+                decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| FloorDecision {
                     reason,
                     key: row.floor_key.map(KeyId),
                     at,

@@ -89,7 +89,7 @@ pub struct Heartbeat {
 
 /// A worker that may take a session.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub struct WorkerCandidate {
     /// Its id.
     pub id: WorkerId,
     /// This life of it.
@@ -212,9 +212,9 @@ impl Store {
         rows.into_iter()
             .map(|row| {
                 Ok(Worker {
-                    id: row::word("workers.id", &row.id)?,
-                    state: row::word("workers.state", &row.state)?,
-                    modes: row::words("workers.modes", &row.modes)?,
+                    id: row::parse("workers.id", &row.id)?,
+                    state: row::parse("workers.state", &row.state)?,
+                    modes: row::parse_all("workers.modes", &row.modes)?,
                     slots: row.slots,
                     busy_slots: row.busy_slots,
                     sessions: row.sessions,
@@ -228,7 +228,11 @@ impl Store {
 
     /// Up to two random live, ready workers that may take this session (they have its mode, and
     /// its files if it has any that matter).
-    pub async fn worker_candidates(&self, session: SessionId, mode: Mode) -> Result<Vec<Candidate>, Error> {
+    pub async fn worker_candidates(
+        &self,
+        session: SessionId,
+        mode: Mode,
+    ) -> Result<Vec<WorkerCandidate>, Error> {
         let rows = sqlx::query!(
             "SELECT w.id, w.incarnation, w.address, w.slots, w.busy_slots
              FROM workers w JOIN sessions s ON s.id = $1
@@ -244,8 +248,8 @@ impl Store {
         .await?;
         rows.into_iter()
             .map(|row| {
-                Ok(Candidate {
-                    id: row::word("workers.id", &row.id)?,
+                Ok(WorkerCandidate {
+                    id: row::parse("workers.id", &row.id)?,
                     incarnation: Incarnation(row.incarnation),
                     address: row.address,
                     slots: row.slots,

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_store::{Concerned, Error, EventKind, Happening, Heartbeat, NewWorker, Store};
+use codelia_store::{Error, EventBody, EventKind, EventSubject, Heartbeat, NewWorker, Store};
 use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, RunId, SessionId, WorkerId};
 use serde_json::json;
 use tokio::{
@@ -183,8 +183,8 @@ impl Worker {
 
     /// Leaves a trace of a life that was lost; the work goes on without it.
     async fn tell_fenced(&self) {
-        let concerned = Concerned { worker: Some(self.id().clone()), ..Concerned::default() };
-        let happening = Happening { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
+        let concerned = EventSubject { worker: Some(self.id().clone()), ..EventSubject::default() };
+        let happening = EventBody { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
         if let Err(error) = self.store.event_insert(&concerned, &happening).await {
             tracing::warn!(%error, "an event is not recorded");
         }

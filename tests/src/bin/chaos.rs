@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use codelia_proto::v1::SandboxMode;
 use codelia_tests::{
     ENGINE_SOCKET,
-    chaos::{Fault, Options, Report, Weakness, play},
+    chaos::{DisabledSafeguard, Fault, Options, Report, run_seed},
 };
 use futures::FutureExt;
 
@@ -24,11 +24,12 @@ async fn main() -> Result<ExitCode> {
     let seeds = seeds()?;
     let runs = setting("RUNS").map_or(Ok(DEFAULT_RUNS), |text| text.parse()).context("RUNS")?;
     let modes = setting("MODES").unwrap_or_else(default_modes);
-    let longest = setting("LONGEST").map_or(Ok(DEFAULT_LONGEST), |text| text.parse()).context("LONGEST")?;
-    let (modes_played, faults, weakness) = (parse_modes(&modes)?, faults()?, weakness()?);
+    let max_run_ticks =
+        setting("LONGEST").map_or(Ok(DEFAULT_LONGEST), |text| text.parse()).context("LONGEST")?;
+    let (modes_played, faults, disabled) = (parse_modes(&modes)?, faults()?, disabled()?);
     let sessions =
         setting("SESSIONS").map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse()).context("SESSIONS")?;
-    let options = Options { seed: 0, runs, sessions, modes: modes_played, longest, faults, weakness };
+    let options = Options { seed: 0, runs, sessions, modes: modes_played, max_run_ticks, faults, disabled };
     println!("chaos: {} seeds × {runs} runs, modes {modes}", seeds.len());
     println!(
         "{:>6} {:>6} {:>6} {:>7} {:>9} {:>8}  outcomes",
@@ -38,7 +39,7 @@ async fn main() -> Result<ExitCode> {
     for seed in seeds {
         let options = Options { seed, ..options.clone() };
         // A harness that gives up is a failure of its seed, and the next one is played.
-        let played = AssertUnwindSafe(play(&options)).catch_unwind().await;
+        let played = AssertUnwindSafe(run_seed(&options)).catch_unwind().await;
         if !show(seed, played.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; see above")))) {
             failed.push(seed);
             println!("       replay: SEEDS={seed} RUNS={runs} MODES={modes} make chaos");
@@ -112,11 +113,11 @@ fn faults() -> Result<Vec<Fault>> {
     text.split(',').map(parse).collect()
 }
 
-fn weakness() -> Result<Weakness> {
+fn disabled() -> Result<DisabledSafeguard> {
     match setting("WEAKEN").as_deref() {
-        None => Ok(Weakness::None),
-        Some("guard") => Ok(Weakness::NoGuard),
-        Some("fencing") => Ok(Weakness::NoFencing),
+        None => Ok(DisabledSafeguard::None),
+        Some("guard") => Ok(DisabledSafeguard::CommitGuard),
+        Some("fencing") => Ok(DisabledSafeguard::SelfFencing),
         Some(other) => bail!("WEAKEN: {other}"),
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_tests::{ENGINE_SOCKET, Engine, Make, PODMAN_SOCKET, available, is_root};
+use codelia_tests::{ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, available, is_root};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -20,7 +20,7 @@ async fn main() -> Result<ExitCode> {
 
     let mut engines = Vec::new();
     for (make, what, variable) in
-        [(Make::Docker, "container", ENGINE_SOCKET), (Make::Podman, "podman", PODMAN_SOCKET)]
+        [(EngineKind::Docker, "container", ENGINE_SOCKET), (EngineKind::Podman, "podman", PODMAN_SOCKET)]
     {
         if available(what, missing(make, Path::new(&tar))) {
             let engine = Engine::start(make).await?;
@@ -38,17 +38,17 @@ async fn main() -> Result<ExitCode> {
     Ok(status?.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-fn missing(make: Make, tar: &Path) -> Option<&'static str> {
+fn missing(make: EngineKind, tar: &Path) -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
     match make {
         _ if !is_root() => Some("only root may start a container engine"),
         _ if !has("docker") => Some("no docker: install docker.io"),
         _ if !tar.is_file() => Some("no tree for its image: scripts/rootfs makes one"),
-        Make::Docker if !has("dockerd") => Some("no dockerd: install docker.io"),
-        Make::Podman if !has("podman") || !has("runc") => {
+        EngineKind::Docker if !has("dockerd") => Some("no dockerd: install docker.io"),
+        EngineKind::Podman if !has("podman") || !has("runc") => {
             Some("no podman with runc: install podman and runc")
         }
-        Make::Docker | Make::Podman => None,
+        EngineKind::Docker | EngineKind::Podman => None,
     }
 }

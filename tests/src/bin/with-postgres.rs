@@ -6,9 +6,9 @@
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
-use codelia_store::Server;
+use codelia_store::LocalPostgres;
 use codelia_sys::cgroup::Hierarchy;
-use codelia_tests::{POSTGRES_URL, Scratch, cgroups};
+use codelia_tests::{POSTGRES_URL, Scratch, abandoned_cgroups};
 use sqlx::ConnectOptions;
 
 #[tokio::main]
@@ -16,15 +16,15 @@ async fn main() -> Result<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let program = arguments.next().context("usage: with-postgres COMMAND ARGS…")?;
     let scratch = Scratch::new()?;
-    let server = Server::start_throwaway(&scratch.join("postgres")).await?;
+    let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
     let url = server.database("postgres").await?.to_url_lossy();
 
-    let before = cgroups();
+    let before = abandoned_cgroups();
     let status = Command::new(&program).args(arguments).env(POSTGRES_URL, url.as_str()).status();
     server.stop().await?;
     let status = status.with_context(|| format!("run {}", program.display()))?;
     Hierarchy::detect(&Default::default())?.remove_orphans()?;
-    let left: Vec<_> = cgroups().difference(&before).cloned().collect();
+    let left: Vec<_> = abandoned_cgroups().difference(&before).cloned().collect();
     if !left.is_empty() {
         bail!("control groups are left behind: {left:#?}");
     }

@@ -143,8 +143,10 @@ impl Callers {
         });
         let exec = exec.await?;
         let seen = match job.kind {
-            Kind::Canceled(after) => timeout(after, exec.finish_patiently()).await.ok(),
-            _ => Some(timeout(STAY, exec.finish_patiently()).await.context("the end of a conversation")?),
+            Kind::Canceled(after) => timeout(after, exec.finish_without_timeout()).await.ok(),
+            _ => Some(
+                timeout(STAY, exec.finish_without_timeout()).await.context("the end of a conversation")?,
+            ),
         };
         let printed = seen.and_then(Result::ok).map(|seen| seen.stdout_text());
         let may_be_canceled = printed.is_none() || calls.into_inner() > 1;

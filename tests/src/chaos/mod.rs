@@ -1,11 +1,11 @@
 //! Chaos: a load of runs with known side effects on real processes, random faults from a seed, and a
 //! count of what was lost, doubled or left behind.
 
+mod checks;
 mod disk;
 mod load;
 mod plan;
-mod verdict;
-mod world;
+mod system;
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +22,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+pub use checks::Findings;
 use load::Seen;
 pub use plan::Fault;
 use plan::Plan;
-pub use verdict::Findings;
-use world::World;
+use system::TestSystem;
 
-use crate::{Proxy, Swap};
+use crate::{Proxy, Replacement};
 
 /// How long everything may take to come to its end when the faults are over: leases run out, are
 /// swept, and are taken again.
@@ -48,29 +48,29 @@ pub struct Options {
     pub sessions: usize,
     /// Modes of the sessions, in turn.
     pub modes: Vec<SandboxMode>,
-    /// How long the longest run takes, in fifths of a second.
-    pub longest: u32,
+    /// How long the max_run_ticks run takes, in fifths of a second.
+    pub max_run_ticks: u32,
     /// What may happen.
     pub faults: Vec<Fault>,
     /// What is taken from Codelia, to see that it is missed.
-    pub weakness: Weakness,
+    pub disabled: DisabledSafeguard,
 }
 
 /// Something that Codelia does and that is undone from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weakness {
+pub enum DisabledSafeguard {
     /// Nothing.
     None,
     /// Leases run out in the database long before their workers know.
-    NoFencing,
+    SelfFencing,
     /// And the guard of a commit, which is what is left then, is taken out of the statement on its way.
-    NoGuard,
+    CommitGuard,
 }
 
-impl Weakness {
-    fn swaps(self) -> &'static [Swap] {
+impl DisabledSafeguard {
+    fn replacements(self) -> &'static [Replacement] {
         match self {
-            Self::NoGuard => &[
+            Self::CommitGuard => &[
                 (
                     "AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4\n      -- The",
                     "\n      -- The",
@@ -84,7 +84,7 @@ impl Weakness {
                     "\n    RETURNING r.id, r.session_id",
                 ),
             ],
-            Self::None | Self::NoFencing => &[],
+            Self::None | Self::SelfFencing => &[],
         }
     }
 
@@ -111,8 +111,8 @@ pub struct Report {
     pub faults: usize,
     /// What is wrong.
     pub findings: Findings,
-    /// Statements that a weakness changed on their way.
-    pub tampered: usize,
+    /// Statements that a disabled changed on their way.
+    pub rewritten_statements: usize,
     /// How long it took.
     pub took: Duration,
 }
@@ -121,12 +121,12 @@ pub struct Report {
 ///
 /// # Errors
 /// If the harness itself fails, or a caller is refused for good.
-pub async fn play(options: &Options) -> Result<Report> {
+pub async fn run_seed(options: &Options) -> Result<Report> {
     let began = Instant::now();
     let rounds = (options.runs / RUNS_A_ROUND).max(3);
     let plan = Plan::new(options, rounds);
-    let mut world = World::start(options.weakness).await?;
-    let callers = world.callers.clone();
+    let mut system = TestSystem::start(options.disabled).await?;
+    let callers = system.callers.clone();
     let sessions: Vec<Session> = stream::iter(0..options.sessions)
         .map(|number| callers.session(number, options.modes[number % options.modes.len()]))
         .buffered(8)
@@ -138,37 +138,37 @@ pub async fn play(options: &Options) -> Result<Report> {
         .map(|job| callers.start(*job, &sessions[job.session].name, round.subscribe()))
         .buffer_unordered(plan.jobs.len())
         .try_collect::<Vec<Seen>>();
-    let (seen, ()) = futures::try_join!(load, strike_all(&mut world, &plan, &round))?;
+    let (seen, ()) = futures::try_join!(load, strike_all(&mut system, &plan, &round))?;
 
     let mut findings = Findings::default();
-    let outcomes = settle(&mut world, &seen, &sessions, &mut findings).await?;
-    let tampered = world.proxies.iter().map(Proxy::swapped).sum();
-    clear_away(world, options.seed, &sessions, &mut findings).await?;
+    let outcomes = settle(&mut system, &seen, &sessions, &mut findings).await?;
+    let rewritten_statements = system.proxies.iter().map(Proxy::replaced).sum();
+    clear_away(system, options.seed, &sessions, &mut findings).await?;
     let faults = plan.rounds.iter().map(|round| round.strikes.len()).sum();
-    Ok(Report { outcomes, faults, findings, tampered, took: began.elapsed() })
+    Ok(Report { outcomes, faults, findings, rewritten_statements, took: began.elapsed() })
 }
 
 /// One round after another.
-async fn strike_all(world: &mut World, plan: &Plan, now: &watch::Sender<usize>) -> Result<()> {
+async fn strike_all(system: &mut TestSystem, plan: &Plan, now: &watch::Sender<usize>) -> Result<()> {
     for round in &plan.rounds {
         now.send_modify(|now| *now += 1);
         sleep(round.before).await;
-        world.strike(round).await?;
+        system.strike(round).await?;
         sleep(round.during).await;
-        world.heal(round).await?;
+        system.heal(round).await?;
     }
     Ok(())
 }
 
 /// Waits until every run has its outcome, and judges them.
 async fn settle(
-    world: &mut World,
+    system: &mut TestSystem,
     seen: &[Seen],
     sessions: &[Session],
     findings: &mut Findings,
 ) -> Result<BTreeMap<String, usize>> {
     let all_ended = "SELECT count(*) FROM runs WHERE state <> 'ended'";
-    let database = &world.cluster.database;
+    let database = &system.cluster.database;
     let settled = async {
         while database.number(all_ended).await.unwrap_or(1) > 0 {
             sleep(LOOK_AGAIN).await;
@@ -178,32 +178,32 @@ async fn settle(
         eprintln!("not every run came to its end within {SETTLING:?}");
     }
     let mut connection = database.connection().await?;
-    let runs = verdict::recorded(&mut connection).await?;
-    verdict::done(connection).await;
-    let roots = world.roots();
+    let runs = checks::recorded(&mut connection).await?;
+    checks::done(connection).await;
+    let roots = system.roots();
     let mut lines = BTreeMap::new();
     for session in sessions {
         let id = session.session_id.parse().context("a session's id")?;
-        lines.insert(id, verdict::lines(&roots, id));
+        lines.insert(id, checks::lines(&roots, id));
     }
-    verdict::judge(seen, &runs, &lines, &world.paused, findings);
-    Ok(verdict::outcomes(&runs))
+    checks::judge(seen, &runs, &lines, &system.paused, findings);
+    Ok(checks::outcomes(&runs))
 }
 
 /// Ends everything, and looks for what is left.
 async fn clear_away(
-    mut world: World,
+    mut system: TestSystem,
     seed: u64,
     sessions: &[Session],
     findings: &mut Findings,
 ) -> Result<()> {
     for session in sessions {
-        world.callers.close(&session.name).await?;
+        system.callers.close(&session.name).await?;
     }
-    let database = &world.cluster.database;
+    let database = &system.cluster.database;
     let open = "SELECT count(*) FROM sessions WHERE removed_at IS NULL";
     let swept = async {
-        while database.number(open).await? > 0 || !verdict::sandboxes_left(&world.pids)?.is_empty() {
+        while database.number(open).await? > 0 || !checks::sandboxes_left(&system.pids)?.is_empty() {
             sleep(LOOK_AGAIN).await;
         }
         anyhow::Ok(())
@@ -212,17 +212,17 @@ async fn clear_away(
         swept?;
     }
     let mut connection = database.connection().await?;
-    verdict::rows_left(&mut connection, findings).await?;
-    verdict::done(connection).await;
-    world.roots().iter().for_each(|root| verdict::files_left(root, findings));
-    let (pids, directory) = (world.pids.clone(), world.cluster.directory().to_owned());
-    world.stop_processes().await?;
-    verdict::traces_left(&directory, findings)?;
-    findings.leftovers.extend(verdict::sandboxes_left(&pids)?);
+    checks::rows_left(&mut connection, findings).await?;
+    checks::done(connection).await;
+    system.roots().iter().for_each(|root| checks::files_left(root, findings));
+    let (pids, directory) = (system.pids.clone(), system.cluster.directory().to_owned());
+    system.stop_processes().await?;
+    checks::mounts_and_sockets_left(&directory, findings)?;
+    findings.leftovers.extend(checks::sandboxes_left(&pids)?);
     if !findings.is_clean() {
         println!("       logs: {}", keep_logs(&directory, seed)?.display());
     }
-    world.end().await?;
+    system.end().await?;
     ensure!(!directory.exists(), "{} is left", directory.display());
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::Options;
-use crate::WORKER_LEASE;
+use crate::WORKER_LEASE_SECONDS;
 
 /// Apis, workers on one root, and workers with a small disk of their own.
 pub(crate) const APIS: usize = 2;
@@ -37,7 +37,7 @@ pub enum Fault {
     /// An operator drains a worker, which is then restarted.
     Drain,
     /// All workers are restarted one after another.
-    Roll,
+    RollingRestart,
 }
 
 impl Fault {
@@ -53,7 +53,7 @@ impl Fault {
         Self::Stall,
         Self::FullDisk,
         Self::Drain,
-        Self::Roll,
+        Self::RollingRestart,
     ];
 }
 
@@ -121,7 +121,7 @@ impl Plan {
 
 fn round(random: &mut StdRng, faults: &[Fault]) -> Round {
     let count = random.random_range(1..=2.min(faults.len()));
-    let lease = Duration::from_secs(WORKER_LEASE);
+    let lease = Duration::from_secs(WORKER_LEASE_SECONDS);
     let strikes: Vec<_> = faults.choose_multiple(random, count).map(|fault| strike(random, *fault)).collect();
     let is_long = |strike: &Strike| matches!(strike.fault, Fault::PauseWorker | Fault::Partition);
     let during = if strikes.iter().any(is_long) {
@@ -145,7 +145,7 @@ fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> 
     let kind = match random.random_range(0..20) {
         0..10 => Kind::Quick,
         10..12 => Kind::Failing,
-        12..18 => Kind::Long(random.random_range(1..=options.longest)),
+        12..18 => Kind::Long(random.random_range(1..=options.max_run_ticks)),
         _ => Kind::Canceled(Duration::from_millis(random.random_range(0..1500))),
     };
     Job {

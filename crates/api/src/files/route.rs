@@ -8,7 +8,7 @@ use codelia_proto::{
     },
     v1,
 };
-use codelia_store::{EndReason, SessionRef, SessionState};
+use codelia_store::{SessionEndReason, SessionRef, SessionState};
 use codelia_types::{SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tonic::{Status, Streaming, transport::Channel};
@@ -91,7 +91,9 @@ impl Road {
             let session = store.session_get(&self.tenant, &self.session).await?.ok_or(ApiError::NotFound)?;
             match (session.state, session.end_reason) {
                 (SessionState::Open, _) => {}
-                (SessionState::Ended, Some(EndReason::DataLost)) => return Err(ApiError::SessionDataLost),
+                (SessionState::Ended, Some(SessionEndReason::DataLost)) => {
+                    return Err(ApiError::SessionDataLost);
+                }
                 (SessionState::Ended, _) => return Err(ApiError::SessionEnded),
             }
             self.used(session.id).await?;

@@ -14,7 +14,7 @@ use codelia_proto::{
     },
     v1::{self, run_event},
 };
-use codelia_store::{Chunk, Committed, NewKey, NewWorker, Quotas, Scope, Store, Stream};
+use codelia_store::{NewKey, NewWorker, OutputChunk, OutputStream, Quotas, RunCommit, Scope, Store};
 use codelia_telemetry::task;
 use codelia_tests::{Client, Database, Scratch, within};
 use codelia_types::{
@@ -121,8 +121,8 @@ fn output(position: i64, text: &'static str) -> v1::OutputEvent {
     v1::OutputEvent { stream, offset: position, data: text.as_bytes().into(), next_position }
 }
 
-fn chunk(position: i64, text: &str) -> Chunk {
-    Chunk { position, stream: Stream::Stdout, offset: position, data: text.as_bytes().to_vec() }
+fn chunk(position: i64, text: &str) -> OutputChunk {
+    OutputChunk { position, stream: OutputStream::Stdout, offset: position, data: text.as_bytes().to_vec() }
 }
 
 struct Inner {
@@ -147,7 +147,7 @@ impl Inner {
     }
 
     async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> EndedRun {
-        let tail: Vec<Chunk> = (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
+        let tail: Vec<OutputChunk> = (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
         let result = RunResult {
             outcome,
             usage: Usage::default(),
@@ -161,7 +161,7 @@ impl Inner {
             violations: Default::default(),
         };
         let started_ago = Some(Duration::from_millis(1));
-        let committed = Committed { result, started_ago, tail, events: Vec::new() };
+        let committed = RunCommit { result, started_ago, tail, events: Vec::new() };
         self.store.run_commit(run, &self.lease(run).await, &committed).await.expect("the commit")
     }
 }

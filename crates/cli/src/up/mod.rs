@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_policy::Level;
 use codelia_proto::v1::Run;
-use codelia_store::{NewKey, Quotas, Scope, Server, Store};
+use codelia_store::{LocalPostgres, NewKey, Quotas, Scope, Store};
 use codelia_telemetry::task;
 use codelia_types::{Mode, TenantId};
 use secrecy::SecretString;
@@ -62,7 +62,7 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
 /// The database: our own, or one that is there.
 #[derive(Debug)]
 struct Database {
-    server: Option<Server>,
+    server: Option<LocalPostgres>,
     options: codelia_store::Options,
 }
 
@@ -77,7 +77,7 @@ impl Database {
         } else {
             "creating the database…"
         });
-        let server = Server::start(&dir).await?;
+        let server = LocalPostgres::start(&dir).await?;
         let connect = server.database(DATABASE).await?;
         let max_connections = config.database.max_connections.get();
         let options = codelia_store::Options { connect, max_connections, acquire_timeout: ACQUIRE_TIMEOUT };
@@ -251,7 +251,7 @@ async fn key(store: &Store, home: &Home) -> Result<String> {
     if store.tenant_get(&tenant).await?.is_none() {
         match store.tenant_create(&tenant, Quotas::default()).await {
             // Another `up` on the same database was faster.
-            Ok(_) | Err(codelia_store::Error::Exists { .. }) => {}
+            Ok(_) | Err(codelia_store::Error::AlreadyExists { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use codelia_store::{Admission, Error, Released, RunState, Session, Swept};
+use codelia_store::{Error, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport};
 use codelia_types::Outcome;
 use futures::future::join_all;
 use uuid::Uuid;
 
-use crate::world::{LONG, Registered, World};
+use crate::harness::{LONG, Registered, World};
 
 #[tokio::test]
 async fn of_many_workers_one_takes_a_session() {
@@ -106,7 +106,7 @@ async fn a_session_leaves_its_files_only_if_it_may_and_their_worker_is_long_gone
     set("UPDATE sessions SET allow_data_loss = false").await;
     assert!(world.lease(&session, &stranger).await.is_none(), "it may not");
     let refused = world.insert_try(session.id, 0, None, world.quotas).await;
-    assert!(matches!(refused, Admission::SessionDataLost), "{refused:?}");
+    assert!(matches!(refused, RunAdmission::SessionDataLost), "{refused:?}");
     set("UPDATE sessions SET allow_data_loss = true").await;
     assert!(!world.lease(&session, &stranger).await.unwrap().has_files);
     world.end().await;
@@ -120,11 +120,15 @@ async fn the_sweep_loses_started_runs_once_and_queues_those_that_may_be_retried(
     world.lease(&session, &worker).await.unwrap();
     let (lost, retried) = (world.insert(session.id, 0).await, world.insert(session.id, 1).await);
 
-    assert_eq!(world.store.lease_sweep_any_tenant(100).await.unwrap(), Swept::default(), "the worker lives");
+    assert_eq!(
+        world.store.lease_sweep_any_tenant(100).await.unwrap(),
+        SweepReport::default(),
+        "the worker lives"
+    );
     world.worker_dies(&worker).await;
     let swept = world.store.lease_sweep_any_tenant(100).await.unwrap();
-    assert_eq!(swept, Swept { sessions: 1, retried: 1, lost: 1 });
-    assert_eq!(world.store.lease_sweep_any_tenant(100).await.unwrap(), Swept::default(), "once");
+    assert_eq!(swept, SweepReport { sessions: 1, retried: 1, lost: 1 });
+    assert_eq!(world.store.lease_sweep_any_tenant(100).await.unwrap(), SweepReport::default(), "once");
 
     assert_eq!(world.run(lost).await.outcome, Some(Outcome::Lost));
     let again = world.run(retried).await;
@@ -148,10 +152,10 @@ async fn a_session_is_released_only_when_none_of_its_runs_is_running() {
     let run = world.insert(session.id, 0).await;
     let release = || world.store.lease_release(session.id, &lease.token);
 
-    assert_eq!(release().await.unwrap(), Released::Busy);
+    assert_eq!(release().await.unwrap(), ReleaseOutcome::Busy);
     world.commit(run, &worker, &lease).await.unwrap();
-    assert_eq!(release().await.unwrap(), Released::Yes);
-    assert_eq!(release().await.unwrap(), Released::NotHeld);
+    assert_eq!(release().await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(release().await.unwrap(), ReleaseOutcome::NotHeld);
     world.end().await;
 }
 
@@ -256,7 +260,7 @@ async fn a_session_is_not_given_back_while_a_run_is_being_recorded_for_its_holde
         somebody_waits(&world).await;
         sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();
     });
-    assert_eq!(released.unwrap(), Released::Busy);
+    assert_eq!(released.unwrap(), ReleaseOutcome::Busy);
     world.end().await;
 }
 

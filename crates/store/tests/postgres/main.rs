@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod harness;
 mod lease;
 mod output;
 mod quota;
 mod run;
 mod session;
-mod world;

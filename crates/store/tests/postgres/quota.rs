@@ -1,9 +1,9 @@
 //! Quotas: exact, also when many callers come at once. Keys: revoked at once.
 
-use codelia_store::{Admission, NewKey, Quotas, Scope, SessionCreated};
+use codelia_store::{NewKey, Quotas, RunAdmission, Scope, SessionCreated};
 use futures::future::join_all;
 
-use crate::world::{LONG, World};
+use crate::harness::{LONG, World};
 
 #[tokio::test]
 async fn many_inserts_at_once_record_no_more_runs_than_the_quota() {
@@ -11,8 +11,8 @@ async fn many_inserts_at_once_record_no_more_runs_than_the_quota() {
     let session = world.session().await;
     let quotas = Quotas { concurrent_runs: 5, ..Quotas::default() };
     let answers = join_all((0..40).map(|_| world.insert_try(session.id, 0, None, quotas))).await;
-    let recorded = answers.iter().filter(|a| matches!(a, Admission::Recorded { .. })).count();
-    let refused = answers.iter().filter(|a| matches!(a, Admission::OverQuota("concurrent_runs"))).count();
+    let recorded = answers.iter().filter(|a| matches!(a, RunAdmission::Recorded { .. })).count();
+    let refused = answers.iter().filter(|a| matches!(a, RunAdmission::OverQuota("concurrent_runs"))).count();
     assert_eq!((recorded, refused), (5, 35));
     world.end().await;
 }
@@ -22,10 +22,10 @@ async fn queued_runs_have_a_quota_of_their_own() {
     let world = World::new().await;
     let session = world.session().await;
     let quotas = Quotas { queued_runs: 1, ..Quotas::default() };
-    assert!(matches!(world.insert_try(session.id, 0, None, quotas).await, Admission::Recorded { .. }));
+    assert!(matches!(world.insert_try(session.id, 0, None, quotas).await, RunAdmission::Recorded { .. }));
     assert!(matches!(
         world.insert_try(session.id, 0, None, quotas).await,
-        Admission::OverQuota("queued_runs")
+        RunAdmission::OverQuota("queued_runs")
     ));
     world.end().await;
 }

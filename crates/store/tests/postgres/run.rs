@@ -1,10 +1,10 @@
 //! Runs: recorded once, begun by the holder alone, ended once.
 
-use codelia_store::{Admission, Error, RunFilter, RunState};
+use codelia_store::{Error, RunAdmission, RunFilter, RunState};
 use codelia_types::{Outcome, RunId};
 use futures::future::join_all;
 
-use crate::world::World;
+use crate::harness::World;
 
 #[tokio::test]
 async fn a_run_of_a_held_session_is_its_holders_at_once() {
@@ -15,7 +15,8 @@ async fn a_run_of_a_held_session_is_its_holders_at_once() {
 
     let worker = world.worker("w").await;
     let lease = world.lease(&session, &worker).await.unwrap();
-    let Admission::Recorded { run, incarnation } = world.insert_try(session.id, 0, None, world.quotas).await
+    let RunAdmission::Recorded { run, incarnation } =
+        world.insert_try(session.id, 0, None, world.quotas).await
     else {
         panic!("not recorded")
     };
@@ -53,19 +54,19 @@ async fn of_many_inserts_with_one_key_one_is_recorded() {
     let answers =
         join_all((0..10).map(|_| world.insert_try(session.id, 0, Some(("key", b"hash")), world.quotas)))
             .await;
-    let recorded = answers.iter().filter(|answer| matches!(answer, Admission::Recorded { .. })).count();
+    let recorded = answers.iter().filter(|answer| matches!(answer, RunAdmission::Recorded { .. })).count();
     assert_eq!(recorded, 1);
     let mut ids: Vec<RunId> = answers
         .into_iter()
         .map(|answer| match answer {
-            Admission::Recorded { run, .. } | Admission::Known(run) => run.id,
+            RunAdmission::Recorded { run, .. } | RunAdmission::Existing(run) => run.id,
             other => panic!("{other:?}"),
         })
         .collect();
     ids.dedup();
     assert_eq!(ids.len(), 1);
     let reused = world.insert_try(session.id, 0, Some(("key", b"other")), world.quotas).await;
-    assert!(matches!(reused, Admission::KeyReused));
+    assert!(matches!(reused, RunAdmission::KeyReused));
     world.end().await;
 }
 
@@ -77,9 +78,9 @@ async fn a_known_key_answers_the_same_after_the_session_has_ended() {
     world.store.session_close(&world.tenant, &codelia_store::SessionRef::Id(session.id)).await.unwrap();
     assert!(matches!(
         world.insert_try(session.id, 0, Some(("key", b"hash")), world.quotas).await,
-        Admission::Known(_)
+        RunAdmission::Existing(_)
     ));
-    assert!(matches!(world.insert_try(session.id, 0, None, world.quotas).await, Admission::SessionEnded));
+    assert!(matches!(world.insert_try(session.id, 0, None, world.quotas).await, RunAdmission::SessionEnded));
     world.end().await;
 }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use codelia_store::{EndReason, Error, SessionCreated, SessionRef, SessionState};
+use codelia_store::{Error, SessionCreated, SessionEndReason, SessionRef, SessionState};
 use codelia_types::Outcome;
 use uuid::Uuid;
 
-use crate::world::{LONG, ROOT, World};
+use crate::harness::{LONG, ROOT, World};
 
 #[tokio::test]
 async fn migrations_run_at_once_by_many_are_applied_once() {
@@ -22,7 +22,7 @@ async fn an_alias_is_free_again_when_its_session_has_ended() {
     let world = World::new().await;
     let create = || world.session_try(Some("dev"), None, LONG, None, world.quotas);
     let SessionCreated::New(first) = create().await.unwrap() else { panic!("not new") };
-    assert!(matches!(create().await, Err(Error::Exists { .. })));
+    assert!(matches!(create().await, Err(Error::AlreadyExists { .. })));
 
     let by_alias = SessionRef::Alias("dev".into());
     assert_eq!(world.store.session_get(&world.tenant, &by_alias).await.unwrap().unwrap().id, first.id);
@@ -41,7 +41,7 @@ async fn closing_twice_is_no_error_and_keeps_the_first_reason() {
     let which = SessionRef::Id(session.id);
     let close = || world.store.session_close(&world.tenant, &which);
     let first = close().await.unwrap().unwrap();
-    assert_eq!((first.state, first.end_reason), (SessionState::Ended, Some(EndReason::Closed)));
+    assert_eq!((first.state, first.end_reason), (SessionState::Ended, Some(SessionEndReason::Closed)));
     assert_eq!(close().await.unwrap().unwrap().ended_at, first.ended_at);
     assert_eq!(world.run(run).await.outcome, Some(Outcome::Canceled), "its queued run ended with it");
     world.end().await;
@@ -61,14 +61,14 @@ async fn time_ends_a_session_but_not_one_with_a_run() {
     let reason = async |id| {
         world.store.session_get(&world.tenant, &SessionRef::Id(id)).await.unwrap().unwrap().end_reason
     };
-    assert_eq!(reason(due.id).await, Some(EndReason::Expired));
-    assert_eq!(reason(idle.id).await, Some(EndReason::Idle));
+    assert_eq!(reason(due.id).await, Some(SessionEndReason::Expired));
+    assert_eq!(reason(idle.id).await, Some(SessionEndReason::Idle));
     assert_eq!(reason(busy.id).await, None);
     assert_eq!(reason(stays.id).await, None);
 
     world.store.run_cancel(&world.tenant, run).await.unwrap();
     assert_eq!(world.store.session_expire_any_tenant(100).await.unwrap(), 1);
-    assert_eq!(reason(busy.id).await, Some(EndReason::Idle));
+    assert_eq!(reason(busy.id).await, Some(SessionEndReason::Idle));
     world.end().await;
 }
 
@@ -156,7 +156,7 @@ async fn the_same_key_gives_the_same_session_and_another_request_is_told() {
     let world = World::new().await;
     let create = |hash: &'static [u8]| world.session_try(None, Some(("k", hash)), LONG, None, world.quotas);
     let SessionCreated::New(first) = create(b"1").await.unwrap() else { panic!("not new") };
-    let SessionCreated::Known(again) = create(b"1").await.unwrap() else { panic!("not known") };
+    let SessionCreated::Existing(again) = create(b"1").await.unwrap() else { panic!("not known") };
     assert_eq!(first.id, again.id);
     assert!(matches!(create(b"2").await.unwrap(), SessionCreated::KeyReused));
     world.end().await;

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use codelia_policy::Ids;
-use codelia_store::{Error, Lease, Released};
+use codelia_store::{Error, Lease, ReleaseOutcome};
 use codelia_types::{LeaseEpoch, SessionId};
 use futures::{TryStreamExt, stream};
 
@@ -72,7 +72,7 @@ pub(crate) async fn release_idle(worker: &Worker) -> Result<(), Error> {
 /// it busy until it is committed or handed back.
 async fn release_held(worker: &Worker, current: &Current, id: SessionId) -> Result<(), Error> {
     let Some(epoch) = worker.sessions.begin_release(id) else { return Ok(()) };
-    if release(worker, current, id, epoch).await? != Released::Busy {
+    if release(worker, current, id, epoch).await? != ReleaseOutcome::Busy {
         worker.sessions.forget(id);
     }
     Ok(())
@@ -83,7 +83,7 @@ pub(crate) async fn release(
     current: &Current,
     id: SessionId,
     epoch: LeaseEpoch,
-) -> Result<Released, Error> {
+) -> Result<ReleaseOutcome, Error> {
     worker.store.lease_release(id, &worker.lease_token(current.incarnation, epoch)).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use codelia_store::{Assigned, Error, SessionRef};
+use codelia_store::{AssignedRun, Error, SessionRef};
 use codelia_types::{RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
 
@@ -42,7 +42,7 @@ pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
 }
 
 /// A run that is recorded for this life of the worker: its push was lost, or somebody asked for its end.
-async fn take_assigned(worker: &Arc<Worker>, current: &Current, assigned: Assigned) {
+async fn take_assigned(worker: &Arc<Worker>, current: &Current, assigned: AssignedRun) {
     match worker.runs.known(assigned.id, current.incarnation) {
         Known::Active(run) if assigned.cancel_requested => return run.cancel.cancel(),
         Known::No | Known::Past(Past::Left) => {}
@@ -53,7 +53,7 @@ async fn take_assigned(worker: &Arc<Worker>, current: &Current, assigned: Assign
     if changing && !worker.is_draining() {
         return;
     }
-    let Assigned { id, session, epoch, turn, .. } = assigned;
+    let AssignedRun { id, session, epoch, turn, .. } = assigned;
     if assign(worker, current, assigned, Source::Assigned) != Taken::Rejected
         || !hand_back(worker, current, id, turn).await
     {

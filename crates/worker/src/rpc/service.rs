@@ -7,7 +7,7 @@ use codelia_proto::internal::v1::{
     CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult, StartRunRequest,
     StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
 };
-use codelia_store::Assigned;
+use codelia_store::AssignedRun;
 use codelia_telemetry::task;
 use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId};
 use futures::Stream;
@@ -129,8 +129,8 @@ fn is_old(request: &StartRunRequest, current: &Current) -> Result<bool, Status> 
     Ok(current.database_now() - recorded > PUSH_AGE)
 }
 
-fn read(request: StartRunRequest) -> Result<Assigned, Status> {
-    Ok(Assigned {
+fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
+    Ok(AssignedRun {
         id: parse::<RunId>("run_id", &request.run_id)?,
         session: parse("session_id", &request.session_id)?,
         tenant: parse("tenant_id", &request.tenant_id)?,

@@ -15,7 +15,7 @@ use codelia_proto::{
         run_event::Kind as Event,
     },
 };
-use codelia_store::Stream as Which;
+use codelia_store::OutputStream as Which;
 use codelia_types::TerminalSize;
 use futures::{Stream, StreamExt, stream};
 use tokio::sync::watch;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::Assigned;
+use codelia_store::AssignedRun;
 use codelia_telemetry::{Step, metrics, task};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep};
@@ -53,7 +53,7 @@ pub(crate) enum Taken {
 pub(crate) fn assign(
     worker: &Arc<Worker>,
     current: &Current,
-    mut assigned: Assigned,
+    mut assigned: AssignedRun,
     source: Source,
 ) -> Taken {
     let closing = match worker.sessions.holding(assigned.session) {
@@ -119,7 +119,7 @@ pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId, tu
     false
 }
 
-async fn hand_back_and_wait(worker: Arc<Worker>, current: Current, run: Assigned) {
+async fn hand_back_and_wait(worker: Arc<Worker>, current: Current, run: AssignedRun) {
     if hand_back(&worker, &current, run.id, run.turn).await {
         enqueue(&worker, current.incarnation, run.id, run.session, &run.tenant);
     }
@@ -167,7 +167,7 @@ async fn begin(worker: Arc<Worker>, waiting: Waiting, slot: Slot) {
     }
 }
 
-fn start(worker: &Arc<Worker>, current: &Current, assigned: Assigned, slot: Option<Slot>) {
+fn start(worker: &Arc<Worker>, current: &Current, assigned: AssignedRun, slot: Option<Slot>) {
     let span = tracing::info_span!(
         "run",
         run = %assigned.id,

@@ -4,7 +4,7 @@ use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::Plan;
-use codelia_store::{Committed, EventKind, Happening};
+use codelia_store::{EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, metrics, task};
 use codelia_types::{EndedRun, Outcome, Receipt, RunResult, Usage, Violation};
 use serde_json::json;
@@ -378,7 +378,7 @@ async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ende
     let started_at = report.started_at;
     let committed = committed(worker, run, report);
     let attempt = || {
-        let committed = Committed { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
+        let committed = RunCommit { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
         async move { worker.store.run_commit(assigned.id, &run.lease, &committed).await }
     };
     let ended = insist("commit", run, attempt).await?;
@@ -391,7 +391,7 @@ async fn commit(worker: &Worker, run: &ActiveRun, report: Report) -> Result<Ende
     Ok(ended)
 }
 
-fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
+fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> RunCommit {
     let totals = run.output.totals();
     let violations = run.violations.all();
     let events = violations::happenings(&violations).chain(happenings(&report)).collect();
@@ -407,20 +407,20 @@ fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> Committed {
         output_truncated: totals.truncated,
         violations,
     };
-    Committed { result, started_ago: None, tail: run.output.unflushed().chunks, events }
+    RunCommit { result, started_ago: None, tail: run.output.unflushed().chunks, events }
 }
 
 /// What must leave a trace beside the result itself.
-fn happenings(report: &Report) -> impl Iterator<Item = Happening> {
+fn happenings(report: &Report) -> impl Iterator<Item = EventBody> {
     let refused = match &report.outcome {
         Outcome::Refused(refusal) if !is_callers_mistake(&refusal.reason) => {
             let detail = json!({ "reason": refusal.reason, "message": refusal.message });
             let field = report.field.map(str::to_owned);
-            Some(Happening { kind: EventKind::RunRefused, field, detail })
+            Some(EventBody { kind: EventKind::RunRefused, field, detail })
         }
         _ => None,
     };
-    let unclean = (!report.receipt.is_clean()).then(|| Happening {
+    let unclean = (!report.receipt.is_clean()).then(|| EventBody {
         kind: EventKind::SandboxReceiptUnclean,
         field: None,
         detail: json!({ "receipt": report.receipt }),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use codelia_store::{Chunk, Stream};
+use codelia_store::{OutputChunk, OutputStream};
 use tokio::sync::{Notify, watch};
 
 /// Unflushed output at which a flush begins without waiting for its time.
@@ -30,7 +30,7 @@ const PIECE_COST: usize = 64;
 pub(crate) struct Piece {
     /// Where it starts in both streams taken together.
     pub(crate) position: i64,
-    pub(crate) stream: Stream,
+    pub(crate) stream: OutputStream,
     /// Where it starts within its stream.
     pub(crate) offset: i64,
     pub(crate) data: Bytes,
@@ -76,7 +76,7 @@ pub(crate) enum Found {
 /// Output to be flushed.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) chunks: Vec<OutputChunk>,
     until: i64,
 }
 
@@ -142,7 +142,7 @@ impl OutputLog {
     }
 
     /// Adds what was read; what is over the limit is dropped and the cut is marked.
-    pub(crate) fn append(&self, stream: Stream, data: Bytes) {
+    pub(crate) fn append(&self, stream: OutputStream, data: Bytes) {
         let due = {
             let mut log = self.lock();
             let before = log.unflushed_cost;
@@ -239,7 +239,7 @@ impl OutputLog {
 }
 
 impl Log {
-    fn append(&mut self, stream: Stream, mut data: Bytes) {
+    fn append(&mut self, stream: OutputStream, mut data: Bytes) {
         let room = usize::try_from(self.limit - self.end).unwrap_or(0);
         if data.len() > room {
             data.truncate(room);
@@ -249,8 +249,8 @@ impl Log {
             return;
         }
         let of_stream = match stream {
-            Stream::Stdout => &mut self.stdout,
-            Stream::Stderr => &mut self.stderr,
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
         };
         let piece = Piece { position: self.end, stream, offset: *of_stream, data };
         *of_stream += length(&piece.data);
@@ -298,14 +298,14 @@ impl Log {
 }
 
 /// Joins neighbours of one stream into rows.
-fn join<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<Chunk> {
-    let mut rows: Vec<Chunk> = Vec::new();
+fn join<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<OutputChunk> {
+    let mut rows: Vec<OutputChunk> = Vec::new();
     for piece in pieces {
         match rows.last_mut() {
             Some(row) if row.stream == piece.stream && row.data.len() + piece.data.len() <= ROW_BYTES => {
                 row.data.extend_from_slice(&piece.data);
             }
-            _ => rows.push(Chunk {
+            _ => rows.push(OutputChunk {
                 position: piece.position,
                 stream: piece.stream,
                 offset: piece.offset,
@@ -330,7 +330,7 @@ mod tests {
         Bytes::copy_from_slice(text.as_bytes())
     }
 
-    fn piece(position: i64, stream: Stream, offset: i64, text: &str) -> Found {
+    fn piece(position: i64, stream: OutputStream, offset: i64, text: &str) -> Found {
         Found::Piece(Piece { position, stream, offset, data: bytes(text) })
     }
 
@@ -347,21 +347,21 @@ mod tests {
     #[test]
     fn pieces_come_back_in_order_with_positions_and_offsets() {
         let log = OutputLog::new(100);
-        log.append(Stream::Stdout, bytes("out"));
-        log.append(Stream::Stderr, bytes("err"));
-        log.append(Stream::Stdout, bytes("more"));
-        assert_eq!(log.read(0), piece(0, Stream::Stdout, 0, "out"));
-        assert_eq!(log.read(3), piece(3, Stream::Stderr, 0, "err"));
-        assert_eq!(log.read(6), piece(6, Stream::Stdout, 3, "more"));
+        log.append(OutputStream::Stdout, bytes("out"));
+        log.append(OutputStream::Stderr, bytes("err"));
+        log.append(OutputStream::Stdout, bytes("more"));
+        assert_eq!(log.read(0), piece(0, OutputStream::Stdout, 0, "out"));
+        assert_eq!(log.read(3), piece(3, OutputStream::Stderr, 0, "err"));
+        assert_eq!(log.read(6), piece(6, OutputStream::Stdout, 3, "more"));
         assert_eq!(log.read(10), Found::End { truncated: false, closed: false });
     }
 
     #[test]
     fn a_watcher_that_resumes_inside_a_piece_gets_the_rest_of_it() {
         let log = OutputLog::new(100);
-        log.append(Stream::Stderr, bytes("abc"));
-        log.append(Stream::Stdout, bytes("0123456"));
-        assert_eq!(log.read(5), piece(5, Stream::Stdout, 2, "23456"));
+        log.append(OutputStream::Stderr, bytes("abc"));
+        log.append(OutputStream::Stdout, bytes("0123456"));
+        assert_eq!(log.read(5), piece(5, OutputStream::Stdout, 2, "23456"));
     }
 
     #[test]
@@ -369,7 +369,7 @@ mod tests {
         let all: Vec<u8> = (0..=255).collect();
         let log = OutputLog::new(1000);
         for byte in &all {
-            log.append(Stream::Stdout, Bytes::copy_from_slice(&[*byte]));
+            log.append(OutputStream::Stdout, Bytes::copy_from_slice(&[*byte]));
         }
         assert_eq!(read_all(&log, 0), all);
         let batch = log.unflushed();
@@ -380,9 +380,9 @@ mod tests {
     #[test]
     fn output_up_to_the_limit_is_whole_and_one_byte_more_is_cut_and_marked() {
         let log = OutputLog::new(5);
-        log.append(Stream::Stdout, bytes("12345"));
+        log.append(OutputStream::Stdout, bytes("12345"));
         assert_eq!(log.totals(), Totals { bytes: 5, truncated: false });
-        log.append(Stream::Stderr, bytes("6"));
+        log.append(OutputStream::Stderr, bytes("6"));
         assert_eq!(log.totals(), Totals { bytes: 5, truncated: true });
         assert_eq!(log.read(5), Found::End { truncated: true, closed: false });
         assert_eq!(read_all(&log, 0), b"12345");
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn a_piece_over_the_limit_is_cut_at_the_exact_byte() {
         let log = OutputLog::new(4);
-        log.append(Stream::Stdout, bytes("123456"));
+        log.append(OutputStream::Stdout, bytes("123456"));
         assert_eq!(read_all(&log, 0), b"1234");
         assert!(log.totals().truncated);
     }
@@ -401,7 +401,7 @@ mod tests {
         let log = OutputLog::new(u64::MAX);
         let block = Bytes::from(vec![7; 64 * 1024]);
         for _ in 0..16 {
-            log.append(Stream::Stdout, block.clone());
+            log.append(OutputStream::Stdout, block.clone());
         }
         log.flushed(&log.unflushed());
         let Found::Stored(start) = log.read(0) else { panic!("memory still holds the beginning") };
@@ -415,10 +415,10 @@ mod tests {
     fn what_is_not_flushed_is_never_dropped() {
         let log = OutputLog::new(u64::MAX);
         for _ in 0..10 {
-            log.append(Stream::Stdout, Bytes::from(vec![1; 64 * 1024]));
+            log.append(OutputStream::Stdout, Bytes::from(vec![1; 64 * 1024]));
         }
         let early = log.unflushed();
-        log.append(Stream::Stderr, bytes("late"));
+        log.append(OutputStream::Stderr, bytes("late"));
         log.flushed(&early);
         let left = log.unflushed();
         assert_eq!(left.chunks.len(), 1);
@@ -430,7 +430,7 @@ mod tests {
         let log = OutputLog::new(u64::MAX);
         let mut appended = 0;
         while log.room().now_or_never().is_some() {
-            log.append(Stream::Stdout, Bytes::from_static(b"x"));
+            log.append(OutputStream::Stdout, Bytes::from_static(b"x"));
             appended += 1;
         }
         assert!(
@@ -444,10 +444,10 @@ mod tests {
     #[test]
     fn the_command_never_waits_once_its_output_is_cut_or_it_has_ended() {
         let log = OutputLog::new(4);
-        log.append(Stream::Stdout, bytes("12345"));
+        log.append(OutputStream::Stdout, bytes("12345"));
         assert!(log.room().now_or_never().is_some());
         let log = OutputLog::new(u64::MAX);
-        log.append(Stream::Stdout, Bytes::from(vec![0; MAX_UNFLUSHED]));
+        log.append(OutputStream::Stdout, Bytes::from(vec![0; MAX_UNFLUSHED]));
         assert!(log.room().now_or_never().is_none());
         log.open_gate();
         assert!(log.room().now_or_never().is_some());
@@ -457,21 +457,21 @@ mod tests {
     fn the_flusher_hears_of_the_first_byte_and_of_much_output_only() {
         let log = OutputLog::new(u64::MAX);
         assert!(log.due().now_or_never().is_none());
-        log.append(Stream::Stdout, bytes("a"));
+        log.append(OutputStream::Stdout, bytes("a"));
         assert!(log.due().now_or_never().is_some());
-        log.append(Stream::Stdout, bytes("b"));
+        log.append(OutputStream::Stdout, bytes("b"));
         assert!(log.due().now_or_never().is_none());
-        log.append(Stream::Stdout, Bytes::from(vec![0; FLUSH_BYTES]));
+        log.append(OutputStream::Stdout, Bytes::from(vec![0; FLUSH_BYTES]));
         assert!(log.due().now_or_never().is_some() && log.is_much());
     }
 
     #[test]
     fn the_flusher_hears_of_what_came_while_it_flushed() {
         let log = OutputLog::new(u64::MAX);
-        log.append(Stream::Stdout, bytes("a"));
+        log.append(OutputStream::Stdout, bytes("a"));
         assert!(log.due().now_or_never().is_some());
         let batch = log.unflushed();
-        log.append(Stream::Stdout, bytes("b"));
+        log.append(OutputStream::Stdout, bytes("b"));
         log.flushed(&batch);
         assert!(log.due().now_or_never().is_some());
     }
@@ -480,7 +480,7 @@ mod tests {
     fn a_stored_log_keeps_little_and_forgets_nothing() {
         let log = OutputLog::new(u64::MAX);
         for _ in 0..8 {
-            log.append(Stream::Stdout, Bytes::from(vec![1; 32 * 1024]));
+            log.append(OutputStream::Stdout, Bytes::from(vec![1; 32 * 1024]));
         }
         log.close();
         log.stored();

@@ -4,7 +4,7 @@ use std::{fs::File, io, os::fd::OwnedFd};
 
 use bytes::{Bytes, BytesMut};
 use codelia_backends::Stdio;
-use codelia_store::Stream;
+use codelia_store::OutputStream;
 use codelia_sys::pty::{Pty, WindowSize, set_window_size};
 use codelia_types::{CommandSpec, TerminalSize};
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ const END_OF_INPUT: &[u8] = &[4];
 pub(crate) struct Ends {
     /// Where standard input is written, if there is any.
     pub(crate) stdin: Option<Writer>,
-    pub(crate) outputs: Vec<(Stream, Reader)>,
+    pub(crate) outputs: Vec<(OutputStream, Reader)>,
     pub(crate) terminal: Option<Terminal>,
 }
 
@@ -46,7 +46,10 @@ fn open_pipes(with_stdin: bool) -> io::Result<(Stdio, Ends)> {
         (File::open("/dev/null")?.into(), None)
     };
     let stdio = Stdio { stdin, stdout: stdout.into_blocking_fd()?, stderr: stderr.into_blocking_fd()? };
-    let outputs = vec![(Stream::Stdout, Reader::new(stdout_end)), (Stream::Stderr, Reader::new(stderr_end))];
+    let outputs = vec![
+        (OutputStream::Stdout, Reader::new(stdout_end)),
+        (OutputStream::Stderr, Reader::new(stderr_end)),
+    ];
     Ok((stdio, Ends { stdin: stdin_end, outputs, terminal: None }))
 }
 
@@ -60,7 +63,7 @@ fn open_terminal(size: TerminalSize, with_stdin: bool) -> io::Result<(Stdio, End
         false => None,
     };
     let stdio = Stdio { stdin: terminal.try_clone()?, stdout: terminal.try_clone()?, stderr: terminal };
-    let outputs = vec![(Stream::Stdout, Reader::new(output))];
+    let outputs = vec![(OutputStream::Stdout, Reader::new(output))];
     Ok((stdio, Ends { stdin, outputs, terminal: Some(Terminal { controller }) }))
 }
 
@@ -176,7 +179,7 @@ mod tests {
         File::from(stdio.stdout).write_all(b"hello").unwrap();
         drop((stdio.stdin, stdio.stderr));
         let (stream, reader) = &mut ends.outputs[0];
-        assert_eq!(*stream, Stream::Stdout);
+        assert_eq!(*stream, OutputStream::Stdout);
         assert_eq!(reader.read().await.unwrap(), "hello");
         assert!(reader.read().await.unwrap().is_empty());
     }

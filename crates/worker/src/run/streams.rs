@@ -4,7 +4,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use codelia_store::{Error, Stream};
+use codelia_store::{Error, OutputStream};
 use codelia_telemetry::task;
 use futures::future::join_all;
 use tokio::{
@@ -48,7 +48,7 @@ impl Streams {
     pub(crate) fn start(
         worker: &Arc<Worker>,
         run: &Arc<ActiveRun>,
-        outputs: Vec<(Stream, Reader)>,
+        outputs: Vec<(OutputStream, Reader)>,
         stdin: Option<(Writer, mpsc::Receiver<Bytes>)>,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -85,7 +85,7 @@ impl Streams {
     }
 }
 
-async fn copy(mut reader: Reader, stream: Stream, log: &OutputLog, release: Release) {
+async fn copy(mut reader: Reader, stream: OutputStream, log: &OutputLog, release: Release) {
     loop {
         log.room().await;
         match reader.read().await {

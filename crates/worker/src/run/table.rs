@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use codelia_store::Assigned;
+use codelia_store::AssignedRun;
 use codelia_types::{EndedRun, Incarnation, LeaseToken, RunId, SessionId, TerminalSize};
 use tokio::{
     sync::{mpsc, watch},
@@ -60,7 +60,7 @@ pub(crate) struct Inlets {
 /// A run that is being executed.
 #[derive(Debug)]
 pub(crate) struct ActiveRun {
-    pub(crate) assigned: Assigned,
+    pub(crate) assigned: AssignedRun,
     /// The lease that the run is recorded for.
     pub(crate) lease: LeaseToken,
     /// Cancelled when the lease is lost.
@@ -89,7 +89,7 @@ enum Owner {
 
 impl ActiveRun {
     pub(crate) fn new(
-        assigned: Assigned,
+        assigned: AssignedRun,
         lease: LeaseToken,
         fence: &CancellationToken,
     ) -> (Arc<Self>, Inlets) {
@@ -366,7 +366,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    pub(crate) fn assigned(ends_with_caller: bool) -> Assigned {
+    pub(crate) fn assigned(ends_with_caller: bool) -> AssignedRun {
         let command = CommandSpec {
             argv: vec!["true".into()],
             env: BTreeMap::new(),
@@ -383,7 +383,7 @@ pub(crate) mod tests {
             policy: codelia_policy::Policy::default(),
             ends_with_caller,
         };
-        Assigned {
+        AssignedRun {
             id: RunId::generate(),
             session: SessionId::generate(),
             tenant: "team".parse().unwrap(),
@@ -399,7 +399,7 @@ pub(crate) mod tests {
         activate(assigned(ends_with_caller), life)
     }
 
-    pub(crate) fn activate(assigned: Assigned, incarnation: Incarnation) -> Arc<ActiveRun> {
+    pub(crate) fn activate(assigned: AssignedRun, incarnation: Incarnation) -> Arc<ActiveRun> {
         let lease = LeaseToken { worker: "w".parse().unwrap(), incarnation, epoch: assigned.epoch };
         ActiveRun::new(assigned, lease, &CancellationToken::new()).0
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use codelia_store::{EventKind, Happening};
+use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{Repeated, Violation, Violations};
 use serde_json::json;
@@ -58,8 +58,8 @@ impl ViolationLog {
 }
 
 /// The events that stand for violations.
-pub(crate) fn happenings(violations: &Violations) -> impl Iterator<Item = Happening> {
-    violations.seen.iter().map(|Repeated { violation, count }| Happening {
+pub(crate) fn happenings(violations: &Violations) -> impl Iterator<Item = EventBody> {
+    violations.seen.iter().map(|Repeated { violation, count }| EventBody {
         kind: EventKind::SyscallBlocked,
         field: Some("security.syscalls".to_owned()),
         detail: json!({

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use codelia_store::{Concerned, Error, EventKind, Happening};
+use codelia_store::{Error, EventBody, EventKind, EventSubject};
 use codelia_telemetry::metrics;
 use codelia_types::Receipt;
 use serde_json::json;
@@ -55,9 +55,9 @@ pub(crate) async fn go_out_of_rotation(worker: &Worker) -> Result<(), Error> {
     let receipt = worker.receipts.unclean().await;
     worker.poll_now.notify_one();
     worker.store.worker_drain(worker.id()).await?;
-    let concerned = Concerned { worker: Some(worker.id().clone()), ..Concerned::default() };
+    let concerned = EventSubject { worker: Some(worker.id().clone()), ..EventSubject::default() };
     let detail = json!({ "reason": "SANDBOX_RECEIPT_UNCLEAN", "receipt": receipt });
-    let happening = Happening { kind: EventKind::WorkerOutOfRotation, field: None, detail };
+    let happening = EventBody { kind: EventKind::WorkerOutOfRotation, field: None, detail };
     worker.store.event_insert(&concerned, &happening).await
 }
 

@@ -13,7 +13,9 @@ use codelia_proto::{
     timestamp_to_proto,
     v1::run_event::Kind as Event,
 };
-use codelia_store::{Admission, NewRun, NewSession, Quotas, Run, RunState, SessionRef, SessionSpec, Store};
+use codelia_store::{
+    NewRun, NewSession, Quotas, Run, RunAdmission, RunState, SessionRef, SessionSpec, Store,
+};
 use codelia_telemetry::task::background;
 use codelia_tests::{Database, Scratch, eventually, is_root, within};
 use codelia_types::{CommandSpec, Incarnation, Mode, RunId, SessionId, TenantId, WorkerId};
@@ -153,7 +155,7 @@ impl Fixture {
             idempotency: None,
         };
         match self.store.run_insert(new, Quotas::default()).await.unwrap() {
-            Admission::Recorded { run, incarnation } => (*run, incarnation),
+            RunAdmission::Recorded { run, incarnation } => (*run, incarnation),
             other => panic!("not recorded: {other:?}"),
         }
     }

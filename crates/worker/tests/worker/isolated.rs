@@ -113,8 +113,8 @@ async fn blocked_call_is_streamed_stored_and_audited() {
     let events =
         fixture.store.event_list(&fixture.tenant, Some(EventKind::SyscallBlocked), None, 10).await.unwrap();
     assert_eq!(events.len(), 1);
-    assert_eq!(events[0].concerned.run, Some(run));
-    assert_eq!(events[0].happening.detail["syscall"], "unshare");
+    assert_eq!(events[0].subject.run, Some(run));
+    assert_eq!(events[0].body.detail["syscall"], "unshare");
     fixture.end().await;
 }
 
@@ -155,6 +155,6 @@ async fn unenforceable_field_is_refused_and_audited() {
     let events =
         fixture.store.event_list(&fixture.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
     assert_eq!(events.len(), 1);
-    assert_eq!(events[0].happening.field.as_deref(), Some("network"));
+    assert_eq!(events[0].body.field.as_deref(), Some("network"));
     fixture.end().await;
 }

@@ -30,7 +30,7 @@ async fn unclean_receipt_drains_the_worker() {
         .event_list(&fixture.tenant, Some(EventKind::SandboxReceiptUnclean), None, 10)
         .await
         .unwrap();
-    assert_eq!(events.iter().map(|event| event.concerned.run).collect::<Vec<_>>(), [Some(run)]);
+    assert_eq!(events.iter().map(|event| event.subject.run).collect::<Vec<_>>(), [Some(run)]);
     let other = fixture.session(std::time::Duration::from_secs(600)).await;
     let offer = OfferSessionRequest { session_id: other.to_string() };
     assert!(!fixture.caller.clone().offer_session(offer).await.unwrap().into_inner().taken);

@@ -13,7 +13,7 @@ use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use super::load::{LABEL, NO_ROOM, Seen};
-use crate::{cgroups, containers_of};
+use crate::{abandoned_cgroups, worker_containers};
 
 /// What was found wrong, by its kind.
 #[derive(Debug, Default)]
@@ -225,9 +225,9 @@ pub(crate) fn files_left(root: &Path, findings: &mut Findings) {
 /// Control groups and containers of workers that have ended.
 pub(crate) fn sandboxes_left(pids: &BTreeSet<u32>) -> Result<Vec<String>> {
     let is_ours = |name: &String| pids.iter().any(|pid| name.contains(&format!("codelia-{pid}-")));
-    let groups = cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
+    let groups = abandoned_cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
     let ended: Vec<_> = pids.iter().copied().filter(|pid| !is_process(*pid)).collect();
-    let containers = containers_of(&ended)?.into_iter().map(|container| format!("container {container}"));
+    let containers = worker_containers(&ended)?.into_iter().map(|container| format!("container {container}"));
     Ok(groups.chain(containers).collect())
 }
 
@@ -236,7 +236,7 @@ fn is_process(pid: u32) -> bool {
 }
 
 /// Mounts and sockets under a directory.
-pub(crate) fn traces_left(directory: &Path, findings: &mut Findings) -> Result<()> {
+pub(crate) fn mounts_and_sockets_left(directory: &Path, findings: &mut Findings) -> Result<()> {
     let name = directory.display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let is_ours = |line: &&str| line.contains(&name) && !line.contains(&format!("{name}/small "));

@@ -4,18 +4,18 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::DrainWorkerRequest;
-use codelia_store::{Quotas, Scope, Server};
+use codelia_store::{LocalPostgres, Quotas, Scope};
 use rustix::process::Signal;
 use sqlx::Connection;
 use uuid::Uuid;
 
 use super::{
-    Weakness,
+    DisabledSafeguard,
     disk::Disk,
     load::Callers,
     plan::{APIS, Fault, Round, SMALL, Strike, WORKERS},
 };
-use crate::{Client, Cluster, Database, ENGINE_SOCKET, Passage, Process, Proxy, Scratch, Shape};
+use crate::{Client, Cluster, ClusterOptions, Database, ENGINE_SOCKET, Process, Proxy, ProxyMode, Scratch};
 
 /// Notes every end of a run: who brought it about, and whether they had the right to.
 const OBSERVER: &str = "
@@ -32,13 +32,13 @@ END $$;
 CREATE TRIGGER chaos_observer AFTER UPDATE ON runs FOR EACH ROW WHEN (NEW.state = 'ended') EXECUTE FUNCTION chaos_observe();
 ";
 
-pub(crate) struct World {
+pub(crate) struct TestSystem {
     /// Goes first: it is in the cluster's directory.
     disk: Disk,
     pub(crate) cluster: Cluster,
     pub(crate) callers: Callers,
     operator: Client,
-    server: Option<Server>,
+    server: Option<LocalPostgres>,
     /// The workers' first, then the apis'.
     pub(crate) proxies: Vec<Proxy>,
     /// Lives of workers that were stopped for a while.
@@ -48,25 +48,25 @@ pub(crate) struct World {
     scratch: Scratch,
 }
 
-impl World {
-    pub(crate) async fn start(weakness: Weakness) -> Result<Self> {
+impl TestSystem {
+    pub(crate) async fn start(disabled: DisabledSafeguard) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let server = Server::start(&scratch.join("postgres")).await?;
+        let server = LocalPostgres::start(&scratch.join("postgres")).await?;
         let database = Database::on(&server).await?;
-        let mut cluster = Cluster::on(database, shape()).await?;
+        let mut cluster = Cluster::start_on(database, shape()).await?;
         cluster.database.execute(OBSERVER).await?;
-        if let Some(statements) = weakness.statements() {
+        if let Some(statements) = disabled.statements() {
             cluster.database.execute(statements).await?;
         }
         let disk = Disk::mount(&cluster.directory().join("small"))?;
         let mut proxies = Vec::new();
         for number in 0..WORKERS {
-            let proxy = Proxy::start(&scratch.join("postgres"), weakness.swaps())?;
+            let proxy = Proxy::start(&scratch.join("postgres"), disabled.replacements())?;
             let url = role(&cluster, &format!("worker-{number}"), &proxy).await?;
             let root = cluster.directory().join("small/root").display().to_string();
             let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
             settings.extend((number == SMALL).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
-            settings.extend(weakness.settings());
+            settings.extend(disabled.settings());
             cluster.add_worker_with(&settings).await?;
             proxies.push(proxy);
         }
@@ -95,7 +95,7 @@ impl World {
         let mut strikes = round.strikes.clone();
         strikes.sort_by_key(|strike| match strike.fault {
             Fault::StopPostgres | Fault::CrashPostgres => 0,
-            Fault::KillWorker | Fault::KillApi | Fault::Drain | Fault::Roll => 2,
+            Fault::KillWorker | Fault::KillApi | Fault::Drain | Fault::RollingRestart => 2,
             _ => 1,
         });
         for strike in strikes {
@@ -125,16 +125,16 @@ impl World {
                 Ok(())
             }
             Fault::Partition => {
-                self.proxies[target].set(Passage::Closed);
+                self.proxies[target].set(ProxyMode::Closed);
                 Ok(())
             }
             Fault::Stall => {
-                self.proxies[target].set(Passage::Stalled);
+                self.proxies[target].set(ProxyMode::Stalled);
                 Ok(())
             }
             Fault::FullDisk => self.disk.fill(),
             Fault::Drain => self.drain(target).await,
-            Fault::Roll => Ok(()),
+            Fault::RollingRestart => Ok(()),
         }
     }
 
@@ -156,18 +156,18 @@ impl World {
             }
             Fault::StopPostgres | Fault::CrashPostgres => {
                 if self.server.is_none() {
-                    self.server = Some(Server::start(&self.scratch.join("postgres")).await?);
+                    self.server = Some(LocalPostgres::start(&self.scratch.join("postgres")).await?);
                 }
                 Ok(())
             }
             Fault::Cut => Ok(()),
             Fault::Partition | Fault::Stall => {
-                self.proxies[target].set(Passage::Open);
+                self.proxies[target].set(ProxyMode::Open);
                 Ok(())
             }
             Fault::FullDisk => self.disk.free(),
             Fault::Drain => self.restart(target).await,
-            Fault::Roll => {
+            Fault::RollingRestart => {
                 for worker in 0..WORKERS {
                     self.restart(worker).await?;
                 }
@@ -238,12 +238,12 @@ impl World {
     }
 }
 
-fn shape() -> Shape {
+fn shape() -> ClusterOptions {
     let settings = vec![
         ("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "10".to_owned()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
-    Shape { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
+    ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
 }
 
 /// Makes a role by which the database knows the process, and tells its address on its own way.

@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A private server cannot be had.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub enum LocalPostgresError {
     /// No installed binaries were found.
     #[error(
         "no PostgreSQL server binaries found (looked in PATH and /usr/lib/postgresql/*/bin); \
@@ -82,31 +82,31 @@ type Owner = Option<(u32, u32)>;
 
 /// A running private server. Dropping it stops the server.
 #[derive(Debug)]
-pub struct Server {
+pub struct LocalPostgres {
     dir: PathBuf,
     process: Child,
 }
 
-impl Server {
+impl LocalPostgres {
     /// Starts the server in `dir`, creating the cluster there first if it is new. A server that
     /// an earlier owner left running there is stopped first. As root it runs as another user.
     ///
     /// # Errors
     /// If it cannot be started; nothing is left running then.
-    pub async fn start(dir: &Path) -> Result<Self, ServerError> {
+    pub async fn start(dir: &Path) -> Result<Self, LocalPostgresError> {
         Self::start_with(dir, Durability::Full).await
     }
 
-    /// As [`Server::start`], but what it stores need not survive a crash of the machine. For tests.
+    /// As [`LocalPostgres::start`], but what it stores need not survive a crash of the machine. For tests.
     ///
     /// # Errors
-    /// As [`Server::start`].
-    pub async fn start_throwaway(dir: &Path) -> Result<Self, ServerError> {
+    /// As [`LocalPostgres::start`].
+    pub async fn start_throwaway(dir: &Path) -> Result<Self, LocalPostgresError> {
         Self::start_with(dir, Durability::None).await
     }
 
-    async fn start_with(dir: &Path, durability: Durability) -> Result<Self, ServerError> {
-        let binaries = find_binaries().ok_or(ServerError::NotInstalled)?;
+    async fn start_with(dir: &Path, durability: Durability) -> Result<Self, LocalPostgresError> {
+        let binaries = find_binaries().ok_or(LocalPostgresError::NotInstalled)?;
         let owner = owner()?;
         make_directory(dir, owner)?;
         check_socket_path(dir)?;
@@ -126,8 +126,8 @@ impl Server {
     ///
     /// # Errors
     /// If it cannot be created.
-    pub async fn database(&self, name: &str) -> Result<PgConnectOptions, ServerError> {
-        self.create_database(name).await.map_err(ServerError::Database)?;
+    pub async fn database(&self, name: &str) -> Result<PgConnectOptions, LocalPostgresError> {
+        self.create_database(name).await.map_err(LocalPostgresError::Database)?;
         Ok(self.options(name))
     }
 
@@ -156,13 +156,13 @@ impl Server {
     ///
     /// # Errors
     /// If it does not end in time.
-    pub async fn stop(mut self) -> Result<(), ServerError> {
+    pub async fn stop(mut self) -> Result<(), LocalPostgresError> {
         let pid = self.pid();
         signal(pid, Signal::INT);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while matches!(self.process.try_wait(), Ok(None)) {
             if Instant::now() > deadline {
-                return Err(ServerError::NotStopped { pid });
+                return Err(LocalPostgresError::NotStopped { pid });
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
@@ -173,7 +173,7 @@ impl Server {
         PgConnectOptions::new_without_pgpass().socket(&self.dir).port(PORT).username(ROLE).database(database)
     }
 
-    async fn wait_until_ready(&mut self) -> Result<(), ServerError> {
+    async fn wait_until_ready(&mut self) -> Result<(), LocalPostgresError> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Ok(connection) = PgConnection::connect_with(&self.options("postgres")).await {
@@ -181,7 +181,7 @@ impl Server {
                 return Ok(());
             }
             if !matches!(self.process.try_wait(), Ok(None)) || Instant::now() > deadline {
-                return Err(ServerError::NotStarted { log: self.dir.join("log") });
+                return Err(LocalPostgresError::NotStarted { log: self.dir.join("log") });
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
@@ -192,7 +192,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for LocalPostgres {
     fn drop(&mut self) {
         if matches!(self.process.try_wait(), Ok(None)) {
             // Immediate: its children end too, and the next start recovers from the log.
@@ -221,7 +221,7 @@ fn version_of(bin: &Path) -> u32 {
 }
 
 /// Whom the server runs as: `None` for ourselves, somebody else if we are root.
-fn owner() -> Result<Owner, ServerError> {
+fn owner() -> Result<Owner, LocalPostgresError> {
     if !geteuid().is_root() {
         return Ok(None);
     }
@@ -232,10 +232,10 @@ fn owner() -> Result<Owner, ServerError> {
         let mut ids = line.split(':').skip(2);
         Some((ids.next()?.parse().ok()?, ids.next()?.parse().ok()?))
     };
-    find("postgres").or_else(|| find("nobody")).map(Some).ok_or(ServerError::NoUser)
+    find("postgres").or_else(|| find("nobody")).map(Some).ok_or(LocalPostgresError::NoUser)
 }
 
-fn make_directory(dir: &Path, owner: Owner) -> Result<(), ServerError> {
+fn make_directory(dir: &Path, owner: Owner) -> Result<(), LocalPostgresError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(file("create", dir))?;
     if let Some((uid, gid)) = owner {
         chown(dir, Some(uid), Some(gid)).map_err(file("give away", dir))?;
@@ -243,14 +243,14 @@ fn make_directory(dir: &Path, owner: Owner) -> Result<(), ServerError> {
     let reaches = as_owner(Path::new("/bin/sh"), owner).args(["-c", "test -x \"$0\""]).arg(dir).status();
     match reaches {
         Ok(status) if status.success() => Ok(()),
-        _ => Err(ServerError::Unreachable(dir.to_owned())),
+        _ => Err(LocalPostgresError::Unreachable(dir.to_owned())),
     }
 }
 
-fn check_socket_path(dir: &Path) -> Result<(), ServerError> {
+fn check_socket_path(dir: &Path) -> Result<(), LocalPostgresError> {
     let socket = dir.join(format!(".s.PGSQL.{PORT}.lock"));
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
-        Err(ServerError::PathTooLong(dir.to_owned()))
+        Err(LocalPostgresError::PathTooLong(dir.to_owned()))
     } else {
         Ok(())
     }
@@ -272,7 +272,7 @@ fn as_owner(program: &Path, owner: Owner) -> Command {
     command
 }
 
-fn init_cluster(binaries: &Path, dir: &Path, data: &Path, owner: Owner) -> Result<(), ServerError> {
+fn init_cluster(binaries: &Path, dir: &Path, data: &Path, owner: Owner) -> Result<(), LocalPostgresError> {
     let initdb = binaries.join("initdb");
     // Only the owner and root can reach the socket, so who gets there is trusted.
     let output = as_owner(&initdb, owner)
@@ -291,7 +291,7 @@ fn init_cluster(binaries: &Path, dir: &Path, data: &Path, owner: Owner) -> Resul
         .map_err(file("run", &initdb))?;
     if !output.status.success() {
         let _ = fs::remove_dir_all(data);
-        return Err(ServerError::Init(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        return Err(LocalPostgresError::Init(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
     Ok(())
 }
@@ -302,7 +302,7 @@ fn spawn_server(
     data: &Path,
     owner: Owner,
     durability: Durability,
-) -> Result<Child, ServerError> {
+) -> Result<Child, LocalPostgresError> {
     let log_path = dir.join("log");
     let log =
         fs::OpenOptions::new().create(true).append(true).open(&log_path).map_err(file("open", &log_path))?;
@@ -325,13 +325,13 @@ fn spawn_server(
 }
 
 /// Stops a server that an owner which was killed left running on this data.
-async fn stop_leftover(data: &Path) -> Result<(), ServerError> {
+async fn stop_leftover(data: &Path) -> Result<(), LocalPostgresError> {
     let Some(pid) = leftover_pid(data) else { return Ok(()) };
     signal(pid, Signal::INT);
     let deadline = Instant::now() + STOP_TIMEOUT;
     while leftover_pid(data) == Some(pid) {
         if Instant::now() > deadline {
-            return Err(ServerError::NotStopped { pid });
+            return Err(LocalPostgresError::NotStopped { pid });
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
@@ -353,6 +353,6 @@ fn signal(pid: i32, signal: Signal) {
     }
 }
 
-fn file<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> ServerError + 'a {
-    move |source| ServerError::File { step, path: path.to_owned(), source }
+fn file<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LocalPostgresError + 'a {
+    move |source| LocalPostgresError::File { step, path: path.to_owned(), source }
 }

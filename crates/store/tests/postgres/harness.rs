@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::{Limits, LimitsRequest, RunSpec};
 use codelia_store::{
-    Admission, Assigned, Committed, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, Session,
+    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, Session,
     SessionCreated, SessionSpec, Store,
 };
 use codelia_tests::Database;
@@ -123,7 +123,7 @@ impl World {
 
     pub(crate) async fn insert(&self, session: SessionId, retries: i32) -> RunId {
         match self.insert_try(session, retries, None, self.quotas).await {
-            Admission::Recorded { run, .. } => run.id,
+            RunAdmission::Recorded { run, .. } => run.id,
             other => panic!("{other:?}"),
         }
     }
@@ -134,7 +134,7 @@ impl World {
         retries: i32,
         idempotency: Option<(&str, &[u8])>,
         quotas: Quotas,
-    ) -> Admission {
+    ) -> RunAdmission {
         let new = NewRun {
             id: RunId::generate(),
             session,
@@ -147,7 +147,7 @@ impl World {
         self.store.run_insert(new, quotas).await.unwrap()
     }
 
-    pub(crate) async fn assigned(&self, worker: &Registered) -> Vec<Assigned> {
+    pub(crate) async fn assigned(&self, worker: &Registered) -> Vec<AssignedRun> {
         self.store.run_list_assigned(&worker.id, worker.incarnation).await.unwrap()
     }
 
@@ -202,7 +202,7 @@ pub(crate) fn run_spec() -> RunSpec {
     }
 }
 
-pub(crate) fn exited(code: i32) -> Committed {
+pub(crate) fn exited(code: i32) -> RunCommit {
     let result = RunResult {
         outcome: Outcome::Exited(code),
         usage: Usage::default(),
@@ -215,5 +215,5 @@ pub(crate) fn exited(code: i32) -> Committed {
         output_truncated: false,
         violations: Violations::default(),
     };
-    Committed { result, started_ago: Some(Duration::from_millis(5)), tail: vec![], events: vec![] }
+    RunCommit { result, started_ago: Some(Duration::from_millis(5)), tail: vec![], events: vec![] }
 }
