@@ -17,7 +17,7 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, ContainerOptions, NsjailOptions, Parent, Stdio, bwrap, container, find_init,
+    Backend, BwrapOptions, CgroupParent, ContainerOptions, NsjailOptions, Stdio, bwrap, container, find_init,
     nsjail,
 };
 use codelia_policy::{Host, Ids, Limits, LimitsRequest, Plan, Policy, RunSpec};
@@ -116,9 +116,9 @@ async fn main() {
     chown(&session, Some(IDS.uid), Some(IDS.gid)).unwrap();
     let jail = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
     let init = find_init().unwrap();
-    let (program, groups) = (PathBuf::from("bwrap"), Parent::default());
+    let (program, groups) = (PathBuf::from("bwrap"), CgroupParent::default());
     let wrap = bwrap(BwrapOptions { init: init.clone(), program, groups, users: None }).unwrap();
-    let (program, groups) = (jail.clone(), Parent::default());
+    let (program, groups) = (jail.clone(), CgroupParent::default());
     let cell = nsjail(NsjailOptions { init: init.clone(), program, groups, users: None }).unwrap();
     let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
     let can = container(ContainerOptions {

@@ -27,7 +27,7 @@ pub fn find_init() -> Result<PathBuf, Error> {
 /// Starts it with nothing of ours but the control socket.
 pub(crate) fn start(path: &Path, arguments: &[&str], control: OwnedFd) -> Result<Process, Error> {
     let started = || {
-        let (output, errors) = (fd::null()?, fd::null()?);
+        let (output, errors) = (fd::dev_null()?, fd::dev_null()?);
         Process::start(&Program::new(path, arguments, [control, output, errors])?)
     };
     started().map_err(|source| Error::InitStart { path: path.to_owned(), source })

@@ -18,7 +18,7 @@ mod seccomp;
 mod tool;
 
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
-pub use codelia_sys::cgroup::Parent;
+pub use codelia_sys::cgroup::CgroupParent;
 pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use init::find_init;

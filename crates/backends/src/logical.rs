@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan};
 use codelia_sys::{
-    cgroup::{Group, Parent},
-    directory,
+    cgroup::{CgroupParent, Group},
+    resolve_beneath,
 };
 use codelia_types::{Mode, NetworkMode};
 
@@ -23,7 +23,7 @@ pub struct LogicalOptions {
     /// Path of `codelia-init`.
     pub init: PathBuf,
     /// Where its control groups are made.
-    pub groups: Parent,
+    pub groups: CgroupParent,
 }
 
 /// Mode `logical`.
@@ -94,8 +94,8 @@ impl Backend for Logical {
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         refuse_what_is_not_logical(plan)?;
-        let root =
-            directory::open(&plan.root).map_err(|errno| Error::Root { path: plan.root.clone(), errno })?;
+        let root = resolve_beneath::open_directory(&plan.root)
+            .map_err(|errno| Error::Root { path: plan.root.clone(), errno })?;
         let sandbox = self.start(self.groups.create(plan)?)?;
         prepared::prepare(sandbox, plan, setup::of(plan)?, Some(root)).await
     }

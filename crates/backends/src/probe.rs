@@ -57,7 +57,7 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
 /// The same isolated, with the default policy. If only it may be executed, `codelia-init` is the
 /// program at this path.
 pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Result<Plan, Error> {
-    let own = Ids { uid: process::own_user(), gid: process::own_group() };
+    let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
     let mut spec = RunSpec {
         command: version(Path::new("")),
         mode,

@@ -4,8 +4,8 @@ use std::{ops::RangeInclusive, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
-    Backend, BwrapOptions, Capabilities, ContainerOptions, Gap, Logical, LogicalOptions, NsjailOptions,
-    Parent, bwrap, container, nsjail,
+    Backend, BwrapOptions, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions,
+    NsjailOptions, bwrap, container, nsjail,
 };
 use codelia_types::Mode;
 
@@ -21,7 +21,7 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         Some(path) => std::path::absolute(path)?,
         None => codelia_backends::find_init().context("codelia-init")?,
     };
-    let groups = Parent { name: None, yields: config.sandbox.yields };
+    let groups = CgroupParent { name: None, cpu_idle: config.sandbox.yields };
     let mut all: Vec<Arc<dyn Backend>> = vec![
         Arc::new(bwrap(BwrapOptions {
             init: init.clone(),

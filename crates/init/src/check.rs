@@ -1,6 +1,6 @@
 //! Whether init is where its backend meant it to be, before it goes on.
 
-use codelia_init::{Expected, ExpectedMount, Failure, Step};
+use codelia_init::{ExpectedEnvironment, ExpectedMount, Failure, Step};
 use codelia_sys::{
     Errno, Pid,
     proc_self::{self, Mount},
@@ -12,10 +12,10 @@ use crate::setup::at;
 /// What is otherwise than expected fails with an errno that says how: `EXDEV` for a place that is the
 /// host's, `ENOENT` for what is not there, `EROFS` and `EPERM` for what can be written too little or too
 /// much, `EINVAL` for another value.
-pub(crate) fn surroundings(expected: &Expected) -> Result<(), Failure> {
-    hold(Step::CheckProcessId, process::own_id() == Pid::INIT, Errno::XDEV)?;
-    for (name, host) in &expected.foreign_namespaces {
-        let own = proc_self::namespace(name).map_err(at(Step::CheckNamespaces))?;
+pub(crate) fn surroundings(expected: &ExpectedEnvironment) -> Result<(), Failure> {
+    hold(Step::CheckProcessId, process::own_pid() == Pid::INIT, Errno::XDEV)?;
+    for (name, host) in &expected.host_namespaces {
+        let own = proc_self::namespace_id(name).map_err(at(Step::CheckNamespaces))?;
         hold(Step::CheckNamespaces, own != *host, Errno::XDEV)?;
     }
     let mounts = proc_self::mounts().map_err(at(Step::CheckMounts))?;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use codelia_init::{Failure, Report, Setup, Step};
-use codelia_sys::{Errno, Pid, directory, fd, process, rlimit, seccomp, signal};
+use codelia_sys::{Errno, Pid, fd, process, resolve_beneath, rlimit, seccomp, signal};
 
 use crate::{
     control::Control,
@@ -43,8 +43,8 @@ pub(crate) fn start(surroundings: &Surroundings) -> Result<Waiting, Failure> {
             return Err(Failure::new(Step::Fork, Errno::CHILD));
         }
     }
-    let tells = surroundings.setup.security.as_ref().is_some_and(|security| security.tells);
-    let listener = tells.then(|| socket.take_descriptor()).transpose()?;
+    let notify = surroundings.setup.security.as_ref().is_some_and(|security| security.notify);
+    let listener = notify.then(|| socket.take_descriptor()).transpose()?;
     Ok(Waiting { pid, launch: ours, listener })
 }
 
@@ -72,10 +72,14 @@ fn restrict(setup: &Setup) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure
     setup
         .rlimits
         .iter()
-        .try_for_each(|limit| rlimit::lower(limit.resource, limit.most))
+        .try_for_each(|limit| rlimit::lower(limit.resource, limit.max))
         .map_err(at(Step::Rlimits))?;
-    let workspace =
-        setup.workspace.as_deref().map(directory::open).transpose().map_err(at(Step::Workspace))?;
+    let workspace = setup
+        .workspace
+        .as_deref()
+        .map(resolve_beneath::open_directory)
+        .transpose()
+        .map_err(at(Step::Workspace))?;
     // The control socket is standard input until then.
     fd::input_like_output().map_err(at(Step::KeepDescriptors))?;
     fd::keep_from_command().map_err(at(Step::KeepDescriptors))?;
@@ -84,6 +88,6 @@ fn restrict(setup: &Setup) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure
     if let Some(executables) = &security.executables {
         restrict::execution(executables).map_err(at(Step::RestrictExecution))?;
     }
-    let listener = seccomp::install(&security.filter, security.tells).map_err(at(Step::Filter))?;
+    let listener = seccomp::install(&security.filter, security.notify).map_err(at(Step::Filter))?;
     Ok((workspace, listener))
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use codelia_init::{Failure, Launch, Report, Request, Step};
-use codelia_sys::{Errno, directory, fd, process};
+use codelia_sys::{Errno, fd, process, resolve_beneath};
 
 use crate::{control::Control, setup::at};
 
@@ -61,7 +61,7 @@ pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bo
     let request = match control.receive()? {
         Some(request @ Request::Launch(_)) => request,
         Some(Request::Kill) | None => return Ok(false),
-        Some(Request::Setup(_) | Request::Signal(_) | Request::Live(_)) => {
+        Some(Request::Setup(_) | Request::Signal(_) | Request::KeepAlive(_)) => {
             return Err(Failure::new(Step::Understand, Errno::PROTO));
         }
     };
@@ -106,7 +106,7 @@ fn change_directory(order: &Order, workspace: Option<&OwnedFd>) -> Result<(), Er
     match (&order.directory, workspace) {
         (Directory::Open(directory), _) => process::change_directory(directory),
         (Directory::InWorkspace(path), Some(workspace)) => {
-            process::change_directory(directory::open_beneath(workspace, path)?)
+            process::change_directory(resolve_beneath::open_directory_beneath(workspace, path)?)
         }
         (Directory::InWorkspace(_), None) => Err(Errno::BADF),
     }

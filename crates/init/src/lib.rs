@@ -7,6 +7,6 @@ mod protocol;
 
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
-    Exit, Expected, ExpectedMount, Failure, Launch, OVERLAY_PLACES, Overlay, Overlays, Report, Request,
-    Rlimit, SecuritySetup, Setup, Status, Step,
+    Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, Failure, Launch, OVERLAY_MOUNTS_DIR, Overlay,
+    OverlayRequest, Report, Request, Rlimit, SecuritySetup, Setup, Step,
 };

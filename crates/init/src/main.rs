@@ -64,7 +64,7 @@ fn connect() -> io::Result<()> {
 fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let surroundings = setup::enter(control)?;
     let Waiting { pid, launch, listener } = child::start(&surroundings)?;
-    if surroundings.setup.relay {
+    if surroundings.setup.relay_launch {
         control.send(&Report::Ready, &[])?;
         if !launch::relay(control, &launch)? {
             return Ok(());
@@ -79,7 +79,7 @@ fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     match tree::supervise(control, &surroundings.events, pid)? {
         Some(exit) => {
             control.send(&Report::Exited(exit), &[])?;
-            linger(control, surroundings.setup.linger)
+            linger(control, surroundings.setup.stay_after_exit)
         }
         None => Ok(()),
     }

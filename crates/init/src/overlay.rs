@@ -1,4 +1,4 @@
-//! Overlays of a session: mounted by this program outside of any sandbox, in namespaces that it makes or is given,
+//! OverlayRequest of a session: mounted by this program outside of any sandbox, in namespaces that it makes or is given,
 //! and that it hands out before it ends.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use codelia_init::{Failure, OVERLAY_PLACES, Overlay, Overlays, Report, Step};
+use codelia_init::{Failure, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, Report, Step};
 use codelia_sys::{
     Errno, overlay,
     process::{self, SingleThread},
@@ -22,7 +22,7 @@ use crate::{control::Control, setup::at};
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let process = SingleThread::claim().map_err(at(Step::Claim))?;
-    let Some(overlays) = control.receive_message::<Overlays>()? else {
+    let Some(overlays) = control.receive_message::<OverlayRequest>()? else {
         return Err(Failure::new(Step::Understand, Errno::PROTO));
     };
     let spaces = enter(control.take_descriptors(), &overlays.directory)?;
@@ -39,7 +39,7 @@ fn enter(spaces: Vec<OwnedFd>, directory: &Path) -> Result<Vec<OwnedFd>, Failure
     }
     // Passed through by who may see a mounted overlay; layers are ours alone.
     make_directory(directory, 0o711).map_err(failed(Step::OverlayLayer))?;
-    let places = directory.join(OVERLAY_PLACES);
+    let places = directory.join(OVERLAY_MOUNTS_DIR);
     make_directory(&places, 0o711).map_err(failed(Step::OverlayLayer))?;
     overlay::separate().map_err(at(Step::OverlaySpace))?;
     overlay::mount_memory(&places).map_err(at(Step::OverlaySpace))?;
@@ -47,8 +47,8 @@ fn enter(spaces: Vec<OwnedFd>, directory: &Path) -> Result<Vec<OwnedFd>, Failure
 }
 
 /// Mounts one, unless it is there.
-fn add(process: &SingleThread, all: &Overlays, one: &Overlay) -> Result<(), Failure> {
-    let places = all.directory.join(OVERLAY_PLACES);
+fn add(process: &SingleThread, all: &OverlayRequest, one: &Overlay) -> Result<(), Failure> {
+    let places = all.directory.join(OVERLAY_MOUNTS_DIR);
     let place = places.join(&one.name);
     make_directory(&place, 0o700).map_err(failed(Step::OverlayLayer))?;
     if overlay::is_mounted(&place).map_err(at(Step::OverlayMount))? {
@@ -64,7 +64,7 @@ fn add(process: &SingleThread, all: &Overlays, one: &Overlay) -> Result<(), Fail
     let source = overlay::directory(&one.source).map_err(at(Step::OverlayMount))?;
     let open = |path: &Path| overlay::directory(path).map_err(at(Step::OverlayMount));
     let (hidden, upper, work) = (open(&hidden)?, open(&upper)?, open(&work)?);
-    if process::own_user() != 0 {
+    if process::own_uid() != 0 {
         return overlay::mount_overlay(&source, &hidden, &upper, &work, &place)
             .map_err(at(Step::OverlayMount));
     }
@@ -78,7 +78,7 @@ fn add(process: &SingleThread, all: &Overlays, one: &Overlay) -> Result<(), Fail
 }
 
 /// A layer in which what is hidden is left out, with directories on the way that look as they do in the source.
-fn hide(layer: &Path, all: &Overlays, one: &Overlay) -> io::Result<()> {
+fn hide(layer: &Path, all: &OverlayRequest, one: &Overlay) -> io::Result<()> {
     give_directory(layer, 0o755, all)?;
     for hidden in &one.hidden {
         let mut way = std::path::PathBuf::new();
@@ -103,12 +103,12 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// The same for the session's user. One that is there stays as its owner has it.
-fn give_directory(path: &Path, mode: u32, all: &Overlays) -> io::Result<()> {
+fn give_directory(path: &Path, mode: u32, all: &OverlayRequest) -> io::Result<()> {
     if path.exists() {
         return Ok(());
     }
     make_directory(path, mode)?;
-    if process::own_user() == 0 { chown(path, Some(all.uid), Some(all.gid)) } else { Ok(()) }
+    if process::own_uid() == 0 { chown(path, Some(all.uid), Some(all.gid)) } else { Ok(()) }
 }
 
 fn failed(step: Step) -> impl FnOnce(io::Error) -> Failure {

@@ -9,7 +9,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-pub use codelia_sys::process::Status;
+pub use codelia_sys::process::ExitStatus;
 use codelia_sys::{Errno, rlimit::Resource};
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub enum Request {
     Signal(i32),
     /// Go on for so long from now, unless told again: then it is too late, and everything is killed. Until the first
     /// one there is no such time.
-    Live(Duration),
+    KeepAlive(Duration),
     /// Kill every process.
     Kill,
 }
@@ -34,7 +34,7 @@ pub enum Request {
 /// The overlays of a session, which init mounts outside of any sandbox. The only message then: it carries the namespaces to
 /// add them to, if there are any, and `ready` carries those that they are in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Overlays {
+pub struct OverlayRequest {
     /// Where their layers are; it is made if it is not there.
     pub directory: PathBuf,
     /// Whose the changes are.
@@ -50,28 +50,28 @@ pub struct Overlays {
 pub struct Overlay {
     /// On the host.
     pub source: PathBuf,
-    /// Of its layer, and of its place below [`OVERLAY_PLACES`].
+    /// Of its layer, and of its place below [`OVERLAY_MOUNTS_DIR`].
     pub name: String,
     /// What is left out of it, below its source, without a symbolic link on the way.
     pub hidden: Vec<PathBuf>,
 }
 
 /// Where overlays are mounted, in the directory of their layers.
-pub const OVERLAY_PLACES: &str = "mounted";
+pub const OVERLAY_MOUNTS_DIR: &str = "mounted";
 
 /// What holds for the whole sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// How many entries of control groups come with it.
-    pub groups: usize,
+    pub cgroup_fds: usize,
     /// Limits of each process.
     pub rlimits: Vec<Rlimit>,
     /// Where working directories are opened, as seen inside; `None` if they come with `launch`.
     pub workspace: Option<PathBuf>,
     /// Whether descriptors cannot be passed out: `launch` then comes on the control socket too.
-    pub relay: bool,
+    pub relay_launch: bool,
     /// Whether init stays after `exited` until the socket ends.
-    pub linger: bool,
+    pub stay_after_exit: bool,
     /// What holds the command inside; `None` in mode `logical`.
     pub security: Option<SecuritySetup>,
 }
@@ -80,20 +80,20 @@ pub struct Setup {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecuritySetup {
     /// What init must find around itself.
-    pub expected: Expected,
+    pub expected: ExpectedEnvironment,
     /// The only files that may be executed; `None` for any.
     pub executables: Option<Vec<PathBuf>>,
     /// The filter of system calls, one BPF instruction in each word as it is in memory.
     pub filter: Vec<u64>,
     /// Whether it notifies: then its listener comes with `ready`.
-    pub tells: bool,
+    pub notify: bool,
 }
 
 /// What must be around init before it goes on. It must be process 1 of its namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Expected {
+pub struct ExpectedEnvironment {
     /// The host's namespaces, by their name in `/proc/self/ns`: ours must be others.
-    pub foreign_namespaces: BTreeMap<String, u64>,
+    pub host_namespaces: BTreeMap<String, u64>,
     /// What must be mounted.
     pub mounts: Vec<ExpectedMount>,
     /// The host name.
@@ -132,7 +132,7 @@ pub struct Rlimit {
     /// Of what.
     pub resource: Resource,
     /// The most.
-    pub most: u64,
+    pub max: u64,
 }
 
 /// What init says to its backend.
@@ -248,7 +248,7 @@ pub enum Step {
     /// Watch over it.
     Supervise,
     /// Hear in time that it may go on.
-    Live,
+    KeepAlive,
     /// Have mounts that nobody else sees.
     OverlaySpace,
     /// Make the directories of a layer.
@@ -265,7 +265,7 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     /// How the command ended.
-    pub status: Status,
+    pub status: ExitStatus,
     /// User and system time of the processes that were waited for.
     pub cpu_time: Duration,
     /// The largest resident memory of one process.

@@ -30,7 +30,7 @@ pub(crate) fn enter(control: &mut Control<Stdin>) -> Result<Surroundings, Failur
     let events = hear_children().map_err(at(Step::Signals))?;
     let setup = receive(control)?;
     // Not earlier, so that nothing of the above counts against the command.
-    enter_groups(control, setup.groups)?;
+    enter_groups(control, setup.cgroup_fds)?;
     if let Some(security) = &setup.security {
         check::surroundings(&security.expected)?;
         restrict::give_up_privileges()?;
@@ -45,10 +45,10 @@ pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
 
 /// Process 1 can kill all others without seeing them.
 fn see_descendants() -> Result<(), Failure> {
-    if process::own_id() == Pid::INIT {
+    if process::own_pid() == Pid::INIT {
         return Ok(());
     }
-    let seen = process::descendants(process::own_id());
+    let seen = process::descendants(process::own_pid());
     seen.map(drop).map_err(|error| Failure::new(Step::SeeDescendants, error.errno))
 }
 

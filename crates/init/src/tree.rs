@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_init::{Exit, Failure, Request, Status, Step};
+use codelia_init::{Exit, ExitStatus, Failure, Request, Step};
 use codelia_sys::{
     Errno, Pid,
     process::{self, Reaped},
@@ -35,7 +35,7 @@ fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Resul
         let (asked, ended) = signal::wait_readable(&*control, events, end).map_err(at(Step::Supervise))?;
         if !asked && !ended {
             // The backend stands still, and somebody else may have begun where we are.
-            return Err(Failure::new(Step::Live, Errno::TIMEDOUT));
+            return Err(Failure::new(Step::KeepAlive, Errno::TIMEDOUT));
         }
         if ended {
             events.clear().map_err(at(Step::Supervise))?;
@@ -73,7 +73,7 @@ fn obey(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Failure> {
             // The command has not been reaped, so the group is its own. A signal that cannot be
             // sent, for it is none or the group gave up its privileges, changes nothing.
             Request::Signal(number) => drop(process::signal_group(main, number)),
-            Request::Live(most) => time = Some(most),
+            Request::KeepAlive(most) => time = Some(most),
             Request::Kill => return Ok(Next::End),
             Request::Setup(_) | Request::Launch(_) => {
                 return Err(Failure::new(Step::Understand, Errno::PROTO));
@@ -84,7 +84,7 @@ fn obey(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Failure> {
 }
 
 /// Collects what has ended; the command's status if it is among it.
-fn reap_until(main: Pid) -> Result<Option<Status>, Failure> {
+fn reap_until(main: Pid) -> Result<Option<ExitStatus>, Failure> {
     loop {
         match process::reap().map_err(at(Step::Supervise))? {
             Reaped::Ended(pid, status) if pid == main => return Ok(Some(status)),
@@ -96,7 +96,7 @@ fn reap_until(main: Pid) -> Result<Option<Status>, Failure> {
 
 /// Kills and collects every descendant: orphans become children, so that none can hide. Answers
 /// the command's status if it was among them.
-fn end_all(main: Pid) -> Result<Option<Status>, Failure> {
+fn end_all(main: Pid) -> Result<Option<ExitStatus>, Failure> {
     let mut status = None;
     loop {
         let mut reaped = process::reap().map_err(at(Step::Supervise))?;
@@ -113,12 +113,12 @@ fn end_all(main: Pid) -> Result<Option<Status>, Failure> {
 }
 
 fn kill_descendants() -> Result<(), Failure> {
-    if process::own_id() == Pid::INIT {
+    if process::own_pid() == Pid::INIT {
         // At once, so that no fork can outrun it.
         return process::kill_all_others().map_err(at(Step::Supervise));
     }
     let failed = |error: codelia_sys::Error| Failure::new(Step::Supervise, error.errno);
-    for pid in process::descendants(process::own_id()).map_err(failed)? {
+    for pid in process::descendants(process::own_pid()).map_err(failed)? {
         // A process of other ids is killed by its control group or its namespace.
         match process::kill(pid) {
             Ok(()) | Err(Errno::PERM) => {}
@@ -128,7 +128,7 @@ fn kill_descendants() -> Result<(), Failure> {
     Ok(())
 }
 
-fn exit(status: Status) -> Result<Exit, Failure> {
+fn exit(status: ExitStatus) -> Result<Exit, Failure> {
     let usage = process::children_usage().map_err(at(Step::Supervise))?;
     Ok(Exit {
         status,

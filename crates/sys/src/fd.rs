@@ -20,7 +20,7 @@ use rustix::{
 };
 
 /// The most descriptors one message carries.
-pub const MOST_PER_MESSAGE: usize = 8;
+pub const MAX_FDS_PER_MESSAGE: usize = 8;
 
 /// A connected pair of stream sockets, closed on exec.
 ///
@@ -34,7 +34,7 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 ///
 /// # Errors
 /// As `memfd_create(2)`, `write(2)` and `lseek(2)`.
-pub fn memory_file(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
+pub fn memfd(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
     let mut rest = content;
     while !rest.is_empty() {
@@ -48,7 +48,7 @@ pub fn memory_file(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// As `open(2)`.
-pub fn null() -> Result<OwnedFd, Errno> {
+pub fn dev_null() -> Result<OwnedFd, Errno> {
     rustix::fs::openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
@@ -64,9 +64,9 @@ pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// the descriptors went with them.
 ///
 /// # Errors
-/// As `sendmsg(2)`; `EINVAL` for more than [`MOST_PER_MESSAGE`] descriptors.
+/// As `sendmsg(2)`; `EINVAL` for more than [`MAX_FDS_PER_MESSAGE`] descriptors.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_PER_MESSAGE))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL);
@@ -78,7 +78,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
 ///
 /// # Errors
 /// As `shutdown(2)`.
-pub fn end_writing(socket: impl AsFd) -> Result<(), Errno> {
+pub fn shutdown_write(socket: impl AsFd) -> Result<(), Errno> {
     match rustix::net::shutdown(socket, rustix::net::Shutdown::Write) {
         Err(Errno::NOTCONN) => Ok(()),
         answer => answer,
@@ -91,7 +91,7 @@ pub fn end_writing(socket: impl AsFd) -> Result<(), Errno> {
 /// # Errors
 /// As `recvmsg(2)`.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_PER_MESSAGE))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
     let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
@@ -126,7 +126,7 @@ pub fn replace_input(stdin: impl AsFd) -> Result<(), Errno> {
 /// # Errors
 /// As `open(2)` and `dup2(2)`.
 pub fn silence_output() -> Result<(), Errno> {
-    let null = null()?;
+    let null = dev_null()?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)
 }
@@ -141,27 +141,27 @@ pub fn input_like_output() -> Result<(), Errno> {
 
 /// Whether something can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Readable {
+pub enum Readiness {
     /// Now.
-    Yes,
+    Readable,
     /// Maybe later.
-    NotYet,
+    Pending,
     /// Never again.
-    Never,
+    Closed,
 }
 
 /// Looks whether something can be read, without waiting for it.
 ///
 /// # Errors
 /// As `poll(2)`.
-pub fn is_readable(fd: impl AsFd) -> Result<Readable, Errno> {
+pub fn poll_readable(fd: impl AsFd) -> Result<Readiness, Errno> {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     let events = fds[0].revents();
     Ok(match (events.contains(PollFlags::IN), events.is_empty()) {
-        (true, _) => Readable::Yes,
-        (false, true) => Readable::NotYet,
-        (false, false) => Readable::Never,
+        (true, _) => Readiness::Readable,
+        (false, true) => Readiness::Pending,
+        (false, false) => Readiness::Closed,
     })
 }
 
@@ -169,7 +169,7 @@ pub fn is_readable(fd: impl AsFd) -> Result<Readable, Errno> {
 ///
 /// # Errors
 /// As `recv(2)`.
-pub fn has_ended(socket: impl AsFd) -> Result<bool, Errno> {
+pub fn is_eof(socket: impl AsFd) -> Result<bool, Errno> {
     match rustix::net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((count, _)) => Ok(count == 0),
         Err(Errno::AGAIN) => Ok(false),
@@ -181,7 +181,7 @@ pub fn has_ended(socket: impl AsFd) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// As `poll(2)`.
-pub fn is_closed_there(socket: impl AsFd) -> Result<bool, Errno> {
+pub fn is_peer_closed(socket: impl AsFd) -> Result<bool, Errno> {
     let mut fds = [PollFd::new(&socket, PollFlags::empty())];
     rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     Ok(fds[0].revents().contains(PollFlags::HUP))
@@ -243,12 +243,12 @@ mod tests {
         let (here, there) = socket_pair().unwrap();
         let held = there.try_clone().unwrap();
         rustix::io::write(&there, b"unread").unwrap();
-        end_writing(&here).unwrap();
+        shutdown_write(&here).unwrap();
         assert_eq!(receive(&there, &mut [0; 4], &mut Vec::new()).unwrap(), 0, "it is told the end");
         drop(there);
-        assert!(!is_closed_there(&here).unwrap());
+        assert!(!is_peer_closed(&here).unwrap());
         drop(held);
-        assert!(is_closed_there(&here).unwrap());
-        end_writing(&here).unwrap();
+        assert!(is_peer_closed(&here).unwrap());
+        shutdown_write(&here).unwrap();
     }
 }

@@ -34,7 +34,7 @@ impl Drop for Before {
 /// # Errors
 /// `EPERM` if the process may not; nothing was done then.
 pub fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> Result<T, Errno> {
-    let is_own = (uid, gid) == (process::own_user(), process::own_group());
+    let is_own = (uid, gid) == (process::own_uid(), process::own_gid());
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let groups = if is_own { None } else { Some(give_up_groups()?) };
     // The group first: who gave up its user may not be allowed to any more.

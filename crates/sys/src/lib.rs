@@ -8,7 +8,6 @@ mod error;
 
 pub mod capability;
 pub mod cgroup;
-pub mod directory;
 pub mod fd;
 pub mod fs_identity;
 pub mod landlock;

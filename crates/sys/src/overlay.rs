@@ -29,7 +29,7 @@ use crate::{
 /// # Errors
 /// As `unshare(2)` and `mount(2)`.
 pub fn separate() -> Result<(), Errno> {
-    let (uid, gid) = (process::own_user(), process::own_group());
+    let (uid, gid) = (process::own_uid(), process::own_gid());
     if uid == 0 {
         unshare(CloneFlags::CLONE_NEWNS).map_err(from_nix)?;
     } else {
@@ -47,7 +47,7 @@ pub fn separate() -> Result<(), Errno> {
 /// # Errors
 /// As `open(2)`.
 pub fn spaces() -> Result<Vec<OwnedFd>, Errno> {
-    let names: &[&str] = if process::own_user() == 0 { &["mnt"] } else { &["user", "mnt"] };
+    let names: &[&str] = if process::own_uid() == 0 { &["mnt"] } else { &["user", "mnt"] };
     let open = |name: &&str| {
         rustix::fs::open(format!("/proc/self/ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     };
@@ -143,7 +143,7 @@ pub fn mount_owned(
 /// A namespace in which user and group 0 are these two outside. A process must be in it to be given them.
 fn users(process: &SingleThread, uid: u32, gid: u32) -> Result<OwnedFd, Errno> {
     let (ours, theirs) = crate::fd::socket_pair()?;
-    let parent = process::own_id();
+    let parent = process::own_pid();
     let child = || {
         let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok() && process::die_with_parent().is_ok();
         // Whoever is gone already sends no signal.
@@ -189,7 +189,7 @@ pub fn mount_overlay(
     let path = |directory: &OwnedFd| format!("/proc/self/fd/{}", directory.as_raw_fd());
     let mut options =
         format!("lowerdir={}:{},upperdir={},workdir={}", path(hidden), path(lower), path(upper), path(work));
-    if process::own_user() != 0 {
+    if process::own_uid() != 0 {
         options.push_str(",userxattr");
     } else {
         options.push_str(",index=off,redirect_dir=nofollow,metacopy=off");

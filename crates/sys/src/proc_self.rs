@@ -12,15 +12,15 @@ use rustix::io::Errno;
 ///
 /// # Errors
 /// As `stat(2)`.
-pub fn namespace(name: &str) -> Result<u64, Errno> {
-    namespace_of(Path::new("/proc/self"), name)
+pub fn namespace_id(name: &str) -> Result<u64, Errno> {
+    namespace_id_of(Path::new("/proc/self"), name)
 }
 
 /// The number of a namespace of the process that this directory of `/proc` is.
 ///
 /// # Errors
 /// As `stat(2)`.
-pub fn namespace_of(process: &Path, name: &str) -> Result<u64, Errno> {
+pub fn namespace_id_of(process: &Path, name: &str) -> Result<u64, Errno> {
     fs::metadata(process.join("ns").join(name)).map(|file| file.ino()).map_err(|error| errno(&error))
 }
 
@@ -111,8 +111,8 @@ mod tests {
     #[test]
     fn this_process_has_surroundings() {
         assert!(mounts().unwrap().iter().any(|mount| mount.target == Path::new("/proc")));
-        assert_ne!(namespace("pid").unwrap(), namespace("mnt").unwrap());
-        assert_eq!(namespace("none").unwrap_err(), Errno::NOENT);
+        assert_ne!(namespace_id("pid").unwrap(), namespace_id("mnt").unwrap());
+        assert_eq!(namespace_id("none").unwrap_err(), Errno::NOENT);
         assert!(!hostname().unwrap().is_empty());
     }
 }

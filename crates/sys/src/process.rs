@@ -71,7 +71,7 @@ pub fn execute(program: &CStr, argv: &[CString], env: &[CString]) -> Errno {
 ///
 /// # Errors
 /// As `sched_getaffinity(2)`.
-pub fn processors() -> Result<Vec<u32>, Error> {
+pub fn allowed_cpus() -> Result<Vec<u32>, Error> {
     let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
     let set = set.map_err(|errno| Error::new("list the processors of", "this process", from_nix(errno)))?;
     let is_set = |number: &u32| set.is_set(*number as usize).unwrap_or(false);
@@ -91,7 +91,7 @@ fn exit_at_once(code: i32) -> ! {
 /// As `setsid(2)`.
 pub fn new_session() -> Result<(), Errno> {
     match rustix::process::setsid() {
-        Err(Errno::PERM) if rustix::process::getsid(None)? == own_id() => Ok(()),
+        Err(Errno::PERM) if rustix::process::getsid(None)? == own_pid() => Ok(()),
         answer => answer.map(drop),
     }
 }
@@ -138,19 +138,19 @@ pub fn die_with_parent() -> Result<(), Errno> {
 
 /// The id of this process.
 #[must_use]
-pub fn own_id() -> Pid {
+pub fn own_pid() -> Pid {
     rustix::process::getpid()
 }
 
 /// The user of this process, by number.
 #[must_use]
-pub fn own_user() -> u32 {
+pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
 /// The group of this process, by number.
 #[must_use]
-pub fn own_group() -> u32 {
+pub fn own_gid() -> u32 {
     rustix::process::getegid().as_raw()
 }
 
@@ -167,22 +167,22 @@ pub fn kill(pid: Pid) -> Result<(), Errno> {
 
 /// A process for as long as this lives, whatever becomes of its id.
 #[derive(Debug)]
-pub struct Handle(OwnedFd);
+pub struct PidFd(OwnedFd);
 
-impl From<OwnedFd> for Handle {
+impl From<OwnedFd> for PidFd {
     /// Of a descriptor that stands for a process.
     fn from(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 }
 
-impl AsFd for Handle {
+impl AsFd for PidFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Handle {
+impl PidFd {
     /// Takes hold of the process that has this id now.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ impl Handle {
 /// `EINVAL` for another process, else as `kill(2)`.
 pub fn kill_all_others() -> Result<(), Errno> {
     // Elsewhere it would mean every process of the host.
-    if own_id() != Pid::INIT {
+    if own_pid() != Pid::INIT {
         return Err(Errno::INVAL);
     }
     // SAFETY: takes no pointers.
@@ -278,7 +278,7 @@ pub fn is_alive(pid: Pid) -> bool {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum ExitStatus {
     /// It exited with this code.
     Exited(i32),
     /// This signal ended it.
@@ -289,7 +289,7 @@ pub enum Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaped {
     /// This one ended.
-    Ended(Pid, Status),
+    Ended(Pid, ExitStatus),
     /// There are some; none ended.
     StillRunning,
     /// There are none.
@@ -325,10 +325,10 @@ fn reap_with(options: WaitOptions) -> Result<Reaped, Errno> {
 }
 
 /// Stops are never asked for, so a status is an exit code or a signal.
-fn ended(status: WaitStatus) -> Status {
+fn ended(status: WaitStatus) -> ExitStatus {
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Status::Exited(code),
-        (None, signal) => Status::Signaled(signal.unwrap_or_default()),
+        (Some(code), _) => ExitStatus::Exited(code),
+        (None, signal) => ExitStatus::Signaled(signal.unwrap_or_default()),
     }
 }
 

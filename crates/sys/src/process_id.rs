@@ -9,52 +9,52 @@ use crate::Error;
 
 /// A process for ever: its id may be used again, but not with the same start. It reads `{pid}-{started}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct ProcessId {
     pid: u32,
     /// In clock ticks since boot.
     started: u64,
 }
 
-static THIS_PROCESS: LazyLock<Option<Owner>> = LazyLock::new(|| {
+static THIS_PROCESS: LazyLock<Option<ProcessId>> = LazyLock::new(|| {
     let pid = std::process::id();
-    Some(Owner { pid, started: start_of(pid)? })
+    Some(ProcessId { pid, started: start_of(pid)? })
 });
 
-impl Owner {
+impl ProcessId {
     /// The process that asks.
     ///
     /// # Errors
     /// `/proc` cannot be read.
-    pub fn this_process() -> Result<Self, Error> {
+    pub fn current() -> Result<Self, Error> {
         THIS_PROCESS.ok_or_else(|| Error::new("read the start of", "/proc/self/stat", Errno::PROTO))
     }
 
     /// Whether it is still there.
     #[must_use]
-    pub fn lives(self) -> bool {
+    pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.started)
     }
 
     /// Reads the mark at the beginning of a name, `{pid}-{started}-…`.
     #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
+    pub fn from_name_prefix(name: &str) -> Option<Self> {
         let mut words = name.splitn(3, '-');
         let owner = Self { pid: words.next()?.parse().ok()?, started: words.next()?.parse().ok()? };
         words.next().map(|_| owner)
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for ProcessId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.pid, self.started)
     }
 }
 
-impl FromStr for Owner {
+impl FromStr for ProcessId {
     type Err = Errno;
 
     fn from_str(text: &str) -> Result<Self, Errno> {
-        Self::of_name(&format!("{text}-")).ok_or(Errno::INVAL)
+        Self::from_name_prefix(&format!("{text}-")).ok_or(Errno::INVAL)
     }
 }
 
@@ -72,13 +72,13 @@ mod tests {
 
     #[test]
     fn a_process_lives_under_its_own_mark_alone() {
-        let own = Owner::this_process().unwrap();
-        assert!(own.lives());
+        let own = ProcessId::current().unwrap();
+        assert!(own.is_alive());
         assert_eq!(own.to_string().parse(), Ok(own));
-        assert_eq!(Owner::of_name(&format!("{own}-a-b")), Some(own));
-        assert!(!Owner { started: own.started + 1, ..own }.lives());
+        assert_eq!(ProcessId::from_name_prefix(&format!("{own}-a-b")), Some(own));
+        assert!(!ProcessId { started: own.started + 1, ..own }.is_alive());
         for name in ["", "1", "1-2", "x-1-y"] {
-            assert_eq!(Owner::of_name(name), None, "{name}");
+            assert_eq!(ProcessId::from_name_prefix(name), None, "{name}");
         }
     }
 }

@@ -39,6 +39,6 @@ pub fn lower(resource: Resource, most: u64) -> Result<(), Errno> {
 
 /// How many processes the user of a program may have that is started from here.
 #[must_use]
-pub fn most_processes() -> u64 {
+pub fn max_processes() -> u64 {
     getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(u64::MAX)
 }

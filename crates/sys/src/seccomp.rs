@@ -51,7 +51,7 @@ pub struct Notification {
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum Response {
     /// It fails with this errno.
     Fail(Errno),
     /// The kernel carries it out. Its memory may change in between, so this must not be an answer to a
@@ -75,10 +75,10 @@ pub fn receive(listener: impl AsFd) -> Result<Notification, Errno> {
 ///
 /// # Errors
 /// As `ioctl(SECCOMP_IOCTL_NOTIF_SEND)`.
-pub fn answer(listener: impl AsFd, call: Notification, answer: Answer) -> Result<(), Errno> {
+pub fn respond(listener: impl AsFd, call: Notification, answer: Response) -> Result<(), Errno> {
     let (error, flags) = match answer {
-        Answer::Fail(errno) => (-errno.raw_os_error(), 0),
-        Answer::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        Response::Fail(errno) => (-errno.raw_os_error(), 0),
+        Response::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
     };
     let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
     match control(listener, libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response) {

@@ -20,7 +20,7 @@ use rustix::{
 
 use crate::{
     fd::last_errno,
-    process::{Handle, Status},
+    process::{ExitStatus, PidFd},
 };
 
 /// What the new process needs before it executes: it calls nothing that is deep.
@@ -72,20 +72,20 @@ impl Program {
 
     /// It has a process group of its own: signals of our terminal do not reach it.
     #[must_use]
-    pub fn leading_a_group(self) -> Self {
+    pub fn new_process_group(self) -> Self {
         Self { leads_group: true, ..self }
     }
 
     /// It inherits these too, under the numbers that they have here. They stay closed on exec in this process, so that
     /// a program started beside it by another thread gets none.
     #[must_use]
-    pub fn inheriting(self, descriptors: Vec<OwnedFd>) -> Self {
+    pub fn inherit_fds(self, descriptors: Vec<OwnedFd>) -> Self {
         Self { inherited: descriptors, ..self }
     }
 
     /// It starts in these namespaces.
     #[must_use]
-    pub fn within(self, spaces: Vec<OwnedFd>) -> Self {
+    pub fn enter_namespaces(self, spaces: Vec<OwnedFd>) -> Self {
         Self { spaces, ..self }
     }
 
@@ -245,13 +245,13 @@ impl Drop for Masked {
 pub struct Child {
     pid: Pid,
     /// Readable when it has ended.
-    handle: Handle,
+    handle: PidFd,
 }
 
 impl Child {
     /// Its id, its own until it is collected.
     #[must_use]
-    pub fn id(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         self.pid
     }
 
@@ -267,7 +267,7 @@ impl Child {
     ///
     /// # Errors
     /// As `waitid(2)`: `ECHILD` if it was collected before.
-    pub fn collect(&self) -> Result<Option<Status>, Errno> {
+    pub fn try_wait(&self) -> Result<Option<ExitStatus>, Errno> {
         self.reap(WaitIdOptions::NOHANG)
     }
 
@@ -275,17 +275,17 @@ impl Child {
     ///
     /// # Errors
     /// It was collected before.
-    pub fn end(&self) -> Result<(), Errno> {
+    pub fn kill_and_wait(&self) -> Result<(), Errno> {
         self.kill()?;
         self.reap(WaitIdOptions::empty()).map(drop)
     }
 
-    fn reap(&self, options: WaitIdOptions) -> Result<Option<Status>, Errno> {
+    fn reap(&self, options: WaitIdOptions) -> Result<Option<ExitStatus>, Errno> {
         let ended =
             rustix::process::waitid(WaitId::PidFd(self.handle.as_fd()), WaitIdOptions::EXITED | options)?;
         Ok(ended.map(|ended| match (ended.exit_status(), ended.terminating_signal()) {
-            (Some(code), _) => Status::Exited(code),
-            (None, signal) => Status::Signaled(signal.unwrap_or_default()),
+            (Some(code), _) => ExitStatus::Exited(code),
+            (None, signal) => ExitStatus::Signaled(signal.unwrap_or_default()),
         }))
     }
 }
@@ -307,12 +307,12 @@ mod tests {
     use std::{fs::File, io::Read};
 
     use super::*;
-    use crate::fd::{self, memory_file};
+    use crate::fd::{self, memfd};
 
     /// What a shell says, and how it ends.
-    fn run(script: &str, change: impl FnOnce(Program) -> Program) -> (String, Status) {
+    fn run(script: &str, change: impl FnOnce(Program) -> Program) -> (String, ExitStatus) {
         let (output, input) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let null = || fd::null().unwrap();
+        let null = || fd::dev_null().unwrap();
         let shell = Program::new(Path::new("/bin/sh"), ["-c", script], [null(), input, null()]).unwrap();
         let shell = change(shell);
         let child = shell.start().unwrap();
@@ -326,37 +326,37 @@ mod tests {
     fn a_program_has_its_arguments_streams_and_end_and_an_empty_environment() {
         let (said, status) =
             run("echo $0 $#; pwd; cat; /usr/bin/env | grep -v -e ^PWD= -e ^_= -e ^SHLVL=; exit 7", |it| it);
-        assert_eq!((said.as_str(), status), ("/bin/sh 0\n/\n", Status::Exited(7)));
-        assert_eq!(run("kill -9 $$", |it| it).1, Status::Signaled(9));
+        assert_eq!((said.as_str(), status), ("/bin/sh 0\n/\n", ExitStatus::Exited(7)));
+        assert_eq!(run("kill -9 $$", |it| it).1, ExitStatus::Signaled(9));
     }
 
     #[test]
     fn a_program_that_is_ended_is_collected() {
-        let null = || fd::null().unwrap();
+        let null = || fd::dev_null().unwrap();
         let program = Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
         let child = program.start().unwrap();
-        child.end().unwrap();
-        assert_eq!(child.collect(), Err(Errno::CHILD));
-        assert!(!Path::new(&format!("/proc/{}", child.id())).exists());
+        child.kill_and_wait().unwrap();
+        assert_eq!(child.try_wait(), Err(Errno::CHILD));
+        assert!(!Path::new(&format!("/proc/{}", child.pid())).exists());
     }
 
     #[test]
     fn a_program_reads_what_it_inherits_and_another_does_not_have_it() {
-        let file = memory_file("test", b"content").unwrap();
+        let file = memfd("test", b"content").unwrap();
         let script = format!("cat <&{}", file.as_raw_fd());
         assert_eq!(run(&script, |it| it).0, "");
-        assert_eq!(run(&script, |it| it.inheriting(vec![file])).0, "content");
+        assert_eq!(run(&script, |it| it.inherit_fds(vec![file])).0, "content");
     }
 
     #[test]
     fn a_program_leads_a_group_if_it_is_to_and_has_no_signal_of_ours() {
         // Programs of Rust ignore this one.
-        assert_eq!(run("kill -PIPE $$", |it| it).1, Status::Signaled(libc::SIGPIPE));
+        assert_eq!(run("kill -PIPE $$", |it| it).1, ExitStatus::Signaled(libc::SIGPIPE));
         let script =
             "cut -d' ' -f5 /proc/$$/stat | grep -qx $$ && exec grep -e SigBlk -e SigIgn /proc/self/status";
         let nothing = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n";
-        assert_eq!(run(script, Program::leading_a_group), (nothing.to_owned(), Status::Exited(0)));
-        assert_eq!(run(script, |it| it), (String::new(), Status::Exited(1)), "the control");
+        assert_eq!(run(script, Program::new_process_group), (nothing.to_owned(), ExitStatus::Exited(0)));
+        assert_eq!(run(script, |it| it), (String::new(), ExitStatus::Exited(1)), "the control");
     }
 
     #[test]
@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_executed_says_why_and_leaves_no_process() {
-        let null = || fd::null().unwrap();
+        let null = || fd::dev_null().unwrap();
         let start = |path: &str| {
             let program = Program::new(Path::new(path), [""; 0], [null(), null(), null()]).unwrap();
             program.start().map(drop)

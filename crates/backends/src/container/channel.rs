@@ -12,7 +12,7 @@ use std::{
 };
 
 use codelia_policy::{Ids, Plan};
-use codelia_sys::{Pid, process, process_id::Owner};
+use codelia_sys::{Pid, process, process_id::ProcessId};
 use tokio::net::UnixListener;
 
 use crate::{Error, sandbox::control::Control, tool::tool_backend};
@@ -30,7 +30,7 @@ pub(super) struct Channel {
 
 impl Channel {
     /// Makes it below `parent`; its name tells its owner and its sandbox.
-    pub(super) fn open(parent: &Path, owner: Owner, plan: &Plan) -> Result<Self, Error> {
+    pub(super) fn open(parent: &Path, owner: ProcessId, plan: &Plan) -> Result<Self, Error> {
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         let directory = parent.join(format!("{owner}-{}", plan.sandbox));
         DirBuilder::new().mode(0o700).create(&directory)?;
@@ -94,7 +94,7 @@ fn listen(directory: &Path, ids: Ids) -> Result<UnixListener, Error> {
     let listener = UnixListener::bind(short)?;
     let path = directory.join(SOCKET);
     fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-    if process::own_user() == 0 {
+    if process::own_uid() == 0 {
         chown(&path, Some(ids.uid), Some(ids.gid))?;
     }
     Ok(listener)

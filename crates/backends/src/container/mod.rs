@@ -16,7 +16,7 @@ use std::{
 use async_trait::async_trait;
 use codelia_init::Setup;
 use codelia_policy::{Enforceable, Plan};
-use codelia_sys::{process_id::Owner, rlimit::Resource};
+use codelia_sys::{process_id::ProcessId, rlimit::Resource};
 use codelia_types::Mode;
 
 use crate::{
@@ -66,13 +66,13 @@ impl ContainerOptions {
 /// `/proc` cannot be read.
 pub fn container(options: ContainerOptions) -> Result<impl Backend + 'static, Error> {
     let engine = Engine::new(options.socket.clone());
-    Ok(Container { engine, owner: Owner::this_process()?, options })
+    Ok(Container { engine, owner: ProcessId::current()?, options })
 }
 
 #[derive(Debug)]
 struct Container {
     engine: Engine,
-    owner: Owner,
+    owner: ProcessId,
     options: ContainerOptions,
 }
 
@@ -99,16 +99,16 @@ impl Container {
     /// The engine gives a container no user ids of its own. A runtime with a kernel of its own, which tells
     /// nobody of system calls, lets no descriptor out either, and its namespaces are not numbered by ours.
     fn setup(&self, plan: &Plan, family: Family) -> Result<Setup, Error> {
-        let mut setup = Setup { linger: true, ..setup::of(plan)? };
+        let mut setup = Setup { stay_after_exit: true, ..setup::of(plan)? };
         let ids = tool_backend::ids(plan)?;
         if let Some(security) = &mut setup.security {
-            setup.relay = spec::has_own_kernel(plan);
+            setup.relay_launch = spec::has_own_kernel(plan);
             let expected = &mut security.expected;
             let shared = |name: &str| name == "user" || name == "cgroup" && family.lacks_cgroup_namespaces();
-            expected.foreign_namespaces.retain(|name, _| !setup.relay && !shared(name));
+            expected.host_namespaces.retain(|name, _| !setup.relay_launch && !shared(name));
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
         }
-        if setup.relay {
+        if setup.relay_launch {
             // Such a kernel guesses how long a process has run. The group counts it.
             setup.rlimits.retain(|limit| limit.resource != Resource::CpuSeconds);
         }

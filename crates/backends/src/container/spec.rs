@@ -11,7 +11,7 @@ use bollard::models::{
     RestartPolicyNameEnum,
 };
 use codelia_policy::{Ids, Mount, Plan};
-use codelia_sys::{proc_self, process, process_id::Owner, rlimit};
+use codelia_sys::{proc_self, process, process_id::ProcessId, rlimit};
 use serde_json::json;
 
 use super::{Channel, ContainerOptions, engine::Family};
@@ -33,7 +33,7 @@ pub(super) const PLACE: &str = "codelia.pid-namespace";
 
 /// Where process ids mean what they mean to us.
 pub(super) fn place() -> Result<String, Error> {
-    let number = proc_self::namespace("pid").map_err(std::io::Error::from)?;
+    let number = proc_self::namespace_id("pid").map_err(std::io::Error::from)?;
     Ok(number.to_string())
 }
 
@@ -59,7 +59,7 @@ pub(super) fn container(
     plan: &Plan,
     options: &ContainerOptions,
     family: Family,
-    owner: Owner,
+    owner: ProcessId,
     channel: &mut Channel,
 ) -> Result<ContainerCreateBody, Error> {
     let ids = tool_backend::ids(plan)?;
@@ -170,7 +170,7 @@ pub(super) fn later_pids(plan: &Plan) -> Option<i64> {
 
 /// As the engine takes them. It would not say so plainly if there is no such processor.
 fn processors(wanted: &[u32]) -> Result<String, Error> {
-    let there = process::processors()?;
+    let there = process::allowed_cpus()?;
     if !wanted.iter().all(|number| there.contains(number)) {
         return Err(Error::Unenforceable { field: "policy.resources.cpus" });
     }
@@ -183,7 +183,7 @@ fn signed(number: u64) -> i64 {
 
 /// Processes are limited by the group; without a limit of their user Podman would raise it to more than it may.
 fn ulimits(plan: &Plan) -> Vec<ResourcesUlimits> {
-    let processes = rlimit::most_processes().min(PIDS_OF_A_USER);
+    let processes = rlimit::max_processes().min(PIDS_OF_A_USER);
     [("nofile", plan.limits.open_files), ("core", 0), ("nproc", processes)].map(ulimit).to_vec()
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use codelia_sys::process_id::Owner;
+use codelia_sys::process_id::ProcessId;
 
 use super::{engine::Engine, spec};
 use crate::Error;
@@ -14,8 +14,8 @@ pub(super) async fn containers(engine: &Engine) -> Result<usize, Error> {
     let place = format!("{}={}", spec::PLACE, spec::place()?);
     for container in engine.labelled(&place).await? {
         let labels = container.labels.unwrap_or_default();
-        let owner = labels.get(spec::OWNER).and_then(|owner| owner.parse::<Owner>().ok());
-        if let (Some(id), Some(false)) = (container.id, owner.map(Owner::lives)) {
+        let owner = labels.get(spec::OWNER).and_then(|owner| owner.parse::<ProcessId>().ok());
+        if let (Some(id), Some(false)) = (container.id, owner.map(ProcessId::is_alive)) {
             engine.remove(&id).await?;
             removed += 1;
         }
@@ -32,8 +32,8 @@ pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
     let mut removed = 0;
     for entry in entries {
         let entry = entry?;
-        let owner = entry.file_name().to_str().and_then(Owner::of_name);
-        if owner.is_some_and(|owner| !owner.lives()) {
+        let owner = entry.file_name().to_str().and_then(ProcessId::from_name_prefix);
+        if owner.is_some_and(|owner| !owner.is_alive()) {
             fs::remove_dir_all(entry.path())?;
             removed += 1;
         }

@@ -80,13 +80,13 @@ impl Control {
 
     /// Whether somebody holds the other side. One that cannot be looked at is not open.
     pub(crate) fn is_open(&self) -> bool {
-        fd::is_closed_there(&self.stream).is_ok_and(|closed| !closed)
+        fd::is_peer_closed(&self.stream).is_ok_and(|closed| !closed)
     }
 
     /// Tells the other side that this is the end, and answers the socket, to see whether it was closed
     /// there.
     pub(crate) fn end(&self) -> Result<OwnedFd, Error> {
-        fd::end_writing(&self.stream).map_err(io::Error::from)?;
+        fd::shutdown_write(&self.stream).map_err(io::Error::from)?;
         self.witness()
     }
 

@@ -2,7 +2,7 @@
 
 use codelia_policy::{Enforceable, IoLimits, Limit, Plan};
 use codelia_sys::{
-    cgroup::{self, Controller, Device, DeviceLimits, Group, Hierarchy, Parent},
+    cgroup::{self, CgroupParent, Controller, Device, DeviceLimits, Group, Hierarchy},
     process,
 };
 use codelia_types::RunId;
@@ -17,7 +17,7 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// Below this group in each hierarchy.
-    pub(crate) fn detect(parent: &Parent) -> Result<Self, Error> {
+    pub(crate) fn detect(parent: &CgroupParent) -> Result<Self, Error> {
         Ok(Self { hierarchy: Hierarchy::detect(parent)? })
     }
 
@@ -46,7 +46,7 @@ impl Groups {
             }
         };
         if let Some(cpus) = &plan.cpus {
-            group.limit_processors(&self.hierarchy, cpus).map_err(refuse("policy.resources.cpus"))?;
+            group.limit_cpus(&self.hierarchy, cpus).map_err(refuse("policy.resources.cpus"))?;
         }
         if let Some(field) = plan.io.field() {
             let limits = Device::of(&plan.root).map(|device| device_limits(device, plan.io));
@@ -58,7 +58,7 @@ impl Groups {
 
     /// Removes what all groups of this process share.
     pub(crate) fn leave(&self) {
-        self.hierarchy.leave();
+        self.hierarchy.remove_parents();
     }
 
     /// Removes the groups that workers which were killed left empty.
@@ -83,8 +83,8 @@ impl Groups {
                 false
             }
         };
-        let [reads, cpus] = [Controller::Io, Controller::Processors].map(&mut more);
-        let writes = reads && self.hierarchy.limits_writing();
+        let [reads, cpus] = [Controller::Io, Controller::Cpuset].map(&mut more);
+        let writes = reads && self.hierarchy.limits_writes();
         if reads && !writes {
             gaps.push(Gap {
                 missing: "limits of writing to devices, which the kernel does on nobody's account".to_owned(),
@@ -99,7 +99,7 @@ impl Groups {
         let name = format!("probe-{}", RunId::generate());
         let mut group = Group::create(&self.hierarchy, &name, smallest_limit(Controller::Pids))?;
         let limited = match controller {
-            Controller::Processors => group.limit_processors(&self.hierarchy, &process::processors()?),
+            Controller::Cpuset => group.limit_cpus(&self.hierarchy, &process::allowed_cpus()?),
             _ => group.limit_device(&self.hierarchy, None),
         };
         limited.and(group.remove())
@@ -128,7 +128,7 @@ fn smallest_limit(controller: Controller) -> cgroup::Limits {
         Controller::Memory => cgroup::Limits { memory_bytes: Some(1 << 20), ..limits },
         Controller::Pids => cgroup::Limits { pids: Some(1), ..limits },
         Controller::Cpu => cgroup::Limits { cpu_millis: Some(1), ..limits },
-        Controller::CpuTime | Controller::Io | Controller::Processors => limits,
+        Controller::Cpuacct | Controller::Io | Controller::Cpuset => limits,
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use codelia_init::{Launch, Report, Request, Setup};
 use codelia_policy::Plan;
-use codelia_sys::directory;
+use codelia_sys::resolve_beneath;
 use codelia_types::{CommandSpec, Receipt};
 use tokio::time::timeout;
 
@@ -125,7 +125,7 @@ impl WaitingSandbox {
     }
 
     fn open_directory(&self, command: &CommandSpec) -> Result<Option<OwnedFd>, Error> {
-        let open = |root| directory::open_beneath(root, &command.working_directory);
+        let open = |root| resolve_beneath::open_directory_beneath(root, &command.working_directory);
         self.root.as_ref().map(open).transpose().map_err(Error::working_directory)
     }
 

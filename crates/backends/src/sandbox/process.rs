@@ -4,7 +4,7 @@ use std::{io, os::fd::AsRawFd};
 
 use codelia_sys::{
     Errno, Pid,
-    process::Status,
+    process::ExitStatus,
     spawn::{Child, Program},
 };
 use codelia_telemetry::task;
@@ -18,7 +18,7 @@ use tokio::{
 pub(crate) struct Process {
     /// Taken when nobody has to collect it any more.
     child: Option<AsyncFd<Child>>,
-    ended: Option<Status>,
+    ended: Option<ExitStatus>,
 }
 
 impl Process {
@@ -26,7 +26,7 @@ impl Process {
     pub(crate) fn start(program: &Program) -> io::Result<Self> {
         let child = watched(program.start()?).map_err(|(child, error)| {
             // What cannot be waited for must not live.
-            match child.end() {
+            match child.kill_and_wait() {
                 Ok(()) => error,
                 Err(errno) => errno.into(),
             }
@@ -36,7 +36,7 @@ impl Process {
 
     /// Its id, until it is collected.
     pub(crate) fn id(&self) -> Option<Pid> {
-        self.child.as_ref().map(|child| child.get_ref().id())
+        self.child.as_ref().map(|child| child.get_ref().pid())
     }
 
     /// Kills it, if it has not ended.
@@ -45,7 +45,7 @@ impl Process {
     }
 
     /// Waits for its end. Cancel-safe; may be called again.
-    pub(crate) async fn ended(&mut self) -> io::Result<Status> {
+    pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
         if let Some(ended) = self.ended {
             return Ok(ended);
         }
@@ -64,10 +64,10 @@ pub(crate) fn watched<T: AsRawFd>(owner: T) -> Result<AsyncFd<T>, (T, io::Error)
     AsyncFd::try_with_interest(owner, Interest::READABLE).map_err(|error| error.into_parts())
 }
 
-async fn collected(child: &AsyncFd<Child>) -> io::Result<Status> {
+async fn collected(child: &AsyncFd<Child>) -> io::Result<ExitStatus> {
     loop {
         let mut ready = child.readable().await?;
-        match child.get_ref().collect()? {
+        match child.get_ref().try_wait()? {
             Some(status) => return Ok(status),
             None => ready.clear_ready(),
         }
@@ -81,7 +81,7 @@ impl Drop for Process {
             tracing::warn!(%errno, "a process of ours was not killed");
         }
         // Without a runtime we are at our end, and who inherits it collects it.
-        if let (Ok(None), Ok(_)) = (child.get_ref().collect(), Handle::try_current()) {
+        if let (Ok(None), Ok(_)) = (child.get_ref().try_wait(), Handle::try_current()) {
             task::background("collect a process", async move { collected(&child).await.map(drop) });
         }
     }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn start(script: &str) -> Process {
-        let null = || fd::null().unwrap();
+        let null = || fd::dev_null().unwrap();
         let program = Program::new(Path::new("/bin/sh"), ["-c", script], [null(), null(), null()]);
         Process::start(&program.unwrap()).unwrap()
     }
@@ -104,12 +104,12 @@ mod tests {
     #[tokio::test]
     async fn its_end_is_told_as_often_as_it_is_asked_for() {
         let mut process = start("exit 3");
-        assert_eq!(process.ended().await.unwrap(), Status::Exited(3));
-        assert_eq!(process.ended().await.unwrap(), Status::Exited(3));
+        assert_eq!(process.ended().await.unwrap(), ExitStatus::Exited(3));
+        assert_eq!(process.ended().await.unwrap(), ExitStatus::Exited(3));
         assert_eq!(process.id(), None);
         let mut killed = start("exec sleep 1000");
         killed.kill().unwrap();
-        assert_eq!(killed.ended().await.unwrap(), Status::Signaled(9));
+        assert_eq!(killed.ended().await.unwrap(), ExitStatus::Signaled(9));
         killed.kill().unwrap();
     }
 

@@ -188,7 +188,7 @@ fn exit(report: Result<Option<Report>, Error>) -> Option<Exit> {
 
 /// Whether `codelia-init` ended everything because it heard nothing from here for too long.
 fn is_silence(report: &Result<Option<Report>, Error>) -> bool {
-    matches!(report, Ok(Some(Report::Failed(Failure { step: Step::Live, .. }))))
+    matches!(report, Ok(Some(Report::Failed(Failure { step: Step::KeepAlive, .. }))))
 }
 
 /// Waits until the command must be killed for a rule it broke.
@@ -226,11 +226,11 @@ impl Running for RunningCommand {
     }
 
     async fn keep_alive(&self, time: Duration) {
-        self.tell(Request::Live(time)).await;
+        self.tell(Request::KeepAlive(time)).await;
     }
 
     fn step_back(&self) {
-        if let Some(Err(error)) = self.sandbox.group().map(Group::step_back) {
+        if let Some(Err(error)) = self.sandbox.group().map(Group::lower_priority) {
             tracing::warn!(%error, "a command that takes its time keeps its weight");
         }
     }

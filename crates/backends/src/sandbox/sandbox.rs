@@ -67,10 +67,11 @@ impl Sandbox {
 
     /// Has `codelia-init` enter its groups and restrict itself; waits until it is ready.
     pub(crate) async fn set_up(&mut self, setup: Setup) -> Result<Ready, Error> {
-        let entries = self.group().map(Group::entries).transpose()?.unwrap_or_default();
+        let entries = self.group().map(Group::join_fds).transpose()?.unwrap_or_default();
         let fds: Vec<_> = entries.iter().map(std::os::fd::AsFd::as_fd).collect();
-        let (relays, tells) = (setup.relay, setup.security.as_ref().is_some_and(|security| security.tells));
-        let sent = self.control.send(&Request::Setup(Setup { groups: fds.len(), ..setup }), &fds).await;
+        let (relays, tells) =
+            (setup.relay_launch, setup.security.as_ref().is_some_and(|security| security.notify));
+        let sent = self.control.send(&Request::Setup(Setup { cgroup_fds: fds.len(), ..setup }), &fds).await;
         // Who does not listen may have said why.
         match self.answer().await.or_else(|error| sent.and(Err(error)))? {
             Report::Ready => Ok(Ready {
@@ -105,7 +106,7 @@ impl Sandbox {
     /// gets the means to do so.
     pub(crate) fn kill_group(&self) -> Result<(), Error> {
         let Some(group) = self.group() else { return Ok(()) };
-        group.hasten()?;
+        group.lift_cpu_limit()?;
         match self.remains.as_ref().and_then(|remains| remains.holder.bare_init()) {
             Some(init) => Ok(group.kill_others(init)?),
             None => Ok(()),
@@ -186,7 +187,7 @@ impl Remains {
     async fn kill(&mut self) {
         self.holder.kill().await;
         if let Some(group) = &self.group {
-            log(group.hasten());
+            log(group.lift_cpu_limit());
             log(group.kill_all());
         }
         if timeout(END_PATIENCE, self.holder.ended()).await.is_err() {
@@ -214,7 +215,7 @@ impl Drop for Remains {
 /// until it is executed. One that cannot be looked at is not closed.
 async fn is_closed_soon(socket: &OwnedFd) -> bool {
     for _ in 0..SOCKET_LOOKS {
-        if fd::is_closed_there(socket).unwrap_or(false) {
+        if fd::is_peer_closed(socket).unwrap_or(false) {
             return true;
         }
         tokio::time::sleep(BETWEEN_REMOVALS).await;
@@ -228,7 +229,7 @@ async fn remove(mut group: Group) -> Receipt {
             Ok(()) => return Receipt::default(),
             Err(error) => tracing::debug!(%error, "control group not removed yet"),
         }
-        log(group.hasten());
+        log(group.lift_cpu_limit());
         log(group.kill_all());
         tokio::time::sleep(BETWEEN_REMOVALS).await;
     }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use codelia_sys::{Pid, process::Status};
+use codelia_sys::{Pid, process::ExitStatus};
 use codelia_types::Receipt;
 
 use crate::sandbox::process::Process;
@@ -43,7 +43,7 @@ pub(crate) struct BareInit(pub(crate) Process);
 #[async_trait]
 impl Holder for BareInit {
     async fn ended(&mut self) -> bool {
-        matches!(self.0.ended().await, Ok(Status::Exited(_)))
+        matches!(self.0.ended().await, Ok(ExitStatus::Exited(_)))
     }
 
     async fn kill(&mut self) {

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
 
-use codelia_init::{Expected, ExpectedMount, Rlimit, SecuritySetup, Setup};
+use codelia_init::{ExpectedEnvironment, ExpectedMount, Rlimit, SecuritySetup, Setup};
 use codelia_policy::{INSIDE, Mount, Plan, Security};
 use codelia_sys::rlimit::Resource;
 use codelia_types::NetworkMode;
@@ -23,11 +23,11 @@ static OWN_NAMESPACES: LazyLock<Vec<(&str, u64)>> = LazyLock::new(|| {
 pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
     let security = plan.security.as_ref().map(|security| security_of(plan, security)).transpose()?;
     Ok(Setup {
-        groups: 0,
+        cgroup_fds: 0,
         rlimits: rlimits(plan),
         workspace: security.is_some().then(|| plan.workspace.clone()),
-        linger: false,
-        relay: false,
+        stay_after_exit: false,
+        relay_launch: false,
         security,
     })
 }
@@ -37,11 +37,11 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
     let limits = &plan.limits;
     let whole_seconds = limits.cpu_time.as_secs() + u64::from(limits.cpu_time.subsec_nanos() > 0);
     vec![
-        Rlimit { resource: Resource::OpenFiles, most: limits.open_files },
-        Rlimit { resource: Resource::CoreBytes, most: 0 },
-        Rlimit { resource: Resource::FileBytes, most: limits.file_bytes },
+        Rlimit { resource: Resource::OpenFiles, max: limits.open_files },
+        Rlimit { resource: Resource::CoreBytes, max: 0 },
+        Rlimit { resource: Resource::FileBytes, max: limits.file_bytes },
         // The group counts exactly and ends the command; this is for when nobody watches it.
-        Rlimit { resource: Resource::CpuSeconds, most: whole_seconds + 1 },
+        Rlimit { resource: Resource::CpuSeconds, max: whole_seconds + 1 },
     ]
 }
 
@@ -50,14 +50,14 @@ fn security_of(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error>
         expected: expected(plan),
         executables: security.executables.clone(),
         filter: seccomp::filter(security)?.to_vec(),
-        tells: security.violation_limit.is_some(),
+        notify: security.violation_limit.is_some(),
     })
 }
 
-fn expected(plan: &Plan) -> Expected {
+fn expected(plan: &Plan) -> ExpectedEnvironment {
     let shared = |name: &str| name == "net" && plan.network == NetworkMode::Host;
-    Expected {
-        foreign_namespaces: OWN_NAMESPACES
+    ExpectedEnvironment {
+        host_namespaces: OWN_NAMESPACES
             .iter()
             .filter(|(name, _)| !shared(name))
             .map(|&(name, number)| (name.to_owned(), number))

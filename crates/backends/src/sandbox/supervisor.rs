@@ -12,7 +12,7 @@ use std::{
 use codelia_policy::Security;
 use codelia_sys::{
     Errno, fd,
-    seccomp::{self as listener, Answer, Notification},
+    seccomp::{self as listener, Notification, Response},
 };
 use codelia_telemetry::task;
 use codelia_types::Violation;
@@ -141,13 +141,13 @@ impl Watch {
     async fn next(&self) -> io::Result<Option<Notification>> {
         loop {
             let mut guard = self.listener.readable().await?;
-            match fd::is_readable(self.listener.get_ref())? {
-                fd::Readable::Yes => {}
-                fd::Readable::NotYet => {
+            match fd::poll_readable(self.listener.get_ref())? {
+                fd::Readiness::Readable => {}
+                fd::Readiness::Pending => {
                     guard.clear_ready();
                     continue;
                 }
-                fd::Readable::Never => return Ok(None),
+                fd::Readiness::Closed => return Ok(None),
             }
             match listener::receive(self.listener.get_ref()) {
                 Ok(call) => return Ok(Some(call)),
@@ -161,7 +161,7 @@ impl Watch {
     fn handle(&mut self, call: Notification) -> Result<(), Errno> {
         let name = seccomp::name(call.nr);
         if self.is_launch(name.as_deref())? {
-            return listener::answer(self.listener.get_ref(), call, Answer::Continue);
+            return listener::respond(self.listener.get_ref(), call, Response::Continue);
         }
         // What is newer than we know is answered as by a kernel that does not know it either.
         let errno = if name.is_some() { Errno::PERM } else { Errno::NOSYS };
@@ -170,14 +170,14 @@ impl Watch {
         if self.left == 0 {
             Ok(())
         } else {
-            listener::answer(self.listener.get_ref(), call, Answer::Fail(errno))
+            listener::respond(self.listener.get_ref(), call, Response::Fail(errno))
         }
     }
 
     /// Until the command is executed its process is `codelia-init`'s own, with one thread: what it
     /// asked for cannot change between our answer and the kernel's look at it.
     fn is_launch(&self, name: Option<&str>) -> Result<bool, Errno> {
-        Ok(!self.exec && name == Some("execve") && !fd::has_ended(&self.launch)?)
+        Ok(!self.exec && name == Some("execve") && !fd::is_eof(&self.launch)?)
     }
 
     fn tell(&mut self, call: Notification, syscall: String) {

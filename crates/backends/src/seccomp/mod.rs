@@ -133,7 +133,7 @@ fn add(
 }
 
 fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
-    let mut file = File::from(fd::memory_file("filter", b"").map_err(io::Error::from)?);
+    let mut file = File::from(fd::memfd("filter", b"").map_err(io::Error::from)?);
     context.export_bpf(&file)?;
     file.rewind()?;
     let mut bytes = Vec::new();

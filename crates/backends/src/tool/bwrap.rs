@@ -7,7 +7,7 @@ use std::{
 };
 
 use codelia_policy::{INSIDE, Mount, Plan};
-use codelia_sys::cgroup::Parent;
+use codelia_sys::cgroup::CgroupParent;
 use codelia_types::Mode;
 
 use crate::{
@@ -26,7 +26,7 @@ pub struct BwrapOptions {
     /// Path of `bwrap`, or its name to look it up.
     pub program: PathBuf,
     /// Where its control groups are made.
-    pub groups: Parent,
+    pub groups: CgroupParent,
     /// The users that only sandboxes have: what a killed bubblewrap left of theirs is ended by the sweep.
     pub users: Option<RangeInclusive<u32>>,
 }

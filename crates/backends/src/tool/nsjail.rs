@@ -9,7 +9,7 @@ use std::{
 };
 
 use codelia_policy::{INSIDE, Ids, Mount, Plan};
-use codelia_sys::{cgroup::Parent, process};
+use codelia_sys::{cgroup::CgroupParent, process};
 use codelia_types::Mode;
 
 use crate::{
@@ -28,7 +28,7 @@ pub struct NsjailOptions {
     /// Path of `nsjail`, or its name to look it up.
     pub program: PathBuf,
     /// Where its control groups are made.
-    pub groups: Parent,
+    pub groups: CgroupParent,
     /// The users that only sandboxes have: what nsjail left for them is taken away by the sweep.
     pub users: Option<RangeInclusive<u32>>,
 }
@@ -69,7 +69,7 @@ impl Tool for Nsjail {
     /// It makes them for each user and leaves them. Those of our own user stay: other programs of
     /// that user may be about to use them.
     fn scratch(&self, ids: Ids) -> Vec<PathBuf> {
-        if ids.uid == process::own_user() {
+        if ids.uid == process::own_uid() {
             return Vec::new();
         }
         let uid = ids.uid;

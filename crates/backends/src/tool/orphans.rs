@@ -11,7 +11,7 @@ use codelia_sys::{Pid, proc_self, process};
 /// Kills those of users that only sandboxes have; answers how many.
 pub(crate) fn kill(program: &Path, is_ours: impl Fn(u32) -> bool) -> io::Result<usize> {
     let Some(name) = program.file_name().and_then(|name| name.to_str()) else { return Ok(0) };
-    let own = proc_self::namespace("pid")?;
+    let own = proc_self::namespace_id("pid")?;
     let mut killed = 0;
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
@@ -19,7 +19,7 @@ pub(crate) fn kill(program: &Path, is_ours: impl Fn(u32) -> bool) -> io::Result<
             continue;
         };
         // From here on the id means this process alone.
-        let Ok(handle) = process::Handle::open(pid) else { continue };
+        let Ok(handle) = process::PidFd::open(pid) else { continue };
         if is_orphan(&entry.path(), name, own, &is_ours) {
             handle.kill()?;
             killed += 1;
@@ -32,7 +32,7 @@ pub(crate) fn kill(program: &Path, is_ours: impl Fn(u32) -> bool) -> io::Result<
 /// meanwhile is none.
 fn is_orphan(dir: &Path, name: &str, own_namespace: u64, is_ours: impl Fn(u32) -> bool) -> bool {
     let Some(found) = Found::read(dir) else { return false };
-    let namespace = proc_self::namespace_of(dir, "pid");
+    let namespace = proc_self::namespace_id_of(dir, "pid");
     let parent = Found::read(&PathBuf::from(format!("/proc/{}", found.parent)));
     found.name == name
         && is_ours(found.user)

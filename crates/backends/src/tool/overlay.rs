@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_init::{OVERLAY_PLACES, Overlay, Overlays as Wanted, Report};
+use codelia_init::{OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, Report};
 use codelia_policy::{Ids, Mount, Plan};
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
@@ -69,7 +69,7 @@ impl Overlays {
 }
 
 impl Mounted {
-    async fn mount(&mut self, init: &Path, wanted: Wanted) -> Result<Arc<Spaces>, Error> {
+    async fn mount(&mut self, init: &Path, wanted: OverlayRequest) -> Result<Arc<Spaces>, Error> {
         let there = self.spaces.upgrade();
         if there.is_none() {
             self.hidden.clear();
@@ -92,7 +92,7 @@ impl Mounted {
 }
 
 /// What a plan wants.
-fn wanted(plan: &Plan) -> Result<Option<Wanted>, Error> {
+fn wanted(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     let mut overlays = Vec::new();
     let mut directory = None;
     for mount in &plan.mounts {
@@ -110,7 +110,7 @@ fn wanted(plan: &Plan) -> Result<Option<Wanted>, Error> {
     }
     let Some(directory) = directory else { return Ok(None) };
     let Ids { uid, gid } = tool_backend::ids(plan)?;
-    Ok(Some(Wanted { directory, uid, gid, overlays }))
+    Ok(Some(OverlayRequest { directory, uid, gid, overlays }))
 }
 
 /// What the plan hides in an overlay, from its source on.
@@ -139,7 +139,7 @@ fn left_out(plan: &Plan, source: &Path, target: &Path) -> Result<Vec<PathBuf>, E
 /// Where an overlay is mounted, for those that start in its namespaces.
 pub(crate) fn place(layer: &Path) -> PathBuf {
     let name = layer.file_name().unwrap_or_default();
-    layer.parent().unwrap_or(layer).join(OVERLAY_PLACES).join(name)
+    layer.parent().unwrap_or(layer).join(OVERLAY_MOUNTS_DIR).join(name)
 }
 
 /// Removes the layers of a probe. Of what the kernel made for itself there not everybody may look into.
@@ -155,7 +155,7 @@ pub(crate) fn remove(layers: &Path) -> io::Result<()> {
 }
 
 /// Has `codelia-init` mount them; answers the namespaces. It ends with this.
-async fn ask(init: &Path, wanted: &Wanted, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
+async fn ask(init: &Path, wanted: &OverlayRequest, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
     let (mut control, there) = Control::pair()?;
     let mut process = init::start(init, &["--overlays"], there)?;
     let fds: Vec<_> = spaces.iter().map(AsFd::as_fd).collect();

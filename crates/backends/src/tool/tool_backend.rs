@@ -16,7 +16,7 @@ use std::{
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Ids, Mount, Plan};
 use codelia_sys::{
-    cgroup::{Group, Parent},
+    cgroup::{CgroupParent, Group},
     fd, process,
     spawn::Program,
 };
@@ -78,7 +78,7 @@ pub(crate) struct Inherited(Vec<OwnedFd>);
 impl Inherited {
     /// Adds a file; answers the number of its descriptor.
     pub(crate) fn add(&mut self, name: &str, content: &[u8]) -> Result<String, Error> {
-        let file = fd::memory_file(name, content).map_err(io::Error::from)?;
+        let file = fd::memfd(name, content).map_err(io::Error::from)?;
         let number = file.as_raw_fd().to_string();
         self.0.push(file);
         Ok(number)
@@ -96,14 +96,14 @@ pub(crate) struct Isolating<T> {
 
 impl<T: Tool> Isolating<T> {
     /// Looks for the control groups of this host.
-    pub(crate) fn new(tool: T, host: Host, groups: &Parent) -> Result<Self, Error> {
+    pub(crate) fn new(tool: T, host: Host, groups: &CgroupParent) -> Result<Self, Error> {
         let host = Host { program: locate(host.program), ..host };
         Ok(Self { tool, host, groups: Groups::detect(groups)?, overlays: Overlays::default() })
     }
 
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let setup = setup::of(plan)?;
-        let complaints = File::from(fd::memory_file("complaints", b"").map_err(io::Error::from)?);
+        let complaints = File::from(fd::memfd("complaints", b"").map_err(io::Error::from)?);
         let overlays = self.overlays.hold(&self.host.init, plan).await?;
         let sandbox = self.start(plan, self.groups.create(plan)?, overlays, &complaints)?;
         let prepared = prepared::prepare(sandbox, plan, setup, None).await;
@@ -146,14 +146,14 @@ impl<T: Tool> Isolating<T> {
     ) -> Result<Program, Error> {
         let mut inherited = Inherited::default();
         let arguments = self.tool.arguments(plan, &self.host, &mut inherited)?;
-        let streams = [control, fd::null().map_err(io::Error::from)?, complaints.try_clone()?.into()];
+        let streams = [control, fd::dev_null().map_err(io::Error::from)?, complaints.try_clone()?.into()];
         let program = Program::new(&self.host.program, arguments, streams).map_err(io::Error::from)?;
         let program = program
-            .leading_a_group()
-            .inheriting(inherited.0)
-            .within(overlays.map(Spaces::copies).transpose()?.unwrap_or_default());
+            .new_process_group()
+            .inherit_fds(inherited.0)
+            .enter_namespaces(overlays.map(Spaces::copies).transpose()?.unwrap_or_default());
         // Nobody else may choose, and the plan names no other.
-        if process::own_user() != 0 {
+        if process::own_uid() != 0 {
             return Ok(program);
         }
         let Ids { uid, gid } = ids(plan)?;
@@ -275,7 +275,7 @@ pub(crate) fn no_list_of_executables(error: &Error) -> Gap {
 }
 
 pub(crate) fn refuse_what_does_not_isolate(plan: &Plan, mode: Mode) -> Result<(), Error> {
-    let own = process::own_user();
+    let own = process::own_uid();
     let checks = [
         ("mode", plan.mode == mode),
         // Nobody is root outside of a sandbox, and only root may choose who to be.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use codelia_policy::Plan;
 use codelia_sys::{
     Pid,
-    process::{self, Status},
+    process::{self, ExitStatus},
 };
 use codelia_types::Receipt;
 
@@ -66,7 +66,7 @@ fn read_mounts() -> Option<String> {
 #[async_trait]
 impl Holder for ToolProcess {
     async fn ended(&mut self) -> bool {
-        matches!(self.process.ended().await, Ok(Status::Exited(_)))
+        matches!(self.process.ended().await, Ok(ExitStatus::Exited(_)))
     }
 
     /// Its children first, as long as it tells of them.

@@ -133,7 +133,7 @@ async fn cgroup_parent_with_processes_is_a_gap() {
     let mut other = script_in(&parent.0, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     let name = parent.0.file_name().map(|name| name.to_string_lossy().into_owned());
-    let groups = codelia_backends::Parent { name, yields: false };
+    let groups = codelia_backends::CgroupParent { name, cpu_idle: false };
     let found = Logical::new(LogicalOptions { init: init_path(), groups }).unwrap().probe().await;
     other.kill().unwrap();
     other.wait().unwrap();

@@ -183,7 +183,7 @@ fn waiting_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
 #[tokio::test]
 async fn sweep_kills_orphans_of_killed_bubblewrap() {
     let Some(fixture) = Fixture::new(Kind::Bwrap).await else { return };
-    if process::own_user() != 0 {
+    if process::own_uid() != 0 {
         return println!("skipped: only root may be another user");
     }
     // While the pipes are held, nobody goes on by itself.

@@ -33,8 +33,8 @@ fn gone() -> String {
 }
 
 async fn sweep_removes_only_containers_of_dead_workers(fixture: Fixture) {
-    let own = codelia_sys::process_id::Owner::this_process().unwrap().to_string();
-    let namespace = codelia_sys::proc_self::namespace("pid").unwrap().to_string();
+    let own = codelia_sys::process_id::ProcessId::current().unwrap().to_string();
+    let namespace = codelia_sys::proc_self::namespace_id("pid").unwrap().to_string();
     let left = leave_container(fixture.kind, &gone(), &namespace);
     let others = [
         leave_container(fixture.kind, &own, &namespace),

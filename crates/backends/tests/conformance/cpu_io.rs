@@ -2,7 +2,7 @@
 
 use std::{fs, io::Write, process::Command, time::Duration};
 
-use codelia_backends::{Error, Parent};
+use codelia_backends::{CgroupParent, Error};
 use codelia_sys::{cgroup::Device, process};
 use codelia_types::Outcome;
 
@@ -16,13 +16,13 @@ const WIDEN: &str = r#"perl -e '$all = "\xff" x 128; syscall(203, 0, 128, $all);
     sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status"#;
 
 async fn command_runs_only_on_its_cpus(mut fixture: Fixture) {
-    let all = process::processors().unwrap();
+    let all = process::allowed_cpus().unwrap();
     let (Some(&last), true) = (all.last(), all.len() > 1) else {
         return skip("processors", "there is one processor alone");
     };
     if !fixture.host.enforceable.cpus {
         // Only an ordinary user, who was not given the group for it.
-        assert_ne!(process::own_user(), 0, "this host chooses processors");
+        assert_ne!(process::own_uid(), 0, "this host chooses processors");
         fixture.policy.resources.cpus = Some(vec![last]);
         assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, CPUS);
         return;
@@ -60,7 +60,7 @@ async fn low_priority_command_yields_cpu_to_newer_ones(mut fixture: Fixture) {
     if !fixture.host.enforceable.cpus {
         return skip("processors", "this host does not choose processors");
     }
-    fixture.policy.resources.cpus = process::processors().unwrap().pop().map(|last| vec![last]);
+    fixture.policy.resources.cpus = process::allowed_cpus().unwrap().pop().map(|last| vec![last]);
     let (stepped, stayed) =
         (got_beside_another(&fixture, true).await, got_beside_another(&fixture, false).await);
     assert!(stepped < Duration::from_millis(600), "{stepped:?}");
@@ -69,7 +69,7 @@ async fn low_priority_command_yields_cpu_to_newer_ones(mut fixture: Fixture) {
 
 /// The processor time that a command got on a processor while a process outside used a second of it.
 async fn got_beside_a_stranger(mut fixture: Fixture) -> Duration {
-    let last = process::processors().unwrap().pop().unwrap();
+    let last = process::allowed_cpus().unwrap().pop().unwrap();
     fixture.policy.resources.cpus = Some(vec![last]);
     let mut command = fixture.start(&fixture.session(), "echo; exec perl -e '1 while 1'").await;
     command.line();
@@ -83,7 +83,7 @@ async fn got_beside_a_stranger(mut fixture: Fixture) -> Duration {
 /// Version 2 asks who is beside the parent, and nobody is in the machine of `vm.rs`.
 #[tokio::test]
 async fn cpu_idle_commands_get_only_leftover_cpu() {
-    let yielding = Parent { yields: true, ..group_parent() };
+    let yielding = CgroupParent { cpu_idle: true, ..group_parent() };
     let Some(fixture) = Fixture::with_groups(Kind::Bwrap, yielding).await else { return };
     if !fixture.host.enforceable.cpus {
         return skip("processors", "this host does not choose processors");
@@ -106,7 +106,7 @@ async fn read_rate_is_limited(mut fixture: Fixture) {
     let session = fixture.session();
     fixture.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
     if !fixture.host.enforceable.reads {
-        assert!(process::own_user() != 0 || fixture.kind.is_container(), "this host limits reads");
+        assert!(process::own_uid() != 0 || fixture.kind.is_container(), "this host limits reads");
         assert_eq!(fixture.try_plan(&session).unwrap_err().field, FIELD);
         return;
     }

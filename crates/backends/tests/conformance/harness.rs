@@ -14,8 +14,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions, Parent, Running,
-    Stdio, bwrap, container, nsjail,
+    Backend, BwrapOptions, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions,
+    Running, Stdio, bwrap, container, nsjail,
 };
 use codelia_policy::{Host, Ids, Limits, LimitsRequest, Plan, PlanError, Policy, RunSpec};
 use codelia_sys::{fd, process};
@@ -91,7 +91,7 @@ impl Fixture {
     }
 
     /// The same with its control groups elsewhere.
-    pub(crate) async fn with_groups(kind: Kind, groups: Parent) -> Option<Self> {
+    pub(crate) async fn with_groups(kind: Kind, groups: CgroupParent) -> Option<Self> {
         let sessions = tempfile::tempdir().unwrap();
         // Every session's user passes through, and sees nothing.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
@@ -120,7 +120,7 @@ impl Fixture {
         let dir = self.sessions.path().join(format!("session-{number}"));
         fs::create_dir(&dir).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
-        let own = Ids { uid: process::own_user(), gid: process::own_group() };
+        let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
         let chosen = FIRST_USER + std::process::id() * USERS_OF_A_PROCESS + number % USERS_OF_A_PROCESS;
         let ids = if own.uid == 0 { Ids { uid: chosen, gid: chosen } } else { own };
         let session = Session { dir, ids };
@@ -257,7 +257,7 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     }
 }
 
-fn backend(kind: Kind, groups: Parent, fixture: &Path) -> Arc<dyn Backend> {
+fn backend(kind: Kind, groups: CgroupParent, fixture: &Path) -> Arc<dyn Backend> {
     let init = init_path();
     match kind {
         Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, groups }).unwrap()),
@@ -275,8 +275,8 @@ fn backend(kind: Kind, groups: Parent, fixture: &Path) -> Arc<dyn Backend> {
 }
 
 /// Where the control groups of the tests are made.
-pub(crate) fn group_parent() -> Parent {
-    Parent { name: std::env::var("CODELIA_TEST_CGROUP_PARENT").ok(), yields: false }
+pub(crate) fn group_parent() -> CgroupParent {
+    CgroupParent { name: std::env::var("CODELIA_TEST_CGROUP_PARENT").ok(), cpu_idle: false }
 }
 
 /// The engines that `with-engine` started.

@@ -138,7 +138,7 @@ async fn secrets_in_overlay_are_hidden(mut fixture: Fixture) {
 
 async fn overlay_layers_are_unreachable_by_other_paths(mut fixture: Fixture) {
     let dir = tools();
-    if !has_overlays(&mut fixture, dir.path()) || process::own_user() != 0 {
+    if !has_overlays(&mut fixture, dir.path()) || process::own_uid() != 0 {
         return;
     }
     let session = fixture.session();

@@ -74,7 +74,7 @@ fn cases() -> String {
 
 #[test]
 fn bwrap_suite_passes_for_unprivileged_user() {
-    if process::own_user() != 0 {
+    if process::own_uid() != 0 {
         println!("skipped: is run by root as an ordinary user, or is already one");
         return;
     }

@@ -73,7 +73,7 @@ fn may_have_children(dir: &Path) -> bool {
 fn step_aside(dir: &Path, controllers: &[Controller]) -> Result<(), Error> {
     let entry = dir.join("cgroup.procs");
     let processes = fs::read_to_string(&entry).map_err(Error::io("read", &entry))?;
-    let is_alone = process::pids(&processes).eq([process::own_id()]);
+    let is_alone = process::pids(&processes).eq([process::own_pid()]);
     let Some(name) = aside_name().filter(|_| is_alone) else {
         return Err(Error::new("leave", dir, Errno::BUSY));
     };

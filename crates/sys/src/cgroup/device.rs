@@ -58,7 +58,7 @@ impl Hierarchy {
     /// Whether groups are held to limits of writing. In version 1 what is written goes to the disk later, on nobody's
     /// account.
     #[must_use]
-    pub fn limits_writing(&self) -> bool {
+    pub fn limits_writes(&self) -> bool {
         self.base(Controller::Io).is_ok_and(|base| base.version == Version::Two)
     }
 }

@@ -87,7 +87,7 @@ impl Group {
             Ok(leaf)
         };
         let (memory, pids) = (leaf(Controller::Memory)?, leaf(Controller::Pids)?);
-        let cpu_time = leaf(Controller::CpuTime)?;
+        let cpu_time = leaf(Controller::Cpuacct)?;
         Ok(Self { memory: Some(memory), pids: Some(pids), cpu_time: Some(cpu_time), ..group })
     }
 
@@ -108,7 +108,7 @@ impl Group {
             self.cpu = Some(leaf);
         }
         // Only counted: a host that cannot is no reason to refuse.
-        self.cpu_time = self.add_leaf(hierarchy, Controller::CpuTime, name).ok();
+        self.cpu_time = self.add_leaf(hierarchy, Controller::Cpuacct, name).ok();
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl Group {
     ///
     /// # Errors
     /// One cannot be opened.
-    pub fn entries(&self) -> Result<Vec<OwnedFd>, Error> {
+    pub fn join_fds(&self) -> Result<Vec<OwnedFd>, Error> {
         if self.is_foreign {
             return Ok(Vec::new());
         }
@@ -206,7 +206,7 @@ impl Group {
     ///
     /// # Errors
     /// Its weight cannot be set.
-    pub fn step_back(&self) -> Result<(), Error> {
+    pub fn lower_priority(&self) -> Result<(), Error> {
         self.cpu.as_ref().map_or(Ok(()), Leaf::lower_weight)
     }
 
@@ -215,7 +215,7 @@ impl Group {
     ///
     /// # Errors
     /// The limit cannot be lifted.
-    pub fn hasten(&self) -> Result<(), Error> {
+    pub fn lift_cpu_limit(&self) -> Result<(), Error> {
         self.cpu.as_ref().map_or(Ok(()), Leaf::lift_cpu)
     }
 
@@ -311,10 +311,10 @@ mod tests {
             let leaf = Leaf { dir: dir.path().to_owned(), version };
             let group = Group { cpu: Some(leaf.clone()), ..Group::default() };
             let weight = || leaf.read(names[0]).unwrap().parse::<u64>().unwrap();
-            group.hasten().unwrap();
+            group.lift_cpu_limit().unwrap();
             let usual = weight();
             fs::write(dir.path().join(names[0]), "").unwrap();
-            group.step_back().unwrap();
+            group.lower_priority().unwrap();
             assert_eq!(weight(), usual / 8);
         }
     }

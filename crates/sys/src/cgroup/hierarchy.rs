@@ -32,17 +32,17 @@ pub(super) struct Base {
     pub(super) dir: PathBuf,
     pub(super) version: Version,
     /// Whether all below it get only what processor time others leave.
-    yields: bool,
+    cpu_idle: bool,
 }
 
 /// Where groups are made, and what they are to everybody else.
 #[derive(Debug, Clone, Default)]
-pub struct Parent {
+pub struct CgroupParent {
     /// The group below which they are made, the same in each hierarchy; else the process's own. In version 2 it must have
     /// no processes of its own.
     pub name: Option<String>,
     /// Whether they get only the processor time that everybody outside leaves.
-    pub yields: bool,
+    pub cpu_idle: bool,
 }
 
 impl Hierarchy {
@@ -52,22 +52,26 @@ impl Hierarchy {
     ///
     /// # Errors
     /// `/proc` cannot be read.
-    pub fn detect(asked: &Parent) -> Result<Self, Error> {
+    pub fn detect(asked: &CgroupParent) -> Result<Self, Error> {
         let parent = asked.name.as_deref().map(Path::new);
         let read = |path: &str| fs::read_to_string(path).map_err(Error::io("read", path));
         let mounts = read("/proc/self/mountinfo")?;
         let own = read("/proc/self/cgroup")?;
         let one = |controller| {
             let dir = parent_in(Version::One, controller, &mounts, &own, parent)?;
-            Some(Base { dir, version: Version::One, yields: asked.yields && controller == Controller::Cpu })
+            Some(Base {
+                dir,
+                version: Version::One,
+                cpu_idle: asked.cpu_idle && controller == Controller::Cpu,
+            })
         };
         let needed: Vec<_> = Controller::LIMITING.into_iter().filter(|&it| one(it).is_none()).collect();
         let two = version_2(&mounts, &own, parent, &needed);
         let parent = owner::mark(PARENT)?;
         let base = |controller| {
             // Processes yield in the hierarchy where their processor time is limited.
-            let yields = asked.yields && one(Controller::Cpu).is_none();
-            let in_two = || Ok(Base { yields, ..limited(two.clone(), controller)? });
+            let cpu_idle = asked.cpu_idle && one(Controller::Cpu).is_none();
+            let in_two = || Ok(Base { cpu_idle, ..limited(two.clone(), controller)? });
             let found = one(controller).map_or_else(in_two, Ok)?;
             Ok(Base { dir: found.dir.join(&parent), ..found })
         };
@@ -75,9 +79,9 @@ impl Hierarchy {
             memory: base(Controller::Memory),
             pids: base(Controller::Pids),
             cpu: base(Controller::Cpu),
-            cpu_time: base(Controller::CpuTime),
+            cpu_time: base(Controller::Cpuacct),
             io: base(Controller::Io),
-            processors: base(Controller::Processors),
+            processors: base(Controller::Cpuset),
         })
     }
 
@@ -94,9 +98,9 @@ impl Hierarchy {
             memory: base(Controller::Memory),
             pids: base(Controller::Pids),
             cpu: base(Controller::Cpu),
-            cpu_time: base(Controller::CpuTime),
+            cpu_time: base(Controller::Cpuacct),
             io: base(Controller::Io),
-            processors: base(Controller::Processors),
+            processors: base(Controller::Cpuset),
         })
     }
 
@@ -105,9 +109,9 @@ impl Hierarchy {
             Controller::Memory => &self.memory,
             Controller::Pids => &self.pids,
             Controller::Cpu => &self.cpu,
-            Controller::CpuTime => &self.cpu_time,
+            Controller::Cpuacct => &self.cpu_time,
             Controller::Io => &self.io,
-            Controller::Processors => &self.processors,
+            Controller::Cpuset => &self.processors,
         }
         .as_ref()
         .map_err(Clone::clone)
@@ -117,7 +121,7 @@ impl Hierarchy {
 impl Base {
     /// Makes the process's own parent, or lets its children have this controller too. Where processors are short, it has
     /// the usual weight: all sandboxes together count as one process outside, so that those who serve everybody go first;
-    /// or none at all if it yields.
+    /// or none at all if it cpu_idle.
     pub(super) fn make(&self, controller: Controller) -> Result<(), Error> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -127,18 +131,18 @@ impl Base {
         }
         match self.version {
             Version::Two => self.delegate(controller)?,
-            Version::One if controller == Controller::Processors => self.inherit_processors()?,
+            Version::One if controller == Controller::Cpuset => self.inherit_processors()?,
             Version::One => {}
         }
         let own = Leaf { dir: self.dir.clone(), version: self.version };
-        if self.yields { own.write("cpu.idle", 1) } else { Ok(()) }
+        if self.cpu_idle { own.write("cpu.idle", 1) } else { Ok(()) }
     }
 
     /// Children get what their parent has and its parent gives on.
     fn delegate(&self, controller: Controller) -> Result<(), Error> {
         let above = self.dir.parent().unwrap_or(&self.dir);
         let wanted = match controller {
-            Controller::Io | Controller::Processors => vec![controller],
+            Controller::Io | Controller::Cpuset => vec![controller],
             _ => Controller::LIMITING.into_iter().filter(|&it| delegation::gives(above, it)).collect(),
         };
         delegation::delegate(above, &wanted)?;
@@ -158,7 +162,7 @@ impl Base {
 impl Hierarchy {
     /// Removes the process's own parents. What another hierarchy of this process still uses is not empty, or is
     /// made again.
-    pub fn leave(&self) {
+    pub fn remove_parents(&self) {
         for controller in Controller::ALL {
             if let Ok(base) = self.base(controller)
                 && base
@@ -174,14 +178,14 @@ impl Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        self.leave();
+        self.remove_parents();
     }
 }
 
 /// The one parent of version 2, for all controllers: a process is in one group there.
 fn version_2(mounts: &str, own: &str, parent: Option<&Path>, needed: &[Controller]) -> Option<PathBuf> {
-    let mount = mounted(Version::Two, Controller::CpuTime, mounts)?;
-    let dir = parent_in(Version::Two, Controller::CpuTime, mounts, own, parent)?;
+    let mount = mounted(Version::Two, Controller::Cpuacct, mounts)?;
+    let dir = parent_in(Version::Two, Controller::Cpuacct, mounts, own, parent)?;
     Some(if parent.is_some() || needed.is_empty() {
         dir
     } else {
@@ -192,7 +196,7 @@ fn version_2(mounts: &str, own: &str, parent: Option<&Path>, needed: &[Controlle
 fn locate(controller: Controller, mounts: &str, own: &str) -> Result<Base, Error> {
     let found = [Version::One, Version::Two].into_iter().find_map(|version| {
         let dir = parent_in(version, controller, mounts, own, None)?;
-        Some(Base { dir, version, yields: false })
+        Some(Base { dir, version, cpu_idle: false })
     });
     found.ok_or_else(|| Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV))
 }
@@ -203,7 +207,7 @@ fn limited(dir: Option<PathBuf>, controller: Controller) -> Result<Base, Error> 
     if Controller::LIMITING.contains(&controller) {
         delegation::delegate(&dir, &[controller])?;
     }
-    Ok(Base { dir, version: Version::Two, yields: false })
+    Ok(Base { dir, version: Version::Two, cpu_idle: false })
 }
 
 fn parent_in(
@@ -275,7 +279,7 @@ impl Hierarchy {
     /// Only this version 2 directory, and only to count CPU time in.
     pub(super) fn counting_in(dir: &Path) -> Self {
         let absent = || Err(Error::new("find", "controller", Errno::NODEV));
-        let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two, yields: false });
+        let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two, cpu_idle: false });
         let [memory, pids, cpu, io, processors] = [(); 5].map(|()| absent());
         Self { memory, pids, cpu, cpu_time, io, processors }
     }
@@ -300,7 +304,7 @@ mod tests {
     fn the_own_group_is_found_below_what_is_mounted() {
         assert_eq!(one(Controller::Memory, None), Some("/sys/fs/cgroup/memory/job".into()));
         assert_eq!(one(Controller::Cpu, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
-        assert_eq!(one(Controller::CpuTime, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
+        assert_eq!(one(Controller::Cpuacct, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
         assert_eq!(one(Controller::Pids, None), None);
         let two = parent_in(Version::Two, Controller::Pids, HYBRID, OWN, None);
         assert_eq!(two, Some("/sys/fs/cgroup/unified/user.slice".into()));

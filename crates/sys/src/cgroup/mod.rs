@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub use device::{Device, DeviceLimits};
 pub use group::{Group, Limits, Usage};
-pub use hierarchy::{Hierarchy, Parent};
+pub use hierarchy::{CgroupParent, Hierarchy};
 
 /// Moves this process, which has one thread, into the group of an entry.
 ///
@@ -37,11 +37,11 @@ pub enum Controller {
     /// CPU rate.
     Cpu,
     /// CPU time, counted and not limited.
-    CpuTime,
+    Cpuacct,
     /// How fast devices are used. Only where somebody asks for it.
     Io,
     /// Which processors are used. Only where somebody asks for it.
-    Processors,
+    Cpuset,
 }
 
 impl Controller {
@@ -49,7 +49,7 @@ impl Controller {
     pub const LIMITING: [Self; 3] = [Self::Memory, Self::Pids, Self::Cpu];
 
     /// All of them.
-    const ALL: [Self; 6] = [Self::Memory, Self::Pids, Self::Cpu, Self::CpuTime, Self::Io, Self::Processors];
+    const ALL: [Self; 6] = [Self::Memory, Self::Pids, Self::Cpu, Self::Cpuacct, Self::Io, Self::Cpuset];
 
     /// The kernel's name for it, in version 1.
     fn name_in_version_1(self) -> &'static str {
@@ -64,11 +64,11 @@ impl Controller {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Io => "io",
-            Self::Processors => "cpuset",
+            Self::Cpuset => "cpuset",
             Self::Memory => "memory",
             Self::Pids => "pids",
             Self::Cpu => "cpu",
-            Self::CpuTime => "cpuacct",
+            Self::Cpuacct => "cpuacct",
         }
     }
 }

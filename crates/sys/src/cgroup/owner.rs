@@ -7,13 +7,13 @@ use std::{
 };
 
 use super::{Controller, Hierarchy};
-use crate::{Error, process_id::Owner};
+use crate::{Error, process_id::ProcessId};
 
 const PREFIX: &str = "codelia-";
 
 /// The name of a group that this process makes.
 pub(super) fn mark(name: &str) -> Result<String, Error> {
-    Ok(format!("{PREFIX}{}-{name}", Owner::this_process()?))
+    Ok(format!("{PREFIX}{}-{name}", ProcessId::current()?))
 }
 
 impl Hierarchy {
@@ -52,8 +52,8 @@ fn remove(group: &Path) -> usize {
 
 fn orphans(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = fs::read_dir(dir).map_err(Error::io("list", dir))?;
-    let owner = |name: &str| Owner::of_name(name.strip_prefix(PREFIX)?);
-    let orphaned = |name: &str| owner(name).is_some_and(|owner| !owner.lives());
+    let owner = |name: &str| ProcessId::from_name_prefix(name.strip_prefix(PREFIX)?);
+    let orphaned = |name: &str| owner(name).is_some_and(|owner| !owner.is_alive());
     Ok(entries
         .flatten()
         .filter(|entry| entry.file_name().to_str().is_some_and(orphaned))

@@ -12,8 +12,8 @@ impl Group {
     ///
     /// # Errors
     /// One of them cannot be had here.
-    pub fn limit_processors(&mut self, hierarchy: &Hierarchy, processors: &[u32]) -> Result<(), Error> {
-        let leaf = self.add_later(hierarchy, Controller::Processors)?;
+    pub fn limit_cpus(&mut self, hierarchy: &Hierarchy, processors: &[u32]) -> Result<(), Error> {
+        let leaf = self.add_later(hierarchy, Controller::Cpuset)?;
         let list: Vec<_> = processors.iter().map(u32::to_string).collect();
         let held = match leaf.version {
             Version::One => {

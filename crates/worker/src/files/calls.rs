@@ -19,8 +19,8 @@ use codelia_proto::{
     v1,
 };
 use codelia_sys::{
-    Errno, directory,
-    resolve_beneath::{Last, Place},
+    Errno,
+    resolve_beneath::{self, FinalSymlink, ResolvedPath},
 };
 use rustix::fs::{
     Access, AtFlags, Dir, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
@@ -62,7 +62,7 @@ fn one(file: v1::File) -> CallFileResponse {
 }
 
 fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, Refusal> {
-    let last = if request.no_follow { Last::Keep } else { Last::Follow };
+    let last = if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
     workspace.as_session(|| {
         let (place, entry) = workspace.find_entry(&request.path, last, FileUse::Read)?;
         describe(&place.path, &entry)
@@ -72,7 +72,7 @@ fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File
 /// A page of a directory. Of a large one no more is remembered than is shown.
 fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, Refusal> {
     workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, Last::Follow, FileUse::Read)?;
+        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileUse::Read)?;
         if entry.kind() != FileType::Directory {
             return Err(Reason::NoDirectory.into());
         }
@@ -83,7 +83,7 @@ fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResp
         let mut files = Vec::with_capacity(names.len());
         for name in names {
             // What is gone by now is not listed.
-            if let Some(found) = entry.look(&name)? {
+            if let Some(found) = entry.lookup(&name)? {
                 let file = Some(describe(&place.path.join(&name), &found)?);
                 files.push(NamedFile { file_name: name.into_vec(), file });
             }
@@ -123,19 +123,19 @@ fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> 
         } else {
             make_one(workspace, Path::new(&request.path), false)?;
         }
-        let (place, entry) = workspace.find_entry(&request.path, Last::Follow, FileUse::Read)?;
+        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileUse::Read)?;
         describe(&place.path, &entry)
     })
 }
 
 fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), Refusal> {
     let path = path.to_str().ok_or(Reason::Impossible)?;
-    let place = workspace.find(path, Last::Follow, FileUse::Read)?;
+    let place = workspace.find(path, FinalSymlink::Follow, FileUse::Read)?;
     match &place.entry {
         Some(entry) if may_exist && entry.kind() == FileType::Directory => Ok(()),
         Some(_) => Err(Reason::Exists.into()),
         None => {
-            workspace.find(path, Last::Follow, FileUse::Write)?;
+            workspace.find(path, FinalSymlink::Follow, FileUse::Write)?;
             match mkdirat(&place.parent, &place.name, DIRECTORY_MODE) {
                 Err(Errno::EXIST) if may_exist => Ok(()),
                 made => Ok(made?),
@@ -145,7 +145,9 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), R
 }
 
 fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, Refusal> {
-    let keep = |path, field| workspace.find(path, Last::Keep, FileUse::Replace).map_err(Refusal::at(field));
+    let keep = |path, field| {
+        workspace.find(path, FinalSymlink::NoFollow, FileUse::Replace).map_err(Refusal::at(field))
+    };
     workspace.as_session(|| {
         let mut from = keep(&request.source_path, "source_path")?;
         let to = keep(&request.destination_path, "destination_path")?;
@@ -154,7 +156,7 @@ fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1:
         let flags = if request.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags)
             .map_err(|errno| Refusal::at("destination_path")(errno.into()))?;
-        describe(&to.path, &moved.again()?)
+        describe(&to.path, &moved.refresh()?)
     })
 }
 
@@ -177,7 +179,7 @@ fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File
 
 fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), Refusal> {
     let left = workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, Last::Keep, FileUse::Replace)?;
+        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileUse::Replace)?;
         match (entry.kind(), request.recursive) {
             (FileType::Directory, true) => {
                 // The session's user must be allowed to take it from its directory.
@@ -193,8 +195,8 @@ fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), 
 }
 
 /// A tree is gone in one step, and taken apart where nobody changes it any more.
-fn remove_tree(workspace: &Workspace, place: &Place) -> Result<(), Refusal> {
-    let trash: OwnedFd = directory::open(&workspace.trash())?;
+fn remove_tree(workspace: &Workspace, place: &ResolvedPath) -> Result<(), Refusal> {
+    let trash: OwnedFd = resolve_beneath::open_directory(&workspace.trash())?;
     let name = Uuid::new_v4().to_string();
     renameat(&place.parent, &place.name, &trash, &name)?;
     if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {

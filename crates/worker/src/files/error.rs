@@ -2,7 +2,7 @@
 
 use codelia_policy::FileDenied;
 use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Reason};
-use codelia_sys::{Errno, resolve_beneath::NotFound};
+use codelia_sys::{Errno, resolve_beneath::ResolveError};
 use prost::Message;
 use tonic::{Code, Status};
 
@@ -52,11 +52,11 @@ impl From<std::io::Error> for Refusal {
     }
 }
 
-impl From<NotFound> for Refusal {
-    fn from(error: NotFound) -> Self {
+impl From<ResolveError> for Refusal {
+    fn from(error: ResolveError) -> Self {
         match error {
-            NotFound::LeadsOut => Reason::LeadsOut.into(),
-            NotFound::Refused(errno) => errno.into(),
+            ResolveError::OutsideRoot => Reason::LeadsOut.into(),
+            ResolveError::Os(errno) => errno.into(),
         }
     }
 }

@@ -14,8 +14,8 @@ use std::{
 use codelia_policy::FileUse;
 use codelia_proto::{internal::v1::FileRefusalReason as Reason, v1};
 use codelia_sys::{
-    Errno, directory,
-    resolve_beneath::{Entry, Last, Place, name_of},
+    Errno,
+    resolve_beneath::{self, Entry, FinalSymlink, ResolvedPath, proc_fd_path},
 };
 use rustix::fs::{AtFlags, CWD, linkat, renameat, unlinkat};
 use uuid::Uuid;
@@ -44,7 +44,7 @@ pub(crate) struct Wanted {
 /// A file that is being written.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    place: Place,
+    place: ResolvedPath,
     file: File,
     written: u64,
     wanted: Wanted,
@@ -53,10 +53,10 @@ pub(crate) struct Upload {
 impl Upload {
     /// Begins a file at a path. Call it as the session.
     pub(crate) fn begin(workspace: &Workspace, path: &str, wanted: Wanted) -> Result<Self, Refusal> {
-        let place = workspace.find(path, Last::Follow, FileUse::Write)?;
+        let place = workspace.find(path, FinalSymlink::Follow, FileUse::Write)?;
         place.entry.as_ref().map_or(Ok(()), check_regular)?;
         let mode = wanted.mode.or(place.entry.as_ref().map(|entry| entry.stat.st_mode & 0o777));
-        let file = place.unnamed_file()?;
+        let file = place.create_unnamed_file()?;
         file.set_permissions(Permissions::from_mode(mode.unwrap_or(USUAL_MODE)))?;
         let upload = Self { place, file, written: 0, wanted };
         upload.check_unchanged()?;
@@ -90,13 +90,13 @@ impl Upload {
             }
             linked => linked?,
         }
-        describe(&self.place.path, &Entry::of(self.file.into())?)
+        describe(&self.place.path, &Entry::from_fd(self.file.into())?)
     }
 
     /// A name can only be replaced by a name. This one is the worker's alone, where nothing that stays is lost:
     /// whether the session's user may write to the directory was seen when the file was begun in it.
     fn replace(&self, trash: &Path) -> Result<(), Refusal> {
-        let trash = directory::open(trash)?;
+        let trash = resolve_beneath::open_directory(trash)?;
         for _ in 0..TRIES {
             let name = Uuid::new_v4().to_string();
             self.link(&trash, Path::new(&name))?;
@@ -113,11 +113,11 @@ impl Upload {
     }
 
     fn link(&self, directory: &OwnedFd, name: &Path) -> Result<(), Errno> {
-        linkat(CWD, name_of(&self.file), directory, name, AtFlags::SYMLINK_FOLLOW)
+        linkat(CWD, proc_fd_path(&self.file), directory, name, AtFlags::SYMLINK_FOLLOW)
     }
 
     fn check_unchanged(&self) -> Result<(), Refusal> {
-        let there = self.place.look()?;
+        let there = self.place.lookup()?;
         if there.is_some() && !self.wanted.replace {
             return Err(Reason::Exists.into());
         }

@@ -14,7 +14,7 @@ use codelia_proto::{
 };
 use codelia_sys::{
     fs_identity::as_user,
-    resolve_beneath::{Entry, Last, Place, Root},
+    resolve_beneath::{Entry, FinalSymlink, ResolvedPath, Root},
 };
 use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
@@ -72,8 +72,13 @@ impl Workspace {
     }
 
     /// Finds a place and decides whether it may be used. Call it as the session.
-    pub(crate) fn find(&self, path: &str, last: Last, what: FileUse) -> Result<Place, Refusal> {
-        let place = self.root.find(Path::new(path), last)?;
+    pub(crate) fn find(
+        &self,
+        path: &str,
+        last: FinalSymlink,
+        what: FileUse,
+    ) -> Result<ResolvedPath, Refusal> {
+        let place = self.root.resolve(Path::new(path), last)?;
         self.policy.check_file(what, &Path::new(WORKSPACE).join(&place.path))?;
         Ok(place)
     }
@@ -82,17 +87,17 @@ impl Workspace {
     pub(crate) fn find_entry(
         &self,
         path: &str,
-        last: Last,
+        last: FinalSymlink,
         what: FileUse,
-    ) -> Result<(Place, Entry), Refusal> {
+    ) -> Result<(ResolvedPath, Entry), Refusal> {
         let mut place = self.find(path, last, what)?;
         let entry = place.entry.take().ok_or(Reason::Absent)?;
         Ok((place, entry))
     }
 
     /// Finds a file that can be opened.
-    pub(crate) fn find_file(&self, path: &str) -> Result<(Place, Entry), Refusal> {
-        let (place, entry) = self.find_entry(path, Last::Follow, FileUse::Read)?;
+    pub(crate) fn find_file(&self, path: &str) -> Result<(ResolvedPath, Entry), Refusal> {
+        let (place, entry) = self.find_entry(path, FinalSymlink::Follow, FileUse::Read)?;
         check_regular(&entry)?;
         Ok((place, entry))
     }

@@ -47,7 +47,7 @@ pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
 
 /// Spare sandboxes are the first to go: the next run only takes longer without them.
 fn memory_is_short(worker: &Worker) -> bool {
-    match memory::available() {
+    match memory::available_bytes() {
         Ok(bytes) => bytes < worker.options.min_free_memory_bytes,
         Err(error) => {
             tracing::warn!(%error, "the memory that is left is not known");

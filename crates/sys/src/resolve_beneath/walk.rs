@@ -1,0 +1,270 @@
+//! Resolves a path one component at a time, each relative to the directory opened before it, so that
+//! no name is looked up twice.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::fd::OwnedFd,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
+
+use super::{
+    BENEATH_ON_ONE_MOUNT, COMPONENT, Entry, ResolveError, ResolvedPath, entry::open_component, from_io,
+    openat2,
+};
+
+/// The kernel's own limit.
+const MAX_SYMLINKS: usize = 40;
+
+const DIRECTORY: OFlags = COMPONENT.union(OFlags::DIRECTORY);
+
+/// A directory that no resolved path leaves.
+#[derive(Debug)]
+pub struct Root {
+    fd: OwnedFd,
+    /// Its path inside the sandbox. Absolute symlink targets below it resolve from the root.
+    path_inside: PathBuf,
+}
+
+/// How to treat a symlink that is the last component of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinalSymlink {
+    /// Resolve its target.
+    Follow,
+    /// Return the symlink itself.
+    NoFollow,
+}
+
+impl Root {
+    /// Opens a directory as a root. `path_inside` is its path inside the sandbox.
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    pub fn open(path: &Path, path_inside: &Path) -> Result<Self, Errno> {
+        let fd = rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty())?;
+        Ok(Self { fd, path_inside: path_inside.to_owned() })
+    }
+
+    /// Resolves a relative path. Only its last component may be missing.
+    ///
+    /// # Errors
+    /// The path leaves the root, or the kernel refuses a step.
+    pub fn resolve(&self, path: &Path, final_symlink: FinalSymlink) -> Result<ResolvedPath, ResolveError> {
+        let mut walk = Walk {
+            root: self,
+            directory: self.fd.try_clone().map_err(from_io)?,
+            names: Vec::new(),
+            pending: Vec::new(),
+            symlinks: 0,
+        };
+        walk.push_pending(path)?;
+        walk.run(final_symlink)
+    }
+}
+
+/// The state of one resolution.
+struct Walk<'a> {
+    root: &'a Root,
+    /// The directory reached so far.
+    directory: OwnedFd,
+    /// The names from the root to `directory`.
+    names: Vec<OsString>,
+    /// The components left, the next one last.
+    pending: Vec<Step>,
+    /// How many symlinks were followed.
+    symlinks: usize,
+}
+
+enum Step {
+    Parent,
+    Child(OsString),
+}
+
+impl Walk<'_> {
+    fn run(mut self, final_symlink: FinalSymlink) -> Result<ResolvedPath, ResolveError> {
+        loop {
+            let name = match self.pending.pop() {
+                Some(Step::Parent) => {
+                    self.names.pop().ok_or(ResolveError::OutsideRoot)?;
+                    self.directory = self.reopen_directory()?;
+                    continue;
+                }
+                Some(Step::Child(name)) => name,
+                // The path ends in `directory`: look it up by name in its parent, unless it is the root.
+                None => match self.names.pop() {
+                    Some(name) => {
+                        self.directory = self.reopen_directory()?;
+                        name
+                    }
+                    None => return self.resolved_root(),
+                },
+            };
+            if let Some(resolved) = self.step(name, final_symlink)? {
+                return Ok(resolved);
+            }
+        }
+    }
+
+    /// Takes one step. Returns the result if it was the last one.
+    fn step(
+        &mut self,
+        name: OsString,
+        final_symlink: FinalSymlink,
+    ) -> Result<Option<ResolvedPath>, ResolveError> {
+        let is_last = self.pending.is_empty();
+        let fd = match open_component(&self.directory, &name) {
+            Err(Errno::NOENT) if is_last => return self.resolved(name, None).map(Some),
+            result => result?,
+        };
+        let entry = Entry::from_fd(fd)?;
+        match (entry.kind(), is_last) {
+            (FileType::Symlink, false) => self.follow(&entry)?,
+            (FileType::Symlink, true) if final_symlink == FinalSymlink::Follow => self.follow(&entry)?,
+            (_, true) => return self.resolved(name, Some(entry)).map(Some),
+            (FileType::Directory, false) => {
+                self.directory = entry.fd;
+                self.names.push(name);
+            }
+            (_, false) => return Err(Errno::NOTDIR.into()),
+        }
+        Ok(None)
+    }
+
+    fn follow(&mut self, symlink: &Entry) -> Result<(), ResolveError> {
+        self.symlinks += 1;
+        if self.symlinks > MAX_SYMLINKS {
+            return Err(Errno::LOOP.into());
+        }
+        let target = PathBuf::from(symlink.link_target()?);
+        if !target.is_absolute() {
+            return self.push_pending(&target);
+        }
+        let below_root =
+            target.strip_prefix(&self.root.path_inside).map_err(|_| ResolveError::OutsideRoot)?;
+        self.names.clear();
+        self.directory = self.reopen_directory()?;
+        self.push_pending(below_root)
+    }
+
+    fn push_pending(&mut self, path: &Path) -> Result<(), ResolveError> {
+        for component in path.components().rev() {
+            match component {
+                Component::Normal(name) => self.pending.push(Step::Child(name.to_owned())),
+                Component::ParentDir => self.pending.push(Step::Parent),
+                Component::CurDir => {}
+                Component::RootDir | Component::Prefix(_) => return Err(ResolveError::OutsideRoot),
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the directory that `names` lead to from the root.
+    fn reopen_directory(&self) -> Result<OwnedFd, Errno> {
+        let path: PathBuf =
+            [OsStr::new(".")].into_iter().chain(self.names.iter().map(OsString::as_os_str)).collect();
+        let resolve = BENEATH_ON_ONE_MOUNT | ResolveFlags::NO_SYMLINKS;
+        openat2(&self.root.fd, &path, DIRECTORY, Mode::empty(), resolve)
+    }
+
+    fn resolved(&self, name: OsString, entry: Option<Entry>) -> Result<ResolvedPath, ResolveError> {
+        let path = self.names.iter().chain([&name]).collect();
+        let parent = self.directory.try_clone().map_err(from_io)?;
+        Ok(ResolvedPath { parent, name, path, entry })
+    }
+
+    fn resolved_root(self) -> Result<ResolvedPath, ResolveError> {
+        let entry = Entry::from_fd(self.directory.try_clone().map_err(from_io)?)?;
+        let (name, path) = (".".into(), PathBuf::new());
+        Ok(ResolvedPath { parent: self.directory, name, path, entry: Some(entry) })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    /// A root with `a/b/file` in it and a file `outside` next to it.
+    pub(in super::super) fn tree() -> (tempfile::TempDir, Root) {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("root");
+        fs::create_dir_all(path.join("a/b")).unwrap();
+        fs::write(path.join("a/b/file"), "inside").unwrap();
+        fs::write(temp.path().join("outside"), "outside").unwrap();
+        let root = Root::open(&path, Path::new("/workspace")).unwrap();
+        (temp, root)
+    }
+
+    fn resolve(root: &Root, path: &str, final_symlink: FinalSymlink) -> Result<String, ResolveError> {
+        let resolved = root.resolve(Path::new(path), final_symlink)?;
+        Ok(resolved.path.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn symlinks_inside_the_root_are_followed() {
+        let (temp, root) = tree();
+        let link = |to: &str, name: &str| symlink(to, temp.path().join("root").join(name)).unwrap();
+        link("a/b", "relative");
+        link("/workspace/a/b", "absolute");
+        link("/workspace", "own-root");
+        link("relative/../b/file", "around");
+        link("absent/../x", "through-nothing");
+        link("new", "dangling");
+        for (path, resolved) in [
+            ("", ""),
+            (".", ""),
+            ("own-root", ""),
+            ("a/b/file", "a/b/file"),
+            ("relative/file", "a/b/file"),
+            ("absolute/file", "a/b/file"),
+            ("absolute", "a/b"),
+            ("around", "a/b/file"),
+            ("dangling", "new"),
+            ("absent", "absent"),
+        ] {
+            assert_eq!(resolve(&root, path, FinalSymlink::Follow).as_deref(), Ok(resolved), "{path}");
+        }
+        assert_eq!(resolve(&root, "around", FinalSymlink::NoFollow).as_deref(), Ok("around"));
+        for (path, errno) in
+            [("absent/x", Errno::NOENT), ("through-nothing", Errno::NOENT), ("a/b/file/x", Errno::NOTDIR)]
+        {
+            assert_eq!(resolve(&root, path, FinalSymlink::Follow), Err(ResolveError::Os(errno)), "{path}");
+        }
+    }
+
+    #[test]
+    fn path_outside_the_root_is_refused() {
+        let (temp, root) = tree();
+        let outside = Err(ResolveError::OutsideRoot);
+        for (name, to) in [
+            ("up", "../outside"),
+            ("deep", "a/b/../../../outside"),
+            ("host", "/etc/passwd"),
+            ("proc", "/proc/self/root/etc/passwd"),
+            ("near", "/workspacex/a"),
+            ("slash", "/"),
+        ] {
+            symlink(to, temp.path().join("root").join(name)).unwrap();
+            assert_eq!(resolve(&root, name, FinalSymlink::Follow), outside, "{name}");
+            assert_eq!(resolve(&root, &format!("{name}/x"), FinalSymlink::NoFollow), outside, "{name}");
+        }
+        for path in ["..", "a/../..", "/etc/passwd"] {
+            assert_eq!(resolve(&root, path, FinalSymlink::Follow), outside, "{path}");
+        }
+        // Control: opening the name without resolving it reads the file outside.
+        assert_eq!(fs::read_to_string(temp.path().join("root/up")).unwrap(), "outside");
+    }
+
+    #[test]
+    fn symlink_loop_is_refused() {
+        let (temp, root) = tree();
+        symlink("two", temp.path().join("root/one")).unwrap();
+        symlink("one", temp.path().join("root/two")).unwrap();
+        assert_eq!(resolve(&root, "one", FinalSymlink::Follow), Err(ResolveError::Os(Errno::LOOP)));
+    }
+}
