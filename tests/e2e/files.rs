@@ -544,7 +544,7 @@ async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Li
     let spec = SessionSpec {
         mode: Mode::Logical,
         limits,
-        asked: LimitsRequest::default(),
+        requested_limits: LimitsRequest::default(),
         network: None,
         policy: Policy { filesystem, ..Policy::default() },
     };

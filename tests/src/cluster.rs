@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use codelia_policy::Level;
+use codelia_policy::IsolationLevel;
 use codelia_store::{NewKey, Quotas, Scope, Store};
 use codelia_types::TenantId;
 use sha2::{Digest, Sha256};
@@ -256,7 +256,7 @@ impl Cluster {
 
     /// Most tests are about what is the same in every mode, and use the plainest.
     async fn allow_logical(&self, tenant: &TenantId) -> Result<()> {
-        let decided = self.store.tenant_set_floor(tenant, Level::None, "a test", None).await?;
+        let decided = self.store.tenant_set_floor(tenant, IsolationLevel::None, "a test", None).await?;
         decided.map(drop).context("the tenant")
     }
 

@@ -308,7 +308,7 @@ impl AdminService for Admin {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::Level;
+    use codelia_policy::IsolationLevel;
 
     use super::*;
 
@@ -318,7 +318,7 @@ mod tests {
             tenant: "own".parse().unwrap(),
             scopes: scopes.to_vec(),
             quotas: Quotas::default(),
-            floor: Level::Full,
+            floor: IsolationLevel::Full,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_policy::{Ceilings, Level, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
+use codelia_policy::{Ceilings, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{SessionRef, SessionSpec, Store};
 use codelia_types::{CommandSpec, Mode, NetworkMode};
@@ -55,7 +55,7 @@ impl RunRequest {
         &self,
         session: &SessionSpec,
         options: &Options,
-        floor: Level,
+        floor: IsolationLevel,
     ) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
         check_allowed(mode, options, floor)?;
@@ -69,7 +69,7 @@ impl RunRequest {
             mode,
             network,
             limits: self.limits.resolve(&session.limits.within(&caps), &ceilings)?,
-            asked: self.limits.over(&session.asked).over(&caps),
+            requested_limits: self.limits.over(&session.requested_limits).over(&caps),
             policy,
             ends_with_caller: self.ends_with_caller,
         })
@@ -146,17 +146,17 @@ impl SessionRequest {
     }
 
     /// What the session's runs start from.
-    pub(crate) fn specify(&self, options: &Options, floor: Level) -> Result<SessionSpec, ApiError> {
+    pub(crate) fn specify(&self, options: &Options, floor: IsolationLevel) -> Result<SessionSpec, ApiError> {
         let mode = self.mode.unwrap_or(options.default_mode);
         check_allowed(mode, options, floor)?;
         let network = self.network.or(default_network(mode, options));
-        let policy = admit_policy(&self.policy, &options.policy, mode, network)?.settled();
+        let policy = admit_policy(&self.policy, &options.policy, mode, network)?.with_defaults();
         let caps = policy.caps();
         let ceilings = Ceilings(options.ceilings.0.within(&caps));
         Ok(SessionSpec {
             mode,
             limits: self.limits.resolve(&options.defaults.within(&caps), &ceilings)?,
-            asked: self.limits.over(&caps),
+            requested_limits: self.limits.over(&caps),
             network: self.network,
             policy,
         })
@@ -190,11 +190,11 @@ fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
 }
 
 /// Whether the installation allows a mode, and the tenant's floor does.
-fn check_allowed(mode: Mode, options: &Options, floor: Level) -> Result<(), ApiError> {
+fn check_allowed(mode: Mode, options: &Options, floor: IsolationLevel) -> Result<(), ApiError> {
     if mode == Mode::Logical && !options.allow_logical {
         return Err(ApiError::ModeNotAllowed { mode });
     }
-    if Level::of(mode) < floor {
+    if IsolationLevel::of(mode) < floor {
         return Err(ApiError::BelowFloor { mode, floor });
     }
     Ok(())
@@ -247,7 +247,13 @@ mod tests {
     fn session() -> SessionSpec {
         let asked = LimitsRequest { pids: Some(7), open_files: Some(9), ..Default::default() };
         let limits = asked.or_default(&Limits::default());
-        SessionSpec { mode: Mode::Logical, limits, asked, network: None, policy: Policy::default() }
+        SessionSpec {
+            mode: Mode::Logical,
+            limits,
+            requested_limits: asked,
+            network: None,
+            policy: Policy::default(),
+        }
     }
 
     #[test]
@@ -256,10 +262,10 @@ mod tests {
         let request =
             RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        let spec = request.specify(&session(), &options(), Level::None).unwrap();
+        let spec = request.specify(&session(), &options(), IsolationLevel::None).unwrap();
         assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
         assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
-        assert_eq!((spec.asked.pids, spec.asked.memory_bytes), (Some(3), None));
+        assert_eq!((spec.requested_limits.pids, spec.requested_limits.memory_bytes), (Some(3), None));
     }
 
     #[test]
@@ -268,17 +274,17 @@ mod tests {
         let request =
             RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        let error = request.specify(&session(), &options(), Level::None).unwrap_err();
+        let error = request.specify(&session(), &options(), IsolationLevel::None).unwrap_err();
         assert!(matches!(error, ApiError::Invalid { field, .. } if field == "limits.cpu_millis"));
     }
 
     #[test]
     fn the_default_network_is_not_held_against_mode_logical() {
         let request = RunRequest::read(wire(), false, &options()).unwrap();
-        assert_eq!(request.specify(&session(), &options(), Level::None).unwrap().network, None);
+        assert_eq!(request.specify(&session(), &options(), IsolationLevel::None).unwrap().network, None);
         let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
         assert_eq!(
-            request.specify(&isolated, &options(), Level::None).unwrap().network,
+            request.specify(&isolated, &options(), IsolationLevel::None).unwrap().network,
             Some(NetworkMode::None)
         );
     }
@@ -288,25 +294,25 @@ mod tests {
         let strict = Options { allow_logical: false, ..options() };
         let request = RunRequest::read(wire(), false, &options()).unwrap();
         let refused = ApiError::ModeNotAllowed { mode: Mode::Logical };
-        assert_eq!(request.specify(&session(), &strict, Level::None).unwrap_err(), refused);
+        assert_eq!(request.specify(&session(), &strict, IsolationLevel::None).unwrap_err(), refused);
         let request = SessionRequest::read(v1::CreateSessionRequest::default(), &strict).unwrap();
-        assert_eq!(request.specify(&strict, Level::None).unwrap_err(), refused);
+        assert_eq!(request.specify(&strict, IsolationLevel::None).unwrap_err(), refused);
     }
 
     #[test]
     fn nobody_gets_less_isolation_than_the_tenants_floor() {
-        let below = ApiError::BelowFloor { mode: Mode::Logical, floor: Level::Process };
+        let below = ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Process };
         let run = RunRequest::read(wire(), false, &options()).unwrap();
-        assert_eq!(run.specify(&session(), &options(), Level::Process).unwrap_err(), below);
+        assert_eq!(run.specify(&session(), &options(), IsolationLevel::Process).unwrap_err(), below);
         let of = |mode: v1::SandboxMode| {
             let wire = v1::CreateSessionRequest { mode: mode.into(), ..Default::default() };
-            SessionRequest::read(wire, &options()).unwrap().specify(&options(), Level::Process)
+            SessionRequest::read(wire, &options()).unwrap().specify(&options(), IsolationLevel::Process)
         };
         assert_eq!(of(v1::SandboxMode::Logical).unwrap_err(), below);
         let isolated = of(v1::SandboxMode::Bwrap).unwrap();
         let weaker = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
         let weaker = RunRequest::read(weaker, false, &options()).unwrap();
-        assert_eq!(weaker.specify(&isolated, &options(), Level::Process).unwrap_err(), below);
+        assert_eq!(weaker.specify(&isolated, &options(), IsolationLevel::Process).unwrap_err(), below);
     }
 
     #[test]
@@ -340,12 +346,12 @@ mod tests {
             policy: policy(yaml),
             ..Default::default()
         };
-        SessionRequest::read(wire, &options())?.specify(&options(), Level::None)
+        SessionRequest::read(wire, &options())?.specify(&options(), IsolationLevel::None)
     }
 
     fn run_in(session: &SessionSpec, yaml: &str) -> Result<RunSpec, ApiError> {
         let wire = v1::StartRunRequest { policy: policy(yaml), ..wire() };
-        RunRequest::read(wire, false, &options())?.specify(session, &options(), Level::None)
+        RunRequest::read(wire, false, &options())?.specify(session, &options(), IsolationLevel::None)
     }
 
     fn field(error: ApiError) -> String {
@@ -381,7 +387,7 @@ mod tests {
                 ..Default::default()
             };
             let request = SessionRequest::read(wire, &options()).unwrap();
-            assert_eq!(field(request.specify(&options(), Level::None).unwrap_err()), "network");
+            assert_eq!(field(request.specify(&options(), IsolationLevel::None).unwrap_err()), "network");
         }
     }
 
@@ -397,7 +403,7 @@ mod tests {
             (process.allow_fork, process.debug, process.allow_exec),
             (Some(false), Some(false), Some(false))
         );
-        assert_eq!((run.limits.memory_bytes, run.asked.memory_bytes), (1000, Some(1000)));
+        assert_eq!((run.limits.memory_bytes, run.requested_limits.memory_bytes), (1000, Some(1000)));
     }
 
     #[test]
@@ -408,7 +414,7 @@ mod tests {
             RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
         assert_eq!(
-            field(request.specify(&session, &options(), Level::None).unwrap_err()),
+            field(request.specify(&session, &options(), IsolationLevel::None).unwrap_err()),
             "limits.memory_bytes"
         );
     }
@@ -424,6 +430,9 @@ mod tests {
         let mut wire = wire();
         wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
         let request = RunRequest::read(wire, false, &options()).unwrap();
-        assert_eq!(field(request.specify(&session, &options(), Level::None).unwrap_err()), "command.env");
+        assert_eq!(
+            field(request.specify(&session, &options(), IsolationLevel::None).unwrap_err()),
+            "command.env"
+        );
     }
 }

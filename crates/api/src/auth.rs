@@ -210,7 +210,7 @@ mod tests {
             tenant: "a".parse().unwrap(),
             scopes: scopes.to_vec(),
             quotas: Quotas { requests_per_second, ..Quotas::default() },
-            floor: codelia_policy::Level::Full,
+            floor: codelia_policy::IsolationLevel::Full,
         }
     }
 

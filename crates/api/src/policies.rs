@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use codelia_policy::{Host, Ids, Plan, Policy, RunSpec};
+use codelia_policy::{HostInfo, Ids, Plan, PlanTarget, Policy, RunSpec};
 use codelia_proto::v1::{self, policy_service_server::PolicyService};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::{Mode, RunId, SessionId};
@@ -86,7 +86,12 @@ fn mounts(run: &RunSpec) -> Result<Vec<String>, ApiError> {
     }
     let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
     let ids = Ids { uid: 0, gid: 0 };
-    let plan = Plan::isolated(sandbox, session, "the session's directory".into(), run, &Host::able(), ids)?;
+    let plan = Plan::isolated(
+        PlanTarget { sandbox, session, root: "the session's directory".into() },
+        run,
+        &HostInfo::fully_capable(),
+        ids,
+    )?;
     Ok(plan.mounts.iter().map(ToString::to_string).collect())
 }
 

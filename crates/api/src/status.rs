@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, error::Error as _, time::Duration};
 
-use codelia_policy::{Level, LimitError, PlanError, PolicyError};
+use codelia_policy::{IsolationLevel, LimitError, PlanError, PolicyError};
 use codelia_telemetry::metrics;
 use codelia_types::Mode;
 use tonic::{Code, Status};
@@ -43,7 +43,7 @@ pub(crate) enum ApiError {
     /// The installation does not allow the mode.
     ModeNotAllowed { mode: Mode },
     /// The mode isolates less than the tenant must be.
-    BelowFloor { mode: Mode, floor: Level },
+    BelowFloor { mode: Mode, floor: IsolationLevel },
     /// No live worker has the mode.
     ModeUnavailable { mode: Mode },
     /// The policy advises against the command.
@@ -146,7 +146,7 @@ impl ApiError {
             Self::BelowFloor { mode, floor } => format!(
                 "mode {mode} gives {}, and this tenant's isolation is at least {floor}; an operator may decide \
                  otherwise (codelia tenants floor)",
-                Level::of(*mode)
+                IsolationLevel::of(*mode)
             ),
             Self::ModeUnavailable { mode } => format!("no worker has mode {mode}"),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
@@ -311,7 +311,10 @@ mod tests {
             (ApiError::SessionEnded, Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
-            (ApiError::BelowFloor { mode: Mode::Logical, floor: Level::Full }, Code::FailedPrecondition),
+            (
+                ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Full },
+                Code::FailedPrecondition,
+            ),
             (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),
             (
                 ApiError::CommandNotAllowed { rule: "command.max_length".into(), message: "too long".into() },

@@ -20,7 +20,7 @@ use codelia_backends::{
     Backend, BwrapOptions, CgroupParent, ContainerOptions, NsjailOptions, Stdio, bwrap, container, find_init,
     nsjail,
 };
-use codelia_policy::{Host, Ids, Limits, LimitsRequest, Plan, Policy, RunSpec};
+use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanTarget, Policy, RunSpec};
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 
 const ROUNDS: usize = 200;
@@ -41,7 +41,7 @@ const RAW_CONTAINER: &str = "run --rm --network none --read-only --cap-drop ALL 
 
 struct Bench {
     session: PathBuf,
-    host: Host,
+    host: HostInfo,
 }
 
 impl Bench {
@@ -51,12 +51,21 @@ impl Bench {
             mode,
             network: None,
             limits: Limits { cpu_millis: 2000, ..Limits::default() },
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             policy: Policy::default(),
             ends_with_caller: false,
         };
-        Plan::isolated(RunId::generate(), SessionId::generate(), self.session.clone(), &spec, &self.host, IDS)
-            .unwrap()
+        Plan::isolated(
+            PlanTarget {
+                sandbox: RunId::generate(),
+                session: SessionId::generate(),
+                root: self.session.clone(),
+            },
+            &spec,
+            &self.host,
+            IDS,
+        )
+        .unwrap()
     }
 
     /// From the plan to the command's execve, cold and prepared, and the whole run with its receipt.
@@ -136,7 +145,7 @@ async fn main() {
         println!("skipped: {}: {:?}", one.mode, one.gaps);
     }
     let runtime = codelia_backends::runtime();
-    let bench = Bench { host: Host { enforceable: found[0].enforceable, runtime }, session };
+    let bench = Bench { host: HostInfo { enforceable: found[0].enforceable, runtime }, session };
 
     let session = bench.session.display();
     let etc = |how: &dyn Fn(&str) -> String| -> String {

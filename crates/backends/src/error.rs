@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use codelia_init::{Failure, FrameError, Step};
 use codelia_sys::Errno;
-use codelia_types::{Mode, Refusal};
+use codelia_types::{Mode, Reason, Refusal};
 
 /// A sandbox could not be prepared or launched.
 #[derive(Debug, thiserror::Error)]
@@ -118,21 +118,21 @@ pub enum Error {
 
 impl Error {
     /// The reason word for a command that cannot be executed.
-    pub(crate) fn refused(reason: &str, message: impl Into<String>) -> Self {
-        Self::Refused(Refusal { reason: reason.to_owned(), message: message.into() })
+    pub(crate) fn refused(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Refused(Refusal { reason, message: message.into() })
     }
 
     /// What a failed launch means to the caller.
     pub(crate) fn launch(failure: Failure, program: &str) -> Self {
         match (failure.step, Errno::from_raw_os_error(failure.errno)) {
             (Step::Execute, Errno::NOENT | Errno::NOTDIR) => {
-                Self::refused("EXECUTABLE_NOT_FOUND", format!("{program:?} was not found"))
+                Self::refused(Reason::ExecutableNotFound, format!("{program:?} was not found"))
             }
             (Step::Execute, Errno::ACCESS | Errno::PERM | Errno::ISDIR) => {
-                Self::refused("EXECUTABLE_NOT_PERMITTED", format!("{program:?} may not be executed"))
+                Self::refused(Reason::ExecutableNotPermitted, format!("{program:?} may not be executed"))
             }
             (Step::WorkingDirectory, errno) => Self::working_directory(errno),
-            _ => Self::refused("LAUNCH_FAILED", failure.to_string()),
+            _ => Self::refused(Reason::LaunchFailed, failure.to_string()),
         }
     }
 
@@ -142,6 +142,6 @@ impl Error {
             Errno::NOENT => "the working directory does not exist".to_owned(),
             errno => format!("the working directory cannot be entered: {errno}"),
         };
-        Self::refused("WORKING_DIRECTORY_INVALID", message)
+        Self::refused(Reason::WorkingDirectoryInvalid, message)
     }
 }

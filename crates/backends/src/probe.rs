@@ -6,7 +6,8 @@ use std::{
 };
 
 use codelia_policy::{
-    Enforceable, Host, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, Plan, Policy, RunSpec,
+    Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy,
+    RunSpec,
 };
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
@@ -63,17 +64,22 @@ pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Re
         mode,
         network: None,
         limits: Limits::default(),
-        asked: LimitsRequest::default(),
+        requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
     };
     spec.policy.process.allowed_executables = only.map(|path| vec![path.to_owned()]);
     let enforceable = Enforceable { violations: host.violations, ..Enforceable::EVERYTHING };
-    let assumed = Host { enforceable, ..Host::default() };
+    let assumed = HostInfo { enforceable, ..HostInfo::default() };
     let ids = if own.uid == 0 { nobody() } else { own };
     let less = plan(mode, host);
-    let plan = Plan::isolated(less.sandbox, less.session, less.root, &spec, &assumed, ids)
-        .map_err(|error| Error::Unenforceable { field: error.field })?;
+    let plan = Plan::isolated(
+        PlanTarget { sandbox: less.sandbox, session: less.session, root: less.root },
+        &spec,
+        &assumed,
+        ids,
+    )
+    .map_err(|error| Error::Unenforceable { field: error.field })?;
     Ok(Plan {
         workspace: "/tmp".into(),
         mounts: vec![Mount::Proc, Mount::Dev, Mount::Tmpfs { target: "/tmp".into(), size_bytes: MIB }],

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use codelia_policy::{Found, Runtime};
+use codelia_policy::{PathKind, Runtime};
 
 /// The runtime of this host.
 #[must_use]
@@ -10,10 +10,10 @@ pub fn runtime() -> Runtime {
     let mut etc: Vec<_> =
         fs::read_dir("/etc").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     etc.sort();
-    Runtime::of(&etc, look)
+    Runtime::detect(&etc, look)
 }
 
 /// A link that leads nowhere is not there.
-fn look(path: &Path) -> Option<Found> {
-    path.exists().then(|| fs::read_link(path).map_or(Found::There, Found::Link))
+fn look(path: &Path) -> Option<PathKind> {
+    path.exists().then(|| fs::read_link(path).map_or(PathKind::FileOrDirectory, PathKind::Symlink))
 }

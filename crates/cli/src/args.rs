@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use codelia_policy::Level;
+use codelia_policy::IsolationLevel;
 use codelia_types::{Mode, NetworkMode};
 
 use crate::files::End;
@@ -406,7 +406,7 @@ pub(crate) enum Tenants {
         /// Its id
         tenant: String,
         /// LEVEL_0, LEVEL_1 or LEVEL_2
-        level: Level,
+        level: IsolationLevel,
         /// Why
         #[arg(long)]
         reason: String,

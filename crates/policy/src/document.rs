@@ -14,7 +14,7 @@ use codelia_types::{Mode, NetworkMode, UnknownValue};
 pub struct Policy {
     /// The least isolation it needs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub isolation_level: Option<Level>,
+    pub isolation_level: Option<IsolationLevel>,
     /// What of the host's files it sees.
     pub filesystem: FilesystemPolicy,
     /// What its containers are made of.
@@ -35,7 +35,7 @@ pub struct Policy {
 
 /// How much isolation a command needs, least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Level {
+pub enum IsolationLevel {
     /// None: mode `logical`.
     #[serde(rename = "LEVEL_0")]
     None,
@@ -47,7 +47,7 @@ pub enum Level {
     Full,
 }
 
-impl Level {
+impl IsolationLevel {
     /// All of them, least first.
     pub const ALL: [Self; 3] = [Self::None, Self::Process, Self::Full];
 
@@ -71,13 +71,13 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for IsolationLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Level {
+impl FromStr for IsolationLevel {
     type Err = UnknownValue;
 
     fn from_str(text: &str) -> Result<Self, UnknownValue> {

@@ -21,7 +21,7 @@ pub enum Source {
 
 /// One field of an effective policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Explained {
+pub struct ExplainedField {
     /// Its path in the document.
     pub field: String,
     /// What holds, as JSON; for a field that nobody set, in words.
@@ -78,18 +78,18 @@ const FIELDS: [(&str, &str); 41] = [
 impl Policy {
     /// Every field of this policy with `run` merged under it, and who decided it.
     #[must_use]
-    pub fn explain(&self, run: &Self) -> Vec<Explained> {
+    pub fn explain(&self, run: &Self) -> Vec<ExplainedField> {
         let (session, merged) = (self.stated(), self.merge(run).stated());
-        let usual = Self::default().settled().stated();
+        let usual = Self::default().with_defaults().stated();
         let field = |(field, default): (&str, &str)| match merged.get(field) {
-            None => Explained { field: field.into(), value: default.into(), source: Source::Default },
+            None => ExplainedField { field: field.into(), value: default.into(), source: Source::Default },
             Some(value) => {
                 let source = match value {
                     value if usual.get(field) == Some(value) => Source::Default,
                     value if session.get(field) == Some(value) => Source::Session,
                     _ => Source::Run,
                 };
-                Explained { field: field.into(), value: value.to_string(), source }
+                ExplainedField { field: field.into(), value: value.to_string(), source }
             }
         };
         FIELDS.into_iter().map(field).collect()

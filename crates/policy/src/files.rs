@@ -6,7 +6,7 @@ use crate::{FilesystemPolicy, WORKSPACE};
 
 /// What a file call does to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileUse {
+pub enum FileAccess {
     /// Looks at it.
     Read,
     /// Changes it, or makes it.
@@ -31,7 +31,7 @@ impl FilesystemPolicy {
     ///
     /// # Errors
     /// Names the rule that forbids it.
-    pub fn check_file(&self, what: FileUse, path: &Path) -> Result<(), FileDenied> {
+    pub fn check_file(&self, what: FileAccess, path: &Path) -> Result<(), FileDenied> {
         let deny = |rule| Err(FileDenied { rule });
         let has_detours = path.components().any(|part| part == Component::ParentDir);
         if has_detours || !path.starts_with(WORKSPACE) {
@@ -40,10 +40,10 @@ impl FilesystemPolicy {
         if self.denied_paths.iter().any(|no| path.starts_with(no)) {
             return deny("filesystem.denied_paths");
         }
-        if what == FileUse::Read {
+        if what == FileAccess::Read {
             return Ok(());
         }
-        let taken_along = |inside: &Path| what == FileUse::Replace && inside.starts_with(path);
+        let taken_along = |inside: &Path| what == FileAccess::Replace && inside.starts_with(path);
         if self.denied_paths.iter().any(|no| taken_along(no)) {
             return deny("filesystem.denied_paths");
         }
@@ -75,7 +75,7 @@ impl FilesystemPolicy {
 mod tests {
     use super::*;
 
-    fn rule(what: FileUse, path: &str) -> Option<&'static str> {
+    fn rule(what: FileAccess, path: &str) -> Option<&'static str> {
         let policy = FilesystemPolicy {
             read_only_paths: Some(vec!["/workspace/fixed".into(), "/opt".into()]),
             read_write_paths: Some(vec!["/workspace/fixed/open".into()]),
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn each_use_is_decided_by_the_deepest_rule() {
-        use FileUse::{Read, Replace, Write};
+        use FileAccess::{Read, Replace, Write};
         const FIXED: Option<&str> = Some("filesystem.read_only_paths");
         const SECRET: Option<&str> = Some("filesystem.denied_paths");
         const OUTSIDE: Option<&str> = Some("filesystem.root_path");

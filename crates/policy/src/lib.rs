@@ -20,15 +20,15 @@ mod validate;
 
 pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    Level, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
-pub use explain::{Explained, Source};
-pub use files::{FileDenied, FileUse};
+pub use explain::{ExplainedField, Source};
+pub use files::{FileAccess, FileDenied};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest};
-pub use mounts::{INSIDE, Mount, OVERLAYS_END, WORKSPACE, overlays_of};
-pub use plan::{Enforceable, Host, Ids, IoLimits, Plan, PlanError, Security, SyscallRules};
+pub use mounts::{Mount, OVERLAYS_SUFFIX, SANDBOX_IDS, WORKSPACE, overlays_dir};
+pub use plan::{Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules};
 pub use run_spec::RunSpec;
-pub use runtime::{Found, Runtime};
-pub use secrets::homes;
+pub use runtime::{PathKind, Runtime};
+pub use secrets::home_dirs;
 pub use validate::PolicyError;

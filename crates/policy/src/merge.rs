@@ -45,7 +45,7 @@ impl Policy {
     /// The same policy with its silence made explicit where a default could be loosened: from here
     /// on a policy below can only tighten.
     #[must_use]
-    pub fn settled(mut self) -> Self {
+    pub fn with_defaults(mut self) -> Self {
         self = self.as_installation();
         self.process.debug.get_or_insert(false);
         self.syscalls.violation_limit.get_or_insert(VIOLATION_LIMIT);
@@ -261,7 +261,7 @@ mod tests {
         wide.process.debug = Some(true);
         wide.syscalls.violation_limit = Some(1000);
         wide.filesystem.read_only_paths = Some(vec!["/opt".into()]);
-        let merged = Policy::default().settled().merge(&wide);
-        assert_eq!(merged, Policy::default().settled());
+        let merged = Policy::default().with_defaults().merge(&wide);
+        assert_eq!(merged, Policy::default().with_defaults());
     }
 }

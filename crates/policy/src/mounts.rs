@@ -14,7 +14,7 @@ use codelia_types::Mode;
 pub const WORKSPACE: &str = "/workspace";
 
 /// Who the command is inside, where it has user ids of its own.
-pub const INSIDE: Ids = Ids { uid: 1000, gid: 1000 };
+pub const SANDBOX_IDS: Ids = Ids { uid: 1000, gid: 1000 };
 
 const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
 
@@ -76,14 +76,14 @@ pub enum Mount {
 
 /// Where the changes of a session in overlays are kept, beside its directory.
 #[must_use]
-pub fn overlays_of(root: &Path) -> PathBuf {
+pub fn overlays_dir(root: &Path) -> PathBuf {
     let mut name = root.as_os_str().to_owned();
-    name.push(OVERLAYS_END);
+    name.push(OVERLAYS_SUFFIX);
     name.into()
 }
 
 /// How the name of a session's directory goes on in that of its overlays.
-pub const OVERLAYS_END: &str = ".overlays";
+pub const OVERLAYS_SUFFIX: &str = ".overlays";
 
 /// A path as the name of one file.
 pub(crate) fn overlay_name(path: &Path) -> String {
@@ -117,7 +117,7 @@ fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
     let mut mounts = vec![read_only(Path::new("/usr"))];
     let link = |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
     mounts.extend(runtime.links.iter().map(link));
-    mounts.extend(own_files(INSIDE));
+    mounts.extend(own_files(SANDBOX_IDS));
     mounts.extend(runtime.shown.iter().map(|path| read_only(path)));
     mounts
 }
@@ -151,7 +151,7 @@ fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> 
         allowed.map(how).collect::<Vec<_>>()
     };
     let bind = |writable| move |path: PathBuf| Mount::Bind { source: path.clone(), target: path, writable };
-    let layers = overlays_of(root);
+    let layers = overlays_dir(root);
     let overlay = |path: PathBuf| Mount::Overlay {
         source: path.clone(),
         layer: layers.join(overlay_name(&path)),

@@ -9,8 +9,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    EnvironmentMode, Level, Limit, Limits, LimitsRequest, Mount, Policy, RunSpec, Runtime, SyscallMode,
-    WORKSPACE,
+    EnvironmentMode, IsolationLevel, Limit, Limits, LimitsRequest, Mount, Policy, RunSpec, Runtime,
+    SyscallMode, WORKSPACE,
     mounts::{self, mounts},
     syscalls,
 };
@@ -64,6 +64,17 @@ pub struct Plan {
     pub network: NetworkMode,
     /// What holds the command inside; `None` in mode `logical` alone.
     pub security: Option<Security>,
+}
+
+/// The sandbox that a plan is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanTarget {
+    /// The sandbox's id. Usually the run's id.
+    pub sandbox: RunId,
+    /// The session that the sandbox belongs to.
+    pub session: SessionId,
+    /// The session's directory on the host.
+    pub root: PathBuf,
 }
 
 /// How fast a command may read from and write to the device that its session is on. `None` is not limited.
@@ -192,18 +203,18 @@ impl Enforceable {
 
 /// What a plan for an isolating mode must know about the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
+pub struct HostInfo {
     /// What it can enforce.
     pub enforceable: Enforceable,
     /// What a sandbox shows of it.
     pub runtime: Runtime,
 }
 
-impl Host {
+impl HostInfo {
     /// A host that can enforce everything, with the usual runtime.
     #[must_use]
-    pub fn able() -> Self {
-        Self { enforceable: Enforceable::EVERYTHING, runtime: Runtime::usual() }
+    pub fn fully_capable() -> Self {
+        Self { enforceable: Enforceable::EVERYTHING, runtime: Runtime::debian() }
     }
 }
 
@@ -231,18 +242,13 @@ impl Plan {
     ///
     /// # Errors
     /// Names the field that was asked for and cannot be enforced.
-    pub fn logical(
-        sandbox: RunId,
-        session: SessionId,
-        root: PathBuf,
-        spec: &RunSpec,
-        host: Enforceable,
-    ) -> Result<Self, PlanError> {
+    pub fn logical(target: PlanTarget, spec: &RunSpec, host: Enforceable) -> Result<Self, PlanError> {
+        let PlanTarget { sandbox, session, root } = target;
         if matches!(spec.network, Some(NetworkMode::None | NetworkMode::Proxy)) && !host.network {
             return Err(PlanError { field: "network", mode: Mode::Logical });
         }
         isolates_nothing(&spec.policy)?;
-        let unenforced = unenforced(&spec.asked, host)?;
+        let unenforced = unenforced(&spec.requested_limits, host)?;
         Ok(Self {
             sandbox,
             session,
@@ -271,7 +277,7 @@ impl Plan {
         if mode == Mode::Logical {
             return isolates_nothing(policy);
         }
-        let missing = missing(mode, policy, Host::able().enforceable);
+        let missing = missing(mode, policy, HostInfo::fully_capable().enforceable);
         match missing.or(reach(network, policy).err()) {
             Some(field) => Err(PlanError { field, mode }),
             None => Ok(()),
@@ -285,13 +291,12 @@ impl Plan {
     /// # Errors
     /// Names the field that cannot be enforced.
     pub fn isolated(
-        sandbox: RunId,
-        session: SessionId,
-        root: PathBuf,
+        target: PlanTarget,
         spec: &RunSpec,
-        host: &Host,
+        host: &HostInfo,
         ids: Ids,
     ) -> Result<Self, PlanError> {
+        let PlanTarget { sandbox, session, root } = target;
         let refuse = |field| PlanError { field, mode: spec.mode };
         if let Some(field) = missing(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
@@ -325,7 +330,7 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
     let (files, process) = (&policy.filesystem, &policy.process);
     let some = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let asked = [
-        ("policy.isolation_level", policy.isolation_level > Some(Level::None)),
+        ("policy.isolation_level", policy.isolation_level > Some(IsolationLevel::None)),
         ("policy.filesystem.read_only_paths", some(&files.read_only_paths)),
         ("policy.filesystem.read_write_paths", some(&files.read_write_paths)),
         ("policy.filesystem.overlay_paths", some(&files.overlay_paths)),
@@ -352,7 +357,7 @@ fn isolates_nothing(policy: &Policy) -> Result<(), PlanError> {
 fn missing(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static str> {
     let needed = [
         ("mode", mode != Mode::Logical),
-        ("policy.isolation_level", policy.isolation_level != Some(Level::None)),
+        ("policy.isolation_level", policy.isolation_level != Some(IsolationLevel::None)),
         (Limit::MemoryBytes.field(), host.memory),
         (Limit::CpuMillis.field(), host.cpu),
         (Limit::Pids.field(), host.pids),
@@ -464,14 +469,18 @@ mod tests {
             mode: Mode::Logical,
             network,
             limits: Limits::default(),
-            asked,
+            requested_limits: asked,
             policy: Policy::default(),
             ends_with_caller: false,
         }
     }
 
+    fn target() -> PlanTarget {
+        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: "/s".into() }
+    }
+
     fn plan(spec: &RunSpec, host: Enforceable) -> Result<Plan, PlanError> {
-        Plan::logical(RunId::generate(), SessionId::generate(), "/s".into(), spec, host)
+        Plan::logical(target(), spec, host)
     }
 
     #[test]
@@ -493,15 +502,15 @@ mod tests {
         assert_eq!(error.unwrap_err().field, "network");
     }
 
-    fn isolated(policy: Policy, network: Option<NetworkMode>, host: &Host) -> Result<Plan, PlanError> {
+    fn isolated(policy: Policy, network: Option<NetworkMode>, host: &HostInfo) -> Result<Plan, PlanError> {
         let spec = RunSpec { mode: Mode::Bwrap, policy, ..spec(LimitsRequest::default(), network) };
         let ids = Ids { uid: 200_000, gid: 200_000 };
-        Plan::isolated(RunId::generate(), SessionId::generate(), "/s".into(), &spec, host, ids)
+        Plan::isolated(target(), &spec, host, ids)
     }
 
     #[test]
     fn only_the_workspace_is_a_writable_place_of_the_host_by_default() {
-        let plan = isolated(Policy::default(), None, &Host::able()).unwrap();
+        let plan = isolated(Policy::default(), None, &HostInfo::fully_capable()).unwrap();
         let writable: Vec<_> =
             plan.mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: true, .. })).collect();
         let workspace = Mount::Bind { source: "/s".into(), target: WORKSPACE.into(), writable: true };
@@ -512,10 +521,10 @@ mod tests {
 
     #[test]
     fn an_isolating_mode_refuses_what_the_host_cannot_enforce_even_by_default() {
-        let mut host = Host::able();
+        let mut host = HostInfo::fully_capable();
         host.enforceable.memory = false;
         assert_eq!(isolated(Policy::default(), None, &host).unwrap_err().field, "limits.memory_bytes");
-        let mut host = Host::able();
+        let mut host = HostInfo::fully_capable();
         host.enforceable.executables = false;
         let mut policy = Policy::default();
         assert!(isolated(policy.clone(), None, &host).is_ok());
@@ -526,10 +535,16 @@ mod tests {
     #[test]
     fn a_network_that_does_not_exist_yet_is_refused() {
         for mode in [NetworkMode::Proxy, NetworkMode::Host] {
-            assert_eq!(isolated(Policy::default(), Some(mode), &Host::able()).unwrap_err().field, "network");
+            assert_eq!(
+                isolated(Policy::default(), Some(mode), &HostInfo::fully_capable()).unwrap_err().field,
+                "network"
+            );
             let mut policy = Policy::default();
             policy.network.mode = Some(mode);
-            assert_eq!(isolated(policy, None, &Host::able()).unwrap_err().field, "policy.network.mode");
+            assert_eq!(
+                isolated(policy, None, &HostInfo::fully_capable()).unwrap_err().field,
+                "policy.network.mode"
+            );
         }
     }
 
@@ -538,7 +553,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.filesystem.read_only_paths = Some(vec!["/opt/a/b".into(), "/opt".into(), "/srv/no/x".into()]);
         policy.filesystem.denied_paths = vec!["/srv/no".into(), "/opt/secret".into()];
-        let plan = isolated(policy, None, &Host::able()).unwrap();
+        let plan = isolated(policy, None, &HostInfo::fully_capable()).unwrap();
         let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
         let expected = ["/opt", "/opt/a/b", "/srv/no", "/opt/secret"].map(Path::new);
         assert_eq!(tail, expected);
@@ -549,7 +564,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.filesystem.read_only_paths = Some(vec!["/opt".into()]);
         policy.filesystem.overlay_paths = Some(vec!["/opt/a/b".into(), "/bin/x".into()]);
-        let mut host = Host::able();
+        let mut host = HostInfo::fully_capable();
         host.runtime.homes = vec!["/opt/a/b".into()];
         let plan = isolated(policy, None, &host).unwrap();
         let overlay = |path: &str, layer: &str| Mount::Overlay {
@@ -574,7 +589,11 @@ mod tests {
         for path in ["/s", "/s/below"] {
             let mut policy = Policy::default();
             policy.filesystem.overlay_paths = Some(vec![path.into()]);
-            assert_eq!(isolated(policy, None, &Host::able()).unwrap_err().field, OVERLAYS, "{path}");
+            assert_eq!(
+                isolated(policy, None, &HostInfo::fully_capable()).unwrap_err().field,
+                OVERLAYS,
+                "{path}"
+            );
         }
     }
 
@@ -582,7 +601,7 @@ mod tests {
     fn a_denied_path_behind_a_link_of_the_runtime_is_hidden_where_it_leads() {
         let mut policy = Policy::default();
         policy.filesystem.denied_paths = vec!["/bin/sh".into(), "/sbin".into()];
-        let plan = isolated(policy, None, &Host::able()).unwrap();
+        let plan = isolated(policy, None, &HostInfo::fully_capable()).unwrap();
         let hidden: Vec<_> =
             plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).collect();
         assert_eq!(
@@ -596,7 +615,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.syscalls.mode = Some(SyscallMode::Deny);
         policy.syscalls.names = vec!["socket".to_owned()];
-        let security = isolated(policy, None, &Host::able()).unwrap().security.unwrap();
+        let security = isolated(policy, None, &HostInfo::fully_capable()).unwrap().security.unwrap();
         let SyscallRules::Allow(names) = security.syscalls else { panic!("a plan has an allow-list") };
         assert_eq!(names.len(), syscalls::allowed(false).len() - 1);
         assert!(!names.contains(&"socket".to_owned()));

@@ -19,8 +19,9 @@ pub struct RunSpec {
     pub network: Option<NetworkMode>,
     /// The limits that hold.
     pub limits: Limits,
-    /// Which of the limits somebody asked for; they must be enforced or the run is refused.
-    pub asked: LimitsRequest,
+    /// The limits that the caller or a policy requested. Each must be enforced, or the run is refused.
+    #[serde(rename = "asked")]
+    pub requested_limits: LimitsRequest,
     /// What it may do: its own policy under that of its session.
     #[serde(default)]
     pub policy: Policy,

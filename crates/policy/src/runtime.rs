@@ -28,11 +28,11 @@ const ETC_BEGINNINGS: [&str; 1] = ["/etc/java-"];
 
 /// What is at a path of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum PathKind {
     /// A file or a directory.
-    There,
+    FileOrDirectory,
     /// A link to this.
-    Link(PathBuf),
+    Symlink(PathBuf),
 }
 
 /// The host's runtime, as far as a sandbox shows it.
@@ -49,7 +49,7 @@ pub struct Runtime {
 impl Runtime {
     /// The runtime of a host with these entries of `/etc`, of which the function tells what is at a path.
     #[must_use]
-    pub fn of(etc: &[PathBuf], look: impl Fn(&Path) -> Option<Found>) -> Self {
+    pub fn detect(etc: &[PathBuf], look: impl Fn(&Path) -> Option<PathKind>) -> Self {
         let has_version = |path: &&PathBuf| {
             let text = path.to_string_lossy();
             ETC_BEGINNINGS.iter().any(|beginning| text.starts_with(beginning))
@@ -58,10 +58,10 @@ impl Runtime {
         let mut runtime = Self::default();
         for path in known.chain(etc.iter().filter(has_version).cloned()) {
             match look(&path) {
-                Some(Found::Link(to)) if destination(&path, &to).starts_with("/usr") => {
+                Some(PathKind::Symlink(to)) if destination(&path, &to).starts_with("/usr") => {
                     runtime.links.push((path, to));
                 }
-                Some(Found::Link(_) | Found::There) => runtime.shown.push(path),
+                Some(PathKind::Symlink(_) | PathKind::FileOrDirectory) => runtime.shown.push(path),
                 None => {}
             }
         }
@@ -80,13 +80,13 @@ impl Runtime {
 
     /// The runtime of a merged Debian, for tests and explanations.
     #[must_use]
-    pub fn usual() -> Self {
-        Self::of(&[], |path| match path.strip_prefix("/").ok()?.to_str()? {
+    pub fn debian() -> Self {
+        Self::detect(&[], |path| match path.strip_prefix("/").ok()?.to_str()? {
             "lib32" | "libx32" | "etc/java" | "etc/pki" => None,
-            "etc/localtime" => Some(Found::Link("/usr/share/zoneinfo/Etc/UTC".into())),
-            "etc/os-release" => Some(Found::Link("../usr/lib/os-release".into())),
-            name if name.starts_with("etc/") => Some(Found::There),
-            name => Some(Found::Link(Path::new("usr").join(name))),
+            "etc/localtime" => Some(PathKind::Symlink("/usr/share/zoneinfo/Etc/UTC".into())),
+            "etc/os-release" => Some(PathKind::Symlink("../usr/lib/os-release".into())),
+            name if name.starts_with("etc/") => Some(PathKind::FileOrDirectory),
+            name => Some(PathKind::Symlink(Path::new("usr").join(name))),
         })
     }
 }
@@ -111,12 +111,12 @@ mod tests {
     #[test]
     fn links_into_usr_stay_links_and_others_are_shown_as_what_they_lead_to() {
         let runtime =
-            Runtime::of(&["/etc/java-17".into(), "/etc/shadow".into()], |path| match path.to_str()? {
-                "/bin" => Some(Found::Link("usr/bin".into())),
-                "/lib" => Some(Found::Link("/opt/lib".into())),
-                "/etc/os-release" => Some(Found::Link("../usr/lib/os-release".into())),
-                "/etc/localtime" => Some(Found::Link("../usr/../var/zone".into())),
-                "/sbin" | "/etc/java-17" | "/etc/shadow" | "/etc/services" => Some(Found::There),
+            Runtime::detect(&["/etc/java-17".into(), "/etc/shadow".into()], |path| match path.to_str()? {
+                "/bin" => Some(PathKind::Symlink("usr/bin".into())),
+                "/lib" => Some(PathKind::Symlink("/opt/lib".into())),
+                "/etc/os-release" => Some(PathKind::Symlink("../usr/lib/os-release".into())),
+                "/etc/localtime" => Some(PathKind::Symlink("../usr/../var/zone".into())),
+                "/sbin" | "/etc/java-17" | "/etc/shadow" | "/etc/services" => Some(PathKind::FileOrDirectory),
                 _ => None,
             });
         let links = [("/bin", "usr/bin"), ("/etc/os-release", "../usr/lib/os-release")];
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_path_through_a_link_is_found_where_it_leads() {
-        let runtime = Runtime::usual();
+        let runtime = Runtime::debian();
         for (path, place) in [
             ("/bin/sh", "/usr/bin/sh"),
             ("/bin", "/usr/bin"),

@@ -46,7 +46,7 @@ const OF_HOST: [&str; 13] = [
 ];
 
 /// The homes that a passwd file names.
-pub fn homes(passwd: &str) -> Vec<PathBuf> {
+pub fn home_dirs(passwd: &str) -> Vec<PathBuf> {
     let home = |line: &str| line.split(':').nth(5).map(PathBuf::from);
     let mut homes: Vec<_> = passwd.lines().filter_map(home).collect();
     homes.retain(|home| home.is_absolute() && home != Path::new("/"));
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn homes_are_found_in_a_passwd_file() {
         let passwd = "root:x:0:0:root:/root:/bin/bash\nbin:x:2:2:bin:/:/bin/sh\n\nbad\nann:x:1:1::/home/ann:/bin/sh\nbob:x:3:3::/home/ann:\n";
-        assert_eq!(homes(passwd), paths(&["/home/ann", "/root"]));
+        assert_eq!(home_dirs(passwd), paths(&["/home/ann", "/root"]));
     }
 
     #[test]

@@ -7,8 +7,8 @@ use regex::{RegexSet, RegexSetBuilder};
 
 use crate::{
     Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
-    FilesystemPolicy, Level, Limit, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
-    SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
+    FilesystemPolicy, IsolationLevel, Limit, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy,
+    SyscallMode, SyscallPolicy, WORKSPACE, mounts::overlay_name, syscalls,
 };
 use codelia_types::{Mode, NetworkMode};
 
@@ -71,10 +71,10 @@ impl Policy {
     /// Names the level.
     pub fn check_mode(&self, mode: Mode) -> Result<(), PolicyError> {
         match (self.isolation_level, mode) {
-            (Some(Level::Process | Level::Full), Mode::Logical) => {
+            (Some(IsolationLevel::Process | IsolationLevel::Full), Mode::Logical) => {
                 fail("isolation_level", "mode logical isolates nothing")
             }
-            (Some(Level::None), Mode::Bwrap | Mode::Nsjail | Mode::Container) => {
+            (Some(IsolationLevel::None), Mode::Bwrap | Mode::Nsjail | Mode::Container) => {
                 fail("isolation_level", format!("LEVEL_0 is mode logical, not {mode}"))
             }
             _ => Ok(()),
@@ -530,11 +530,11 @@ mod tests {
     #[test]
     fn a_level_goes_with_the_modes_that_give_it() {
         let of = |level| Policy { isolation_level: level, ..Policy::default() };
-        assert!(of(Some(Level::Full)).check_mode(Mode::Logical).is_err());
-        assert!(of(Some(Level::Process)).check_mode(Mode::Logical).is_err());
-        assert!(of(Some(Level::None)).check_mode(Mode::Bwrap).is_err());
-        assert!(of(Some(Level::None)).check_mode(Mode::Logical).is_ok());
-        assert!(of(Some(Level::Full)).check_mode(Mode::Nsjail).is_ok());
+        assert!(of(Some(IsolationLevel::Full)).check_mode(Mode::Logical).is_err());
+        assert!(of(Some(IsolationLevel::Process)).check_mode(Mode::Logical).is_err());
+        assert!(of(Some(IsolationLevel::None)).check_mode(Mode::Bwrap).is_err());
+        assert!(of(Some(IsolationLevel::None)).check_mode(Mode::Logical).is_ok());
+        assert!(of(Some(IsolationLevel::Full)).check_mode(Mode::Nsjail).is_ok());
         assert!(of(None).check_mode(Mode::Logical).is_ok());
     }
 

@@ -9,7 +9,8 @@ use std::{
 };
 
 use codelia_policy::{
-    FileUse, FilesystemPolicy, Host, Ids, Limits, LimitsRequest, Mount, Plan, Policy, RunSpec,
+    FileAccess, FilesystemPolicy, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy,
+    RunSpec,
 };
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 use proptest::{collection::vec, option::of, prelude::*, sample::select};
@@ -46,13 +47,14 @@ fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
         mode: Mode::Bwrap,
         network: None,
         limits: Limits::default(),
-        asked: LimitsRequest::default(),
+        requested_limits: LimitsRequest::default(),
         policy,
         ends_with_caller: false,
     };
     let ids = Ids { uid: 1, gid: 1 };
-    let (sandbox, session) = (RunId::generate(), SessionId::generate());
-    Plan::isolated(sandbox, session, "/session".into(), &spec, &Host::able(), ids).ok()
+    let target =
+        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: "/session".into() };
+    Plan::isolated(target, &spec, &HostInfo::fully_capable(), ids).ok()
 }
 
 /// Whether a command can read and write there: the mount that was made last decides.
@@ -68,7 +70,7 @@ proptest! {
     fn file_calls_may_do_what_commands_may(policy in filesystem(), path in path()) {
         let may = |what| policy.check_file(what, &path).is_ok();
         let Some(plan) = plan(&policy) else { return Ok(()) };
-        prop_assert_eq!((may(FileUse::Read), may(FileUse::Write)), command_may(&plan, &path));
+        prop_assert_eq!((may(FileAccess::Read), may(FileAccess::Write)), command_may(&plan, &path));
     }
 
     #[test]
@@ -78,7 +80,7 @@ proptest! {
         let Some(plan) = plan(&policy) else { return Ok(()) };
         let (_, writable) = command_may(&plan, &below);
         if !writable && below.starts_with(&path) {
-            prop_assert!(policy.check_file(FileUse::Replace, &path).is_err());
+            prop_assert!(policy.check_file(FileAccess::Replace, &path).is_err());
         }
     }
 
@@ -86,14 +88,14 @@ proptest! {
     fn what_is_denied_above_stays_denied_below(upper in filesystem(), lower in filesystem(), path in path()) {
         let whole = |filesystem: &FilesystemPolicy| Policy { filesystem: filesystem.clone(), ..Policy::default() };
         let merged = whole(&upper).merge(&whole(&lower)).filesystem;
-        if upper.check_file(FileUse::Read, &path).is_err() {
-            prop_assert!(merged.check_file(FileUse::Read, &path).is_err());
+        if upper.check_file(FileAccess::Read, &path).is_err() {
+            prop_assert!(merged.check_file(FileAccess::Read, &path).is_err());
         }
     }
 
     #[test]
     fn nothing_outside_the_workspace_is_ever_allowed(policy in filesystem(), path in "/[a-z/.]{0,20}") {
         prop_assume!(!path.starts_with("/workspace"));
-        prop_assert!(policy.check_file(FileUse::Read, Path::new(&path)).is_err());
+        prop_assert!(policy.check_file(FileAccess::Read, Path::new(&path)).is_err());
     }
 }

@@ -7,8 +7,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
-    FilesystemPolicy, Format, Host, Ids, Level, Limits, LimitsRequest, Mount, NetworkPolicy, Plan, Policy,
-    ProcessPolicy, ResourcePolicy, RunSpec, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Mount, NetworkPolicy,
+    Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, SyscallMode, SyscallPolicy,
+    SyscallRules, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -110,7 +111,7 @@ fn surroundings() -> impl Strategy<Value = (EnvironmentPolicy, CommandPolicy)> {
 }
 
 fn policies() -> impl Strategy<Value = Policy> {
-    let level = of(select(vec![Level::None, Level::Process, Level::Full]));
+    let level = of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
     (level, filesystem(), process(), network(), resources(), syscall_policy(), surroundings()).prop_map(
         |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| {
             Policy {
@@ -140,16 +141,17 @@ fn spec(policy: Policy) -> RunSpec {
         mode: Mode::Bwrap,
         network: None,
         limits: Limits::default().within(&policy.caps()),
-        asked: LimitsRequest::default(),
+        requested_limits: LimitsRequest::default(),
         policy,
         ends_with_caller: false,
     }
 }
 
 fn plan(policy: &Policy) -> Option<Plan> {
-    let (sandbox, session) = (RunId::generate(), SessionId::generate());
+    let target =
+        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: "/session".into() };
     let ids = Ids { uid: 1, gid: 1 };
-    Plan::isolated(sandbox, session, "/session".into(), &spec(policy.clone()), &Host::able(), ids).ok()
+    Plan::isolated(target, &spec(policy.clone()), &HostInfo::fully_capable(), ids).ok()
 }
 
 fn allowed(plan: &Plan) -> &[String] {
@@ -214,7 +216,7 @@ proptest! {
 
     #[test]
     fn merging_under_a_settled_policy_only_tightens(a in policies(), b in policies()) {
-        let upper = a.settled();
+        let upper = a.with_defaults();
         let merged = upper.merge(&b);
         let (Some(wide), Some(narrow)) = (plan(&upper), plan(&merged)) else { return Ok(()) };
         for (path, writable) in opened(&narrow) {
@@ -274,7 +276,7 @@ proptest! {
     #[test]
     fn what_no_host_can_enforce_has_no_plan(policy in policies()) {
         let wants = matches!(policy.network.mode, Some(NetworkMode::Proxy | NetworkMode::Host));
-        if wants || policy.isolation_level == Some(Level::None) {
+        if wants || policy.isolation_level == Some(IsolationLevel::None) {
             prop_assert!(plan(&policy).is_none());
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codelia_policy::Limits;
-use codelia_types::{Mode, NetworkMode, Outcome, Receipt, Repeated, TerminalSize, Usage};
+use codelia_types::{CountedViolation, Mode, NetworkMode, Outcome, Receipt, TerminalSize, Usage};
 
 use crate::v1;
 
@@ -124,7 +124,7 @@ impl From<&Outcome> for v1::Outcome {
             Outcome::Limit(resource) => Kind::Limit(resource.clone()),
             Outcome::Violation(rule) => Kind::Violation(rule.clone()),
             Outcome::Refused(refusal) => Kind::Refused(v1::Refused {
-                reason: refusal.reason.clone(),
+                reason: refusal.reason.to_string(),
                 message: refusal.message.clone(),
             }),
             Outcome::Lost => Kind::Lost(v1::Lost {}),
@@ -146,8 +146,8 @@ impl From<&Usage> for v1::Usage {
     }
 }
 
-impl From<&Repeated> for v1::ViolationEvent {
-    fn from(repeated: &Repeated) -> Self {
+impl From<&CountedViolation> for v1::ViolationEvent {
+    fn from(repeated: &CountedViolation) -> Self {
         let violation = &repeated.violation;
         Self {
             kind: violation.kind.clone(),

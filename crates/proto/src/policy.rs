@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    Level, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode,
+    IsolationLevel, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode,
     SyscallPolicy,
 };
 
@@ -134,23 +134,23 @@ fn texts(list: Option<v1::TextList>) -> Option<Vec<String>> {
 impl v1::IsolationLevel {
     /// The level; `None` if it is unset.
     #[must_use]
-    pub fn to_level(self) -> Option<Level> {
+    pub fn to_level(self) -> Option<IsolationLevel> {
         match self {
             Self::Unspecified => None,
-            Self::None => Some(Level::None),
-            Self::Process => Some(Level::Process),
-            Self::Full => Some(Level::Full),
+            Self::None => Some(IsolationLevel::None),
+            Self::Process => Some(IsolationLevel::Process),
+            Self::Full => Some(IsolationLevel::Full),
         }
     }
 }
 
-impl From<Option<Level>> for v1::IsolationLevel {
-    fn from(level: Option<Level>) -> Self {
+impl From<Option<IsolationLevel>> for v1::IsolationLevel {
+    fn from(level: Option<IsolationLevel>) -> Self {
         match level {
             None => Self::Unspecified,
-            Some(Level::None) => Self::None,
-            Some(Level::Process) => Self::Process,
-            Some(Level::Full) => Self::Full,
+            Some(IsolationLevel::None) => Self::None,
+            Some(IsolationLevel::Process) => Self::Process,
+            Some(IsolationLevel::Full) => Self::Full,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use codelia_policy::Level;
+use codelia_policy::IsolationLevel;
 use codelia_types::{KeyId, TenantId};
 use time::OffsetDateTime;
 
@@ -94,7 +94,7 @@ pub struct Caller {
     /// The tenant's quotas.
     pub quotas: Quotas,
     /// The least isolation of the tenant's sessions and runs.
-    pub floor: Level,
+    pub floor: IsolationLevel,
 }
 
 impl Store {

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{Limits, LimitsRequest, Policy};
 use codelia_types::{
-    Incarnation, LeaseEpoch, LeaseToken, Mode, NetworkMode, Outcome, Refusal, SessionId, TenantId, WorkerId,
+    Incarnation, LeaseEpoch, LeaseToken, Mode, NetworkMode, Outcome, Reason, Refusal, SessionId, TenantId,
+    WorkerId,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{PgExecutor, postgres::types::PgInterval, types::Json};
@@ -39,7 +40,8 @@ pub struct SessionSpec {
     /// Limits of its runs, unless they ask for others.
     pub limits: Limits,
     /// Which of the limits somebody asked for.
-    pub asked: LimitsRequest,
+    #[serde(rename = "asked")]
+    pub requested_limits: LimitsRequest,
     /// Network of its runs, unless they ask for another.
     pub network: Option<NetworkMode>,
     /// What its runs may do; a run's own policy can only tighten it.
@@ -363,7 +365,7 @@ impl Store {
     /// Ends a session whose files its holder cannot find. Its queued runs are refused.
     pub async fn session_data_lost(&self, id: SessionId, lease: &LeaseToken) -> Result<(), Error> {
         let refused = Outcome::Refused(Refusal {
-            reason: "SESSION_DATA_LOST".into(),
+            reason: Reason::SessionDataLost,
             message: "the session's files are gone".into(),
         });
         sqlx::query_file!(

@@ -1,6 +1,6 @@
 //! The table `tenants`: who uses the service, and how much of it they may use.
 
-use codelia_policy::Level;
+use codelia_policy::IsolationLevel;
 use codelia_types::{KeyId, TenantId};
 use time::OffsetDateTime;
 
@@ -27,7 +27,7 @@ pub struct Tenant {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IsolationFloor {
     /// The level.
-    pub level: Level,
+    pub level: IsolationLevel,
     /// The decision for it; a tenant that nobody decided about has the highest.
     pub decision: Option<FloorDecision>,
 }
@@ -123,7 +123,7 @@ impl Store {
                 id: id.clone(),
                 created_at: row.created_at,
                 quotas,
-                floor: IsolationFloor { level: Level::Full, decision: None },
+                floor: IsolationFloor { level: IsolationLevel::Full, decision: None },
             }),
             Err(error) if is_unique_violation(&error, "tenants_pkey") => {
                 Err(Error::AlreadyExists { what: "the tenant id" })
@@ -206,7 +206,7 @@ impl Store {
     pub async fn tenant_set_floor(
         &self,
         id: &TenantId,
-        level: Level,
+        level: IsolationLevel,
         reason: &str,
         key: Option<KeyId>,
     ) -> Result<Option<Tenant>, Error> {

@@ -9,6 +9,7 @@ mod id;
 mod lease;
 mod mode;
 mod outcome;
+mod reason;
 mod result;
 mod violation;
 
@@ -17,5 +18,6 @@ pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, Tenant
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};
 pub use outcome::{Outcome, Receipt, Refusal, Usage};
+pub use reason::Reason;
 pub use result::{EndedRun, RunResult};
-pub use violation::{Repeated, Violation, Violations};
+pub use violation::{CountedViolation, Violation, Violations};

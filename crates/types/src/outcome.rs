@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Reason;
+
 /// How a run ended. A failing command is an outcome; an error means we failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "detail")]
@@ -49,9 +51,9 @@ impl Outcome {
 /// Why a run could not be started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Stable upper-case word.
-    pub reason: String,
-    /// For people.
+    /// The reason, for programs.
+    pub reason: Reason,
+    /// The details, for people.
     pub message: String,
 }
 

@@ -17,7 +17,7 @@ pub struct Violation {
 
 /// The same violation, and how often it was tried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Repeated {
+pub struct CountedViolation {
     /// What was tried.
     #[serde(flatten)]
     pub violation: Violation,
@@ -28,15 +28,15 @@ pub struct Repeated {
 /// What one run tried: each thing once, in the order it was first tried, and how much there was in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violations {
-    /// At most [`Violations::MOST`].
-    pub seen: Vec<Repeated>,
+    /// At most [`Violations::MAX_DISTINCT`].
+    pub seen: Vec<CountedViolation>,
     /// All of them, also those that are not in `seen`.
     pub total: u64,
 }
 
 impl Violations {
     /// How many different ones are kept: a command must not be able to fill a store.
-    pub const MOST: usize = 100;
+    pub const MAX_DISTINCT: usize = 100;
 
     /// Adds one; `true` if it is the first of its kind and was kept.
     pub fn add(&mut self, violation: Violation) -> bool {
@@ -45,9 +45,9 @@ impl Violations {
             known.count = known.count.saturating_add(1);
             return false;
         }
-        let is_kept = self.seen.len() < Self::MOST;
+        let is_kept = self.seen.len() < Self::MAX_DISTINCT;
         if is_kept {
-            self.seen.push(Repeated { violation, count: 1 });
+            self.seen.push(CountedViolation { violation, count: 1 });
         }
         is_kept
     }
@@ -78,6 +78,6 @@ mod tests {
         for family in 0..1000 {
             all.add(socket(family));
         }
-        assert_eq!((all.seen.len(), all.total), (Violations::MOST, 1000));
+        assert_eq!((all.seen.len(), all.total), (Violations::MAX_DISTINCT, 1000));
     }
 }

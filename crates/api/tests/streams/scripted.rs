@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_api::{Options, Service};
-use codelia_policy::{Ceilings, Level, Limits};
+use codelia_policy::{Ceilings, IsolationLevel, Limits};
 use codelia_proto::{
     internal::v1::{
         self as wire, attach_run_request, attach_run_response,
@@ -313,7 +313,7 @@ impl Api {
         store.migrate().await?;
         let tenant: TenantId = "acme".parse()?;
         store.tenant_create(&tenant, Quotas::default()).await?;
-        store.tenant_set_floor(&tenant, Level::None, "a test", None).await?;
+        store.tenant_set_floor(&tenant, IsolationLevel::None, "a test", None).await?;
         let (secret, secret_hash) = codelia_api::generate_secret();
         let new = NewKey { tenant: &tenant, display_name: "", secret_hash, scopes: &[Scope::Run] };
         let key = store.key_create(new).await?.context("a key")?.id;

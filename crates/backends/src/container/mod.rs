@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use codelia_init::Setup;
 use codelia_policy::{Enforceable, Plan};
 use codelia_sys::{process_id::ProcessId, rlimit::Resource};
-use codelia_types::Mode;
+use codelia_types::{Mode, Reason};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, probe,
@@ -120,7 +120,7 @@ impl Container {
         match &error {
             Error::Engine { complaint, .. } if is_image_missing(complaint) => {
                 let image = self.options.image(plan).unwrap_or_default();
-                Error::refused("IMAGE_MISSING", format!("the worker's engine has no image {image:?}"))
+                Error::refused(Reason::ImageMissing, format!("the worker's engine has no image {image:?}"))
             }
             _ => error,
         }

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
 
 use codelia_init::{ExpectedEnvironment, ExpectedMount, Rlimit, SecuritySetup, Setup};
-use codelia_policy::{INSIDE, Mount, Plan, Security};
+use codelia_policy::{Mount, Plan, SANDBOX_IDS, Security};
 use codelia_sys::rlimit::Resource;
 use codelia_types::NetworkMode;
 
@@ -64,8 +64,8 @@ fn expected(plan: &Plan) -> ExpectedEnvironment {
             .collect(),
         mounts: plan.mounts.iter().filter_map(expected_mount).collect(),
         hostname: plan.hostname.clone(),
-        uid: INSIDE.uid,
-        gid: INSIDE.gid,
+        uid: SANDBOX_IDS.uid,
+        gid: SANDBOX_IDS.gid,
     }
 }
 

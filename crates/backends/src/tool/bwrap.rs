@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{INSIDE, Mount, Plan};
+use codelia_policy::{Mount, Plan, SANDBOX_IDS};
 use codelia_sys::cgroup::CgroupParent;
 use codelia_types::Mode;
 
@@ -103,7 +103,7 @@ const NAMESPACES: [&str; 14] = [
 
 fn sandbox(plan: &Plan, init: &Path, inherited: &mut Inherited) -> Result<Vec<String>, Error> {
     let mut list = Arguments { words: NAMESPACES.map(str::to_owned).to_vec(), inherited };
-    list.add([&INSIDE.uid.to_string(), "--gid", &INSIDE.gid.to_string()]);
+    list.add([&SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
     if let Some(name) = &plan.hostname {
         list.add(["--hostname", name]);
     }

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{INSIDE, Ids, Mount, Plan};
+use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS};
 use codelia_sys::{cgroup::CgroupParent, process};
 use codelia_types::Mode;
 
@@ -143,8 +143,14 @@ fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
     let ids = tool_backend::ids(plan)?;
     let mut config = Config(BASE.to_owned());
     config.line(&format!("hostname: {}", quoted(plan.hostname.as_deref().unwrap_or_default())));
-    config.line(&format!("uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", INSIDE.uid, ids.uid));
-    config.line(&format!("gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", INSIDE.gid, ids.gid));
+    config.line(&format!(
+        "uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}",
+        SANDBOX_IDS.uid, ids.uid
+    ));
+    config.line(&format!(
+        "gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}",
+        SANDBOX_IDS.gid, ids.gid
+    ));
     config.bind(init, Path::new(INIT), false)?;
     for (index, mount) in plan.mounts.iter().enumerate() {
         config.mount(mount, &plan.mounts[..index])?;

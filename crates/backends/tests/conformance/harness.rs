@@ -17,7 +17,7 @@ use codelia_backends::{
     Backend, BwrapOptions, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions,
     Running, Stdio, bwrap, container, nsjail,
 };
-use codelia_policy::{Host, Ids, Limits, LimitsRequest, Plan, PlanError, Policy, RunSpec};
+use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec};
 use codelia_sys::{fd, process};
 use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage, Violation};
 use tempfile::TempDir;
@@ -54,7 +54,7 @@ impl Kind {
 pub(crate) struct Fixture {
     pub(crate) kind: Kind,
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) host: Host,
+    pub(crate) host: HostInfo,
     pub(crate) limits: Limits,
     pub(crate) policy: Policy,
     sessions: TempDir,
@@ -107,7 +107,7 @@ impl Fixture {
         Some(Self {
             kind,
             backend,
-            host: Host { enforceable: can, runtime },
+            host: HostInfo { enforceable: can, runtime },
             limits: Limits { cpu_millis: 2000, ..Limits::default() },
             policy: Policy::default(),
             sessions,
@@ -142,7 +142,7 @@ impl Fixture {
     pub(crate) fn ids_inside(&self, session: &Session) -> Ids {
         match self.kind {
             kind if kind.is_container() => session.ids,
-            _ => codelia_policy::INSIDE,
+            _ => codelia_policy::SANDBOX_IDS,
         }
     }
 
@@ -157,13 +157,15 @@ impl Fixture {
             mode: self.backend.mode(),
             network: None,
             limits: self.limits.clone(),
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             policy: self.policy.clone(),
             ends_with_caller: false,
         };
         match spec.mode {
-            Mode::Logical => Plan::logical(sandbox, id, root, &spec, self.host.enforceable),
-            _ => Plan::isolated(sandbox, id, root, &spec, &self.host, session.ids),
+            Mode::Logical => {
+                Plan::logical(PlanTarget { sandbox, session: id, root }, &spec, self.host.enforceable)
+            }
+            _ => Plan::isolated(PlanTarget { sandbox, session: id, root }, &spec, &self.host, session.ids),
         }
     }
 

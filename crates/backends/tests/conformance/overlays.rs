@@ -142,7 +142,7 @@ async fn overlay_layers_are_unreachable_by_other_paths(mut fixture: Fixture) {
         return;
     }
     let session = fixture.session();
-    let layers = codelia_policy::overlays_of(&session.dir);
+    let layers = codelia_policy::overlays_dir(&session.dir);
     fixture.policy.filesystem.read_only_paths = Some(vec![session.dir.parent().unwrap().to_owned()]);
     let script = format!(
         "cd {} && echo x > new; ls {layers} && echo reached; for way in {layers}/*/ {layers}/*/upper/new; do \

@@ -1,7 +1,7 @@
 //! What a policy forbids to start: processes, programs, all programs but some.
 
 use codelia_backends::Error;
-use codelia_types::Outcome;
+use codelia_types::{Outcome, Reason};
 
 use crate::{
     harness::{Fixture, command, in_every_mode},
@@ -48,7 +48,7 @@ async fn only_allowed_executables_start(mut fixture: Fixture) {
     assert_eq!(nameless.violations[0].syscall, "memfd_create");
     let launched = fixture.launch(&session, &command(&["/usr/bin/false"])).await;
     match launched {
-        Err(Error::Refused(refusal)) => assert_eq!(refusal.reason, "EXECUTABLE_NOT_PERMITTED"),
+        Err(Error::Refused(refusal)) => assert_eq!(refusal.reason, Reason::ExecutableNotPermitted),
         other => panic!("{:?}", other.map(|_| "launched")),
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use codelia_backends::{Backend, Capabilities, Error, Logical, LogicalOptions, Prepared, Running, Stdio};
-use codelia_policy::{Limits, LimitsRequest, Plan, RunSpec};
+use codelia_policy::{Limits, LimitsRequest, Plan, PlanTarget, RunSpec};
 use codelia_sys::{Pid, fd};
 use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage};
 use rustix::{
@@ -66,12 +66,17 @@ impl Fixture {
             mode: Mode::Logical,
             network: None,
             limits: self.limits.clone(),
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
         };
         let root = self.root.path().to_owned();
-        Plan::logical(RunId::generate(), SessionId::generate(), root, &spec, self.host.enforceable).unwrap()
+        Plan::logical(
+            PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root },
+            &spec,
+            self.host.enforceable,
+        )
+        .unwrap()
     }
 
     pub(crate) async fn prepare(&self) -> Box<dyn Prepared> {
@@ -109,7 +114,7 @@ impl Fixture {
     /// The reason word of a launch that must be refused.
     pub(crate) async fn refusal(&self, command: &CommandSpec) -> String {
         match self.launch(command).await {
-            Err(Error::Refused(refusal)) => refusal.reason,
+            Err(Error::Refused(refusal)) => refusal.reason.to_string(),
             Err(error) => panic!("not a refusal: {error}"),
             Ok(_) => panic!("launched"),
         }

@@ -1,6 +1,7 @@
 //! Commands that cannot be executed.
 
 use codelia_backends::{Backend, Error, Logical, LogicalOptions};
+use codelia_types::Reason;
 use std::os::unix::fs::symlink;
 
 use crate::harness::{Fixture, command, groups_of};
@@ -30,7 +31,7 @@ async fn launch_failure_names_step_and_errno() {
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     match fixture.launch(&command(&["./garbage"])).await {
         Err(Error::Refused(refusal)) => {
-            assert_eq!(refusal.reason, "LAUNCH_FAILED");
+            assert_eq!(refusal.reason, Reason::LaunchFailed);
             assert!(
                 refusal.message.contains("Execute") && refusal.message.contains("os error 8"),
                 "{refusal:?}"

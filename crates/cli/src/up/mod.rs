@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_policy::Level;
+use codelia_policy::IsolationLevel;
 use codelia_proto::v1::Run;
 use codelia_store::{LocalPostgres, NewKey, Quotas, Scope, Store};
 use codelia_telemetry::task;
@@ -266,9 +266,9 @@ async fn key(store: &Store, home: &Home) -> Result<String> {
 async fn allow_logical(store: &Store) -> Result<()> {
     let tenant: TenantId = TENANT.parse()?;
     let known = store.tenant_get(&tenant).await?.context(NO_TENANT)?;
-    if known.floor.level > Level::None {
+    if known.floor.level > IsolationLevel::None {
         let reason = "codelia up was started in mode logical";
-        store.tenant_set_floor(&tenant, Level::None, reason, None).await?.context(NO_TENANT)?;
+        store.tenant_set_floor(&tenant, IsolationLevel::None, reason, None).await?.context(NO_TENANT)?;
     }
     Ok(())
 }

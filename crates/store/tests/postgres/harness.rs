@@ -99,7 +99,7 @@ impl World {
         let spec = SessionSpec {
             mode: Mode::Logical,
             limits: Limits::default(),
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             network: None,
             policy: codelia_policy::Policy::default(),
         };
@@ -196,7 +196,7 @@ pub(crate) fn run_spec() -> RunSpec {
         mode: Mode::Logical,
         network: None,
         limits: Limits::default(),
-        asked: LimitsRequest::default(),
+        requested_limits: LimitsRequest::default(),
         policy: codelia_policy::Policy::default(),
         ends_with_caller: false,
     }

@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use codelia_policy::FileUse;
+use codelia_policy::FileAccess;
 use codelia_proto::{
     internal::v1::{
         CallFileResponse, FileRefusalReason as Reason, ListedDirectory, NamedFile, call_file_request::Call,
@@ -64,7 +64,7 @@ fn one(file: v1::File) -> CallFileResponse {
 fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, Refusal> {
     let last = if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
     workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, last, FileUse::Read)?;
+        let (place, entry) = workspace.find_entry(&request.path, last, FileAccess::Read)?;
         describe(&place.path, &entry)
     })
 }
@@ -72,7 +72,7 @@ fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File
 /// A page of a directory. Of a large one no more is remembered than is shown.
 fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, Refusal> {
     workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileUse::Read)?;
+        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         if entry.kind() != FileType::Directory {
             return Err(Reason::NoDirectory.into());
         }
@@ -123,19 +123,19 @@ fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> 
         } else {
             make_one(workspace, Path::new(&request.path), false)?;
         }
-        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileUse::Read)?;
+        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         describe(&place.path, &entry)
     })
 }
 
 fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), Refusal> {
     let path = path.to_str().ok_or(Reason::Impossible)?;
-    let place = workspace.find(path, FinalSymlink::Follow, FileUse::Read)?;
+    let place = workspace.find(path, FinalSymlink::Follow, FileAccess::Read)?;
     match &place.entry {
         Some(entry) if may_exist && entry.kind() == FileType::Directory => Ok(()),
         Some(_) => Err(Reason::Exists.into()),
         None => {
-            workspace.find(path, FinalSymlink::Follow, FileUse::Write)?;
+            workspace.find(path, FinalSymlink::Follow, FileAccess::Write)?;
             match mkdirat(&place.parent, &place.name, DIRECTORY_MODE) {
                 Err(Errno::EXIST) if may_exist => Ok(()),
                 made => Ok(made?),
@@ -146,7 +146,7 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), R
 
 fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, Refusal> {
     let keep = |path, field| {
-        workspace.find(path, FinalSymlink::NoFollow, FileUse::Replace).map_err(Refusal::at(field))
+        workspace.find(path, FinalSymlink::NoFollow, FileAccess::Replace).map_err(Refusal::at(field))
     };
     workspace.as_session(|| {
         let mut from = keep(&request.source_path, "source_path")?;
@@ -179,7 +179,8 @@ fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File
 
 fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), Refusal> {
     let left = workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileUse::Replace)?;
+        let (place, entry) =
+            workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileAccess::Replace)?;
         match (entry.kind(), request.recursive) {
             (FileType::Directory, true) => {
                 // The session's user must be allowed to take it from its directory.

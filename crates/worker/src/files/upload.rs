@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use codelia_policy::FileUse;
+use codelia_policy::FileAccess;
 use codelia_proto::{internal::v1::FileRefusalReason as Reason, v1};
 use codelia_sys::{
     Errno,
@@ -53,7 +53,7 @@ pub(crate) struct Upload {
 impl Upload {
     /// Begins a file at a path. Call it as the session.
     pub(crate) fn begin(workspace: &Workspace, path: &str, wanted: Wanted) -> Result<Self, Refusal> {
-        let place = workspace.find(path, FinalSymlink::Follow, FileUse::Write)?;
+        let place = workspace.find(path, FinalSymlink::Follow, FileAccess::Write)?;
         place.entry.as_ref().map_or(Ok(()), check_regular)?;
         let mode = wanted.mode.or(place.entry.as_ref().map(|entry| entry.stat.st_mode & 0o777));
         let file = place.create_unnamed_file()?;

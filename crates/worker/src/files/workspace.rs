@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use codelia_policy::{FileUse, FilesystemPolicy, Ids, WORKSPACE};
+use codelia_policy::{FileAccess, FilesystemPolicy, Ids, WORKSPACE};
 use codelia_proto::{
     internal::v1::{FileRefusalReason as Reason, HeldSession},
     v1::{self, FileKind},
@@ -76,7 +76,7 @@ impl Workspace {
         &self,
         path: &str,
         last: FinalSymlink,
-        what: FileUse,
+        what: FileAccess,
     ) -> Result<ResolvedPath, Refusal> {
         let place = self.root.resolve(Path::new(path), last)?;
         self.policy.check_file(what, &Path::new(WORKSPACE).join(&place.path))?;
@@ -88,7 +88,7 @@ impl Workspace {
         &self,
         path: &str,
         last: FinalSymlink,
-        what: FileUse,
+        what: FileAccess,
     ) -> Result<(ResolvedPath, Entry), Refusal> {
         let mut place = self.find(path, last, what)?;
         let entry = place.entry.take().ok_or(Reason::Absent)?;
@@ -97,14 +97,14 @@ impl Workspace {
 
     /// Finds a file that can be opened.
     pub(crate) fn find_file(&self, path: &str) -> Result<(ResolvedPath, Entry), Refusal> {
-        let (place, entry) = self.find_entry(path, FinalSymlink::Follow, FileUse::Read)?;
+        let (place, entry) = self.find_entry(path, FinalSymlink::Follow, FileAccess::Read)?;
         check_regular(&entry)?;
         Ok((place, entry))
     }
 
     /// Whether a path in the workspace may be seen by name, in a listing of what is around it.
     pub(crate) fn may_see(&self, path: &Path) -> bool {
-        self.policy.check_file(FileUse::Read, &Path::new(WORKSPACE).join(path)).is_ok()
+        self.policy.check_file(FileAccess::Read, &Path::new(WORKSPACE).join(path)).is_ok()
     }
 
     /// Where what is to be gone is put, and what is to appear in one step comes from: on the same file

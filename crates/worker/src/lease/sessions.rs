@@ -306,7 +306,7 @@ fn usual_run(spec: &SessionSpec) -> RunSpec {
         mode: spec.mode,
         network: spec.network,
         limits: spec.limits.clone(),
-        asked: spec.asked.clone(),
+        requested_limits: spec.requested_limits.clone(),
         policy: spec.policy.clone(),
         ends_with_caller: false,
     }
@@ -314,7 +314,7 @@ fn usual_run(spec: &SessionSpec) -> RunSpec {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{Enforceable, Limits, LimitsRequest, Policy};
+    use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy};
     use codelia_types::{Incarnation, LeaseToken, Mode, Receipt, RunId};
 
     use super::*;
@@ -333,7 +333,7 @@ mod tests {
             spec: SessionSpec {
                 mode: Mode::Logical,
                 limits: Limits::default(),
-                asked: LimitsRequest::default(),
+                requested_limits: LimitsRequest::default(),
                 network: None,
                 policy: Policy::default(),
             },
@@ -351,7 +351,12 @@ mod tests {
 
     fn plan(sessions: &Sessions, id: SessionId) -> Plan {
         let spec = sessions.usual_run(id).unwrap();
-        Plan::logical(RunId::generate(), id, "/root".into(), &spec, Enforceable::default()).unwrap()
+        Plan::logical(
+            PlanTarget { sandbox: RunId::generate(), session: id, root: "/root".into() },
+            &spec,
+            Enforceable::default(),
+        )
+        .unwrap()
     }
 
     #[derive(Debug)]

@@ -6,7 +6,7 @@ use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::Plan;
 use codelia_store::{EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, metrics, task};
-use codelia_types::{EndedRun, Outcome, Receipt, RunResult, Usage, Violation};
+use codelia_types::{EndedRun, Outcome, Reason, Receipt, RunResult, Usage, Violation};
 use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
@@ -413,7 +413,7 @@ fn committed(worker: &Worker, run: &ActiveRun, report: Report) -> RunCommit {
 /// What must leave a trace beside the result itself.
 fn happenings(report: &Report) -> impl Iterator<Item = EventBody> {
     let refused = match &report.outcome {
-        Outcome::Refused(refusal) if !is_callers_mistake(&refusal.reason) => {
+        Outcome::Refused(refusal) if !is_callers_mistake(refusal.reason) => {
             let detail = json!({ "reason": refusal.reason, "message": refusal.message });
             let field = report.field.map(str::to_owned);
             Some(EventBody { kind: EventKind::RunRefused, field, detail })
@@ -429,6 +429,6 @@ fn happenings(report: &Report) -> impl Iterator<Item = EventBody> {
 }
 
 /// A program or directory that is not there is nobody's refusal.
-fn is_callers_mistake(reason: &str) -> bool {
-    matches!(reason, "EXECUTABLE_NOT_FOUND" | "WORKING_DIRECTORY_INVALID")
+fn is_callers_mistake(reason: Reason) -> bool {
+    matches!(reason, Reason::ExecutableNotFound | Reason::WorkingDirectoryInvalid)
 }

@@ -379,7 +379,7 @@ pub(crate) mod tests {
             mode: Mode::Logical,
             network: None,
             limits: Limits::default(),
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller,
         };

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
-use codelia_types::{Repeated, Violation, Violations};
+use codelia_types::{CountedViolation, Violation, Violations};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
@@ -38,7 +38,7 @@ impl ViolationLog {
     }
 
     /// The violation that was the `index`th to be tried first.
-    pub(crate) fn get(&self, index: usize) -> Option<Repeated> {
+    pub(crate) fn get(&self, index: usize) -> Option<CountedViolation> {
         self.lock().seen.get(index).cloned()
     }
 
@@ -59,7 +59,7 @@ impl ViolationLog {
 
 /// The events that stand for violations.
 pub(crate) fn happenings(violations: &Violations) -> impl Iterator<Item = EventBody> {
-    violations.seen.iter().map(|Repeated { violation, count }| EventBody {
+    violations.seen.iter().map(|CountedViolation { violation, count }| EventBody {
         kind: EventKind::SyscallBlocked,
         field: Some("security.syscalls".to_owned()),
         detail: json!({

@@ -3,8 +3,8 @@
 use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{Host, Ids, Plan, PlanError, RunSpec, homes};
-use codelia_types::{Mode, Refusal, RunId, SessionId};
+use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, home_dirs};
+use codelia_types::{Mode, Reason, Refusal, RunId, SessionId};
 
 /// The backends that passed their probe.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct Modes {
 #[derive(Debug)]
 struct Installed {
     backend: Arc<dyn Backend>,
-    host: Host,
+    host: HostInfo,
 }
 
 /// Why a run has no sandbox.
@@ -49,7 +49,7 @@ impl Modes {
                 continue;
             }
             if found.usable {
-                let host = Host { enforceable: found.enforceable, runtime: runtime.clone() };
+                let host = HostInfo { enforceable: found.enforceable, runtime: runtime.clone() };
                 installed.insert(found.mode, Installed { backend, host });
             }
         }
@@ -71,9 +71,9 @@ impl Modes {
     ) -> Result<Plan, Denial> {
         let host = &with_homes(&self.installed(spec.mode)?.host, spec)?;
         let plan = match spec.mode {
-            Mode::Logical => Plan::logical(sandbox, session, root, spec, host.enforceable),
+            Mode::Logical => Plan::logical(PlanTarget { sandbox, session, root }, spec, host.enforceable),
             Mode::Bwrap | Mode::Nsjail | Mode::Container => {
-                Plan::isolated(sandbox, session, root, spec, host, ids)
+                Plan::isolated(PlanTarget { sandbox, session, root }, spec, host, ids)
             }
         };
         plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))
@@ -119,7 +119,7 @@ pub(crate) fn serves(made: &Plan, wanted: &Plan) -> bool {
 
 /// A policy that opens paths of the host may open somebody's home: who lives here is asked each time, since
 /// people come and go while a worker stays.
-fn with_homes<'a>(host: &'a Host, spec: &RunSpec) -> Result<Cow<'a, Host>, Denial> {
+fn with_homes<'a>(host: &'a HostInfo, spec: &RunSpec) -> Result<Cow<'a, HostInfo>, Denial> {
     let files = &spec.policy.filesystem;
     if [&files.read_only_paths, &files.read_write_paths, &files.overlay_paths]
         .iter()
@@ -129,7 +129,7 @@ fn with_homes<'a>(host: &'a Host, spec: &RunSpec) -> Result<Cow<'a, Host>, Denia
     }
     let passwd = fs::read_to_string("/etc/passwd").map_err(|error| failed(&error))?;
     let mut host = host.clone();
-    host.runtime.homes = homes(&passwd);
+    host.runtime.homes = home_dirs(&passwd);
     Ok(Cow::Owned(host))
 }
 
@@ -147,18 +147,18 @@ pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
 /// We failed: the detail is for the log, not for the caller.
 pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
     tracing::error!(error, "a sandbox failed");
-    Refusal { reason: "SANDBOX_FAILED".to_owned(), message: "the sandbox could not be made".to_owned() }
+    Refusal { reason: Reason::SandboxFailed, message: "the sandbox could not be made".to_owned() }
 }
 
 fn unenforceable(field: &'static str, message: String) -> Denial {
     tracing::info!(field, "the plan cannot be enforced");
-    let refusal = Refusal { reason: "UNENFORCEABLE".to_owned(), message };
+    let refusal = Refusal { reason: Reason::Unenforceable, message };
     Denial { refusal, field: Some(field) }
 }
 
 fn unavailable(mode: Mode) -> Denial {
     let message = format!("this worker has no mode {mode}");
-    let refusal = Refusal { reason: "MODE_UNAVAILABLE".to_owned(), message };
+    let refusal = Refusal { reason: Reason::ModeUnavailable, message };
     Denial { refusal, field: Some("mode") }
 }
 
@@ -181,12 +181,17 @@ mod tests {
             mode: Mode::Logical,
             network: None,
             limits,
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
         };
         let session = SessionId(uuid::Uuid::nil());
-        Plan::logical(RunId::generate(), session, "/root".into(), &spec, Enforceable::default()).unwrap()
+        Plan::logical(
+            PlanTarget { sandbox: RunId::generate(), session, root: "/root".into() },
+            &spec,
+            Enforceable::default(),
+        )
+        .unwrap()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, OVERLAYS_END, overlays_of};
+use codelia_policy::{Ids, OVERLAYS_SUFFIX, overlays_dir};
 use codelia_types::SessionId;
 use uuid::Uuid;
 
@@ -89,7 +89,7 @@ impl Root {
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
         let (from, name) = (self.session(id), id.to_string());
         let owner = self.ids.owner(&from).or_else(|| self.ids.owner(&self.trash().join(&name)));
-        let bytes = self.discard(&overlays_of(&from), &format!("{name}{OVERLAYS_END}"))?
+        let bytes = self.discard(&overlays_dir(&from), &format!("{name}{OVERLAYS_SUFFIX}"))?
             + self.discard(&from, &name)?;
         if let Some(uid) = owner {
             self.ids.free(id, uid).map_err(RootError::at("free the id of", &from))?;
@@ -124,7 +124,8 @@ impl Root {
         let mut ids = Vec::new();
         for entry in fs::read_dir(&dir).map_err(RootError::at("list", &dir))? {
             let name = entry.map_err(RootError::at("list", &dir))?.file_name();
-            let name_of_session = |name: &str| name.strip_suffix(OVERLAYS_END).unwrap_or(name).parse().ok();
+            let name_of_session =
+                |name: &str| name.strip_suffix(OVERLAYS_SUFFIX).unwrap_or(name).parse().ok();
             match name.to_str().and_then(name_of_session) {
                 Some(id) => ids.push(id),
                 None => tracing::warn!(?name, "not a session's directory: left alone"),
@@ -257,7 +258,7 @@ mod tests {
         symlink(&outside, session.join("a/link")).unwrap();
         fs::set_permissions(session.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
         // As the kernel leaves the layers of an overlay.
-        let layers = overlays_of(&session);
+        let layers = overlays_dir(&session);
         fs::create_dir_all(layers.join("one/work/work")).unwrap();
         fs::create_dir_all(layers.join("one/upper")).unwrap();
         fs::write(layers.join("one/upper/file"), "123").unwrap();

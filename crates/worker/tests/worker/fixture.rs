@@ -116,7 +116,7 @@ impl Fixture {
         let spec = SessionSpec {
             mode: self.mode,
             limits: Limits::default(),
-            asked: LimitsRequest::default(),
+            requested_limits: LimitsRequest::default(),
             network: None,
             policy: codelia_policy::Policy::default(),
         };
@@ -303,7 +303,7 @@ pub(crate) fn shell(script: &str) -> RunSpec {
         mode: Mode::Logical,
         network: None,
         limits: Limits::default(),
-        asked: LimitsRequest::default(),
+        requested_limits: LimitsRequest::default(),
         policy: codelia_policy::Policy::default(),
         ends_with_caller: false,
     }

@@ -12,7 +12,7 @@ use codelia_policy::RunSpec;
 use codelia_proto::v1::run_event::Kind as Event;
 use codelia_store::{EventKind, Run, SessionRef};
 use codelia_tests::{available, eventually, is_root};
-use codelia_types::{Mode, Outcome, Receipt, SessionId};
+use codelia_types::{Mode, Outcome, Reason, Receipt, SessionId};
 
 use crate::fixture::{Fixture, Settings, shell};
 
@@ -81,7 +81,7 @@ async fn overlay_changes_live_as_long_as_session() {
     let (_, output) = run(&fixture, session, &overlaid("cat file")).await;
     assert_eq!(output, "changed\n");
     assert_eq!(std::fs::read_to_string(host.path().join("file")).unwrap(), "of the host\n");
-    let layers = codelia_policy::overlays_of(&fixture.directory(session));
+    let layers = codelia_policy::overlays_dir(&fixture.directory(session));
     assert!(layers.is_dir());
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
     eventually("the layers are gone", || async { (!layers.exists()).then_some(()) }).await;
@@ -151,7 +151,7 @@ async fn unenforceable_field_is_refused_and_audited() {
     let id = fixture.start(session, &spec).await;
     let row = fixture.ended(id).await;
     let Some(Outcome::Refused(refusal)) = row.outcome else { panic!("{:?}", row.outcome) };
-    assert_eq!(refusal.reason, "UNENFORCEABLE");
+    assert_eq!(refusal.reason, Reason::Unenforceable);
     let events =
         fixture.store.event_list(&fixture.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
     assert_eq!(events.len(), 1);

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, Stdio};
 use codelia_policy::{Enforceable, Plan};
-use codelia_types::{CommandSpec, Mode, Outcome, Receipt, Refusal, Usage};
+use codelia_types::{CommandSpec, Mode, Outcome, Reason, Receipt, Refusal, Usage};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
@@ -60,7 +60,7 @@ impl Prepared for Waiting {
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| {
-                Error::Refused(Refusal { reason: "EXECUTABLE_NOT_FOUND".into(), message: error.to_string() })
+                Error::Refused(Refusal { reason: Reason::ExecutableNotFound, message: error.to_string() })
             })?;
         let group = AtomicI32::new(child.id().unwrap().cast_signed());
         let left = self.left;

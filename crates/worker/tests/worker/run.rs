@@ -10,7 +10,7 @@ use codelia_proto::{
 };
 use codelia_store::RunState;
 use codelia_tests::eventually;
-use codelia_types::Outcome;
+use codelia_types::{Outcome, Reason};
 
 use crate::fixture::{Fixture, Settings, shell};
 
@@ -259,7 +259,7 @@ async fn missing_program_refuses_the_run() {
     let run = fixture.start(session, &spec).await;
     let row = fixture.ended(run).await;
     assert!(
-        matches!(row.outcome, Some(Outcome::Refused(refusal)) if refusal.reason == "EXECUTABLE_NOT_FOUND")
+        matches!(row.outcome, Some(Outcome::Refused(refusal)) if refusal.reason == Reason::ExecutableNotFound)
     );
     assert_eq!(row.started_at, None);
     fixture.end().await;
@@ -270,10 +270,10 @@ async fn unenforceable_requested_limit_is_refused_by_name() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
     let mut spec = shell("true");
-    spec.asked.memory_bytes = Some(1 << 20);
+    spec.requested_limits.memory_bytes = Some(1 << 20);
     let run = fixture.start(session, &spec).await;
     let Some(Outcome::Refused(refusal)) = fixture.ended(run).await.outcome else { panic!("not refused") };
-    assert_eq!(refusal.reason, "UNENFORCEABLE");
+    assert_eq!(refusal.reason, Reason::Unenforceable);
     assert!(refusal.message.contains("limits.memory_bytes"), "{}", refusal.message);
     fixture.end().await;
 }
