@@ -17,8 +17,7 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, CgroupParent, ContainerOptions, NsjailOptions, Stdio, bwrap, container, find_init,
-    nsjail,
+    Backend, CgroupParent, ContainerOptions, Stdio, ToolOptions, bwrap, container, find_init, nsjail,
 };
 use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanTarget, Policy, RunSpec};
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
@@ -126,17 +125,19 @@ async fn main() {
     let jail = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
     let init = find_init().unwrap();
     let (program, groups) = (PathBuf::from("bwrap"), CgroupParent::default());
-    let wrap = bwrap(BwrapOptions { init: init.clone(), program, groups, users: None }).unwrap();
+    let wrap = bwrap(ToolOptions { init: init.clone(), program, cgroup_parent: groups, sandbox_uids: None })
+        .unwrap();
     let (program, groups) = (jail.clone(), CgroupParent::default());
-    let cell = nsjail(NsjailOptions { init: init.clone(), program, groups, users: None }).unwrap();
+    let cell = nsjail(ToolOptions { init: init.clone(), program, cgroup_parent: groups, sandbox_uids: None })
+        .unwrap();
     let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
     let can = container(ContainerOptions {
         init,
         socket: socket.clone(),
         runtime: None,
         image: "codelia-base".to_owned(),
-        images: std::collections::BTreeMap::new(),
-        directory: place.path().join("containers"),
+        profile_images: std::collections::BTreeMap::new(),
+        control_dir: place.path().join("containers"),
         worker: "benchmark".to_owned(),
     })
     .unwrap();
@@ -144,7 +145,7 @@ async fn main() {
     for one in found.iter().filter(|one| !one.usable) {
         println!("skipped: {}: {:?}", one.mode, one.gaps);
     }
-    let runtime = codelia_backends::runtime();
+    let runtime = codelia_backends::host_runtime();
     let bench = Bench { host: HostInfo { enforceable: found[0].enforceable, runtime }, session };
 
     let session = bench.session.display();

@@ -27,7 +27,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     async fn sweep(&self) -> Result<usize, Error>;
 
     /// Takes away what the sandboxes of this process share on the host, when none of them is left.
-    fn leave(&self) {}
+    fn shutdown(&self) {}
 
     /// Carries out the whole plan, with `codelia-init` waiting inside for its command.
     ///
@@ -82,7 +82,7 @@ pub trait Running: Send + Sync + std::fmt::Debug {
 
     /// Has the command go after those that began later where processors are short: said of one that takes its time, so
     /// that short ones need not wait for it. Of a container's group the engine decides.
-    fn step_back(&self);
+    fn lower_priority(&self);
 
     /// What the command tries against its policy, as it tries it: bounded, and at its end when the
     /// command is. Given once; `None` where nothing watches for it (mode `logical`).

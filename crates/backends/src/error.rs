@@ -92,7 +92,7 @@ pub enum Error {
     SharedKernel,
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
-    Inside(Failure),
+    InitFailed(Failure),
     /// An overlay cannot be mounted.
     #[error("overlays of directories of the host: {0}")]
     Overlay(Failure),

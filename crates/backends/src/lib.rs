@@ -9,10 +9,10 @@
 mod backend;
 mod container;
 mod error;
+mod host_runtime;
 mod init;
 mod logical;
 mod probe;
-mod runtime;
 mod sandbox;
 mod seccomp;
 mod tool;
@@ -21,8 +21,7 @@ pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio
 pub use codelia_sys::cgroup::CgroupParent;
 pub use container::{ContainerOptions, container};
 pub use error::Error;
+pub use host_runtime::host_runtime;
 pub use init::find_init;
 pub use logical::{Logical, LogicalOptions};
-pub use runtime::runtime;
-pub use tool::bwrap::{BwrapOptions, bwrap};
-pub use tool::nsjail::{NsjailOptions, nsjail};
+pub use tool::{bwrap::bwrap, nsjail::nsjail, tool_backend::ToolOptions};

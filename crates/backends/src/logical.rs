@@ -22,8 +22,8 @@ use crate::{
 pub struct LogicalOptions {
     /// Path of `codelia-init`.
     pub init: PathBuf,
-    /// Where its control groups are made.
-    pub groups: CgroupParent,
+    /// Where the control groups of sandboxes are created.
+    pub cgroup_parent: CgroupParent,
 }
 
 /// Mode `logical`.
@@ -39,7 +39,7 @@ impl Logical {
     /// # Errors
     /// `/proc` cannot be read.
     pub fn new(options: LogicalOptions) -> Result<Self, Error> {
-        Ok(Self { init: options.init, groups: Groups::detect(&options.groups)? })
+        Ok(Self { init: options.init, groups: Groups::detect(&options.cgroup_parent)? })
     }
 
     /// From here on the sandbox takes itself down.
@@ -88,7 +88,7 @@ impl Backend for Logical {
         self.groups.remove_orphans()
     }
 
-    fn leave(&self) {
+    fn shutdown(&self) {
         self.groups.leave();
     }
 

@@ -4,8 +4,8 @@ use std::{ops::RangeInclusive, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
-    Backend, BwrapOptions, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions,
-    NsjailOptions, bwrap, container, nsjail,
+    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions, ToolOptions, bwrap,
+    container, nsjail,
 };
 use codelia_types::Mode;
 
@@ -23,30 +23,30 @@ pub(crate) fn backends(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
     };
     let groups = CgroupParent { name: None, cpu_idle: config.sandbox.yields };
     let mut all: Vec<Arc<dyn Backend>> = vec![
-        Arc::new(bwrap(BwrapOptions {
+        Arc::new(bwrap(ToolOptions {
             init: init.clone(),
             program: config.sandbox.bwrap.clone(),
-            groups: groups.clone(),
-            users: users(config),
+            cgroup_parent: groups.clone(),
+            sandbox_uids: users(config),
         })?),
-        Arc::new(nsjail(NsjailOptions {
+        Arc::new(nsjail(ToolOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
-            groups: groups.clone(),
-            users: users(config),
+            cgroup_parent: groups.clone(),
+            sandbox_uids: users(config),
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),
             socket: config.sandbox.container_socket.clone(),
             runtime: config.sandbox.container_runtime.clone(),
             image: config.sandbox.container_image.clone(),
-            images: config.sandbox.container_images.clone(),
-            directory: config.data_dir.join("run/containers"),
+            profile_images: config.sandbox.container_images.clone(),
+            control_dir: config.data_dir.join("run/containers"),
             worker: config.worker.id.clone().unwrap_or_else(options::host_name),
         })?),
     ];
     if config.allow_logical() {
-        all.push(Arc::new(Logical::new(LogicalOptions { init, groups })?));
+        all.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups })?));
     }
     Ok(all)
 }

@@ -89,7 +89,7 @@ fn is_init(peer: Pid) -> bool {
 /// What `codelia-init` said if it ended at once.
 async fn last_words(control: &mut Control) -> Option<Error> {
     match timeout(PATIENCE, control.receive()).await {
-        Ok(Ok(Some(Report::Failed(failure)))) => Some(Error::Inside(failure)),
+        Ok(Ok(Some(Report::Failed(failure)))) => Some(Error::InitFailed(failure)),
         _ => None,
     }
 }

@@ -41,9 +41,9 @@ pub struct ContainerOptions {
     /// The image that brings the programs.
     pub image: String,
     /// The images of profiles, by name. The profile `base` is the image above if it is not here.
-    pub images: BTreeMap<String, String>,
+    pub profile_images: BTreeMap<String, String>,
     /// Where each sandbox gets a directory for its control socket, as the engine sees it too.
-    pub directory: PathBuf,
+    pub control_dir: PathBuf,
     /// Whose the containers are, for whoever lists them.
     pub worker: String,
 }
@@ -52,7 +52,7 @@ impl ContainerOptions {
     /// The image of a plan.
     fn image(&self, plan: &Plan) -> Result<&str, Error> {
         let Some(profile) = &plan.profile else { return Ok(&self.image) };
-        match self.images.get(profile) {
+        match self.profile_images.get(profile) {
             Some(image) => Ok(image),
             None if profile == "base" => Ok(&self.image),
             None => Err(Error::Unenforceable { field: "policy.container.profile" }),
@@ -80,7 +80,7 @@ impl Container {
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let family = self.engine.family().await?;
         let setup = self.setup(plan, family)?;
-        let mut channel = Channel::open(&self.options.directory, self.owner, plan)?;
+        let mut channel = Channel::open(&self.options.control_dir, self.owner, plan)?;
         let body = spec::container(plan, &self.options, family, self.owner, &mut channel)?;
         // From here on the container takes itself down.
         let mut holder = Holder::new(self.engine.clone(), channel);
@@ -192,7 +192,7 @@ impl Backend for Container {
             Ok(()) => limits,
             Err(error) => {
                 let less = Enforceable { violations: false, ..limits };
-                if !matches!(error, Error::Inside(_)) || self.try_sandbox(less, None).await.is_err() {
+                if !matches!(error, Error::InitFailed(_)) || self.try_sandbox(less, None).await.is_err() {
                     gaps.push(self.gap(&error));
                     return found(false, less, gaps);
                 }
@@ -212,7 +212,7 @@ impl Backend for Container {
 
     async fn sweep(&self) -> Result<usize, Error> {
         let removed = sweep::containers(&self.engine).await?;
-        Ok(removed + sweep::directories(&self.options.directory)?)
+        Ok(removed + sweep::directories(&self.options.control_dir)?)
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

@@ -229,7 +229,7 @@ impl Running for RunningCommand {
         self.tell(Request::KeepAlive(time)).await;
     }
 
-    fn step_back(&self) {
+    fn lower_priority(&self) {
         if let Some(Err(error)) = self.sandbox.group().map(Group::lower_priority) {
             tracing::warn!(%error, "a command that takes its time keeps its weight");
         }

@@ -78,7 +78,7 @@ impl Sandbox {
                 launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
                 listener: tells.then(|| self.control.take_descriptor()).transpose()?,
             }),
-            Report::Failed(failure) => Err(Error::Inside(failure)),
+            Report::Failed(failure) => Err(Error::InitFailed(failure)),
             Report::Launched | Report::Exited(_) => Err(Error::OutOfTurn),
         }
     }

@@ -1,13 +1,8 @@
 //! Mode `bwrap`: namespaces and mounts through bubblewrap.
 
-use std::{
-    io,
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-};
+use std::{io, ops::RangeInclusive, path::Path};
 
 use codelia_policy::{Mount, Plan, SANDBOX_IDS};
-use codelia_sys::cgroup::CgroupParent;
 use codelia_types::Mode;
 
 use crate::{
@@ -15,34 +10,20 @@ use crate::{
     tool::mask::{self, Hidden},
     tool::orphans,
     tool::overlay,
-    tool::tool_backend::{Host, INIT, Inherited, Isolating, Tool},
+    tool::tool_backend::{INIT, Inherited, Tool, ToolBackend, ToolOptions, ToolPaths},
 };
-
-/// What the mode needs to know.
-#[derive(Debug, Clone)]
-pub struct BwrapOptions {
-    /// Path of `codelia-init`.
-    pub init: PathBuf,
-    /// Path of `bwrap`, or its name to look it up.
-    pub program: PathBuf,
-    /// Where its control groups are made.
-    pub groups: CgroupParent,
-    /// The users that only sandboxes have: what a killed bubblewrap left of theirs is ended by the sweep.
-    pub users: Option<RangeInclusive<u32>>,
-}
 
 /// Mode `bwrap`.
 ///
 /// # Errors
 /// `/proc` cannot be read.
-pub fn bwrap(options: BwrapOptions) -> Result<impl Backend + 'static, Error> {
-    let host = Host { init: options.init, program: options.program };
-    Isolating::new(Bwrap { users: options.users }, host, &options.groups)
+pub fn bwrap(options: ToolOptions) -> Result<impl Backend + 'static, Error> {
+    ToolBackend::new(Bwrap { sandbox_uids: options.sandbox_uids.clone() }, options)
 }
 
 #[derive(Debug)]
 struct Bwrap {
-    users: Option<RangeInclusive<u32>>,
+    sandbox_uids: Option<RangeInclusive<u32>>,
 }
 
 impl Tool for Bwrap {
@@ -50,16 +31,21 @@ impl Tool for Bwrap {
 
     /// All but the command itself goes through a descriptor: other users of the host see the
     /// arguments of a process.
-    fn arguments(&self, plan: &Plan, host: &Host, inherited: &mut Inherited) -> Result<Vec<String>, Error> {
+    fn arguments(
+        &self,
+        plan: &Plan,
+        host: &ToolPaths,
+        inherited: &mut Inherited,
+    ) -> Result<Vec<String>, Error> {
         let arguments = sandbox(plan, &host.init, inherited)?;
         let list: Vec<u8> = arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
         let list = inherited.add("arguments", &list)?;
         Ok(["--args", &list, "--", INIT].map(str::to_owned).to_vec())
     }
 
-    fn sweep(&self, host: &Host) -> io::Result<usize> {
+    fn sweep(&self, host: &ToolPaths) -> io::Result<usize> {
         let is_ours =
-            |uid| self.users.as_ref().is_some_and(|users| users.contains(&uid)) || probe::is_nobody(uid);
+            |uid| self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_nobody(uid);
         orphans::kill(&host.program, is_ours)
     }
 

@@ -9,42 +9,28 @@ use std::{
 };
 
 use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS};
-use codelia_sys::{cgroup::CgroupParent, process};
+use codelia_sys::process;
 use codelia_types::Mode;
 
 use crate::{
     Backend, Error, probe,
     tool::mask::{self, Hidden},
     tool::overlay,
-    tool::tool_backend::{self, Host, INIT, Inherited, Isolating, Tool},
+    tool::tool_backend::{self, INIT, Inherited, Tool, ToolBackend, ToolOptions, ToolPaths},
     tool::tool_dirs,
 };
-
-/// What the mode needs to know.
-#[derive(Debug, Clone)]
-pub struct NsjailOptions {
-    /// Path of `codelia-init`.
-    pub init: PathBuf,
-    /// Path of `nsjail`, or its name to look it up.
-    pub program: PathBuf,
-    /// Where its control groups are made.
-    pub groups: CgroupParent,
-    /// The users that only sandboxes have: what nsjail left for them is taken away by the sweep.
-    pub users: Option<RangeInclusive<u32>>,
-}
 
 /// Mode `nsjail`.
 ///
 /// # Errors
 /// `/proc` cannot be read.
-pub fn nsjail(options: NsjailOptions) -> Result<impl Backend + 'static, Error> {
-    let host = Host { init: options.init, program: options.program };
-    Isolating::new(Nsjail { users: options.users }, host, &options.groups)
+pub fn nsjail(options: ToolOptions) -> Result<impl Backend + 'static, Error> {
+    ToolBackend::new(Nsjail { sandbox_uids: options.sandbox_uids.clone() }, options)
 }
 
 #[derive(Debug)]
 struct Nsjail {
-    users: Option<RangeInclusive<u32>>,
+    sandbox_uids: Option<RangeInclusive<u32>>,
 }
 
 impl Nsjail {
@@ -52,7 +38,8 @@ impl Nsjail {
     fn user_of(&self, name: &str) -> Option<u32> {
         let uid = name.strip_prefix("nsjail.")?;
         let uid = uid.strip_suffix(".root").or(uid.strip_suffix(".tmp"))?.parse().ok()?;
-        let is_ours = self.users.as_ref().is_some_and(|users| users.contains(&uid)) || probe::is_nobody(uid);
+        let is_ours =
+            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_nobody(uid);
         is_ours.then_some(uid)
     }
 }
@@ -60,7 +47,12 @@ impl Nsjail {
 impl Tool for Nsjail {
     const MODE: Mode = Mode::Nsjail;
 
-    fn arguments(&self, plan: &Plan, host: &Host, inherited: &mut Inherited) -> Result<Vec<String>, Error> {
+    fn arguments(
+        &self,
+        plan: &Plan,
+        host: &ToolPaths,
+        inherited: &mut Inherited,
+    ) -> Result<Vec<String>, Error> {
         let config = config(plan, &host.init)?;
         let descriptor = inherited.add("nsjail.cfg", config.as_bytes())?;
         Ok(vec!["--config".to_owned(), format!("/proc/self/fd/{descriptor}")])
@@ -83,7 +75,7 @@ impl Tool for Nsjail {
             .collect()
     }
 
-    fn sweep(&self, _: &Host) -> io::Result<usize> {
+    fn sweep(&self, _: &ToolPaths) -> io::Result<usize> {
         let places = ["/run/user", "/tmp"].map(Path::new);
         places.into_iter().map(|place| tool_dirs::remove_abandoned(place, |name| self.user_of(name))).sum()
     }
@@ -254,13 +246,13 @@ mod tests {
 
     #[test]
     fn only_directories_of_its_users_are_its_own() {
-        let tool = Nsjail { users: Some(300..=399) };
+        let tool = Nsjail { sandbox_uids: Some(300..=399) };
         let own = |name| tool.user_of(name);
         assert_eq!([own("nsjail.300.root"), own("nsjail.399.tmp")], [Some(300), Some(399)]);
         for name in ["nsjail.400.root", "nsjail.300.other", "nsjail.root", "jail.300.root", "nsjail.-1.tmp"] {
             assert_eq!(own(name), None, "{name}");
         }
-        assert_eq!(Nsjail { users: None }.user_of("nsjail.300.root"), None);
+        assert_eq!(Nsjail { sandbox_uids: None }.user_of("nsjail.300.root"), None);
     }
 
     #[test]

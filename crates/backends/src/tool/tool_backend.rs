@@ -5,6 +5,7 @@ use std::{
     env,
     fs::File,
     io,
+    ops::RangeInclusive,
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::FileExt,
@@ -47,7 +48,12 @@ pub(crate) trait Tool: Send + Sync + std::fmt::Debug {
     const MODE: Mode;
 
     /// The arguments that have it carry out the plan and become `codelia-init`.
-    fn arguments(&self, plan: &Plan, host: &Host, inherited: &mut Inherited) -> Result<Vec<String>, Error>;
+    fn arguments(
+        &self,
+        plan: &Plan,
+        host: &ToolPaths,
+        inherited: &mut Inherited,
+    ) -> Result<Vec<String>, Error>;
 
     /// The directories it makes on the host for a user.
     fn scratch(&self, _: Ids) -> Vec<PathBuf> {
@@ -56,15 +62,28 @@ pub(crate) trait Tool: Send + Sync + std::fmt::Debug {
 
     /// Removes what killed tools and workers left: directories that nobody is left to use, processes that wait
     /// for ever. Answers how much.
-    fn sweep(&self, host: &Host) -> io::Result<usize>;
+    fn sweep(&self, host: &ToolPaths) -> io::Result<usize>;
 
     /// How to get it, and how to get what it complains of.
     fn remedy(&self, complaint: &str) -> String;
 }
 
+/// Configuration of a mode that starts a tool for each sandbox.
+#[derive(Debug, Clone)]
+pub struct ToolOptions {
+    /// Path of `codelia-init`.
+    pub init: PathBuf,
+    /// Path of the tool, or its name to look up in `PATH`.
+    pub program: PathBuf,
+    /// Where the control groups of sandboxes are created.
+    pub cgroup_parent: CgroupParent,
+    /// User ids that only sandboxes use. The sweep removes what killed tools left for them.
+    pub sandbox_uids: Option<RangeInclusive<u32>>,
+}
+
 /// What is the same for every sandbox of a mode.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct ToolPaths {
     /// Where `codelia-init` is.
     pub(crate) init: PathBuf,
     /// Where the tool is.
@@ -87,18 +106,19 @@ impl Inherited {
 
 /// A mode, by its tool.
 #[derive(Debug)]
-pub(crate) struct Isolating<T> {
+pub(crate) struct ToolBackend<T> {
     tool: T,
-    host: Host,
+    host: ToolPaths,
     groups: Groups,
     overlays: Overlays,
 }
 
-impl<T: Tool> Isolating<T> {
+impl<T: Tool> ToolBackend<T> {
     /// Looks for the control groups of this host.
-    pub(crate) fn new(tool: T, host: Host, groups: &CgroupParent) -> Result<Self, Error> {
-        let host = Host { program: locate(host.program), ..host };
-        Ok(Self { tool, host, groups: Groups::detect(groups)?, overlays: Overlays::default() })
+    pub(crate) fn new(tool: T, options: ToolOptions) -> Result<Self, Error> {
+        let host = ToolPaths { init: options.init, program: locate(options.program) };
+        let groups = Groups::detect(&options.cgroup_parent)?;
+        Ok(Self { tool, host, groups, overlays: Overlays::default() })
     }
 
     async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
@@ -204,7 +224,7 @@ impl<T: Tool> Isolating<T> {
 }
 
 #[async_trait]
-impl<T: Tool> Backend for Isolating<T> {
+impl<T: Tool> Backend for ToolBackend<T> {
     fn mode(&self) -> Mode {
         T::MODE
     }
@@ -238,7 +258,7 @@ impl<T: Tool> Backend for Isolating<T> {
         Ok(self.groups.remove_orphans()? + self.tool.sweep(&self.host).map_err(Error::Sweep)?)
     }
 
-    fn leave(&self) {
+    fn shutdown(&self) {
         self.groups.leave();
     }
 

@@ -83,7 +83,8 @@ fn worker_in(group: &Path) -> String {
 #[tokio::test]
 async fn worker_finds_cgroup_parent_by_itself() {
     for _ in 0..2 {
-        let backend = Logical::new(LogicalOptions { init: init_path(), groups: Default::default() }).unwrap();
+        let backend =
+            Logical::new(LogicalOptions { init: init_path(), cgroup_parent: Default::default() }).unwrap();
         let found = backend.probe().await;
         let can = found.enforceable;
         if !(can.memory && can.pids && can.cpu) {
@@ -134,7 +135,8 @@ async fn cgroup_parent_with_processes_is_a_gap() {
     std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     let name = parent.0.file_name().map(|name| name.to_string_lossy().into_owned());
     let groups = codelia_backends::CgroupParent { name, cpu_idle: false };
-    let found = Logical::new(LogicalOptions { init: init_path(), groups }).unwrap().probe().await;
+    let found =
+        Logical::new(LogicalOptions { init: init_path(), cgroup_parent: groups }).unwrap().probe().await;
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(!found.enforceable.memory && !found.enforceable.pids && !found.enforceable.cpu);

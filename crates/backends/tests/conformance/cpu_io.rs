@@ -48,7 +48,7 @@ async fn got_beside_another(fixture: &Fixture, steps_back: bool) -> Duration {
     let mut old = fixture.start(&first, "echo; exec perl -e '1 while 1'").await;
     old.line();
     if steps_back {
-        old.running.step_back();
+        old.running.lower_priority();
     }
     let young = young.finish_with("\n").await;
     assert_eq!(young.outcome, Outcome::Exited(0), "{young:?}");

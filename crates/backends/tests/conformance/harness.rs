@@ -14,8 +14,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, BwrapOptions, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NsjailOptions,
-    Running, Stdio, bwrap, container, nsjail,
+    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Running, Stdio, ToolOptions,
+    bwrap, container, nsjail,
 };
 use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec};
 use codelia_sys::{fd, process};
@@ -103,7 +103,7 @@ impl Fixture {
             skip(required, format!("{kind:?} does not work here: {:?}", found.gaps));
             return None;
         }
-        let runtime = codelia_backends::runtime();
+        let runtime = codelia_backends::host_runtime();
         Some(Self {
             kind,
             backend,
@@ -262,13 +262,21 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
 fn backend(kind: Kind, groups: CgroupParent, fixture: &Path) -> Arc<dyn Backend> {
     let init = init_path();
     match kind {
-        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, groups }).unwrap()),
+        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups }).unwrap()),
         Kind::Bwrap => Arc::new(
-            bwrap(BwrapOptions { init, program: "bwrap".into(), groups, users: Some(ORPHANS) }).unwrap(),
+            bwrap(ToolOptions {
+                init,
+                program: "bwrap".into(),
+                cgroup_parent: groups,
+                sandbox_uids: Some(ORPHANS),
+            })
+            .unwrap(),
         ),
         Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
-            Arc::new(nsjail(NsjailOptions { init, program, groups, users: None }).unwrap())
+            Arc::new(
+                nsjail(ToolOptions { init, program, cgroup_parent: groups, sandbox_uids: None }).unwrap(),
+            )
         }
         Kind::Runc | Kind::Runsc | Kind::Podman => {
             Arc::new(container(container_options(kind, fixture)).unwrap())
@@ -288,12 +296,12 @@ pub(crate) fn container_options(kind: Kind, fixture: &Path) -> ContainerOptions 
         socket: engine_socket(kind),
         runtime: Some(if kind == Kind::Runsc { "runsc" } else { "runc" }.to_owned()),
         image: "codelia-base".to_owned(),
-        images: [
+        profile_images: [
             ("again".to_owned(), "codelia-base".to_owned()),
             ("gone".to_owned(), "codelia-gone".to_owned()),
         ]
         .into(),
-        directory: fixture.join("containers"),
+        control_dir: fixture.join("containers"),
         worker: "conformance".to_owned(),
     }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use codelia_backends::{BwrapOptions, Error, bwrap};
+use codelia_backends::{Error, ToolOptions, bwrap};
 use codelia_init::Step;
 
 use crate::harness::{Fixture, Kind, group_parent, init_path};
@@ -21,15 +21,16 @@ async fn refusal(fixture: &mut Fixture, words: &str) -> Option<Step> {
         fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
     let groups = group_parent();
-    fixture.backend =
-        Arc::new(bwrap(BwrapOptions { init: init_path(), program, groups, users: None }).unwrap());
+    fixture.backend = Arc::new(
+        bwrap(ToolOptions { init: init_path(), program, cgroup_parent: groups, sandbox_uids: None }).unwrap(),
+    );
     let session = fixture.session();
     match fixture.backend.prepare(&fixture.plan(&session)).await {
         Ok(prepared) => {
             assert!(prepared.discard().await.is_clean());
             None
         }
-        Err(Error::Inside(failure)) => Some(failure.step),
+        Err(Error::InitFailed(failure)) => Some(failure.step),
         Err(error) => panic!("{words}: {error}"),
     }
 }

@@ -48,7 +48,8 @@ pub(crate) struct Started {
 
 impl Fixture {
     pub(crate) async fn new() -> Self {
-        let backend = Logical::new(LogicalOptions { init: init_path(), groups: Default::default() }).unwrap();
+        let backend =
+            Logical::new(LogicalOptions { init: init_path(), cgroup_parent: Default::default() }).unwrap();
         let host = backend.probe().await;
         Self { backend, host, limits: Limits::default(), root: tempfile::tempdir().unwrap() }
     }

@@ -64,7 +64,7 @@ async fn missing_root_is_an_error() {
 
 #[tokio::test]
 async fn mode_is_unusable_without_init() {
-    let options = LogicalOptions { init: "/no/such/codelia-init".into(), groups: Default::default() };
+    let options = LogicalOptions { init: "/no/such/codelia-init".into(), cgroup_parent: Default::default() };
     let backend = Logical::new(options).unwrap();
     assert!(!backend.probe().await.usable);
     let fixture = Fixture::new().await;

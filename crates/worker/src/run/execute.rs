@@ -314,7 +314,7 @@ async fn wait(
             }
             () = news(&mut lease, first_word) => {
                 if first_word.take().is_some() {
-                    running.step_back();
+                    running.lower_priority();
                 }
                 let left = lease.borrow_and_update().left();
                 running.keep_alive(left).await;

@@ -37,7 +37,7 @@ impl Modes {
     /// Probes every backend; one that is not usable here is left out, with the reason in the log.
     /// So are those that isolate if the users of sessions cannot pass through `blocked`.
     pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, blocked: Option<PathBuf>) -> Self {
-        let runtime = codelia_backends::runtime();
+        let runtime = codelia_backends::host_runtime();
         let mut installed = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;
@@ -99,7 +99,7 @@ impl Modes {
 
     /// Takes away what the sandboxes of this worker shared.
     pub(crate) fn leave(&self) {
-        self.installed.values().for_each(|installed| installed.backend.leave());
+        self.installed.values().for_each(|installed| installed.backend.shutdown());
     }
 
     fn installed(&self, mode: Mode) -> Result<&Installed, Denial> {

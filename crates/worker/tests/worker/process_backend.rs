@@ -111,7 +111,7 @@ impl Running for Process {
 
     async fn keep_alive(&self, _: std::time::Duration) {}
 
-    fn step_back(&self) {}
+    fn lower_priority(&self) {}
 
     async fn kill_tree(&self) {
         self.send(Signal::KILL);

@@ -6,7 +6,7 @@ use codelia_policy::{PathKind, Runtime};
 
 /// The runtime of this host.
 #[must_use]
-pub fn runtime() -> Runtime {
+pub fn host_runtime() -> Runtime {
     let mut etc: Vec<_> =
         fs::read_dir("/etc").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     etc.sort();
