@@ -10,10 +10,14 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 12] = [
+const NEEDS: [&str; 16] = [
     "postgres",
     "cgroup",
+    "cgroup2",
     "python",
+    "programs",
+    "compiler",
+    "ia32",
     "bwrap",
     "nsjail",
     "container",

@@ -1,5 +1,5 @@
-//! Attempts to reach out of a sandbox. Each script says `reached` if it got through. The control of
-//! every one of them is mode `logical`, where it must get through: so the suite sees what it looks for.
+//! Attempts to break out of a sandbox. Each script prints `reached` if it succeeds. As a control,
+//! each one must succeed in mode `logical`.
 
 use std::{
     fs,
@@ -12,29 +12,28 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use codelia_sys::process;
 use codelia_types::Outcome;
 
-use crate::harness::{Fixture, Kind, Session, command, in_every_mode};
+use crate::harness::{Fixture, Kind, Session, command, in_every_mode, is_root};
 
-/// What is tried, and how. The variables are those of [`Targets::env`].
+/// Attacks: description and script. [`Targets::env`] sets the variables.
 const ATTACKS: &[(&str, &str)] = &[
     ("read another session by its path", "grep -q treasure $VICTIM/secret && echo reached"),
-    ("read another session through `..`", "grep -q treasure ../$VICTIM_NAME/secret && echo reached"),
+    ("read another session reached `..`", "grep -q treasure ../$VICTIM_NAME/secret && echo reached"),
     (
         "climb from the working directory",
         "cd ../../../../.. && grep -q treasure .$VICTIM/secret && echo reached",
     ),
-    ("read another session through a link", "ln -s $VICTIM/secret l && grep -q treasure l && echo reached"),
-    ("read another session through a hard link", "ln $VICTIM/secret h && grep -q treasure h && echo reached"),
+    ("read another session reached a link", "ln -s $VICTIM/secret l && grep -q treasure l && echo reached"),
+    ("read another session reached a hard link", "ln $VICTIM/secret h && grep -q treasure h && echo reached"),
     ("write into another session", "echo evil > $VICTIM/planted && echo reached"),
     ("rename a file of another session", "mv $VICTIM/movable $VICTIM/moved && echo reached"),
     (
-        "read through the root of another process",
+        "read reached the root of another process",
         "for p in /proc/[0-9]*; do grep -qs treasure $p/root$VICTIM/secret && echo reached; done",
     ),
     (
-        "read through the working directory of another process",
+        "read reached the working directory of another process",
         "for p in /proc/[0-9]*; do grep -qs treasure $p/cwd/secret && echo reached; done",
     ),
     ("read the memory map of another process", "grep -q . /proc/$HOST_PID/maps && echo reached"),
@@ -117,13 +116,13 @@ const ATTACKS: &[(&str, &str)] = &[
         r#"perl -e '($t,$n,$x)=("user","codelia-test","x"); syscall(248,$t,$n,$x,1,-1)>0 and print "reached"'"#,
     ),
     (
-        "load a kernel program",
+        "load a BPF program",
         r#"perl -e '$a=pack("L4x112",2,4,4,1); syscall(321,0,$a,128)>=0 and print "reached"'"#,
     ),
-    ("set up a ring of system calls", r#"perl -e '$a="\0"x120; syscall(425,1,$a)>=0 and print "reached"'"#),
+    ("set up io_uring", r#"perl -e '$a="\0"x120; syscall(425,1,$a)>=0 and print "reached"'"#),
 ];
 
-/// What there is to reach on the host.
+/// Things on the host that an attack may reach.
 struct Targets {
     victim: Session,
     process: Child,
@@ -193,15 +192,15 @@ impl Drop for Targets {
     }
 }
 
-/// Tries everything, each in a sandbox of its own; answers what got through.
-async fn reached(fixture: &Fixture) -> Vec<&'static str> {
-    let mut through = Vec::new();
+/// Runs every attack in its own sandbox. Returns those that succeeded.
+async fn successful_attacks(fixture: &Fixture) -> Vec<&'static str> {
+    let mut reached = Vec::new();
     for (name, script) in ATTACKS {
         if succeeds(fixture, script).await {
-            through.push(*name);
+            reached.push(*name);
         }
     }
-    through
+    reached
 }
 
 async fn succeeds(fixture: &Fixture, script: &str) -> bool {
@@ -212,19 +211,19 @@ async fn succeeds(fixture: &Fixture, script: &str) -> bool {
     let mut attack = command(&["sh", "-c", &format!("{script}\necho tried")]);
     attack.env = targets.env().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     let finished = fixture.launch(&attacker, &attack).await.unwrap().finish().await;
-    // An attack that was cut short proves nothing.
+    // An attack that did not run to its end proves nothing.
     assert!(finished.stdout.contains("tried"), "{script}: {finished:?}");
     assert_eq!(finished.outcome, Outcome::Exited(0), "{script}: {finished:?}");
     finished.stdout.contains("reached")
 }
 
 async fn attacks_fail(fixture: Fixture) {
-    let through = reached(&fixture).await;
+    let reached = successful_attacks(&fixture).await;
     let declared = crate::exceptions::attacks(fixture.kind);
-    assert_eq!(through, declared, "reached, and what is declared to be");
+    assert_eq!(reached, declared, "successful attacks differ from the declared exceptions");
 }
 
-/// What did not happen to the victim, seen from outside.
+/// Checks the victim from the host after a destructive attack.
 async fn victim_is_untouched(fixture: Fixture) {
     let (mut targets, attacker) = (Targets::new(&fixture), fixture.session());
     let before = fs::read_dir(&targets.victim.dir).unwrap().count();
@@ -240,15 +239,15 @@ in_every_mode!(attacks_fail, victim_is_untouched);
 
 #[tokio::test]
 async fn every_attack_succeeds_without_isolation() {
-    if process::own_uid() != 0 {
-        println!("skipped: an ordinary user reaches less of the host even without a sandbox");
+    if !is_root("an unprivileged user reaches less of the host even without a sandbox") {
         return;
     }
     let fixture = Fixture::new(Kind::Logical).await.unwrap();
-    let through = reached(&fixture).await;
-    let held: Vec<_> = ATTACKS.iter().map(|(name, _)| *name).filter(|name| !through.contains(name)).collect();
-    assert_eq!(held, MADE_FOR_SANDBOXES, "these prove nothing");
+    let reached = successful_attacks(&fixture).await;
+    let failed: Vec<_> =
+        ATTACKS.iter().map(|(name, _)| *name).filter(|name| !reached.contains(name)).collect();
+    assert_eq!(failed, MADE_FOR_SANDBOXES, "attacks that fail without isolation prove nothing");
 }
 
-/// What only a sandbox has, so that nothing is there to be reached without one.
+/// Attacks on things that only a sandbox has. They cannot succeed without one.
 const MADE_FOR_SANDBOXES: [&str; 1] = ["replace codelia-init"];

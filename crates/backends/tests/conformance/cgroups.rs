@@ -1,5 +1,5 @@
-//! Where control groups are made, and that they are removed, on a real kernel. What concerns version 2
-//! alone runs in the machine of `vm.rs`, and on a host that has it.
+//! Creation and removal of control groups on a real kernel. Cases for cgroup v2 run on a v2 host and
+//! in the VM of `vm.rs`.
 
 use std::{
     fs,
@@ -10,34 +10,34 @@ use std::{
 use codelia_backends::{Backend, Logical, LogicalOptions};
 use codelia_sys::cgroup::{Group, Hierarchy, Limits};
 
-use crate::harness::{group_parent, init_path, skip};
+use crate::{
+    harness::{group_parent, init_path, skip},
+    require::available,
+};
 
-const VERSION_2: &str = "/sys/fs/cgroup";
+const V2_ROOT: &str = "/sys/fs/cgroup";
 const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millis: Some(1000) };
 
-/// Names the case that runs in a process of its own.
-const APART: &str = "cgroups::worker_finds_cgroup_parent_by_itself";
+/// The case that other cases start as a separate process.
+const CHILD_CASE: &str = "cgroups::worker_finds_cgroup_parent_by_itself";
 
 fn hierarchy() -> Hierarchy {
     Hierarchy::detect(&group_parent()).unwrap()
 }
 
-fn has_version_2() -> bool {
-    let all = fs::read_to_string(Path::new(VERSION_2).join("cgroup.controllers")).unwrap_or_default();
+fn has_cgroup_v2() -> bool {
+    let all = fs::read_to_string(Path::new(V2_ROOT).join("cgroup.controllers")).unwrap_or_default();
     let has = ["memory", "pids", "cpu"].iter().all(|name| all.split_whitespace().any(|word| word == *name));
-    if !has {
-        println!("skipped: the controllers of this host are not of version 2");
-    }
-    has
+    available("cgroup2", (!has).then_some("this host does not use cgroup v2"))
 }
 
-/// A group of version 2 for one test. Its children are removed with it.
+/// A cgroup v2 directory for one test. Dropping it removes its children too.
 struct Parent(PathBuf);
 
 impl Parent {
-    /// With limits for its children if `delegated`.
+    /// Enables the controllers for its children if `delegated`.
     fn new(name: &str, delegated: bool) -> Self {
-        let dir = Path::new(VERSION_2).join(format!("test-{name}-{}", std::process::id()));
+        let dir = Path::new(V2_ROOT).join(format!("test-{name}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         if delegated {
             fs::write(dir.join("cgroup.subtree_control"), "+memory +pids +cpu").unwrap();
@@ -61,7 +61,7 @@ impl Drop for Parent {
     }
 }
 
-/// Starts a shell script in a group.
+/// Returns a shell command that joins a group and runs a script.
 fn script_in(group: &Path, script: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("echo $$ > {}/cgroup.procs && {script}", group.display())]);
@@ -69,17 +69,17 @@ fn script_in(group: &Path, script: &str) -> Command {
     command
 }
 
-/// Runs the case that stands for a worker in a group; answers which group it ended in.
+/// Runs the child case in a group, as a worker would start there. Returns its output.
 fn worker_in(group: &Path) -> String {
     let suite = std::env::current_exe().unwrap();
-    let script = format!("exec {} --exact {APART} --nocapture", suite.display());
-    let output = script_in(group, &script).env_remove("CODELIA_TEST_CGROUP_PARENT").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
-    said
+    let script = format!("exec {} --exact {CHILD_CASE} --nocapture", suite.display());
+    let done = script_in(group, &script).env_remove("CODELIA_TEST_CGROUP_PARENT").output().unwrap();
+    let output = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success() && output.contains("1 passed"), "{output}");
+    output
 }
 
-/// Twice, as a worker with two modes does.
+/// Probes twice, as a worker with two modes does.
 #[tokio::test]
 async fn worker_finds_cgroup_parent_by_itself() {
     for _ in 0..2 {
@@ -88,46 +88,46 @@ async fn worker_finds_cgroup_parent_by_itself() {
         let found = backend.probe().await;
         let can = found.enforceable;
         if !(can.memory && can.pids && can.cpu) {
-            return skip("cgroup", format!("no control groups can be made here: {:?}", found.gaps));
+            return skip("cgroup", format!("control groups cannot be created here: {:?}", found.gaps));
         }
     }
-    println!("is in {}", fs::read_to_string("/proc/self/cgroup").unwrap());
+    println!("cgroup {}", fs::read_to_string("/proc/self/cgroup").unwrap());
     let hierarchy = Hierarchy::detect(&Default::default()).unwrap();
     let mut group = Group::create(&hierarchy, "test", LIMITS).unwrap();
-    println!("parent {}", parent_of_all(group.directories().next().unwrap()).display());
+    println!("parent {}", shared_parent(group.directories().next().unwrap()).display());
     println!("own parent {}", group.directories().next().unwrap().parent().unwrap().display());
     group.remove().unwrap();
 }
 
 #[test]
 fn worker_alone_in_its_cgroup_moves_aside() {
-    if !has_version_2() {
+    if !has_cgroup_v2() {
         return;
     }
     let parent = Parent::new("alone", false);
-    let said = worker_in(&parent.0);
-    assert!(said.contains(&format!("parent {}\n", parent.0.display())), "{said}");
-    assert!(said.contains("-worker\n"), "{said}");
+    let output = worker_in(&parent.0);
+    assert!(output.contains(&format!("parent {}\n", parent.0.display())), "{output}");
+    assert!(output.contains("-worker\n"), "{output}");
 }
 
 #[test]
 fn worker_in_shared_cgroup_uses_parent() {
-    if !has_version_2() {
+    if !has_cgroup_v2() {
         return;
     }
     let parent = Parent::new("shared", true);
     let shared = parent.child("shared");
     let mut other = script_in(&shared, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
-    let said = worker_in(&shared);
+    let output = worker_in(&shared);
     other.kill().unwrap();
     other.wait().unwrap();
-    assert!(said.contains(&format!("parent {}\n", parent.0.display())), "{said}");
+    assert!(output.contains(&format!("parent {}\n", parent.0.display())), "{output}");
 }
 
 #[tokio::test]
 async fn cgroup_parent_with_processes_is_a_gap() {
-    if !has_version_2() {
+    if !has_cgroup_v2() {
         return;
     }
     let parent = Parent::new("busy", false);
@@ -146,7 +146,7 @@ async fn cgroup_parent_with_processes_is_a_gap() {
 
 #[test]
 fn cgroup_limits_are_written_and_swap_is_off() {
-    if !has_version_2() {
+    if !has_cgroup_v2() {
         return;
     }
     let mut group = Group::create(&hierarchy(), "limits", LIMITS).unwrap();
@@ -159,11 +159,11 @@ fn cgroup_limits_are_written_and_swap_is_off() {
     group.remove().unwrap();
 }
 
-/// They fork faster than a list of them could be read.
+/// The processes fork faster than a list of them can be read.
 #[test]
 fn cgroup_kills_fork_bomb_and_is_removed() {
     let Ok(mut group) = Group::create(&hierarchy(), "kill", LIMITS) else {
-        return skip("cgroup", "no control group can be made here");
+        return skip("cgroup", "control groups cannot be created here");
     };
     let enter = group.directories().map(|dir| format!("echo $$ > {}/cgroup.procs", dir.display()));
     let enter = enter.collect::<Vec<_>>().join(" && ");
@@ -171,24 +171,24 @@ fn cgroup_kills_fork_bomb_and_is_removed() {
     let mut shell = Command::new("sh").args(["-c", &bomb]).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     assert!(!group.processes().unwrap().is_empty());
-    assert!(group.remove().is_err(), "the control: a group with processes stays");
+    assert!(group.remove().is_err(), "the control: a group with processes cannot be removed");
     let mut tries = 0;
     while group.remove().is_err() {
         group.kill_all().unwrap();
         tries += 1;
-        assert!(tries < 10_000, "{:?} are left", group.processes());
+        assert!(tries < 10_000, "processes left: {:?}", group.processes());
         std::thread::yield_now();
     }
     assert!(!shell.wait().unwrap().success());
     assert_eq!(group.directories().count(), 0);
 }
 
-/// A process that makes a group and is killed: the next one removes it, and not those of the living.
+/// A process removes the groups of a dead owner and keeps those of live ones.
 #[test]
 fn only_cgroups_of_dead_owners_are_removed() {
     let hierarchy = hierarchy();
     let Ok(mut mine) = Group::create(&hierarchy, "mine", LIMITS) else {
-        return skip("cgroup", "no control group can be made here");
+        return skip("cgroup", "control groups cannot be created here");
     };
     let parents: Vec<_> = mine.directories().map(|dir| dir.parent().unwrap().to_owned()).collect();
     let orphans: Vec<_> = parents.iter().map(|dir| dir.with_file_name(orphaned_name(dir))).collect();
@@ -202,26 +202,26 @@ fn only_cgroups_of_dead_owners_are_removed() {
     mine.remove().unwrap();
 }
 
-/// In a process of its own, whose parent nobody else uses.
+/// Runs in a separate process, which has its own cgroup parent.
 #[test]
 fn cgroup_parent_of_process_is_removed_with_it() {
     let suite = std::env::current_exe().unwrap();
-    let output = Command::new(suite).args(["--exact", APART, "--nocapture"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
-    let Some(parent) = said.lines().find_map(|line| line.strip_prefix("own parent ")) else {
-        return skip("cgroup", "no control group can be made here");
+    let done = Command::new(suite).args(["--exact", CHILD_CASE, "--nocapture"]).output().unwrap();
+    let output = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{output}");
+    let Some(parent) = output.lines().find_map(|line| line.strip_prefix("own parent ")) else {
+        return skip("cgroup", "control groups cannot be created here");
     };
     assert!(parent.contains("/codelia-") && parent.ends_with("-sandboxes"), "{parent}");
     assert!(!Path::new(parent).exists());
 }
 
-/// Above the parent that each process has for its groups.
-fn parent_of_all(group: &Path) -> &Path {
+/// Returns the directory above a process's own cgroup parent.
+fn shared_parent(group: &Path) -> &Path {
     group.parent().unwrap().parent().unwrap()
 }
 
-/// The name of a group of a process that has ended.
+/// Returns the group name of a process that has ended.
 fn orphaned_name(like: &Path) -> String {
     let mut ended = Command::new("true").spawn().unwrap();
     let pid = ended.id();

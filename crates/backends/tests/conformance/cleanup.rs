@@ -1,4 +1,4 @@
-//! However a run ends, nothing of it is left: no process, mount, control group or directory.
+//! A sandbox leaves no process, mount, control group or directory, however its run ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,14 +13,14 @@ use std::{
 use codelia_sys::{Pid, process};
 use codelia_types::Outcome;
 
-use crate::harness::{Fixture, Kind, ORPHANS, Session, command, in_every_mode};
+use crate::harness::{Fixture, Kind, ORPHANS, Session, command, in_every_mode, is_root};
 
-/// Long enough for anything here; a test that needs it has failed.
+/// A wait that takes this long has failed.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The processes of a session's user. As an ordinary user that is us, so that the name decides.
+/// Lists the processes of a session's user. Matches names too: without root, that user is ours.
 fn pids_of(session: &Session) -> Vec<Pid> {
-    let is_theirs = |pid: &Pid| {
+    let is_of_session = |pid: &Pid| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let uid = format!("Uid:\t{}\t", session.ids.uid);
         let name = ["sleep", "codelia-init", "bwrap", "nsjail", ".codelia-init"];
@@ -29,7 +29,7 @@ fn pids_of(session: &Session) -> Vec<Pid> {
     };
     let names = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
     let pids = names.filter_map(|name| Pid::from_raw(name.to_str()?.parse().ok()?));
-    pids.filter(is_theirs).collect()
+    pids.filter(is_of_session).collect()
 }
 
 fn processes_of(session: &Session) -> BTreeMap<PathBuf, String> {
@@ -41,7 +41,7 @@ fn processes_of(session: &Session) -> BTreeMap<PathBuf, String> {
     pids_of(session).into_iter().map(command).collect()
 }
 
-/// The control groups of a session's processes that are not ours too.
+/// Returns the control groups of a session's processes, except those this process is in.
 fn groups_of(session: &Session) -> BTreeSet<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let processes = processes_of(session).into_keys();
@@ -51,7 +51,7 @@ fn groups_of(session: &Session) -> BTreeSet<PathBuf> {
     theirs.filter_map(group_directory).collect()
 }
 
-/// From `id:controllers:path`, where there is one controller in each hierarchy, or one for all.
+/// Parses a line `id:controllers:path` of cgroup v1 (one hierarchy per controller) or v2.
 fn group_directory(line: &str) -> Option<PathBuf> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?.trim_start_matches('/'));
@@ -63,7 +63,7 @@ fn mounts() -> BTreeSet<String> {
     fs::read_to_string("/proc/self/mountinfo").unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Directories of tools and sandboxes where such things are made.
+/// Finds directories that tools and sandboxes made for the session's user.
 fn directories_of(session: &Session) -> Vec<PathBuf> {
     let uid = session.ids.uid.to_string();
     let entries =
@@ -72,10 +72,10 @@ fn directories_of(session: &Session) -> Vec<PathBuf> {
     paths.filter(|path| path.display().to_string().contains(&format!(".{uid}."))).collect()
 }
 
-async fn eventually(what: &str, holds: impl Fn() -> bool) {
+async fn eventually(condition: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "still not: {what}");
+        assert!(Instant::now() < deadline, "timed out after {TIMEOUT:?}: {condition}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -97,7 +97,7 @@ async fn kill_tree_kills_processes_that_ignore_signals(fixture: Fixture) {
         echo ready; while :; do sleep 1003; done";
     let mut started = fixture.start(&session, stubborn).await;
     assert_eq!(started.line(), "ready");
-    eventually("the control: they are seen while they live", || processes_of(&session).len() > 2).await;
+    eventually("the control: live processes are seen", || processes_of(&session).len() > 2).await;
     started.running.signal(15).await;
     started.running.kill_tree().await;
     assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
@@ -111,11 +111,12 @@ async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
         fixture.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
     assert_eq!(started.line(), "ready");
     started.running.keep_alive(Duration::from_secs(3600)).await;
-    started.stdin.write_all(b"the control: it goes on\n").unwrap();
-    assert_eq!(started.line(), "the control: it goes on");
+    started.stdin.write_all(b"the control: it runs\n").unwrap();
+    assert_eq!(started.line(), "the control: it runs");
     started.running.keep_alive(Duration::from_millis(1)).await;
-    // Nobody looks, as if everybody here stood still.
-    eventually("it is dead", || !processes_of(&session).values().any(|line| line.contains("sleep"))).await;
+    // Nothing polls the sandbox, as if the worker were paused.
+    eventually("the command is dead", || !processes_of(&session).values().any(|line| line.contains("sleep")))
+        .await;
     assert_eq!(started.running.wait().await.0, Outcome::Lost);
     assert!(started.running.destroy().await.is_clean());
     assert_eq!(processes_of(&session), BTreeMap::new());
@@ -126,8 +127,8 @@ async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
     let plan = fixture.plan(&session);
     let prepared = fixture.backend.prepare(&plan).await.unwrap();
     let groups = groups_of(&session);
-    assert!(!groups.is_empty(), "the control: it has groups while it lives");
-    assert!(!processes_of(&session).is_empty(), "the control: it has processes while it lives");
+    assert!(!groups.is_empty(), "the control: a live sandbox has groups");
+    assert!(!processes_of(&session).is_empty(), "the control: a live sandbox has processes");
     assert!(prepared.discard().await.is_clean());
     assert_eq!(groups.iter().filter(|dir| dir.exists()).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
     assert_eq!(processes_of(&session), BTreeMap::new());
@@ -142,14 +143,16 @@ async fn dropped_sandbox_is_destroyed(fixture: Fixture) {
     let prepared = fixture.backend.prepare(&plan).await.unwrap();
     let groups = groups_of(&session);
     drop(prepared);
-    eventually("the prepared one is gone", || {
+    eventually("the prepared sandbox is gone", || {
         !groups.iter().any(|dir| dir.exists()) && processes_of(&session).is_empty()
     })
     .await;
     let started = fixture.start(&session, "sleep 1000").await;
     drop(started.running);
-    eventually("the running one is gone", || processes_of(&session).is_empty() && fixture.leftovers() == 0)
-        .await;
+    eventually("the running sandbox is gone", || {
+        processes_of(&session).is_empty() && fixture.leftovers() == 0
+    })
+    .await;
 }
 
 async fn killed_prepared_sandbox_is_not_alive(fixture: Fixture) {
@@ -159,13 +162,13 @@ async fn killed_prepared_sandbox_is_not_alive(fixture: Fixture) {
     for pid in pids_of(&session) {
         process::kill(pid).unwrap();
     }
-    eventually("it is seen to be dead", || !prepared.is_alive()).await;
+    eventually("the sandbox is reported dead", || !prepared.is_alive()).await;
     assert!(prepared.discard().await.is_clean());
 }
 
-/// Bubblewrap as a user, with the process that it made, and the pipe on which that waits for a word.
+/// Starts bubblewrap as a user. Returns it, its child, and the pipe that the child blocks on.
 #[expect(clippy::zombie_processes, reason = "the caller waits for it")]
-fn waiting_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
+fn blocked_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
     let mut command = Command::new("bwrap");
     command.args("--unshare-user --unshare-pid --ro-bind / / --block-fd 0 true".split(' '));
     let mut tool = command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).spawn().unwrap();
@@ -175,26 +178,26 @@ fn waiting_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
             let pipe = tool.stdin.take().unwrap();
             return (tool, child, pipe);
         }
-        assert!(tool.try_wait().unwrap().is_none(), "bubblewrap ended");
+        assert!(tool.try_wait().unwrap().is_none(), "bubblewrap exited");
     }
-    panic!("bubblewrap made no process");
+    panic!("bubblewrap started no process");
 }
 
 #[tokio::test]
 async fn sweep_kills_orphans_of_killed_bubblewrap() {
     let Some(fixture) = Fixture::new(Kind::Bwrap).await else { return };
-    if process::own_uid() != 0 {
-        return println!("skipped: only root may be another user");
+    if !is_root("only root can start bubblewrap as another user") {
+        return;
     }
-    // While the pipes are held, nobody goes on by itself.
-    let (mut killed, orphan, _first) = waiting_bwrap(*ORPHANS.start());
-    let (mut living, child, _second) = waiting_bwrap(*ORPHANS.start());
-    let (mut foreign, stranger, _third) = waiting_bwrap(*ORPHANS.end() + 1);
+    // The children stay blocked while these pipes are open.
+    let (mut killed, orphan, _first) = blocked_bwrap(*ORPHANS.start());
+    let (mut living, child, _second) = blocked_bwrap(*ORPHANS.start());
+    let (mut foreign, stranger, _third) = blocked_bwrap(*ORPHANS.end() + 1);
     for tool in [&mut killed, &mut foreign] {
         tool.kill().unwrap();
         tool.wait().unwrap();
     }
-    assert!(process::is_alive(orphan), "nobody else ends it");
+    assert!(process::is_alive(orphan), "the control: the orphan survives without a sweep");
     fixture.backend.sweep().await.unwrap();
     eventually("the orphan is dead", || !process::is_alive(orphan)).await;
     assert!(process::is_alive(child) && process::is_alive(stranger));
@@ -218,12 +221,12 @@ async fn missing_session_directory_is_a_named_error(fixture: Fixture) {
         }
     }
     let error = fixture.backend.prepare(&plan).await.unwrap_err();
-    let said = error.to_string();
-    assert!(said.contains("/no/such/session") || said.contains("/workspace"), "{said}");
+    let message = error.to_string();
+    assert!(message.contains("/no/such/session") || message.contains("/workspace"), "{message}");
     assert_eq!(processes_of(&session), BTreeMap::new());
 }
 
-/// Many at once, killed at random moments, in one session.
+/// Kills many concurrent sandboxes of one session at different times.
 async fn random_kills_of_many_sandboxes_leave_nothing(fixture: Fixture) {
     let (session, before) = (fixture.session(), mounts());
     let fixture = std::sync::Arc::new(fixture);

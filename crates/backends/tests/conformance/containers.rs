@@ -1,4 +1,4 @@
-//! What only mode `container` has: an engine, an image, labels, and what workers that were killed left.
+//! Cases for mode `container` only: engine, images, labels, and the sweep after killed workers.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use codelia_policy::{Mount, Plan};
 
 use crate::harness::{Fixture, Kind, container_options, engine_socket, in_mode};
 
-/// Asks an engine of the tests.
+/// Runs a `docker` command against a test engine.
 fn docker(kind: Kind, arguments: &[&str]) -> String {
     let host = format!("unix://{}", engine_socket(kind).display());
     let done = Command::new("docker").args(["--host", &host]).args(arguments).output().unwrap();
@@ -15,8 +15,8 @@ fn docker(kind: Kind, arguments: &[&str]) -> String {
     String::from_utf8(done.stdout).unwrap().trim().to_owned()
 }
 
-/// A container as a worker would have made it that was this process.
-fn leave_container(kind: Kind, owner: &str, namespace: &str) -> String {
+/// Creates a container with the labels that a worker sets.
+fn create_container(kind: Kind, owner: &str, namespace: &str) -> String {
     let labels = [format!("codelia.owner={owner}"), format!("codelia.pid-namespace={namespace}")];
     docker(kind, &["create", "--label", &labels[0], "--label", &labels[1], "codelia-base", "true"])
 }
@@ -25,8 +25,8 @@ fn exists(kind: Kind, id: &str) -> bool {
     !docker(kind, &["ps", "--all", "--quiet", "--filter", &format!("id={id}")]).is_empty()
 }
 
-/// A process that has ended, as a label tells it.
-fn gone() -> String {
+/// Returns the owner label of a process that has ended.
+fn dead_owner() -> String {
     let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
     child.wait().unwrap();
     format!("{}-0", child.id())
@@ -35,23 +35,23 @@ fn gone() -> String {
 async fn sweep_removes_only_containers_of_dead_workers(fixture: Fixture) {
     let own = codelia_sys::process_id::ProcessId::current().unwrap().to_string();
     let namespace = codelia_sys::proc_self::namespace_id("pid").unwrap().to_string();
-    let left = leave_container(fixture.kind, &gone(), &namespace);
+    let left = create_container(fixture.kind, &dead_owner(), &namespace);
     let others = [
-        leave_container(fixture.kind, &own, &namespace),
-        // Its process ids are not ours: nobody here can tell whether the owner lives.
-        leave_container(fixture.kind, &gone(), "1"),
-        leave_container(fixture.kind, "not-an-owner", &namespace),
+        create_container(fixture.kind, &own, &namespace),
+        // Another PID namespace: whether the owner lives cannot be known here.
+        create_container(fixture.kind, &dead_owner(), "1"),
+        create_container(fixture.kind, "not-an-owner", &namespace),
         docker(fixture.kind, &["create", "codelia-base", "true"]),
     ];
     let directory = fixture.control_directory();
-    let dead = directory.join(format!("{}-x", gone()));
+    let dead = directory.join(format!("{}-x", dead_owner()));
     std::fs::create_dir_all(&dead).unwrap();
     let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap();
 
     assert!(fixture.backend.sweep().await.unwrap() >= 2);
     assert!(!exists(fixture.kind, &left) && !dead.exists());
     assert!(others.iter().all(|id| exists(fixture.kind, id)));
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "the living one's");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "only the live owner's");
     assert!(prepared.discard().await.is_clean());
     docker(fixture.kind, &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
 }
@@ -99,9 +99,9 @@ async fn engine_socket_is_never_mounted(mut fixture: Fixture) {
         assert!(matches!(refused, Err(Error::Unenforceable { field: "policy.filesystem" })), "{refused:?}");
     }
     fixture.policy.filesystem.read_only_paths = None;
-    let said =
+    let stdout =
         fixture.stdout_of("ls /var/run/docker.sock /run/docker.sock 2>&1 | grep -c 'No such file'").await;
-    assert_eq!(said, "2\n");
+    assert_eq!(stdout, "2\n");
 }
 
 async fn missing_image_is_refused_by_name(fixture: Fixture) {
@@ -121,7 +121,7 @@ async fn profile_selects_image_and_unknown_profile_is_refused(mut fixture: Fixtu
     fixture.policy.container.profile = Some("gone".to_owned());
     let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap_err().to_string();
     assert!(refused.contains("IMAGE_MISSING") && refused.contains("codelia-gone"), "{refused}");
-    fixture.policy.container.profile = Some("unheard".to_owned());
+    fixture.policy.container.profile = Some("unknown".to_owned());
     let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
     assert!(
         matches!(&refused, Err(Error::Unenforceable { field: "policy.container.profile" })),
@@ -143,7 +143,7 @@ async fn container_mode_is_unusable_without_engine() {
     assert!(!found.usable && found.gaps[0].missing.contains("/no/engine"), "{found:?}");
 }
 
-/// A plan that gVisor could not keep.
+/// Makes a policy that gVisor cannot enforce.
 type Change = fn(&mut Fixture);
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn gvisor_refuses_unenforceable_fields() {
     let Some(fixture) = Fixture::new(Kind::Runsc).await else { return };
     assert!(
         !fixture.host.enforceable.violations && !fixture.host.enforceable.executables,
-        "or the table is old"
+        "gVisor gained a feature: update this test"
     );
     let changes: [(&str, Change); 3] = [
         ("policy.process.allow_exec", |fixture| fixture.policy.process.allow_exec = Some(false)),
@@ -179,12 +179,12 @@ async fn gvisor_refuses_unenforceable_fields() {
 #[tokio::test]
 async fn gvisor_refuses_blocked_calls() {
     let Some(fixture) = Fixture::new(Kind::Runsc).await else { return };
-    // unshare(CLONE_NEWUSER), which gVisor itself would allow.
+    // unshare(CLONE_NEWUSER), which gVisor allows without our filter.
     let script = r#"perl -e 'syscall(272, 0x10000000) == 0 and print "reached"; print 0+$!'"#;
     assert_eq!(fixture.stdout_of(script).await, "1");
 }
 
-/// What is not asked of gVisor is asked of everybody else.
+/// Only gVisor may run without a violation limit.
 async fn shared_kernel_needs_violation_limit(fixture: Fixture) {
     let mut plan = fixture.plan(&fixture.session());
     plan.security.as_mut().unwrap().violation_limit = None;
@@ -196,18 +196,18 @@ async fn probe_reports_missing_cgroup_namespace(fixture: Fixture) {
     let own = std::fs::read_link("/proc/self/ns/cgroup").unwrap();
     let inside = fixture.stdout_of("readlink /proc/self/ns/cgroup").await;
     let found = fixture.backend.probe().await;
-    let is_told = found.gaps.iter().any(|gap| gap.missing.contains("control-group namespaces"));
-    assert_eq!(is_told, own.to_string_lossy() == inside.trim(), "{inside}: {found:?}");
+    let is_reported = found.gaps.iter().any(|gap| gap.missing.contains("control-group namespaces"));
+    assert_eq!(is_reported, own.to_string_lossy() == inside.trim(), "{inside}: {found:?}");
 }
 
-macro_rules! by_every_engine {
+macro_rules! with_every_engine {
     ($($name:ident),+ $(,)?) => {
         in_mode!(runc = Runc: $($name),+);
         in_mode!(podman = Podman: $($name),+);
     };
 }
 
-by_every_engine!(
+with_every_engine!(
     sweep_removes_only_containers_of_dead_workers,
     engine_socket_is_never_mounted,
     missing_image_is_refused_by_name,

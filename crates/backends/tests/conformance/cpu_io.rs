@@ -1,4 +1,4 @@
-//! What a policy leaves a command of processors and devices, and what is told of its use of them.
+//! CPU and I/O limits of a policy, and the usage that is reported for them.
 
 use std::{fs, io::Write, process::Command, time::Duration};
 
@@ -6,31 +6,37 @@ use codelia_backends::{CgroupParent, Error};
 use codelia_sys::{cgroup::Device, process};
 use codelia_types::Outcome;
 
-use crate::harness::{Finished, Fixture, Kind, Session, group_parent, in_every_mode, in_mode, skip};
+use crate::harness::{
+    Finished, Fixture, Kind, Session, group_parent, has_cpusets, in_every_mode, in_mode, skip,
+};
 
 const MIB: u64 = 1024 * 1024;
 const CPUS: &str = "policy.resources.cpus";
 
-/// Tries to have every processor, and tells which it has.
+/// Tries to use every CPU and prints those it has.
 const WIDEN: &str = r#"perl -e '$all = "\xff" x 128; syscall(203, 0, 128, $all); system("nproc")'
     sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status"#;
 
 async fn command_runs_only_on_its_cpus(mut fixture: Fixture) {
     let all = process::allowed_cpus().unwrap();
     let (Some(&last), true) = (all.last(), all.len() > 1) else {
-        return skip("processors", "there is one processor alone");
+        return skip("processors", "this host has only one CPU");
     };
     if !fixture.host.enforceable.cpus {
-        // Only an ordinary user, who was not given the group for it.
-        assert_ne!(process::own_uid(), 0, "this host chooses processors");
+        // Only an unprivileged user without a delegated cpuset.
+        assert_ne!(process::own_uid(), 0, "root can bind commands to CPUs");
         fixture.policy.resources.cpus = Some(vec![last]);
         assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, CPUS);
         return;
     }
     let free = fixture.stdout_of(WIDEN).await;
-    assert_eq!(free.lines().next(), Some(all.len().to_string().as_str()), "the control: it may have all");
+    assert_eq!(
+        free.lines().next(),
+        Some(all.len().to_string().as_str()),
+        "the control: without the policy it gets all"
+    );
     fixture.policy.resources.cpus = Some(vec![last]);
-    // gVisor numbers processors by itself and lists none.
+    // gVisor numbers CPUs itself and lists none.
     let listed = if fixture.kind == Kind::Runsc { String::new() } else { format!("{last}\n") };
     assert_eq!(fixture.stdout_of(WIDEN).await, format!("1\n{listed}"));
     for wrong in [vec![4000], vec![last, 4000]] {
@@ -40,62 +46,62 @@ async fn command_runs_only_on_its_cpus(mut fixture: Fixture) {
     }
 }
 
-/// The processor time that one command got on a processor while another one used a second of it.
-async fn got_beside_another(fixture: &Fixture, steps_back: bool) -> Duration {
+/// Returns the CPU time one command gets while a newer one uses a second of the same CPU.
+async fn cpu_time_next_to_newer(fixture: &Fixture, low_priority: bool) -> Duration {
     let (first, second) = (fixture.session(), fixture.session());
-    // It waits until the other one is there, which then never has the processor to itself.
-    let young = fixture.start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
-    let mut old = fixture.start(&first, "echo; exec perl -e '1 while 1'").await;
-    old.line();
-    if steps_back {
-        old.running.lower_priority();
+    // It waits until the other command runs, so that it never has the CPU to itself.
+    let newer = fixture.start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
+    let mut older = fixture.start(&first, "echo; exec perl -e '1 while 1'").await;
+    older.line();
+    if low_priority {
+        older.running.lower_priority();
     }
-    let young = young.finish_with("\n").await;
-    assert_eq!(young.outcome, Outcome::Exited(0), "{young:?}");
-    old.running.kill_tree().await;
-    old.finish().await.usage.cpu_time
+    let newer = newer.finish_with("\n").await;
+    assert_eq!(newer.outcome, Outcome::Exited(0), "{newer:?}");
+    older.running.kill_tree().await;
+    older.finish().await.usage.cpu_time
 }
 
 async fn low_priority_command_yields_cpu_to_newer_ones(mut fixture: Fixture) {
-    if !fixture.host.enforceable.cpus {
-        return skip("processors", "this host does not choose processors");
+    if !has_cpusets(&fixture) {
+        return;
     }
     fixture.policy.resources.cpus = process::allowed_cpus().unwrap().pop().map(|last| vec![last]);
-    let (stepped, stayed) =
-        (got_beside_another(&fixture, true).await, got_beside_another(&fixture, false).await);
-    assert!(stepped < Duration::from_millis(600), "{stepped:?}");
-    assert!(stayed > Duration::from_millis(600), "the control: {stayed:?}");
+    let (lowered, normal) =
+        (cpu_time_next_to_newer(&fixture, true).await, cpu_time_next_to_newer(&fixture, false).await);
+    assert!(lowered < Duration::from_millis(600), "{lowered:?}");
+    assert!(normal > Duration::from_millis(600), "the control: {normal:?}");
 }
 
-/// The processor time that a command got on a processor while a process outside used a second of it.
-async fn got_beside_a_stranger(mut fixture: Fixture) -> Duration {
+/// Returns the CPU time a command gets while a host process uses a second of the same CPU.
+async fn cpu_time_next_to_host_process(mut fixture: Fixture) -> Duration {
     let last = process::allowed_cpus().unwrap().pop().unwrap();
     fixture.policy.resources.cpus = Some(vec![last]);
     let mut command = fixture.start(&fixture.session(), "echo; exec perl -e '1 while 1'").await;
     command.line();
-    let mut stranger = Command::new("taskset");
-    stranger.args(["--cpu-list", &last.to_string(), "perl", "-e", "1 while (times)[0] + (times)[1] < 1"]);
-    assert!(tokio::task::spawn_blocking(move || stranger.status()).await.unwrap().unwrap().success());
+    let mut host_process = Command::new("taskset");
+    host_process.args(["--cpu-list", &last.to_string(), "perl", "-e", "1 while (times)[0] + (times)[1] < 1"]);
+    assert!(tokio::task::spawn_blocking(move || host_process.status()).await.unwrap().unwrap().success());
     command.running.kill_tree().await;
     command.finish().await.usage.cpu_time
 }
 
-/// Version 2 asks who is beside the parent, and nobody is in the machine of `vm.rs`.
+/// Not in the VM of `vm.rs`: cgroup v2 weighs siblings of the parent, and there are none.
 #[tokio::test]
 async fn cpu_idle_commands_get_only_leftover_cpu() {
-    let yielding = CgroupParent { cpu_idle: true, ..group_parent() };
-    let Some(fixture) = Fixture::with_groups(Kind::Bwrap, yielding).await else { return };
-    if !fixture.host.enforceable.cpus {
-        return skip("processors", "this host does not choose processors");
+    let idle_parent = CgroupParent { cpu_idle: true, ..group_parent() };
+    let Some(fixture) = Fixture::with_groups(Kind::Bwrap, idle_parent).await else { return };
+    if !has_cpusets(&fixture) {
+        return;
     }
-    let yielded = got_beside_a_stranger(fixture).await;
-    let shared = got_beside_a_stranger(Fixture::new(Kind::Bwrap).await.unwrap()).await;
-    assert!(yielded < Duration::from_millis(200), "{yielded:?}");
+    let idle = cpu_time_next_to_host_process(fixture).await;
+    let shared = cpu_time_next_to_host_process(Fixture::new(Kind::Bwrap).await.unwrap()).await;
+    assert!(idle < Duration::from_millis(200), "{idle:?}");
     assert!(shared > Duration::from_millis(400), "the control: {shared:?}");
 }
 
-/// A file of which nothing is in memory, read past the kernel's cache.
-async fn read_big(fixture: &Fixture, session: &Session) -> Finished {
+/// Reads an uncached file with direct I/O.
+async fn timed_read(fixture: &Fixture, session: &Session) -> Finished {
     let finished = fixture.sh(session, "dd if=big of=/dev/null bs=256k iflag=direct").await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     finished
@@ -106,7 +112,7 @@ async fn read_rate_is_limited(mut fixture: Fixture) {
     let session = fixture.session();
     fixture.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
     if !fixture.host.enforceable.reads {
-        assert!(process::own_uid() != 0 || fixture.kind.is_container(), "this host limits reads");
+        assert!(process::own_uid() != 0 || fixture.kind.is_container(), "root can limit reads");
         assert_eq!(fixture.try_plan(&session).unwrap_err().field, FIELD);
         return;
     }
@@ -118,17 +124,17 @@ async fn read_rate_is_limited(mut fixture: Fixture) {
     let mut big = fs::File::create(session.write("big", "")).unwrap();
     big.write_all(&vec![7; 8 << 20]).unwrap();
     big.sync_all().unwrap();
-    let limited = read_big(&fixture, &session).await.usage;
+    let limited = timed_read(&fixture, &session).await.usage;
     fixture.policy.resources.max_read_bytes_per_second = None;
-    let free = read_big(&fixture, &session).await.usage;
-    // It may have a little ahead.
+    let free = timed_read(&fixture, &session).await.usage;
+    // A small burst is allowed.
     assert!(limited.wall_time >= Duration::from_secs(1), "{limited:?}");
     assert!(free.wall_time < limited.wall_time, "the control: {free:?}");
     assert!(limited.read_bytes >= 8 * MIB && free.read_bytes >= 8 * MIB, "{limited:?} {free:?}");
 }
 
-/// Writes through the kernel's cache and past it, each to a file that nobody wrote before: its disk would be on their account.
-async fn write_big(fixture: &Fixture) -> [Duration; 2] {
+/// Writes with and without the page cache, each to a new file, so that its blocks are charged here.
+async fn timed_writes(fixture: &Fixture) -> [Duration; 2] {
     let mut took = [Duration::ZERO; 2];
     for (took, how) in took.iter_mut().zip(["conv=fsync", "oflag=direct"]) {
         let script = format!("dd if=/dev/zero of=big bs=64k count=128 {how}");
@@ -146,15 +152,15 @@ async fn write_rate_is_limited(mut fixture: Fixture) {
         assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, FIELD);
         return;
     }
-    let limited = write_big(&fixture).await;
+    let limited = timed_writes(&fixture).await;
     fixture.policy.resources.max_write_bytes_per_second = None;
     fixture.policy.resources.max_writes_per_second = Some(64);
-    let [_, few] = write_big(&fixture).await;
+    let [_, few] = timed_writes(&fixture).await;
     fixture.policy.resources.max_writes_per_second = None;
-    let free = write_big(&fixture).await;
-    // It may have a little ahead.
+    let free = timed_writes(&fixture).await;
+    // A small burst is allowed.
     for limited in [limited[0], limited[1], few] {
-        assert!(limited >= Duration::from_secs(1), "{limited:?} of {free:?}");
+        assert!(limited >= Duration::from_secs(1), "limited {limited:?}, unlimited {free:?}");
     }
     assert!(free[0] < limited[0] && free[1] < limited[1].min(few), "the control: {free:?}");
 }
@@ -170,14 +176,14 @@ async fn usage_counts_writes_and_processes(fixture: Fixture) {
         assert!(less.written_bytes < MIB, "the control: {less:?}");
     }
     if fixture.kind.is_container() {
-        assert_eq!(more.peak_processes, 0, "an engine's own threads would count");
+        assert_eq!(more.peak_processes, 0, "an engine's threads would count");
     } else if counts_processes() {
         assert!((2..=6).contains(&more.peak_processes), "{more:?}");
         assert_eq!(less.peak_processes, 1, "the control: {less:?}");
     }
 }
 
-/// Kernels before 6.10 keep no peak.
+/// Kernels before 6.11 do not record a peak.
 fn counts_processes() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
@@ -191,6 +197,6 @@ in_every_mode!(
     usage_counts_writes_and_processes,
 );
 
-// An engine's groups are its own.
+// Container engines manage their own groups.
 in_mode!(bwrap_alone = Bwrap: low_priority_command_yields_cpu_to_newer_ones);
 in_mode!(nsjail_alone = Nsjail: low_priority_command_yields_cpu_to_newer_ones);

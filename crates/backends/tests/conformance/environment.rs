@@ -1,4 +1,4 @@
-//! What a command finds around itself: enough for ordinary work, and nothing of ours.
+//! The environment of a command: enough for ordinary work, and nothing leaked by the worker.
 
 use std::{
     fs::{self, File},
@@ -42,21 +42,21 @@ async fn working_directory_is_below_workspace(fixture: Fixture) {
 
 async fn private_directories_are_emptied_after_each_run(fixture: Fixture) {
     let session = fixture.session();
-    let places = "/tmp /var/tmp /run /dev/shm";
-    let write = format!("for d in {places}; do echo x > $d/mine || exit 1; done");
+    let dirs = "/tmp /var/tmp /run /dev/shm";
+    let write = format!("for d in {dirs}; do echo x > $d/mine || exit 1; done");
     assert_eq!(fixture.sh(&session, &write).await.outcome, Outcome::Exited(0));
-    let look = format!("for d in {places}; do ls -A $d; done");
+    let look = format!("for d in {dirs}; do ls -A $d; done");
     assert_eq!(fixture.sh(&session, &look).await.stdout, "");
 }
 
 async fn command_inherits_only_three_streams(fixture: Fixture) {
-    // The control: this process has one that a careless start would hand on.
+    // The control: this process has a descriptor that a plain spawn passes on.
     let open = File::open("/etc/passwd").unwrap();
     rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
-    let careless = std::process::Command::new("ls").arg("/proc/self/fd").output().unwrap();
+    let plain = std::process::Command::new("ls").arg("/proc/self/fd").output().unwrap();
     let count = |listed: &str| listed.split_whitespace().count();
-    assert!(count(&String::from_utf8_lossy(&careless.stdout)) > 4);
-    // Its own three and the directory that it lists.
+    assert!(count(&String::from_utf8_lossy(&plain.stdout)) > 4);
+    // Three streams and the listed directory.
     let listed = fixture.stdout_of("exec ls /proc/self/fd").await;
     assert_eq!(count(&listed), 4, "{listed}");
 }
@@ -65,7 +65,7 @@ async fn environment_is_clean(fixture: Fixture) {
     let listed = fixture.stdout_of("exec env").await;
     let mut names: Vec<_> = listed.lines().filter_map(|line| line.split('=').next()).collect();
     names.sort_unstable();
-    assert_eq!(names, ["HOME", "LANG", "PATH", "PWD"], "PWD is the shell's own");
+    assert_eq!(names, ["HOME", "LANG", "PATH", "PWD"], "PWD is set by the shell");
 }
 
 async fn init_cannot_be_killed_from_inside(fixture: Fixture) {
@@ -77,8 +77,8 @@ async fn dev_is_minimal(fixture: Fixture) {
     let allowed = "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
         .split(' ')
         .collect::<Vec<_>>();
-    let strange: Vec<_> = listed.lines().filter(|name| !allowed.contains(name)).collect();
-    assert!(strange.is_empty(), "{strange:?}");
+    let unexpected: Vec<_> = listed.lines().filter(|name| !allowed.contains(name)).collect();
+    assert!(unexpected.is_empty(), "{unexpected:?}");
     assert_eq!(
         fixture
             .stdout_of("head -c 3 /dev/zero | wc -c; echo x > /dev/null; head -c 2 /dev/urandom | wc -c")
@@ -115,17 +115,17 @@ async fn terminal_is_controlling_and_new_ptys_open(fixture: Fixture) {
     let mut running = prepared.launch(&shell, stdio).await.unwrap().running;
     drop(pty.terminal);
     let mut controller = File::from(pty.controller);
-    let said = tokio::task::spawn_blocking(move || {
-        let mut said = Vec::new();
-        // The end of the other side is told as EIO.
-        let _ = controller.read_to_end(&mut said);
-        String::from_utf8(said).unwrap()
+    let output = tokio::task::spawn_blocking(move || {
+        let mut output = Vec::new();
+        // A closed terminal ends with EIO.
+        let _ = controller.read_to_end(&mut output);
+        String::from_utf8(output).unwrap()
     });
     let (outcome, _) = running.wait().await;
     assert!(running.destroy().await.is_clean());
-    let said = said.await.unwrap();
-    assert!(said.starts_with("31 97\r\ncontrolling\r\n/dev/pts/"), "{said:?}");
-    assert!(said.ends_with("inner\r\n"), "{said:?}");
+    let output = output.await.unwrap();
+    assert!(output.starts_with("31 97\r\ncontrolling\r\n/dev/pts/"), "{output:?}");
+    assert!(output.ends_with("inner\r\n"), "{output:?}");
     assert_eq!(outcome, Outcome::Exited(0));
 }
 

@@ -1,7 +1,6 @@
-//! Backends, sessions, and commands that are run to their end.
+//! Backends, sessions and commands for the test cases.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File, Permissions},
     io::{BufRead, BufReader, Read, Write},
     ops::RangeInclusive,
@@ -22,17 +21,19 @@ use codelia_sys::{fd, process};
 use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage, Violation};
 use tempfile::TempDir;
 
-/// Each session has a user of its own where the tests may choose.
+use crate::require::available;
+
+/// Numbers the sessions of this process. As root, each session gets its own user.
 static NEXT_USER: AtomicU32 = AtomicU32::new(0);
 const FIRST_USER: u32 = 400_000;
 
-/// Users of no session, for what a killed tool left.
+/// Users without a session, for orphans of a killed tool.
 pub(crate) const ORPHANS: RangeInclusive<u32> = 390_000..=390_009;
 
-/// Tests run as processes of their own, and the users of two of them should differ.
-const USERS_OF_A_PROCESS: u32 = 500;
+/// Each test process gets its own range of users.
+const USERS_PER_PROCESS: u32 = 500;
 
-/// What the suite is run against: a mode, and for containers a runtime.
+/// What the suite runs against: a mode, and for containers a runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Logical,
@@ -40,7 +41,7 @@ pub(crate) enum Kind {
     Nsjail,
     Runc,
     Runsc,
-    /// `runc` too, by the other engine.
+    /// `runc` through Podman instead of Docker.
     Podman,
 }
 
@@ -50,7 +51,7 @@ impl Kind {
     }
 }
 
-/// A mode on this host, and where its sessions are.
+/// A backend on this host, with the directory of its sessions.
 pub(crate) struct Fixture {
     pub(crate) kind: Kind,
     pub(crate) backend: Arc<dyn Backend>,
@@ -60,13 +61,13 @@ pub(crate) struct Fixture {
     sessions: TempDir,
 }
 
-/// A session's directory and its user.
+/// A session's directory and user.
 pub(crate) struct Session {
     pub(crate) dir: PathBuf,
     pub(crate) ids: Ids,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) outcome: Outcome,
@@ -76,7 +77,7 @@ pub(crate) struct Finished {
     pub(crate) violations: Vec<Violation>,
 }
 
-/// A command that runs, and the test's ends of its streams.
+/// A running command, with the test's ends of its streams.
 pub(crate) struct Started {
     pub(crate) running: Box<dyn Running>,
     pub(crate) stdin: File,
@@ -85,22 +86,27 @@ pub(crate) struct Started {
 }
 
 impl Fixture {
-    /// A mode that works here. If it does not, the caller returns, unless it is required.
+    /// Returns a fixture for this kind, or `None` if it does not work here and is not required.
     pub(crate) async fn new(kind: Kind) -> Option<Self> {
         Self::with_groups(kind, group_parent()).await
     }
 
-    /// The same with its control groups elsewhere.
+    /// Like [`Fixture::new`], with another parent for control groups.
     pub(crate) async fn with_groups(kind: Kind, groups: CgroupParent) -> Option<Self> {
         let sessions = tempfile::tempdir().unwrap();
-        // Every session's user passes through, and sees nothing.
+        // Session users may traverse the directory but not list it.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
         let backend = backend(kind, groups, sessions.path());
         let (mode, found) = (backend.mode(), backend.probe().await);
         let can = found.enforceable;
-        if !found.usable || (mode != Mode::Logical && !(can.memory && can.pids && can.cpu)) {
-            let required = if kind == Kind::Podman { "podman" } else { mode.as_str() };
-            skip(required, format!("{kind:?} does not work here: {:?}", found.gaps));
+        let works = found.usable && (mode == Mode::Logical || (can.memory && can.pids && can.cpu));
+        let missing = (!works).then(|| format!("{kind:?} does not work here: {:?}", found.gaps));
+        let need = match kind {
+            Kind::Logical => "cgroup",
+            Kind::Podman => "podman",
+            _ => mode.as_str(),
+        };
+        if !available(need, missing.as_deref()) {
             return None;
         }
         let runtime = codelia_backends::host_runtime();
@@ -114,31 +120,31 @@ impl Fixture {
         })
     }
 
-    /// A new session.
+    /// Creates a session.
     pub(crate) fn session(&self) -> Session {
         let number = NEXT_USER.fetch_add(1, Ordering::Relaxed);
         let dir = self.sessions.path().join(format!("session-{number}"));
         fs::create_dir(&dir).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
         let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
-        let chosen = FIRST_USER + std::process::id() * USERS_OF_A_PROCESS + number % USERS_OF_A_PROCESS;
+        let chosen = FIRST_USER + std::process::id() * USERS_PER_PROCESS + number % USERS_PER_PROCESS;
         let ids = if own.uid == 0 { Ids { uid: chosen, gid: chosen } } else { own };
         let session = Session { dir, ids };
         session.chown(&session.dir);
         session
     }
 
-    /// How many sandboxes have a directory: it goes last.
+    /// Counts control directories of sandboxes. They are removed last.
     pub(crate) fn leftovers(&self) -> usize {
         fs::read_dir(self.control_directory()).map_or(0, Iterator::count)
     }
 
-    /// Where containers have their sockets.
+    /// Returns the directory of the containers' control sockets.
     pub(crate) fn control_directory(&self) -> PathBuf {
         self.sessions.path().join("containers")
     }
 
-    /// Who a command of the session is inside: an engine gives containers no user ids of their own.
+    /// Returns the ids that a command sees inside. Containers share the host's user namespace.
     pub(crate) fn ids_inside(&self, session: &Session) -> Ids {
         match self.kind {
             kind if kind.is_container() => session.ids,
@@ -194,7 +200,7 @@ impl Fixture {
         self.run(session, &["sh", "-c", script]).await
     }
 
-    /// What a script in a new session says, once it succeeded and broke no rule.
+    /// Runs a script in a new session, requires success without violations, returns its stdout.
     pub(crate) async fn stdout_of(&self, script: &str) -> String {
         let finished = self.sh(&self.session(), script).await;
         assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
@@ -204,7 +210,7 @@ impl Fixture {
 }
 
 impl Session {
-    /// Makes something in it the session's own.
+    /// Gives a path to the session's user.
     pub(crate) fn chown(&self, path: &Path) {
         std::os::unix::fs::chown(path, Some(self.ids.uid), Some(self.ids.gid)).unwrap();
     }
@@ -224,7 +230,7 @@ impl Started {
         line.trim_end().to_owned()
     }
 
-    /// Closes stdin, reads both streams to their end, waits, destroys.
+    /// Closes stdin, reads both streams to the end, waits, destroys the sandbox.
     pub(crate) async fn finish(mut self) -> Finished {
         drop(self.stdin);
         let violations = self.running.violations();
@@ -234,13 +240,13 @@ impl Started {
         let (stdout, stderr) = (stdout.await.unwrap(), stderr.await.unwrap());
         let receipt = self.running.destroy().await;
         assert!(receipt.is_clean(), "{receipt:?}");
-        let mut seen = Vec::new();
+        let mut reported = Vec::new();
         if let Some(mut violations) = violations {
             while let Some(violation) = violations.recv().await {
-                seen.push(violation);
+                reported.push(violation);
             }
         }
-        Finished { outcome, usage, stdout, stderr, violations: seen }
+        Finished { outcome, usage, stdout, stderr, violations: reported }
     }
 
     pub(crate) async fn finish_with(mut self, input: &str) -> Finished {
@@ -250,16 +256,10 @@ impl Started {
 }
 
 pub(crate) fn command(argv: &[&str]) -> CommandSpec {
-    CommandSpec {
-        argv: argv.iter().map(|&word| word.to_owned()).collect(),
-        env: BTreeMap::new(),
-        working_directory: String::new(),
-        terminal: None,
-        stdin: true,
-    }
+    CommandSpec { stdin: true, ..CommandSpec::new(argv.iter().copied()) }
 }
 
-fn backend(kind: Kind, groups: CgroupParent, fixture: &Path) -> Arc<dyn Backend> {
+fn backend(kind: Kind, groups: CgroupParent, dir: &Path) -> Arc<dyn Backend> {
     let init = init_path();
     match kind {
         Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups }).unwrap()),
@@ -278,19 +278,17 @@ fn backend(kind: Kind, groups: CgroupParent, fixture: &Path) -> Arc<dyn Backend>
                 nsjail(ToolOptions { init, program, cgroup_parent: groups, sandbox_uids: None }).unwrap(),
             )
         }
-        Kind::Runc | Kind::Runsc | Kind::Podman => {
-            Arc::new(container(container_options(kind, fixture)).unwrap())
-        }
+        Kind::Runc | Kind::Runsc | Kind::Podman => Arc::new(container(container_options(kind, dir)).unwrap()),
     }
 }
 
-/// Where the control groups of the tests are made.
+/// Returns the parent of the tests' control groups.
 pub(crate) fn group_parent() -> CgroupParent {
     CgroupParent { name: std::env::var("CODELIA_TEST_CGROUP_PARENT").ok(), cpu_idle: false }
 }
 
-/// The engines that `with-engine` started.
-pub(crate) fn container_options(kind: Kind, fixture: &Path) -> ContainerOptions {
+/// Returns options for the engines that `with-engine` started.
+pub(crate) fn container_options(kind: Kind, dir: &Path) -> ContainerOptions {
     ContainerOptions {
         init: init_path(),
         socket: engine_socket(kind),
@@ -301,7 +299,7 @@ pub(crate) fn container_options(kind: Kind, fixture: &Path) -> ContainerOptions 
             ("gone".to_owned(), "codelia-gone".to_owned()),
         ]
         .into(),
-        control_dir: fixture.join("containers"),
+        control_dir: dir.join("containers"),
         worker: "conformance".to_owned(),
     }
 }
@@ -311,7 +309,7 @@ pub(crate) fn engine_socket(kind: Kind) -> PathBuf {
     std::env::var_os(name).unwrap_or_default().into()
 }
 
-/// `codelia-init` as `make build` makes it.
+/// Returns the path of `codelia-init`, which `make build` builds.
 pub(crate) fn init_path() -> PathBuf {
     let built =
         Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
@@ -330,15 +328,24 @@ fn read_all(mut stream: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Says why a case cannot run here; fails it if `CODELIA_TEST_REQUIRE` names what it lacks.
-pub(crate) fn skip(what: &str, reason: impl std::fmt::Display) {
-    let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|word| word == what), "{what} is required: {reason}");
-    println!("skipped: {reason}");
+/// Skips a case that lacks `need`, or fails it if `need` is required.
+pub(crate) fn skip(need: &str, reason: impl std::fmt::Display) {
+    available(need, Some(&reason.to_string()));
 }
 
-/// Writes one test for each isolating mode: `async fn name(fixture)` becomes `bwrap::name`, `nsjail::name`,
-/// `runc::name` and `runsc::name`.
+/// Returns whether a case that needs root can run here.
+pub(crate) fn is_root(reason: &str) -> bool {
+    available("root", (process::own_uid() != 0).then_some(reason))
+}
+
+/// Returns whether the fixture can bind commands to CPUs, for a case that needs it.
+pub(crate) fn has_cpusets(fixture: &Fixture) -> bool {
+    let missing = (!fixture.host.enforceable.cpus).then_some("this host cannot bind commands to CPUs");
+    available("processors", missing)
+}
+
+/// Generates one test per isolating mode: `async fn name(fixture)` becomes `bwrap::name`,
+/// `nsjail::name`, `runc::name`, `runsc::name` and `podman::name`.
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
         $crate::harness::in_mode!(bwrap = Bwrap: $($name),+);
@@ -349,7 +356,7 @@ macro_rules! in_every_mode {
     };
 }
 
-/// The same for one mode, with what is declared of it.
+/// Generates the tests of one mode, except its declared exceptions.
 macro_rules! in_mode {
     ($module:ident = $kind:ident: $($name:ident),+ $(,)?) => {
         mod $module {
@@ -357,7 +364,7 @@ macro_rules! in_mode {
             async fn $name() {
                 let kind = $crate::harness::Kind::$kind;
                 if let Some(reason) = $crate::exceptions::reason(kind, stringify!($name)) {
-                    println!("declared: {reason}");
+                    println!("declared exception: {reason}");
                 } else if let Some(fixture) = $crate::harness::Fixture::new(kind).await {
                     super::$name(fixture).await;
                 }

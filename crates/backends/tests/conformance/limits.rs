@@ -1,4 +1,4 @@
-//! Programs that want too much: each ends with its own outcome, and a neighbour does not notice.
+//! Programs that exceed their limits: each ends with its own outcome and does not affect a neighbour.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ async fn memory_is_limited(mut fixture: Fixture) {
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
     // The kernel counts in batches of pages.
     assert!(finished.usage.peak_memory_bytes <= 49 * MIB, "{finished:?}");
-    assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session lives on");
+    assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session still works");
 }
 
 async fn tmpfs_counts_as_memory(mut fixture: Fixture) {
@@ -41,18 +41,17 @@ async fn cpu_time_limit_covers_all_processes(mut fixture: Fixture) {
     assert!(finished.usage.cpu_time < Duration::from_secs(3), "{finished:?}");
 }
 
-/// Measured by the command itself: whatever the machine is busy with besides, it cannot have had more than its
-/// share of the time that passed.
+/// The command measures its own share of elapsed time, which other load can only lower.
 async fn cpu_rate_is_limited(mut fixture: Fixture) {
     fixture.limits.cpu_millis = 250;
     let script = r#"perl -e 'sub passed { my $b = "\0" x 16; syscall(228, 1, $b); my ($s, $n) = unpack("qq", $b); $s + $n / 1e9 }
         sub used { my ($u, $s) = times; $u + $s }
         my ($p, $u) = (passed(), used()); 1 while used() - $u < 0.6; printf "%d", 1000 * (used() - $u) / (passed() - $p)'"#;
     let share: u64 = fixture.stdout_of(script).await.parse().unwrap();
-    assert!((1..=300).contains(&share), "{share} thousandths");
+    assert!((1..=300).contains(&share), "{share} thousandths of a CPU");
 }
 
-/// The largest memory of all processes together and the time of all of them, those that were killed too.
+/// Usage covers all processes, including killed ones: peak memory together, CPU time summed.
 async fn usage_is_reported(mut fixture: Fixture) {
     fixture.limits.memory_bytes = 256 * MIB;
     let script = r#"
@@ -85,7 +84,7 @@ async fn open_files_are_limited(mut fixture: Fixture) {
     assert_eq!(fixture.stdout_of(script).await, "24 few");
 }
 
-/// A fork bomb in one session and short runs in another one.
+/// Runs a fork bomb in one session and short runs in another.
 async fn fork_bomb_does_not_stop_neighbour(mut fixture: Fixture) {
     fixture.limits.pids = 64;
     fixture.limits.cpu_millis = 500;
@@ -97,23 +96,23 @@ async fn fork_bomb_does_not_stop_neighbour(mut fixture: Fixture) {
         assert_eq!(fixture.sh(&neighbour, "echo fine").await.stdout, "fine\n");
     }
     let ended = tokio::time::timeout(Duration::ZERO, bomb.running.wait()).await;
-    assert!(ended.is_err(), "the control: it went on meanwhile, {ended:?}");
-    put_out(bomb).await;
+    assert!(ended.is_err(), "the control: the bomb still runs, {ended:?}");
+    stop(bomb).await;
 }
 
-/// To die takes processor time as well, and a hundred processes share a fiftieth.
+/// Dying takes CPU time too, and a hundred processes share a fiftieth of a CPU.
 async fn throttled_fork_bomb_can_be_killed(mut fixture: Fixture) {
     fixture.limits.pids = 100;
     fixture.limits.cpu_millis = 20;
-    // They go off together, when all are there.
+    // All start to spin together once all exist.
     let script = r#"perl -e '$| = 1; pipe(R, W);
         for (1..90) { if (!fork) { close W; sysread(R, $x, 1); 1 while 1 } } close W; print "lit\n"; 1 while 1'"#;
     let mut bomb = fixture.start(&fixture.session(), script).await;
     assert_eq!(bomb.line(), "lit");
-    put_out(bomb).await;
+    stop(bomb).await;
 }
 
-async fn put_out(mut bomb: Started) {
+async fn stop(mut bomb: Started) {
     bomb.running.kill_tree().await;
     bomb.running.wait().await;
     let receipt = bomb.running.destroy().await;
@@ -127,7 +126,7 @@ async fn pids_limit_is_reported_as_outcome(mut fixture: Fixture) {
     let finished = fixture.sh(&session, many).await;
     assert_eq!(finished.outcome, Outcome::Limit("pids".to_owned()), "{finished:?}");
     let few = "for i in 1 2 3 4 5; do sleep 1000 & done; echo all";
-    assert_eq!(fixture.sh(&session, few).await.stdout, "all\n", "the control: five are fine");
+    assert_eq!(fixture.sh(&session, few).await.stdout, "all\n", "the control: five fit");
 }
 
 async fn threads_count_as_processes(mut fixture: Fixture) {
@@ -141,7 +140,7 @@ except RuntimeError: pass
 print('few' if n < 20 else n, flush=True)
 import os; os._exit(0)";
     if !std::path::Path::new("/usr/bin/python3").exists() {
-        return skip("python", "no python3");
+        return skip("python", "python3 is not installed");
     }
     let finished = fixture.run(&fixture.session(), &["/usr/bin/python3", "-c", script]).await;
     assert_eq!(finished.stdout, "few\n", "{finished:?}");
@@ -163,7 +162,7 @@ in_every_mode!(
     threads_count_as_processes,
 );
 
-// Those that hold where nothing isolates.
+// Cases that also hold without isolation.
 in_mode!(
     logical = Logical:
     memory_is_limited,

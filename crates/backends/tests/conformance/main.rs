@@ -1,8 +1,8 @@
-//! One suite for all isolating modes: hostile and ordinary little programs, each with what must become
-//! of it. The suite proves itself: in mode `logical`, which isolates nothing, every attack succeeds.
+//! Conformance suite for all isolating modes: small hostile and ordinary programs, each with its
+//! expected result. As a control, every attack must succeed in mode `logical`, which does not
+//! isolate.
 
-// A test that cannot go on has failed.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 mod attacks;
 mod cgroups;
@@ -16,6 +16,8 @@ mod limits;
 mod overlays;
 mod policies;
 mod programs;
+#[path = "../../../../tests/src/require.rs"]
+mod require;
 mod setup_check;
 mod unprivileged;
 mod vm;

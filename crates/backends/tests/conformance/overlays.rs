@@ -1,4 +1,4 @@
-//! Overlays: directories of the host that a command may change as it likes, for its session alone.
+//! Overlays: host directories that a command may change, visible only to its session.
 
 use std::{
     fs::{self, Permissions},
@@ -7,15 +7,14 @@ use std::{
 };
 
 use codelia_policy::{Format, Policy};
-use codelia_sys::process;
 use codelia_types::Outcome;
 use tempfile::TempDir;
 
-use crate::harness::{Fixture, Kind, Session, in_every_mode};
+use crate::harness::{Fixture, Kind, Session, in_every_mode, is_root};
 
 const FIELD: &str = "policy.filesystem.overlay_paths";
 
-/// A directory of the host that everybody may read and only its owner may change.
+/// Creates a host directory that everyone may read and only its owner may change.
 fn tools() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -26,7 +25,7 @@ fn tools() -> TempDir {
     dir
 }
 
-/// All that is in it.
+/// Returns the paths and contents of all its files.
 fn content(dir: &Path) -> Vec<(String, String)> {
     let mut found: Vec<_> = ["", "bin"]
         .iter()
@@ -39,19 +38,19 @@ fn content(dir: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Whether the kind has overlays. One that has none refuses them by their field, which is all there is to see then.
+/// Adds an overlay to the policy. A kind without overlays must refuse it by field.
 fn has_overlays(fixture: &mut Fixture, dir: &Path) -> bool {
     fixture.policy.filesystem.overlay_paths = Some(vec![dir.to_owned()]);
     if matches!(fixture.kind, Kind::Bwrap | Kind::Nsjail) {
-        assert!(fixture.host.enforceable.overlays, "this host mounts overlays");
+        assert!(fixture.host.enforceable.overlays, "this host can mount overlays");
         return true;
     }
     assert_eq!(fixture.try_plan(&fixture.session()).unwrap_err().field, FIELD);
     false
 }
 
-/// Processes that mount overlays for this session's user.
-fn mounters(session: &Session) -> usize {
+/// Counts processes that mount overlays for this session's user.
+fn overlay_mounters(session: &Session) -> usize {
     let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
     let uid = session.ids.uid.to_string();
     let is_one = |process: &Path| {
@@ -81,12 +80,16 @@ async fn overlay_changes_stay_in_session(mut fixture: Fixture) {
     let look = format!("cd {path} && cat readme bin/tool bin/new a/b/c; ls");
     stdout_of(&fixture, &session, &format!("cd {path} && {CHANGE}")).await;
     let changed = "readme of the host\nmore\nx\nnew\ndeep\na\nbin\nreadme\n";
-    assert_eq!(stdout_of(&fixture, &session, &look).await, changed, "another run of the session sees it");
+    assert_eq!(
+        stdout_of(&fixture, &session, &look).await,
+        changed,
+        "another run of the session sees the changes"
+    );
     let unchanged = "readme of the host\nbin/tool of the host\nbin\nold\nreadme\n";
     assert_eq!(stdout_of(&fixture, &other, &look).await, unchanged, "another session does not");
-    assert_eq!(content(dir.path()), before, "nor does the host");
-    assert_eq!(mounters(&session), 0, "who mounted it is gone");
-    // The control: what is only readable is not changed, by the same commands.
+    assert_eq!(content(dir.path()), before, "the host does not");
+    assert_eq!(overlay_mounters(&session), 0, "the mounting process has ended");
+    // The control: the same commands cannot change a read-only path.
     fixture.policy.filesystem.overlay_paths = None;
     fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
     let finished = fixture.sh(&fixture.session(), &format!("cd {path} && {CHANGE}")).await;
@@ -103,11 +106,11 @@ async fn overlay_changes_are_visible_across_running_sandboxes(mut fixture: Fixtu
     let script = format!("cd {path}; cat bin/new; ls bin; echo ready; read line; cat bin/new readme");
     let mut first = fixture.start(&session, &script).await;
     assert_eq!([first.line(), first.line()], ["tool", "ready"]);
-    // One that has an overlay more is in the same namespace.
+    // A sandbox with one more overlay joins the same namespace.
     fixture.policy.filesystem.overlay_paths = Some(vec![second.path().to_owned(), dir.path().to_owned()]);
     let change = format!("cd {path} && {CHANGE} && echo x > {}/readme", second.path().display());
     stdout_of(&fixture, &session, &change).await;
-    let finished = first.finish_with("go on\n").await;
+    let finished = first.finish_with("continue\n").await;
     assert_eq!(finished.stdout, "new\nreadme of the host\nmore\n", "{finished:?}");
 }
 
@@ -130,7 +133,7 @@ async fn secrets_in_overlay_are_hidden(mut fixture: Fixture) {
     fixture.host.runtime.homes = vec![dir.path().to_owned()];
     let hidden = "settings\n.config/gcloud:\n\n.ssh:\nown\n";
     assert_eq!(stdout_of(&fixture, &fixture.session(), &script).await, hidden);
-    // The control: with nobody's home known the same script reads them all.
+    // The control: without known homes the same script reads the secrets.
     fixture.host.runtime.homes.clear();
     let shown = stdout_of(&fixture, &fixture.session(), &script).await;
     assert!(shown.starts_with("settings\nsecret\nsecret\nsecret\n"), "{shown}");
@@ -138,7 +141,7 @@ async fn secrets_in_overlay_are_hidden(mut fixture: Fixture) {
 
 async fn overlay_layers_are_unreachable_by_other_paths(mut fixture: Fixture) {
     let dir = tools();
-    if !has_overlays(&mut fixture, dir.path()) || process::own_uid() != 0 {
+    if !has_overlays(&mut fixture, dir.path()) || !is_root("without root, layers have the session's user") {
         return;
     }
     let session = fixture.session();
@@ -150,9 +153,9 @@ async fn overlay_layers_are_unreachable_by_other_paths(mut fixture: Fixture) {
         dir.path().display(),
         layers = layers.display()
     );
-    let said = stdout_of(&fixture, &session, &script).await;
-    assert!(said.ends_with("held\n") && !said.contains("reached"), "{said}");
-    // The control: they are there.
+    let stdout = stdout_of(&fixture, &session, &script).await;
+    assert!(stdout.ends_with("held\n") && !stdout.contains("reached"), "{stdout}");
+    // The control: the layer exists.
     let layer = fs::read_dir(&layers).unwrap().map(|entry| entry.unwrap().path().join("upper/new"));
     assert_eq!(layer.filter(|path| path.exists()).count(), 1);
 }
@@ -172,7 +175,7 @@ async fn overlay_of_non_directory_is_refused(mut fixture: Fixture) {
     }
 }
 
-/// As a file says it: a view that is only read, with what is denied in it, and overlays.
+/// Parses the policy from YAML: read-only paths, denied paths and overlays in mode `static`.
 async fn static_mode_writes_only_to_overlays(mut fixture: Fixture) {
     let (open, dir) = (tools(), tools());
     if !has_overlays(&mut fixture, dir.path()) {
@@ -189,7 +192,7 @@ async fn static_mode_writes_only_to_overlays(mut fixture: Fixture) {
     );
     let finished = fixture.sh(&fixture.session(), &script).await;
     assert_eq!(finished.stdout, "readme of the host\nx\n", "{finished:?}");
-    // The control: without it the installation's writable path is written, with it the same path is shut.
+    // The control: the installation's writable path can be written without `static` and not with it.
     let session = fixture.session();
     session.chown(open.path());
     let mut upper = Policy::default();

@@ -1,4 +1,4 @@
-//! What a policy opens and denies, as the kernel enforces it; and what is refused before it starts.
+//! Policies as the kernel enforces them, and plans that are refused before anything starts.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::harness::{Fixture, in_every_mode};
 
-/// A directory of the host that everybody may read.
+/// Creates a host directory that everyone may read.
 fn shared() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -51,7 +51,7 @@ async fn denied_path_below_open_path_is_unreachable(mut fixture: Fixture) {
          ls {path}/closed | grep . && echo reached; chmod 777 {path}/closed && echo reached
          echo x > {path}/closed/new && echo reached; umount {path}/closed && echo reached; echo held"
     );
-    // To unmount is a system call that is told of, if it comes to that.
+    // umount2 may be reported as a violation, so `stdout_of` does not fit.
     let finished = fixture.sh(&fixture.session(), &script).await;
     assert_eq!(finished.stdout, "open\nheld\n", "{finished:?}");
 }
@@ -70,28 +70,28 @@ async fn secrets_in_open_home_are_hidden(mut fixture: Fixture) {
     assert_eq!(fixture.stdout_of(&script).await, "open\n");
     fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned(), dir.path().join(".kube")]);
     assert_eq!(fixture.stdout_of(&script).await, "open\n");
-    // The control: with nobody's home known the same script reads them all.
+    // The control: without known homes the same script reads the secrets.
     fixture.host.runtime.homes.clear();
     assert_eq!(fixture.stdout_of(&script).await, "open\nsecret\nsecret\nsecret\nsecret\n");
 }
 
 async fn denied_workspace_path_is_denied_before_it_exists(mut fixture: Fixture) {
     fixture.policy.filesystem.denied_paths = vec![PathBuf::from("/workspace/.secrets")];
-    let said = fixture
+    let stdout = fixture
         .stdout_of("mkdir -p .secrets/x && echo reached; echo x > .secrets/y && echo reached; echo held")
         .await;
-    assert_eq!(said, "held\n");
+    assert_eq!(stdout, "held\n");
 }
 
 async fn denied_runtime_programs_are_hidden(mut fixture: Fixture) {
     fixture.policy.filesystem.denied_paths = vec![PathBuf::from("/bin/nice")];
-    let said = fixture
+    let stdout = fixture
         .stdout_of("nice true && echo reached; cat /usr/bin/nice > x && [ -s x ] && echo reached; echo held")
         .await;
-    assert_eq!(said, "held\n");
+    assert_eq!(stdout, "held\n");
 }
 
-/// Makes a good plan a bad one.
+/// Makes a plan unenforceable.
 type Change = fn(&mut Plan);
 
 async fn unenforceable_plan_is_refused_by_field(fixture: Fixture) {

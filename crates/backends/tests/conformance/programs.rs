@@ -1,4 +1,4 @@
-//! Real programs under the default policy, where they are installed: they work, and break no rule.
+//! Installed programs work under the default policy, without violations.
 
 use std::{
     fs::{self, Permissions},
@@ -9,14 +9,17 @@ use std::{
 
 use codelia_types::Outcome;
 
-use crate::harness::{Fixture, command, in_every_mode, skip};
+use crate::{
+    harness::{Fixture, command, in_every_mode, skip},
+    require::available,
+};
 
 const MIB: u64 = 1024 * 1024;
 
-/// Runs a script that must end with `works`, if the program is there.
+/// Runs a script that needs a program and must succeed without violations.
 async fn works(fixture: &Fixture, program: &str, script: &str) {
-    if !Path::new(program).exists() {
-        println!("skipped: no {program}");
+    let missing = (!Path::new(program).exists()).then(|| format!("{program} is not installed"));
+    if !available("programs", missing.as_deref()) {
         return;
     }
     let finished = fixture.sh(&fixture.session(), &format!("set -e\n{script}\necho works")).await;
@@ -63,9 +66,6 @@ node t.js"#;
 }
 
 async fn java_threads_and_security_settings_work(mut fixture: Fixture) {
-    if fixture.kind.is_container() {
-        return println!("skipped: the image has no Java");
-    }
     fixture.limits.memory_bytes = 1024 * MIB;
     let script = r#"cat > T.java <<'END'
 import java.util.concurrent.*;
@@ -106,7 +106,7 @@ async fn perl_and_shell_tools_work(fixture: Fixture) {
     works(&fixture, "/usr/bin/perl", script).await;
 }
 
-/// A toolchain outside of /usr comes in through the policy.
+/// The policy opens a toolchain outside of /usr.
 async fn cargo_builds_offline(mut fixture: Fixture) {
     let staged = tempfile::tempdir().unwrap();
     let toolchain = match stage_toolchain(staged.path()) {
@@ -125,27 +125,27 @@ async fn cargo_builds_offline(mut fixture: Fixture) {
     assert!(finished.violations.is_empty(), "{finished:?}");
 }
 
-/// Puts the compiler where everybody gets at it, for it may be in a home directory; as links if they can be.
-pub(crate) fn stage_toolchain(fixture: &Path) -> Result<PathBuf, String> {
+/// Copies the toolchain out of a home directory, with hard links if possible.
+pub(crate) fn stage_toolchain(dir: &Path) -> Result<PathBuf, String> {
     let printed =
         Command::new("rustc").args(["--print", "sysroot"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-    let printed = printed.map_err(|error| format!("rustc cannot be asked where it is: {error}"))?;
+    let printed = printed.map_err(|error| format!("cannot run rustc to find its sysroot: {error}"))?;
     let root = PathBuf::from(String::from_utf8_lossy(&printed.stdout).trim());
-    let into = fixture.join("toolchain");
+    let target = dir.join("toolchain");
     for how in ["-rl", "-r"] {
-        fs::create_dir_all(&into).map_err(|error| error.to_string())?;
+        fs::create_dir_all(&target).map_err(|error| error.to_string())?;
         let mut copy = Command::new("cp");
-        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&into).current_dir(&root);
+        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&target).current_dir(&root);
         if copy.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
             let open = |path| fs::set_permissions(path, Permissions::from_mode(0o755));
-            return open(fixture)
-                .and_then(|()| open(&into))
-                .map(|()| into)
+            return open(dir)
+                .and_then(|()| open(&target))
+                .map(|()| target)
                 .map_err(|error| error.to_string());
         }
-        fs::remove_dir_all(&into).map_err(|error| error.to_string())?;
+        fs::remove_dir_all(&target).map_err(|error| error.to_string())?;
     }
-    Err(format!("the toolchain at {} cannot be copied", root.display()))
+    Err(format!("cannot copy the toolchain at {}", root.display()))
 }
 
 in_every_mode!(

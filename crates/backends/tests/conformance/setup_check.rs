@@ -1,4 +1,4 @@
-//! A tool that makes another sandbox than it was asked for: `codelia-init` notices before any command starts.
+//! `codelia-init` refuses a sandbox that differs from the plan, before any command starts.
 
 use std::{
     fs::{self, Permissions},
@@ -11,11 +11,11 @@ use codelia_init::Step;
 
 use crate::harness::{Fixture, Kind, group_parent, init_path};
 
-/// Why a sandbox cannot be had of a bubblewrap that was told these words too.
-async fn refusal(fixture: &mut Fixture, words: &str) -> Option<Step> {
+/// Prepares a sandbox with a bubblewrap that gets extra options. Returns the step that failed.
+async fn failed_step(fixture: &mut Fixture, options: &str) -> Option<Step> {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("bwrap");
-    let script = format!("#!/bin/sh\nlist=$2\nshift 2\nexec bwrap --args \"$list\" {words} \"$@\"\n");
+    let script = format!("#!/bin/sh\nlist=$2\nshift 2\nexec bwrap --args \"$list\" {options} \"$@\"\n");
     fs::write(&program, script).unwrap();
     for path in [dir.path(), &program] {
         fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
@@ -31,15 +31,15 @@ async fn refusal(fixture: &mut Fixture, words: &str) -> Option<Step> {
             None
         }
         Err(Error::InitFailed(failure)) => Some(failure.step),
-        Err(error) => panic!("{words}: {error}"),
+        Err(error) => panic!("{options}: {error}"),
     }
 }
 
 #[tokio::test]
 async fn sandbox_that_deviates_from_plan_is_refused() {
     let Some(mut fixture) = Fixture::new(Kind::Bwrap).await else { return };
-    for (words, expected) in [
-        // The control: a bubblewrap that does what it is asked for.
+    for (options, expected) in [
+        // The control: an unchanged bubblewrap.
         ("", None),
         ("--share-net", Some(Step::CheckNamespaces)),
         ("--remount-ro /tmp", Some(Step::CheckMounts)),
@@ -47,6 +47,6 @@ async fn sandbox_that_deviates_from_plan_is_refused() {
         ("--hostname another", Some(Step::CheckHostname)),
         ("--uid 7", Some(Step::CheckIds)),
     ] {
-        assert_eq!(refusal(&mut fixture, words).await, expected, "{words}");
+        assert_eq!(failed_step(&mut fixture, options).await, expected, "{options}");
     }
 }

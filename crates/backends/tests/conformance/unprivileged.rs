@@ -1,4 +1,4 @@
-//! The whole suite of mode `bwrap` once more, as an ordinary user with a delegated control group.
+//! Runs the suite of mode `bwrap` as an unprivileged user with a delegated control group.
 
 use std::{
     fs::{self, Permissions},
@@ -7,14 +7,15 @@ use std::{
     process::Command,
 };
 
-use codelia_sys::process;
+use crate::{
+    harness::{init_path, is_root, skip},
+    programs::stage_toolchain,
+};
 
-use crate::{harness::init_path, programs::stage_toolchain};
-
-/// Nobody else is this one.
+/// A user that no other test uses.
 const USER: u32 = 399_999;
 
-/// A control group in each hierarchy that belongs to the user, with one below for its first processes.
+/// A control group in each hierarchy that belongs to the user, with a leaf for its processes.
 struct Delegation {
     name: String,
     groups: Vec<PathBuf>,
@@ -39,7 +40,7 @@ impl Delegation {
         Self { name, groups }
     }
 
-    /// A shell's words that put it into the group.
+    /// Returns the shell commands that join the groups.
     fn enter(&self) -> String {
         let entries =
             self.groups.iter().map(|group| format!("echo $$ > {}/first/cgroup.procs", group.display()));
@@ -52,40 +53,49 @@ impl Drop for Delegation {
         for group in &self.groups {
             for dir in [group.join("first"), group.clone()] {
                 if let Err(error) = fs::remove_dir(&dir) {
-                    println!("{} is left: {error}", dir.display());
+                    println!("cannot remove {}: {error}", dir.display());
                 }
             }
         }
     }
 }
 
-/// What everybody may execute, wherever the build is.
-fn copy(from: &Path, into: &Path) -> PathBuf {
-    let path = into.join(from.file_name().unwrap());
+/// Copies a program to where every user may execute it.
+fn copy(from: &Path, dir: &Path) -> PathBuf {
+    let path = dir.join(from.file_name().unwrap());
     fs::copy(from, &path).unwrap();
     fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     path
 }
 
-/// All of them, but for a machine that is slow.
+/// Returns the filter for the cases: all, or fewer in the slow VM.
 fn cases() -> String {
     std::env::var("CODELIA_TEST_USER_CASES").unwrap_or("bwrap::".to_owned())
 }
 
+/// Returns what `CODELIA_TEST_REQUIRE` lists, except root, which the user does not have.
+fn required_without_root() -> String {
+    let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
+    let names = required.split(',').map(str::trim).filter(|name| !["root", "user"].contains(name));
+    names.collect::<Vec<_>>().join(",")
+}
+
 #[test]
 fn bwrap_suite_passes_for_unprivileged_user() {
-    if process::own_uid() != 0 {
-        println!("skipped: is run by root as an ordinary user, or is already one");
+    if !is_root("only root can start the suite as another user") {
         return;
     }
-    let fixture = tempfile::tempdir().unwrap();
-    fs::set_permissions(fixture.path(), Permissions::from_mode(0o755)).unwrap();
-    let suite = copy(&std::env::current_exe().unwrap(), fixture.path());
-    let init = copy(&init_path(), fixture.path());
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let suite = copy(&std::env::current_exe().unwrap(), dir.path());
+    let init = copy(&init_path(), dir.path());
     let path = std::env::var("PATH").unwrap();
-    let path = match stage_toolchain(fixture.path()) {
+    let path = match stage_toolchain(dir.path()) {
         Ok(toolchain) => format!("{}/bin:{path}", toolchain.display()),
-        Err(_) => path,
+        Err(reason) => {
+            skip("cargo", reason);
+            path
+        }
     };
     let delegation = Delegation::new();
     let script = format!(
@@ -98,12 +108,13 @@ fn bwrap_suite_passes_for_unprivileged_user() {
         .args(["-c", &script])
         .env("CODELIA_INIT", init)
         .env("CODELIA_TEST_CGROUP_PARENT", &delegation.name)
+        .env("CODELIA_TEST_REQUIRE", required_without_root())
         .env("TMPDIR", "/tmp")
         .env("PATH", path)
         .current_dir("/tmp")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("test result: ok") && !said.contains(" 0 passed"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("test result: ok") && !stdout.contains(" 0 passed"), "{stdout}");
 }

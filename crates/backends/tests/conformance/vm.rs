@@ -1,5 +1,5 @@
-//! The limits once more where the kernel's controllers are those of version 2: in a machine that is
-//! booted for it, emulated, so that any host will do. `scripts/vm` makes it.
+//! Runs the limit cases on cgroup v2, in an emulated VM, so that any host can run them. `scripts/vm`
+//! builds its kernel and root file system.
 
 use std::{
     env,
@@ -15,18 +15,18 @@ use std::{
 
 use crate::harness::{init_path, skip};
 
-/// Much more than it takes; a machine that needs it hangs.
+/// Much longer than the suite takes in the VM.
 const TIMEOUT: Duration = Duration::from_secs(420);
 
-/// How big its disk is.
-const DISK: u64 = 512 << 20;
+/// Size of the VM's disk in bytes.
+const DISK_BYTES: u64 = 512 << 20;
 
 const EMULATOR: &str = "qemu-system-x86_64";
 
-/// What the machine says when the suite has ended well.
-const PASSED: &str = "machine: the suite ended with 0";
+/// The line on the console after the suite has passed.
+const PASSED: &str = "vm: the suite exited with 0";
 
-/// Cases that run there in every mode.
+/// Cases that run in the VM in every mode.
 const LIMITS: [&str; 7] = [
     "memory_is_limited",
     "cpu_time_limit_covers_all_processes",
@@ -38,7 +38,7 @@ const LIMITS: [&str; 7] = [
 ];
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
-/// Those that run there once.
+/// Other cases that run in the VM.
 const OTHERS: [&str; 18] = [
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
@@ -60,9 +60,9 @@ const OTHERS: [&str; 18] = [
     "unprivileged::bwrap_suite_passes_for_unprivileged_user",
 ];
 
-/// What the suite is told there.
+/// Environment of the suite in the VM.
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
-export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,python
+export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,cgroup2,python,root,processors
 export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads'
 ";
 
@@ -72,12 +72,12 @@ fn cases() -> Vec<String> {
     limits.chain(OTHERS.map(str::to_owned)).collect()
 }
 
-/// Kernel and tree, as `scripts/vm` made them.
-fn machine() -> Option<PathBuf> {
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
-    let dir = env::var_os("CODELIA_TEST_VM").map_or(made, PathBuf::from);
+/// Returns the directory with the kernel and root file system that `scripts/vm` builds.
+fn vm_dir() -> Option<PathBuf> {
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
+    let dir = env::var_os("CODELIA_TEST_VM").map_or(built, PathBuf::from);
     if !["kernel", "tree.cpio"].iter().all(|name| dir.join(name).is_file()) {
-        skip("vm", format!("{} has no machine: scripts/vm makes it", dir.display()));
+        skip("vm", format!("{} has no VM: run scripts/vm", dir.display()));
         return None;
     }
     if Command::new(EMULATOR).arg("--version").output().is_err() {
@@ -89,11 +89,11 @@ fn machine() -> Option<PathBuf> {
 
 fn nsjail_path() -> PathBuf {
     let path = env::var_os("CODELIA_NSJAIL").map_or("/usr/bin/nsjail".into(), PathBuf::from);
-    assert!(path.is_file(), "{} is missing: scripts/nsjail gets it", path.display());
+    assert!(path.is_file(), "{} is missing: run scripts/nsjail", path.display());
     path
 }
 
-/// What is added to the tree: the suite itself, what it starts, and the libraries they were built for.
+/// Stages the suite, the programs it starts, and their libraries.
 fn stage(dir: &Path) -> io::Result<()> {
     let libraries = dir.join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(dir.join("codelia"))?;
@@ -118,10 +118,10 @@ fn libraries_of(program: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(words.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// The tree with what is added: the kernel unpacks one archive after the other.
-fn archive(machine: &Path, staged: &Path, path: &Path) -> io::Result<()> {
+/// Writes an initramfs: the VM's root file system followed by the staged files.
+fn archive(vm: &Path, staged: &Path, path: &Path) -> io::Result<()> {
     let mut file = File::create(path)?;
-    io::copy(&mut File::open(machine.join("tree.cpio"))?, &mut file)?;
+    io::copy(&mut File::open(vm.join("tree.cpio"))?, &mut file)?;
     let packed = Command::new("sh")
         .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
         .current_dir(staged)
@@ -131,25 +131,25 @@ fn archive(machine: &Path, staged: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A disk for the files of sessions: what is in memory knows no rates.
+/// Formats a disk for session files. A file system in memory has no I/O rates.
 fn format_disk(path: &Path) -> io::Result<()> {
-    File::create(path)?.set_len(DISK)?;
+    File::create(path)?.set_len(DISK_BYTES)?;
     let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(path).status()?;
     assert!(made.success(), "mkfs.ext4: {made}");
     Ok(())
 }
 
-/// An emulator. It is killed when the test ends before it does.
+/// An emulator process. Dropping it kills it.
 struct Emulator(Child);
 
 impl Emulator {
-    fn boot(machine: &Path, archive: &Path, disk: &Path) -> io::Result<Self> {
+    fn boot(vm: &Path, archive: &Path, disk: &Path) -> io::Result<Self> {
         let child = Command::new(EMULATOR)
             .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"])
             .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536", "-net", "none"])
             .args(["-append", "console=ttyS0 loglevel=1 panic=-1 mitigations=off"])
             .arg("-kernel")
-            .arg(machine.join("kernel"))
+            .arg(vm.join("kernel"))
             .arg("-initrd")
             .arg(archive)
             .args(["-device", "nvme,drive=disk,serial=disk", "-drive"])
@@ -160,7 +160,7 @@ impl Emulator {
         Ok(Self(child))
     }
 
-    /// Everything it says until it is off, shown as it comes.
+    /// Prints the console until the VM is off, and returns all of it.
     fn console(&mut self) -> String {
         let (sender, receiver) = mpsc::sync_channel(1024);
         let stdout = BufReader::new(self.0.stdout.take().unwrap());
@@ -171,15 +171,15 @@ impl Emulator {
                 }
             }
         });
-        let (deadline, mut said) = (Instant::now() + TIMEOUT, String::new());
+        let (deadline, mut console) = (Instant::now() + TIMEOUT, String::new());
         loop {
             match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     println!("{line}");
-                    said = said + &line + "\n";
+                    console = console + &line + "\n";
                 }
-                Err(mpsc::RecvTimeoutError::Disconnected) => return said,
-                Err(mpsc::RecvTimeoutError::Timeout) => panic!("the machine hangs"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return console,
+                Err(mpsc::RecvTimeoutError::Timeout) => panic!("the VM did not shut down within {TIMEOUT:?}"),
             }
         }
     }
@@ -194,18 +194,18 @@ impl Drop for Emulator {
 
 #[test]
 fn limits_hold_on_cgroup_v2_host() {
-    let Some(machine) = machine() else { return };
-    let fixture = tempfile::tempdir().unwrap();
-    let [staged, initramfs, disk] = ["tree", "initramfs", "disk"].map(|name| fixture.path().join(name));
+    let Some(vm) = vm_dir() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let [staged, initramfs, disk] = ["tree", "initramfs", "disk"].map(|name| dir.path().join(name));
     stage(&staged).unwrap();
-    archive(&machine, &staged, &initramfs).unwrap();
+    archive(&vm, &staged, &initramfs).unwrap();
     format_disk(&disk).unwrap();
-    let said = Emulator::boot(&machine, &initramfs, &disk).unwrap().console();
-    // The kernel may say its last words on the same line.
-    assert!(said.lines().any(|line| line.starts_with(PASSED)), "the suite did not pass in the machine");
+    let console = Emulator::boot(&vm, &initramfs, &disk).unwrap().console();
+    // The kernel may print on the same line.
+    assert!(console.lines().any(|line| line.starts_with(PASSED)), "the suite did not pass in the VM");
     for case in cases() {
         let passed = format!("test {case} ... ok");
-        assert!(said.lines().any(|line| line == passed), "{case} did not run in the machine");
+        assert!(console.lines().any(|line| line == passed), "{case} did not pass in the VM");
     }
-    assert!(!said.contains("skipped:"), "something was skipped");
+    assert!(!console.contains("skipped:"), "a case was skipped in the VM");
 }

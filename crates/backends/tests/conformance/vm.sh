@@ -1,8 +1,8 @@
 #!/bin/sh
-# The first process of the machine that vm.rs boots: makes it a host whose controllers are all of
-# version 2, runs the cases there, tells how they ended on the console, and turns the machine off.
+# First process of the VM that vm.rs boots: mounts cgroup v2, runs the cases, prints the exit code on
+# the console, and turns the VM off.
 if [ "$1" != pivotable ]; then
-    # A sandbox changes its root, which the first mount of a kernel does not allow; one on top of it does.
+    # pivot_root does not work on the initramfs: move to a mount on top of it.
     mount --bind / /mnt && cd /mnt && mount --move . / && exec chroot . /init pivotable
 fi
 set -e
@@ -17,7 +17,7 @@ mount /dev/nvme0n1 /tmp
 chmod 1777 /tmp
 mount -t cgroup2 -o nsdelegate groups /sys/fs/cgroup
 
-# As a service manager does: a delegated group, and one in it for the processes that use it.
+# Delegate a group as a service manager does, with a leaf for the processes that use it.
 echo "+memory +pids +cpu +cpuset +io" >/sys/fs/cgroup/cgroup.subtree_control
 mkdir -p /sys/fs/cgroup/service/worker/first
 echo "+memory +pids +cpu +cpuset +io" >/sys/fs/cgroup/service/cgroup.subtree_control
@@ -27,6 +27,6 @@ set +e
 cd /
 . /codelia/settings
 xargs /codelia/suite --color never --test-threads 1 --exact </codelia/cases
-echo "machine: the suite ended with $?"
+echo "vm: the suite exited with $?"
 echo o >/proc/sysrq-trigger
 sleep 60

@@ -1,22 +1,22 @@
-//! What a policy forbids to start: processes, programs, all programs but some.
+//! Policies that forbid processes, programs, or all programs except some.
 
 use codelia_backends::Error;
 use codelia_types::{Outcome, Reason};
 
 use crate::{
     harness::{Fixture, command, in_every_mode},
-    syscall_probe::{EACCES, EPERM, attempt, session},
+    syscall_probe::{EACCES, EPERM, probe, session},
 };
 
-/// Where the program is inside.
-const ATTEMPT: &str = "/workspace/attempt";
+/// The path of the C program inside.
+const PROBE: &str = "/workspace/syscall_probe";
 
 async fn threads_start_without_allow_fork(mut fixture: Fixture) {
     fixture.policy.process.allow_fork = Some(false);
     let Some(session) = session(&fixture) else { return };
-    let finished = attempt(&fixture, &session, &["thread"]).await;
+    let finished = probe(&fixture, &session, &["thread"]).await;
     assert_eq!((finished.stdout.as_str(), finished.violations), ("0\n", Vec::new()));
-    let finished = attempt(&fixture, &session, &["ordinary"]).await;
+    let finished = probe(&fixture, &session, &["ordinary"]).await;
     assert_eq!(finished.stdout, format!("{EPERM}\n"));
     assert_eq!(finished.violations[0].syscall, "clone");
 }
@@ -24,28 +24,28 @@ async fn threads_start_without_allow_fork(mut fixture: Fixture) {
 async fn command_itself_starts_without_allow_exec(mut fixture: Fixture) {
     fixture.policy.process.allow_exec = Some(false);
     let Some(session) = session(&fixture) else { return };
-    let finished = attempt(&fixture, &session, &["execute", "/usr/bin/true"]).await;
+    let finished = probe(&fixture, &session, &["execute", "/usr/bin/true"]).await;
     assert_eq!(finished.stdout, format!("{EPERM}\n"));
     assert_eq!(finished.violations[0].syscall, "execve");
-    // One that is looked up takes several tries.
+    // A lookup in PATH takes several execve calls.
     let found = fixture.run(&session, &["printf", "found"]).await;
     assert_eq!((found.outcome, found.stdout.as_str()), (Outcome::Exited(0), "found"));
 }
 
 async fn only_allowed_executables_start(mut fixture: Fixture) {
-    fixture.policy.process.allowed_executables = Some(vec![ATTEMPT.into(), "/usr/bin/true".into()]);
+    fixture.policy.process.allowed_executables = Some(vec![PROBE.into(), "/usr/bin/true".into()]);
     let Some(session) = session(&fixture) else { return };
-    let named = attempt(&fixture, &session, &["execute", "/usr/bin/true"]).await;
+    let named = probe(&fixture, &session, &["execute", "/usr/bin/true"]).await;
     assert_eq!(
         (named.outcome, named.stdout.as_str()),
         (Outcome::Exited(0), ""),
-        "a dynamic one has its loader"
+        "a dynamic program may use its loader"
     );
-    let other = attempt(&fixture, &session, &["execute", "/usr/bin/false"]).await;
+    let other = probe(&fixture, &session, &["execute", "/usr/bin/false"]).await;
     assert_eq!(other.stdout, format!("{EACCES}\n"));
-    let nameless = attempt(&fixture, &session, &["nameless", "/usr/bin/false"]).await;
-    assert_eq!(nameless.stdout, format!("{EPERM}\n"));
-    assert_eq!(nameless.violations[0].syscall, "memfd_create");
+    let memfd = probe(&fixture, &session, &["memfd", "/usr/bin/false"]).await;
+    assert_eq!(memfd.stdout, format!("{EPERM}\n"));
+    assert_eq!(memfd.violations[0].syscall, "memfd_create");
     let launched = fixture.launch(&session, &command(&["/usr/bin/false"])).await;
     match launched {
         Err(Error::Refused(refusal)) => assert_eq!(refusal.reason, Reason::ExecutableNotPermitted),
@@ -55,7 +55,7 @@ async fn only_allowed_executables_start(mut fixture: Fixture) {
 
 async fn memfd_program_runs_where_all_are_allowed(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
-    let finished = attempt(&fixture, &session, &["nameless", "/usr/bin/false"]).await;
+    let finished = probe(&fixture, &session, &["memfd", "/usr/bin/false"]).await;
     assert_eq!((finished.outcome, finished.stdout.as_str()), (Outcome::Exited(1), ""), "the control");
 }
 

@@ -1,9 +1,7 @@
-//! What holds a command inside beside its mounts: the filter of system calls, privileges, rights to
-//! execute. Each attempt is made by a little program; without a filter the same program gets another
-//! answer.
+//! System call filter, privileges and execution rights of a command. A small C program makes each
+//! call. As a control, the same call without a filter gets another result.
 
-// A test that cannot go on has failed.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 mod allowed;
 #[path = "../conformance/exceptions.rs"]
@@ -14,5 +12,7 @@ mod fork_exec;
 #[allow(dead_code)]
 mod harness;
 mod privileges;
+#[path = "../../../../tests/src/require.rs"]
+mod require;
 mod syscall_probe;
 mod syscalls;

@@ -1,24 +1,27 @@
-//! The little program, and what it said.
+//! Compiles and runs the C program that makes system calls.
 
 use std::{os::unix::fs::PermissionsExt, path::PathBuf, process::Command, sync::LazyLock};
 
 use codelia_types::{Outcome, Violation};
 
-use crate::harness::{Finished, Fixture, Kind, Session};
+use crate::{
+    harness::{Finished, Fixture, Kind, Session},
+    require::available,
+};
 
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EACCES: i32 = 13;
 pub(crate) const ENOSYS: i32 = 38;
 pub(crate) const SIGSYS: i32 = 31;
 
-/// Where it is in a session's directory.
-const NAME: &str = "attempt";
+/// Its name in a session's directory.
+const NAME: &str = "syscall_probe";
 
-/// Compiled once for each run of the tests; without a compiler there is none.
+/// Compiled once per test process. `None` without a compiler.
 static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/filter/syscall_probe.c");
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(NAME);
-    // Another run of the tests may be executing the old one.
+    // Another test process may be executing the old file.
     let new = target.with_extension(std::process::id().to_string());
     let flags = ["-O1", "-pthread", "-static", "-o"];
     let compiled = Command::new("cc").args(flags).arg(&new).arg(source).status();
@@ -29,15 +32,13 @@ static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     Some(target)
 });
 
-/// A fixture with the program, and a session for it. If it cannot be compiled the caller returns, unless
-/// that is required.
+/// Creates a session with the program in it, or returns `None` if the program cannot be compiled.
 pub(crate) fn session(fixture: &Fixture) -> Option<Session> {
-    let Some(program) = &*PROGRAM else {
-        let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
-        assert!(required.is_empty(), "a compiler of static C programs is required");
-        println!("skipped: no compiler of static C programs");
+    let missing = PROGRAM.is_none().then_some("cc cannot build static C programs");
+    if !available("compiler", missing) {
         return None;
-    };
+    }
+    let program = PROGRAM.as_ref()?;
     let session = fixture.session();
     let path = session.dir.join(NAME);
     std::fs::copy(program, &path).unwrap();
@@ -46,14 +47,14 @@ pub(crate) fn session(fixture: &Fixture) -> Option<Session> {
     Some(session)
 }
 
-/// Runs the program with these words.
-pub(crate) async fn attempt(fixture: &Fixture, session: &Session, words: &[&str]) -> Finished {
+/// Runs the program with these arguments.
+pub(crate) async fn probe(fixture: &Fixture, session: &Session, args: &[&str]) -> Finished {
     let program = format!("./{NAME}");
-    let argv: Vec<&str> = std::iter::once(program.as_str()).chain(words.iter().copied()).collect();
+    let argv: Vec<&str> = std::iter::once(program.as_str()).chain(args.iter().copied()).collect();
     fixture.run(session, &argv).await
 }
 
-/// The errno a call of the program got, 0 for none, and what was told of it.
+/// Makes a call by number. Returns its errno, 0 for none, and the reported violations.
 pub(crate) async fn call(
     fixture: &Fixture,
     session: &Session,
@@ -65,12 +66,12 @@ pub(crate) async fn call(
         .chain(args.iter().map(ToString::to_string))
         .collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let finished = attempt(fixture, session, &words).await;
+    let finished = probe(fixture, session, &words).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     (finished.stdout.trim().parse().unwrap(), finished.violations)
 }
 
-/// Where there is no filter.
+/// Returns a fixture and session without a filter.
 pub(crate) async fn unfiltered() -> (Fixture, Session) {
     let fixture = Fixture::new(Kind::Logical).await.unwrap();
     let session = session(&fixture).unwrap();

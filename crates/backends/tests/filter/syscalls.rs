@@ -1,15 +1,16 @@
-//! Calls that no command may make: refused, and told by name and arguments.
+//! Forbidden system calls are refused, and reported by name and arguments.
 
 use codelia_types::Outcome;
 
 use crate::{
     harness::{Fixture, in_every_mode},
-    syscall_probe::{ENOSYS, EPERM, SIGSYS, attempt, call, session, unfiltered},
+    require::available,
+    syscall_probe::{ENOSYS, EPERM, SIGSYS, call, probe, session, unfiltered},
 };
 
 const SIGCHLD: u64 = 17;
 
-/// The calls of RFC-0002 §8.2 and more of their kind, by their numbers on x86-64.
+/// The dangerous calls of RFC-0002 §8.2 and similar ones, with their numbers on x86-64.
 const DANGEROUS: [(&str, i64); 16] = [
     ("ptrace", 101),
     ("kexec_load", 246),
@@ -29,7 +30,7 @@ const DANGEROUS: [(&str, i64); 16] = [
     ("init_module", 175),
 ];
 
-/// Arguments that no call can do anything with: bad pointers, descriptors and flags.
+/// Arguments that make every call fail: bad pointers, descriptors and flags.
 const ARGS: [u64; 6] = [0x11, 0x22, 0x33, 0x44, 0x55, 0x66];
 
 async fn dangerous_calls_are_refused_and_reported(fixture: Fixture) {
@@ -42,7 +43,7 @@ async fn dangerous_calls_are_refused_and_reported(fixture: Fixture) {
         assert_eq!((violation.kind.as_str(), violation.syscall.as_str()), ("SYSCALL_BLOCKED", name));
         assert_eq!((i64::from(violation.nr), violation.args), (nr, ARGS));
         let (errno, _) = call(&open, &control, nr, &ARGS).await;
-        assert_ne!(errno, EPERM, "the control of {name}: without the filter the answer is another");
+        assert_ne!(errno, EPERM, "the control: {name} without the filter");
     }
 }
 
@@ -72,11 +73,15 @@ async fn unknown_call_is_reported_by_number(fixture: Fixture) {
 
 async fn seccomp_listener_is_refused(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
-    // Set a filter, with a new listener.
+    // seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER).
     let (errno, violations) = call(&fixture, &session, 317, &[1, 8, 0]).await;
     assert_eq!((errno, violations.len()), (EPERM, 1));
     let (errno, violations) = call(&fixture, &session, 317, &[1, 0, 0]).await;
-    assert_eq!((errno, violations), (14, Vec::new()), "the control: a plain filter is only malformed");
+    assert_eq!(
+        (errno, violations),
+        (14, Vec::new()),
+        "the control: without a listener only the pointer is bad"
+    );
 }
 
 async fn dangerous_socket_families_are_refused(fixture: Fixture) {
@@ -95,7 +100,7 @@ async fn dangerous_socket_families_are_refused(fixture: Fixture) {
         [29, raw, 1],              // AF_CAN
         [31, raw, 1],              // AF_BLUETOOTH
         [44, raw, 0],              // AF_XDP
-        [1 << 32 | 40, stream, 0], // AF_VSOCK, as the kernel reads it
+        [1 << 32 | 40, stream, 0], // AF_VSOCK: the kernel ignores the upper half
     ];
     for args in refused {
         let (errno, violations) = call(&fixture, &session, 41, &args).await;
@@ -118,24 +123,23 @@ async fn dangerous_socket_families_are_refused(fixture: Fixture) {
 async fn foreign_abi_calls_kill(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
     let x32_getpid = (0x4000_0000_i64 + 39).to_string();
-    let killed = attempt(&fixture, &session, &["call", &x32_getpid]).await;
+    let killed = probe(&fixture, &session, &["call", &x32_getpid]).await;
     assert_eq!(killed.outcome, Outcome::Signaled(SIGSYS));
     let (open, control) = unfiltered().await;
-    let lived = attempt(&open, &control, &["call", &x32_getpid]).await;
+    let lived = probe(&open, &control, &["call", &x32_getpid]).await;
     assert_eq!(lived.outcome, Outcome::Exited(0), "the control");
 
-    if attempt(&open, &control, &["ia32"]).await.outcome == Outcome::Exited(0) {
-        let killed = attempt(&fixture, &session, &["ia32"]).await;
+    let has_ia32 = probe(&open, &control, &["ia32"]).await.outcome == Outcome::Exited(0);
+    if available("ia32", (!has_ia32).then_some("this kernel does not support 32-bit programs")) {
+        let killed = probe(&fixture, &session, &["ia32"]).await;
         assert_eq!(killed.outcome, Outcome::Signaled(SIGSYS));
-    } else {
-        println!("skipped: this kernel has no calls of 32-bit programs");
     }
 }
 
 async fn violation_limit_kills_the_run(mut fixture: Fixture) {
     fixture.policy.syscalls.violation_limit = Some(3);
     let Some(session) = session(&fixture) else { return };
-    let script = |times: u32| format!("for i in $(seq {times}); do ./attempt call 161 17; done");
+    let script = |times: u32| format!("for i in $(seq {times}); do ./syscall_probe call 161 17; done");
     let finished = fixture.sh(&session, &script(2)).await;
     assert_eq!((finished.outcome, finished.stdout.as_str()), (Outcome::Exited(0), "1\n1\n"));
     let finished = fixture.sh(&session, &script(100)).await;
@@ -143,7 +147,7 @@ async fn violation_limit_kills_the_run(mut fixture: Fixture) {
     assert_eq!(
         (finished.violations.len(), finished.stdout.as_str()),
         (3, "1\n1\n"),
-        "the third is not answered"
+        "the third call gets no answer"
     );
 }
 

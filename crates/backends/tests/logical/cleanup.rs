@@ -1,4 +1,4 @@
-//! What a sandbox leaves behind: nothing.
+//! A sandbox leaves no control group behind.
 
 use codelia_backends::{Backend, Prepared, Stdio};
 
@@ -15,7 +15,7 @@ async fn unused_prepared_sandbox_leaves_no_cgroup() {
         fixture.backend.prepare(&discarded).await.unwrap(),
         fixture.backend.prepare(&dropped).await.unwrap(),
     ];
-    assert!(!groups_of(discarded.sandbox).is_empty(), "the control: it has groups while it lives");
+    assert!(!groups_of(discarded.sandbox).is_empty(), "the control: a live sandbox has groups");
     let [first, second] = prepared;
     assert!(first.discard().await.is_clean());
     assert!(groups_of(discarded.sandbox).is_empty());

@@ -1,4 +1,4 @@
-//! What a command gets and how its end is told.
+//! The environment of a command, and how its end is reported.
 
 use codelia_types::Outcome;
 
@@ -29,7 +29,7 @@ async fn signal_reaches_process_group() {
     assert_eq!(started.line(), "ready");
     started.running.signal(10).await;
     assert_eq!(started.running.wait().await.0, Outcome::Exited(5));
-    assert_eq!(started.running.wait().await.0, Outcome::Exited(5), "it may be asked again");
+    assert_eq!(started.running.wait().await.0, Outcome::Exited(5), "wait can be called again");
     assert!(started.running.destroy().await.is_clean());
 }
 
@@ -56,7 +56,7 @@ async fn environment_is_only_plan_and_command() {
 #[tokio::test]
 async fn command_has_three_descriptors() {
     let fixture = Fixture::new().await;
-    // One that would be inherited, were it not closed on the way.
+    // A descriptor without close-on-exec.
     let leaky = rustix::io::dup(std::io::stdin()).unwrap();
     rustix::io::fcntl_setfd(&leaky, rustix::io::FdFlags::empty()).unwrap();
     let finished = fixture.run(&["sh", "-c", "ls /proc/$$/fd; true"]).await;
@@ -86,10 +86,10 @@ async fn working_directory_is_inside_root() {
     let fixture = Fixture::new().await;
     std::fs::create_dir_all(fixture.root.path().join("a/b")).unwrap();
     let root = fixture.root.path().canonicalize().unwrap();
-    for (asked, got) in [("", root.clone()), ("a/b", root.join("a/b")), ("a/b/..", root.join("a"))] {
+    for (requested, expected) in [("", root.clone()), ("a/b", root.join("a/b")), ("a/b/..", root.join("a"))] {
         let mut pwd = command(&["pwd"]);
-        pwd.working_directory = asked.to_owned();
-        assert_eq!(fixture.run_with(&pwd, b"").await.text().trim_end(), got.to_str().unwrap());
+        pwd.working_directory = requested.to_owned();
+        assert_eq!(fixture.run_with(&pwd, b"").await.text().trim_end(), expected.to_str().unwrap());
     }
 }
 

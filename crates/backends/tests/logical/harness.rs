@@ -1,4 +1,4 @@
-//! Starting sandboxes and looking at what they leave.
+//! Starts sandboxes and checks what they leave behind.
 
 use std::{
     fs::File,
@@ -18,7 +18,9 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-/// Long enough for anything here; a test that needs it has failed.
+use crate::require::available;
+
+/// A wait that takes this long has failed.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A backend and a session's directory.
@@ -29,7 +31,7 @@ pub(crate) struct Fixture {
     pub(crate) root: TempDir,
 }
 
-/// What a command did.
+/// The result of a command.
 pub(crate) struct Finished {
     pub(crate) outcome: Outcome,
     pub(crate) usage: Usage,
@@ -37,7 +39,7 @@ pub(crate) struct Finished {
     pub(crate) stderr: Vec<u8>,
 }
 
-/// A command that runs, and the test's ends of its streams.
+/// A running command, with the test's ends of its streams.
 pub(crate) struct Started {
     pub(crate) sandbox: RunId,
     pub(crate) running: Box<dyn Running>,
@@ -54,7 +56,7 @@ impl Fixture {
         Self { backend, host, limits: Limits::default(), root: tempfile::tempdir().unwrap() }
     }
 
-    /// One whose host can limit nothing, so that there are no control groups.
+    /// A fixture whose host cannot enforce limits, so that there are no control groups.
     pub(crate) async fn without_groups() -> Self {
         let mut fixture = Self::new().await;
         fixture.host.enforceable = codelia_policy::Enforceable::default();
@@ -103,7 +105,7 @@ impl Fixture {
         self.launch(&command(argv)).await.unwrap()
     }
 
-    /// Runs a command with an empty stdin to its end.
+    /// Runs a command with empty stdin.
     pub(crate) async fn run(&self, argv: &[&str]) -> Finished {
         self.run_with(&command(argv), b"").await
     }
@@ -112,28 +114,28 @@ impl Fixture {
         self.launch(command).await.unwrap().finish(input.to_owned()).await
     }
 
-    /// The reason word of a launch that must be refused.
+    /// Returns the reason of a launch that must be refused.
     pub(crate) async fn refusal(&self, command: &CommandSpec) -> String {
         match self.launch(command).await {
             Err(Error::Refused(refusal)) => refusal.reason.to_string(),
-            Err(error) => panic!("not a refusal: {error}"),
-            Ok(_) => panic!("launched"),
+            Err(error) => panic!("expected a refusal: {error}"),
+            Ok(_) => panic!("expected a refusal, but the command started"),
         }
     }
 }
 
 impl Started {
-    /// Reads a line of stdout.
+    /// Reads one line of stdout.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    /// Feeds stdin, reads both streams to their end, waits, destroys.
+    /// Writes stdin, reads both streams to the end, waits, destroys the sandbox.
     pub(crate) async fn finish(mut self, input: Vec<u8>) -> Finished {
         let mut stdin = self.stdin;
-        // A command that does not read its input closes it.
+        // A command may close stdin before it has read everything.
         let feed = tokio::task::spawn_blocking(move || drop(stdin.write_all(&input)));
         let stdout = tokio::task::spawn_blocking(move || read_all(self.stdout));
         let stderr = tokio::task::spawn_blocking(move || read_all(self.stderr));
@@ -153,16 +155,10 @@ impl Finished {
 }
 
 pub(crate) fn command(argv: &[&str]) -> CommandSpec {
-    CommandSpec {
-        argv: argv.iter().map(|&word| word.to_owned()).collect(),
-        env: Default::default(),
-        working_directory: String::new(),
-        terminal: None,
-        stdin: true,
-    }
+    CommandSpec { stdin: true, ..CommandSpec::new(argv.iter().copied()) }
 }
 
-/// `codelia-init` as `make build` makes it.
+/// Returns the path of `codelia-init`, which `make build` builds.
 pub(crate) fn init_path() -> PathBuf {
     let built =
         Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
@@ -171,24 +167,20 @@ pub(crate) fn init_path() -> PathBuf {
     path
 }
 
-/// Whether the host can limit by control groups. If not, the caller returns, unless it is required.
+/// Returns whether the host can enforce limits by control groups.
 pub(crate) fn has_groups(fixture: &Fixture) -> bool {
     let can = fixture.host.enforceable;
-    if can.memory && can.pids && can.cpu {
-        return true;
-    }
-    let required = std::env::var("CODELIA_TEST_REQUIRE").unwrap_or_default();
-    assert!(!required.contains("cgroup"), "control groups are required: {:?}", fixture.host.gaps);
-    println!("skipped: no control groups: {:?}", fixture.host.gaps);
-    false
+    let missing = (!(can.memory && can.pids && can.cpu))
+        .then(|| format!("control groups cannot be created here: {:?}", fixture.host.gaps));
+    available("cgroup", missing.as_deref())
 }
 
-/// The control group directories of a sandbox that exist.
+/// Finds the existing control group directories of a sandbox.
 pub(crate) fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
     let name = format!("-{sandbox}");
     let (mut found, mut open) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
     while let Some(dir) = open.pop() {
-        // Groups of others come and go.
+        // Groups of other processes may disappear.
         let Ok(entries) = std::fs::read_dir(&dir) else { continue };
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             if entry.file_name().to_string_lossy().ends_with(&name) {
@@ -205,14 +197,14 @@ pub(crate) fn wait_for_end(pid: Pid) {
     let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return };
     let timeout = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
     let ended = rustix::event::poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).unwrap();
-    assert_eq!(ended, 1, "process {pid} lives on");
+    assert_eq!(ended, 1, "process {pid} is still alive after {TIMEOUT:?}");
 }
 
-/// Waits for something that gives no event.
-pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
+/// Polls until a condition holds.
+pub(crate) async fn eventually(condition: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "still not: {what}");
+        assert!(Instant::now() < deadline, "timed out after {TIMEOUT:?}: {condition}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Limits, as the kernel enforces them.
+//! Limits that the kernel enforces.
 
 use codelia_backends::{Backend, Error};
 use codelia_types::{Outcome, RunId};
@@ -7,7 +7,7 @@ use crate::harness::{Fixture, groups_of, has_groups};
 
 const MIB: u64 = 1024 * 1024;
 
-/// A file of the sandbox's groups: the first of these names that exists.
+/// Reads the first of these files that exists in the sandbox's groups.
 fn read_limit(sandbox: RunId, names: &[&str]) -> String {
     let groups = groups_of(sandbox);
     let mut paths = groups.iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
@@ -22,14 +22,14 @@ async fn command_over_memory_limit_is_oom() {
         return;
     }
     fixture.limits.memory_bytes = 32 * MIB;
-    // It keeps the one endless line it reads.
+    // `tail` keeps an endless line in memory.
     let finished = fixture.run(&["tail", "/dev/zero"]).await;
     assert_eq!(finished.outcome, Outcome::Oom);
     let peak = finished.usage.peak_memory_bytes;
     assert!((16 * MIB..=32 * MIB).contains(&peak), "{peak}");
     assert_eq!(fixture.run(&["sh", "-c", "tail /dev/zero; exit $?"]).await.outcome, Outcome::Oom);
-    let lived_on = fixture.run(&["sh", "-c", "tail /dev/zero; exit 4"]).await;
-    assert_eq!(lived_on.outcome, Outcome::Exited(4));
+    let survivor = fixture.run(&["sh", "-c", "tail /dev/zero; exit 4"]).await;
+    assert_eq!(survivor.outcome, Outcome::Exited(4));
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn open_files_and_core_dumps_are_limited() {
     let text = fixture.run(&["sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"]).await.text();
     assert_eq!(text, "77\n77\n0\n");
     fixture.limits.open_files = u64::MAX;
-    assert_eq!(fixture.run(&["true"]).await.outcome, Outcome::Exited(0), "a lower limit of the host stays");
+    assert_eq!(fixture.run(&["true"]).await.outcome, Outcome::Exited(0), "the host's lower limit applies");
 }
 
 #[tokio::test]

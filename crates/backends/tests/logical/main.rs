@@ -1,7 +1,6 @@
 //! Mode `logical` against real processes, terminals and control groups.
 
-// A test that cannot go on has failed.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 mod cleanup;
 mod command;
@@ -9,4 +8,6 @@ mod harness;
 mod limits;
 mod process_tree;
 mod refusal;
+#[path = "../../../../tests/src/require.rs"]
+mod require;
 mod terminal;

@@ -7,8 +7,8 @@ use codelia_types::Outcome;
 
 use crate::harness::{Fixture, Started, has_groups, pid, wait_for_end};
 
-/// A daemon in its own session that ignores signals, a stopped process, and an ordinary child; then
-/// a line with `ready`.
+/// Starts a daemon in its own session that ignores signals, a stopped process and a child, then
+/// prints `ready`.
 const HOSTILE: &str = r#"
 setsid --fork sh -c 'trap "" TERM HUP INT; echo $$ >> pids; exec sleep 1000' </dev/null >/dev/null 2>&1
 sh -c 'echo $$ >> pids; kill -STOP $$' &
@@ -30,7 +30,7 @@ async fn start_hostile(fixture: &Fixture, then: &str) -> (Started, Vec<Pid>) {
 async fn processes_die_with_the_command() {
     for fixture in [Fixture::new().await, Fixture::without_groups().await] {
         let (started, pids) = start_hostile(&fixture, "read line; exit 3").await;
-        assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: they live while it does");
+        assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: the processes run");
         assert_eq!(started.finish(b"go\n".to_vec()).await.outcome, Outcome::Exited(3));
         assert!(!pids.iter().any(|&pid| process::is_alive(pid)));
     }
@@ -56,7 +56,7 @@ async fn processes_die_with_dropped_sandbox() {
     }
 }
 
-/// Names the test that is started again as a process to be killed.
+/// Set for the copy of this test that holds a sandbox and is killed.
 const HOLDER: &str = "CODELIA_TEST_HOLDER";
 
 #[tokio::test]
@@ -75,13 +75,13 @@ async fn processes_die_with_killed_worker() {
         line.split_once("held: ").map(|(_, pids)| pids.split(' ').map(pid).collect::<Vec<_>>())
     });
     let pids = held.unwrap();
-    assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: they live while it does");
+    assert!(pids.iter().all(|&pid| process::is_alive(pid)), "the control: the processes run");
     holder.kill().unwrap();
     holder.wait().unwrap();
     pids.into_iter().for_each(wait_for_end);
 }
 
-/// Without groups: nobody removes those of a killed worker but its next life.
+/// Without groups: only the next worker process removes those of a killed one.
 async fn hold_a_sandbox() {
     let fixture = Fixture::without_groups().await;
     let (_started, pids) = start_hostile(&fixture, "read line").await;
@@ -99,7 +99,7 @@ async fn command_that_kills_init_dies() {
         wait_for_end(command);
         let receipt = started.running.destroy().await;
         let counted = fixture.host.enforceable.pids;
-        assert_eq!(receipt.is_clean(), counted, "without a group nobody can tell that nothing is left");
+        assert_eq!(receipt.is_clean(), counted, "without a group an empty sandbox cannot be proved");
     }
 }
 

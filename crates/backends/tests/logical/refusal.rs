@@ -1,4 +1,4 @@
-//! Commands that cannot be executed.
+//! Commands that cannot start.
 
 use codelia_backends::{Backend, Error, Logical, LogicalOptions};
 use codelia_types::Reason;

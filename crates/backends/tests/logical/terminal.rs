@@ -8,7 +8,7 @@ use codelia_types::{Outcome, TerminalSize};
 
 use crate::harness::{Fixture, command};
 
-/// Reads until the command's side is closed, which a terminal tells as EIO.
+/// Reads until `until` holds or the command closes the terminal (EIO).
 fn read_terminal(mut controller: &File, until: impl Fn(&str) -> bool) -> String {
     let (mut text, mut bytes) = (String::new(), [0; 1024]);
     while !until(&text) {
@@ -34,8 +34,8 @@ async fn terminal_is_controlling_and_resizes() {
     drop(pty.terminal);
 
     let controller = File::from(pty.controller);
-    let said = read_terminal(&controller, |text| text.contains("ready"));
-    assert_eq!(said, "31 97\r\ncontrolling\r\nready\r\n");
+    let output = read_terminal(&controller, |text| text.contains("ready"));
+    assert_eq!(output, "31 97\r\ncontrolling\r\nready\r\n");
     set_window_size(&controller, WindowSize { columns: 50, rows: 10 }).unwrap();
     let rest = tokio::task::spawn_blocking(move || read_terminal(&controller, |_| false));
     assert_eq!(running.wait().await.0, Outcome::Exited(3));
