@@ -1,4 +1,4 @@
-//! Leaving: nothing new, nothing lost, nothing kept.
+//! Draining: the worker takes nothing new, loses no run, and releases its sessions.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ async fn draining_worker_finishes_runs_and_releases_sessions() {
     let mut fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 0.5; exit 5")).await;
-    fixture.leave().await;
+    fixture.shut_down().await;
     assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Exited(5)));
     assert_eq!(fixture.holder(session).await, None);
-    assert!(fixture.directory(session).exists(), "its files wait for the next worker");
+    assert!(fixture.directory(session).exists(), "its files stay for the next worker");
     let workers = fixture.store.worker_list(None, 10).await.unwrap();
     assert_eq!(workers[0].state, WorkerState::Gone);
     fixture.end().await;
@@ -28,7 +28,7 @@ async fn run_beyond_drain_grace_is_canceled() {
     let mut fixture = Fixture::new(settings).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
-    fixture.leave().await;
+    fixture.shut_down().await;
     assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Canceled));
     fixture.end().await;
 }
@@ -39,8 +39,8 @@ async fn operator_drain_releases_sessions_and_stops_runs() {
     let fixture = Fixture::new(settings).await;
     let session = fixture.held_session().await;
     fixture.store.worker_drain(&fixture.worker).await.unwrap();
-    let given_back = || async { fixture.holder(session).await.is_none().then_some(()) };
-    eventually("the session is given back", given_back).await;
+    let released = || async { fixture.holder(session).await.is_none().then_some(()) };
+    eventually("the session is released", released).await;
     let (run, _) = fixture.record(session, &shell("true")).await;
     assert_eq!(run.state, RunState::Queued);
     fixture.end().await;

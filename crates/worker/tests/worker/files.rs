@@ -1,4 +1,4 @@
-//! File calls need the lease: before they begin, and before anything appears.
+//! File calls need the lease when they start and before their result becomes visible.
 
 use codelia_proto::{
     internal::v1::{
@@ -60,7 +60,7 @@ async fn upload_to_released_session_does_not_appear() {
     let call = codelia_telemetry::task::background("write", async move {
         files.write_file(ReceiverStream::new(messages)).await.map(drop)
     });
-    // It is begun: the worker writes a file that has no name.
+    // The upload has begun when the worker has an unnamed file open.
     let begun = || async {
         let mut open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         let directory = fixture.directory(session).display().to_string();
@@ -70,7 +70,7 @@ async fn upload_to_released_session_does_not_appear() {
         };
         open.any(|fd| std::fs::read_link(fd.path()).is_ok_and(is_unnamed)).then_some(())
     };
-    eventually("the file is begun", begun).await;
+    eventually("the upload has begun", begun).await;
     let close = CloseSessionRequest { session_id: session.to_string() };
     fixture.caller.clone().close_session(close).await.unwrap();
     send(Kind::Finish(v1::WriteFileFinish {}));

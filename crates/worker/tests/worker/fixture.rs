@@ -1,4 +1,4 @@
-//! One worker with a database, a root and a caller of its own.
+//! One worker with its own database, root and caller.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -32,13 +32,14 @@ use crate::process_backend::ProcessBackend;
 
 pub(crate) type Caller = WorkerServiceClient<Channel>;
 
+/// A running worker and everything around it.
 pub(crate) struct Fixture {
     pub(crate) store: Store,
     pub(crate) caller: Caller,
     pub(crate) files: WorkerFileServiceClient<Channel>,
     pub(crate) tenant: TenantId,
     pub(crate) worker: WorkerId,
-    /// Of its sessions.
+    /// The mode of its sessions.
     mode: Mode,
     shutdown: CancellationToken,
     service: JoinHandle<Result<(), Error>>,
@@ -46,7 +47,7 @@ pub(crate) struct Fixture {
     database: Database,
 }
 
-/// What differs between tests.
+/// Settings that differ between tests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) slots: usize,
@@ -92,15 +93,15 @@ impl Fixture {
         }
     }
 
-    /// Asks the worker to leave and waits until it has.
-    pub(crate) async fn leave(&mut self) {
+    /// Asks the worker to shut down and waits until it has.
+    pub(crate) async fn shut_down(&mut self) {
         self.shutdown.cancel();
-        within("the worker leaves", &mut self.service).await.unwrap().unwrap();
+        within("the worker shuts down", &mut self.service).await.unwrap().unwrap();
     }
 
     pub(crate) async fn end(mut self) {
         if !self.service.is_finished() {
-            self.leave().await;
+            self.shut_down().await;
         }
         self.store.close().await;
         self.database.end().await.unwrap();
@@ -110,7 +111,7 @@ impl Fixture {
         self.scratch.path().canonicalize().unwrap().join("root/sessions").join(session.to_string())
     }
 
-    /// A session that nobody holds.
+    /// Creates a session that no worker holds.
     pub(crate) async fn session(&self, ttl: Duration) -> SessionId {
         let id = SessionId::generate();
         let spec = SessionSpec {
@@ -135,7 +136,7 @@ impl Fixture {
         id
     }
 
-    /// A session that the worker holds.
+    /// Creates a session that the worker holds.
     pub(crate) async fn held_session(&self) -> SessionId {
         let id = self.session(Duration::from_secs(600)).await;
         let offer = OfferSessionRequest { session_id: id.to_string() };
@@ -143,7 +144,7 @@ impl Fixture {
         id
     }
 
-    /// Records a run, as an api would.
+    /// Records a run, as an api does.
     pub(crate) async fn record(&self, session: SessionId, spec: &RunSpec) -> (Run, Option<Incarnation>) {
         let new = NewRun {
             id: RunId::generate(),
@@ -156,7 +157,7 @@ impl Fixture {
         };
         match self.store.run_insert(new, Quotas::default()).await.unwrap() {
             RunAdmission::Recorded { run, incarnation } => (*run, incarnation),
-            other => panic!("not recorded: {other:?}"),
+            other => panic!("the run was not recorded: {other:?}"),
         }
     }
 
@@ -169,7 +170,7 @@ impl Fixture {
     pub(crate) async fn start(&self, session: SessionId, spec: &RunSpec) -> RunId {
         let (run, incarnation) = self.record(session, spec).await;
         let pushed = self.push(&run, incarnation).await;
-        // The poll may have been faster, and the run is over.
+        // The poll may have found the run first and ended it.
         assert!(pushed == PushResult::Started || self.row(run.id).await.outcome.is_some(), "{pushed:?}");
         run.id
     }
@@ -178,7 +179,7 @@ impl Fixture {
         self.attach_by(Attach { run_id: run.to_string(), position: 0, owner, start: None }).await
     }
 
-    /// Pushes a run and attaches to it in one.
+    /// Pushes a run and attaches to it in one call.
     pub(crate) async fn push_and_attach(&self, run: &Run, incarnation: Option<Incarnation>) -> Attached {
         let start = Some(push_request(run, incarnation));
         self.attach_by(Attach { run_id: run.id.to_string(), position: 0, owner: false, start }).await
@@ -196,13 +197,13 @@ impl Fixture {
         self.store.run_get(&self.tenant, run).await.unwrap().unwrap()
     }
 
-    /// Waits for a run's end.
+    /// Waits until a run has ended.
     pub(crate) async fn ended(&self, run: RunId) -> Run {
         let ended = || async { Some(self.row(run).await).filter(|run| run.state == RunState::Ended) };
         eventually("the run ends", ended).await
     }
 
-    /// All stored output of a run.
+    /// Reads all stored output of a run.
     pub(crate) async fn output(&self, run: RunId) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
@@ -223,7 +224,7 @@ impl Fixture {
     }
 }
 
-/// A caller that is attached to a run.
+/// A caller attached to a run.
 pub(crate) struct Attached {
     input: mpsc::Sender<AttachRunRequest>,
     events: Streaming<AttachRunResponse>,
@@ -252,7 +253,7 @@ impl Attached {
         message.kind
     }
 
-    /// Waits until the command has written this.
+    /// Waits until the output contains `text`.
     pub(crate) async fn until(&mut self, text: &str) {
         let mut seen = String::new();
         while !seen.contains(text) {
@@ -262,9 +263,9 @@ impl Attached {
         }
     }
 
-    /// The next event; `None` for what is none.
+    /// Returns the next event, or `None` if the next message is not an event.
     pub(crate) async fn event(&mut self) -> Option<Event> {
-        match self.next().await.expect("the stream goes on") {
+        match self.next().await.expect("the stream is open") {
             Answer::Event(event) => event.kind,
             Answer::StoredUntil(_) | Answer::Committed(_) => None,
         }
@@ -290,16 +291,10 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
     }
 }
 
-/// A run of a shell script.
+/// Returns the spec of a run of a shell script.
 pub(crate) fn shell(script: &str) -> RunSpec {
     RunSpec {
-        command: CommandSpec {
-            argv: vec!["sh".into(), "-c".into(), script.into()],
-            env: BTreeMap::new(),
-            working_directory: String::new(),
-            terminal: None,
-            stdin: false,
-        },
+        command: CommandSpec::new(["sh", "-c", script]),
         mode: Mode::Logical,
         network: None,
         limits: Limits::default(),

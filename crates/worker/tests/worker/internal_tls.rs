@@ -1,4 +1,4 @@
-//! The internal channel over TCP: certificates on both sides, or nothing.
+//! The internal API over TCP requires certificates on both sides.
 
 use std::{fs, net::SocketAddr, sync::Arc};
 
@@ -23,7 +23,7 @@ fn issue(authority: &Certificates, scratch: &Scratch, name: &str) -> InternalTls
     }
 }
 
-/// Whether a caller who trusts `authority` and shows `identity` is answered.
+/// Returns whether a caller that trusts `authority` and presents `identity` is answered.
 async fn is_answered(address: &str, authority: &InternalTls, identity: Option<&InternalTls>) -> bool {
     let mut tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(&authority.ca_pem))
@@ -42,14 +42,14 @@ async fn only_callers_with_trusted_certificate_are_answered() {
     let (database, scratch) = (Database::create().await.unwrap(), Scratch::new().unwrap());
     let store = database.store().await.unwrap();
     store.migrate().await.unwrap();
-    let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let listen: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let plain = Options {
-        listen: Listen::Tcp(here),
+        listen: Listen::Tcp(listen),
         ..options(&"w-1".parse().unwrap(), &scratch, Settings::default())
     };
     let refused =
         Service::start(plain.clone(), store.clone(), vec![Arc::new(ProcessBackend::default())]).await;
-    assert!(matches!(refused, Err(Error::TlsMissing)), "never open and unauthenticated");
+    assert!(matches!(refused, Err(Error::TlsMissing)), "TCP without TLS is refused");
 
     let (ours, foreign) = (Certificates::new().unwrap(), Certificates::new().unwrap());
     let (worker, api) = (issue(&ours, &scratch, "worker"), issue(&ours, &scratch, "api"));

@@ -1,4 +1,4 @@
-//! Runs in a mode that isolates: the whole worker around the real tool.
+//! Runs in mode `bwrap`: the whole worker with the real tool.
 
 use std::{
     fs::Permissions,
@@ -16,10 +16,10 @@ use codelia_types::{Mode, Outcome, Reason, Receipt, SessionId};
 
 use crate::fixture::{Fixture, Settings, shell};
 
-/// A worker with mode `bwrap`; `None` where that cannot be had.
+/// Returns a worker with mode `bwrap`, or `None` if that does not work here.
 async fn isolating() -> Option<Fixture> {
     let Some(init) = std::env::var_os("CODELIA_INIT").map(PathBuf::from) else {
-        available("bwrap", Some("CODELIA_INIT does not name codelia-init"));
+        available("bwrap", Some("CODELIA_INIT is not set to the path of codelia-init"));
         return None;
     };
     let backend = bwrap(ToolOptions {
@@ -44,7 +44,7 @@ fn isolated(script: &str) -> RunSpec {
 async fn run(fixture: &Fixture, session: SessionId, spec: &RunSpec) -> (Run, String) {
     let run = fixture.start(session, spec).await;
     let row = fixture.ended(run).await;
-    assert_eq!(row.receipt, Some(Receipt::default()), "nothing is left: {:?}", row.outcome);
+    assert_eq!(row.receipt, Some(Receipt::default()), "the sandbox left something: {:?}", row.outcome);
     (row, String::from_utf8(fixture.output(run).await).unwrap())
 }
 
@@ -55,7 +55,7 @@ async fn sessions_have_own_users_and_are_isolated() {
     let (row, _) = run(&fixture, theirs, &isolated("echo secret > file; chmod 666 file")).await;
     assert_eq!(row.outcome, Some(Outcome::Exited(0)));
     let file = fixture.directory(theirs).join("file");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n", "what it wrote is on the host");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n", "the file is on the host");
 
     let attack =
         format!("exec 2>&1; cat {0}; (echo changed > {0}); ls /workspace; id -u; pwd", file.display());
@@ -64,7 +64,7 @@ async fn sessions_have_own_users_and_are_isolated() {
     assert!(!output.contains("secret") && output.ends_with("1000\n/workspace\n"), "{output}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n");
     let owner = |session| std::fs::metadata(fixture.directory(session)).unwrap().uid();
-    assert_eq!(owner(mine) != owner(theirs), is_root(), "where it may choose, each has its own");
+    assert_eq!(owner(mine) != owner(theirs), is_root(), "as root, each session has its own user");
     fixture.end().await;
 }
 
@@ -88,7 +88,7 @@ async fn overlay_changes_live_as_long_as_session() {
     let layers = codelia_policy::overlays_dir(&fixture.directory(session));
     assert!(layers.is_dir());
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
-    eventually("the layers are gone", || async { (!layers.exists()).then_some(()) }).await;
+    eventually("the layers are removed", || async { (!layers.exists()).then_some(()) }).await;
     fixture.end().await;
 }
 
@@ -96,23 +96,23 @@ async fn overlay_changes_live_as_long_as_session() {
 async fn blocked_call_is_streamed_stored_and_audited() {
     let Some(fixture) = isolating().await else { return };
     let session = fixture.held_session().await;
-    let script = "unshare --user true && echo escaped; echo went on; read line";
+    let script = "unshare --user true && echo escaped; echo continued; read line";
     let mut spec = isolated(script);
     spec.command.stdin = true;
     let run = fixture.start(session, &spec).await;
     let mut watcher = fixture.attach(run, false).await;
-    let told = loop {
+    let violation = loop {
         if let Some(Event::Violation(violation)) = watcher.event().await {
             break violation;
         }
     };
-    assert_eq!((told.kind.as_str(), told.syscall.as_str()), ("SYSCALL_BLOCKED", "unshare"));
-    assert_eq!(told.args.len(), 6);
+    assert_eq!((violation.kind.as_str(), violation.syscall.as_str()), ("SYSCALL_BLOCKED", "unshare"));
+    assert_eq!(violation.args.len(), 6);
     watcher.send(codelia_proto::internal::v1::attach_run_request::Kind::Stdin(b"\n".to_vec())).await;
     let row = fixture.ended(run).await;
     assert_eq!(row.outcome, Some(Outcome::Exited(0)));
     let output = String::from_utf8(fixture.output(run).await).unwrap();
-    assert!(output.contains("went on") && !output.contains("escaped"), "{output}");
+    assert!(output.contains("continued") && !output.contains("escaped"), "{output}");
     assert_eq!((row.violations.total, row.violations.seen.len()), (1, 1));
     let events =
         fixture.store.event_list(&fixture.tenant, Some(EventKind::SyscallBlocked), None, 10).await.unwrap();
@@ -142,7 +142,7 @@ async fn sandbox_is_prepared_for_next_run() {
         assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "hello\n"));
         row.prepared.filter(|prepared| *prepared)
     };
-    eventually("a run finds a prepared sandbox", prepared).await;
+    eventually("a run gets a prepared sandbox", prepared).await;
     fixture.end().await;
 }
 

@@ -1,4 +1,4 @@
-//! Leases: what happens to a worker that lost its own.
+//! Leases: margins, fencing, and pushes under the wrong lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,8 +41,8 @@ async fn fenced_worker_kills_commands_and_registers_again() {
         text.trim().parse::<u32>().ok()
     })
     .await;
-    let usurper = NewWorker {
-        previous: None,
+    let successor = NewWorker {
+        before: None,
         id: fixture.worker.clone(),
         incarnation: Incarnation::generate(),
         root_id: Uuid::new_v4(),
@@ -52,11 +52,11 @@ async fn fenced_worker_kills_commands_and_registers_again() {
         version: "0".into(),
         lease_ttl: Duration::from_millis(1),
     };
-    fixture.store.worker_register(&usurper).await.unwrap();
+    fixture.store.worker_register(&successor).await.unwrap();
     let process = std::path::PathBuf::from(format!("/proc/{pid}"));
-    eventually("the command is killed", || async { (!process.exists()).then_some(()) }).await;
+    eventually("the worker kills the command", || async { (!process.exists()).then_some(()) }).await;
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Lost));
-    // The new life takes the session again and goes on.
+    // The new incarnation takes the session again.
     let (next, _) = fixture.record(session, &shell("true")).await;
     assert_eq!(fixture.ended(next.id).await.outcome, Some(Outcome::Exited(0)));
     fixture.end().await;
@@ -66,11 +66,11 @@ async fn fenced_worker_kills_commands_and_registers_again() {
 async fn push_with_wrong_incarnation_or_epoch_is_rejected() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
-    let (mut run, life) = fixture.record(session, &shell("true")).await;
+    let (mut run, incarnation) = fixture.record(session, &shell("true")).await;
     assert_eq!(fixture.push(&run, Some(Incarnation::generate())).await, PushResult::Rejected);
     run.lease_epoch = run.lease_epoch.map(|epoch| codelia_types::LeaseEpoch(epoch.0 + 1));
-    assert_eq!(fixture.push(&run, life).await, PushResult::Rejected);
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)), "the poll finds it");
+    assert_eq!(fixture.push(&run, incarnation).await, PushResult::Rejected);
+    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)), "the poll finds the run");
     fixture.end().await;
 }
 
@@ -78,9 +78,9 @@ async fn push_with_wrong_incarnation_or_epoch_is_rejected() {
 async fn old_push_is_left_to_poll() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
-    let (mut run, life) = fixture.record(session, &shell("true")).await;
+    let (mut run, incarnation) = fixture.record(session, &shell("true")).await;
     run.created_at -= Duration::from_secs(61);
-    assert_eq!(fixture.push(&run, life).await, PushResult::Rejected);
+    assert_eq!(fixture.push(&run, incarnation).await, PushResult::Rejected);
     assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)));
     fixture.end().await;
 }

@@ -1,5 +1,5 @@
-//! The worker as an api and the store see it: a real Postgres, the real internal channel, and a
-//! backend that only starts processes, but where isolation is the point.
+//! The worker as seen by an api and the store: a real Postgres and the real internal API. The
+//! backend only starts processes, except in `isolated`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "all of this is test code")]

@@ -1,4 +1,4 @@
-//! A backend that starts a process in its session's directory and does nothing else.
+//! A backend that starts a process in the session's directory, without isolation.
 
 use std::{
     os::unix::process::ExitStatusExt,
@@ -17,8 +17,8 @@ use tokio::process::{Child, Command};
 
 #[derive(Debug, Default)]
 pub(crate) struct ProcessBackend {
-    /// What its sandboxes leave behind.
-    pub(crate) left: Receipt,
+    /// The receipt that its sandboxes return.
+    pub(crate) receipt: Receipt,
 }
 
 #[async_trait]
@@ -37,18 +37,18 @@ impl Backend for ProcessBackend {
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        Ok(Box::new(Waiting { root: plan.root.clone(), left: self.left }))
+        Ok(Box::new(PreparedProcess { root: plan.root.clone(), receipt: self.receipt }))
     }
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct PreparedProcess {
     root: PathBuf,
-    left: Receipt,
+    receipt: Receipt,
 }
 
 #[async_trait]
-impl Prepared for Waiting {
+impl Prepared for PreparedProcess {
     async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
         let child = Command::new(&command.argv[0])
             .args(&command.argv[1..])
@@ -63,9 +63,9 @@ impl Prepared for Waiting {
                 Error::Refused(Refusal { reason: Reason::ExecutableNotFound, message: error.to_string() })
             })?;
         let group = AtomicI32::new(child.id().unwrap().cast_signed());
-        let left = self.left;
+        let receipt = self.receipt;
         Ok(Launched {
-            running: Box::new(Process { child, group, left }),
+            running: Box::new(Process { child, group, receipt }),
             setup_time: Duration::from_micros(1),
         })
     }
@@ -78,9 +78,9 @@ impl Prepared for Waiting {
 #[derive(Debug)]
 struct Process {
     child: Child,
-    /// Zero once it is gone: its number may be another's then.
+    /// Process group. Zero after it has ended, because the id may be reused.
     group: AtomicI32,
-    left: Receipt,
+    receipt: Receipt,
 }
 
 impl Process {
@@ -95,7 +95,7 @@ impl Process {
 impl Running for Process {
     async fn wait(&mut self) -> (Outcome, Usage) {
         let status = self.child.wait().await.unwrap();
-        // What it left behind must not hold its pipes.
+        // Background processes must not keep the pipes open.
         self.send(Signal::KILL);
         self.group.store(0, Ordering::SeqCst);
         let outcome = match (status.code(), status.signal()) {
@@ -118,6 +118,6 @@ impl Running for Process {
     }
 
     async fn destroy(self: Box<Self>) -> Receipt {
-        self.left
+        self.receipt
     }
 }

@@ -1,4 +1,4 @@
-//! A sandbox that left something behind takes its worker out of rotation.
+//! A worker drains itself after a sandbox with an unclean receipt.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use crate::{
 
 #[tokio::test]
 async fn unclean_receipt_drains_the_worker() {
-    let left = Receipt { mounts: 1, ..Receipt::default() };
-    let fixture = Fixture::with(Settings::default(), vec![Arc::new(ProcessBackend { left })]).await;
+    let receipt = Receipt { mounts: 1, ..Receipt::default() };
+    let fixture = Fixture::with(Settings::default(), vec![Arc::new(ProcessBackend { receipt })]).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("true")).await;
     let row = fixture.ended(run).await;
-    assert_eq!((row.outcome, row.receipt), (Some(Outcome::Exited(0)), Some(left)));
+    assert_eq!((row.outcome, row.receipt), (Some(Outcome::Exited(0)), Some(receipt)));
     let state = || async {
         let workers = fixture.store.worker_list(None, 1).await.unwrap();
         workers.first().filter(|worker| worker.state == WorkerState::Draining).map(drop)
     };
-    eventually("the worker is out of rotation", state).await;
+    eventually("the worker drains", state).await;
     let events = fixture
         .store
         .event_list(&fixture.tenant, Some(EventKind::SandboxReceiptUnclean), None, 10)

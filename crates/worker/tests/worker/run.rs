@@ -1,4 +1,4 @@
-//! Runs: executed once, streamed, committed.
+//! Runs are executed once, streamed and committed.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,7 +20,7 @@ const SIGUSR1: i32 = 10;
 async fn output_and_outcome_are_committed() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
-    let run = fixture.start(session, &shell("echo out; echo err >&2; pwd > here; exit 7")).await;
+    let run = fixture.start(session, &shell("echo out; echo err >&2; pwd > root; exit 7")).await;
     let row = fixture.ended(run).await;
     assert_eq!(row.outcome, Some(Outcome::Exited(7)));
     assert_eq!((row.output_bytes, row.output_truncated), (8, false));
@@ -31,8 +31,8 @@ async fn output_and_outcome_are_committed() {
     let mut expected = b"out\nerr\n".to_vec();
     expected.sort_unstable();
     assert_eq!(output, expected);
-    let here = std::fs::read_to_string(fixture.directory(session).join("here")).unwrap();
-    assert_eq!(here.trim_end(), row.sandbox_root.unwrap());
+    let root = std::fs::read_to_string(fixture.directory(session).join("root")).unwrap();
+    assert_eq!(root.trim_end(), row.sandbox_root.unwrap());
     fixture.end().await;
 }
 
@@ -62,17 +62,17 @@ fn now() -> f64 {
 
 #[tokio::test]
 async fn release_interval_delays_output_and_outcome() {
-    const GRID: f64 = 4.0;
+    const INTERVAL: f64 = 4.0;
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
     let mut spec = shell("echo early; touch done");
     spec.policy.resources.release_interval_ms = Some(4000);
-    // Between two times there must be room to look.
-    tokio::time::sleep(Duration::from_secs_f64(GRID - now() % GRID)).await;
-    let next = (now() / GRID).ceil() * GRID;
+    // Start at the beginning of an interval, so that there is time to look.
+    tokio::time::sleep(Duration::from_secs_f64(INTERVAL - now() % INTERVAL)).await;
+    let next = (now() / INTERVAL).ceil() * INTERVAL;
     let run = fixture.start(session, &spec).await;
     let done = fixture.directory(session).join("done");
-    eventually("the command did its work", || async { done.exists().then_some(()) }).await;
+    eventually("the command has ended", || async { done.exists().then_some(()) }).await;
     let (row, output) = (fixture.row(run).await, fixture.output(run).await);
     if now() < next {
         assert!(row.outcome.is_none() && output.is_empty(), "{row:?} {output:?}");
@@ -101,9 +101,9 @@ async fn attach_with_push_returns_committed_result() {
             break serde_json::from_str(&committed.ended_json).unwrap();
         }
     };
-    let (told, stored) = (run.ended(ended).unwrap(), fixture.row(run.id).await);
-    assert_eq!(told.outcome, Some(Outcome::Exited(0)));
-    assert_eq!(format!("{told:?}"), format!("{stored:?}"));
+    let (reported, stored) = (run.ended(ended).unwrap(), fixture.row(run.id).await);
+    assert_eq!(reported.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(format!("{reported:?}"), format!("{stored:?}"));
     fixture.end().await;
 }
 
@@ -132,15 +132,15 @@ async fn poll_finds_run_of_unleased_session() {
 async fn repeated_push_executes_once() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
-    let (run, life) = fixture.record(session, &shell("echo once >> times")).await;
-    assert_eq!(fixture.push(&run, life).await, PushResult::Started);
+    let (run, incarnation) = fixture.record(session, &shell("echo once >> times")).await;
+    assert_eq!(fixture.push(&run, incarnation).await, PushResult::Started);
     for _ in 0..20 {
-        let again = fixture.push(&run, life).await;
+        let again = fixture.push(&run, incarnation).await;
         assert!(matches!(again, PushResult::Started | PushResult::Rejected), "{again:?}");
     }
     fixture.ended(run.id).await;
-    assert_eq!(fixture.push(&run, life).await, PushResult::Rejected);
-    // Another run of the session passes through the same path after it.
+    assert_eq!(fixture.push(&run, incarnation).await, PushResult::Rejected);
+    // A later run of the session takes the same path.
     let last = fixture.start(session, &shell("true")).await;
     fixture.ended(last).await;
     assert_eq!(std::fs::read_to_string(fixture.directory(session).join("times")).unwrap(), "once\n");
@@ -151,11 +151,11 @@ async fn repeated_push_executes_once() {
 async fn run_without_slot_waits_in_store() {
     let fixture = Fixture::new(Settings { slots: 1, ..Settings::default() }).await;
     let session = fixture.held_session().await;
-    let mut holds = shell("cat");
-    holds.command.stdin = true;
-    let first = fixture.start(session, &holds).await;
-    let (second, life) = fixture.record(session, &shell("true")).await;
-    assert_eq!(fixture.push(&second, life).await, PushResult::Queued);
+    let mut blocking = shell("cat");
+    blocking.command.stdin = true;
+    let first = fixture.start(session, &blocking).await;
+    let (second, incarnation) = fixture.record(session, &shell("true")).await;
+    assert_eq!(fixture.push(&second, incarnation).await, PushResult::Queued);
     let state =
         || async { Some(fixture.row(second.id).await.state).filter(|state| *state == RunState::Queued) };
     eventually("the run is queued", state).await;
@@ -242,7 +242,7 @@ async fn run_ends_with_owner_unless_detached() {
     owner.until("up").await;
     owner.send(Input::Detach(Detach {})).await;
     owner.send(Input::Signal(SIGUSR1)).await;
-    // The signal came after the detach.
+    // The signal was sent after the detach.
     owner.until("heard").await;
     drop(owner);
     std::fs::write(fixture.directory(session).join("go"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Sessions: their directories come and go.
+//! Sessions: creation and removal of their directories.
 
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
@@ -27,7 +27,7 @@ async fn closing_session_ends_runs_and_removes_directory() {
     let request = CloseSessionRequest { session_id: session.to_string() };
     fixture.caller.clone().close_session(request).await.unwrap();
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
-    gone(&fixture, session).await;
+    expect_removed(&fixture, session).await;
     fixture.end().await;
 }
 
@@ -38,7 +38,7 @@ async fn poll_finds_close_in_store() {
     let run = fixture.start(session, &shell("sleep 1000")).await;
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
-    gone(&fixture, session).await;
+    expect_removed(&fixture, session).await;
     fixture.end().await;
 }
 
@@ -48,13 +48,13 @@ async fn expired_session_loses_its_directory() {
     let session = fixture.session(Duration::from_millis(1500)).await;
     let (run, _) = fixture.record(session, &shell("touch file")).await;
     fixture.ended(run.id).await;
-    gone(&fixture, session).await;
+    expect_removed(&fixture, session).await;
     fixture.end().await;
 }
 
-async fn gone(fixture: &Fixture, session: codelia_types::SessionId) {
+async fn expect_removed(fixture: &Fixture, session: codelia_types::SessionId) {
     let directory = fixture.directory(session);
-    eventually("the directory is gone", || async { (!directory.exists()).then_some(()) }).await;
-    let unheld = || async { fixture.holder(session).await.is_none().then_some(()) };
-    eventually("the lease has ended", unheld).await;
+    eventually("the directory is removed", || async { (!directory.exists()).then_some(()) }).await;
+    let released = || async { fixture.holder(session).await.is_none().then_some(()) };
+    eventually("the lease has ended", released).await;
 }
