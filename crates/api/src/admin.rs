@@ -1,5 +1,5 @@
 //! `AdminService`: tenants, keys, quotas, workers. An operator administers the installation, an
-//! admin the own tenant; for an admin other tenants do not exist.
+//! admin only its own tenant: other tenants look as if they did not exist.
 
 use std::sync::Arc;
 
@@ -23,13 +23,17 @@ pub(crate) struct Admin {
     pub(crate) context: Arc<Context>,
 }
 
-/// The tenant a caller means, if it may administer it.
-fn administered(caller: &Caller, name: TenantName) -> Result<TenantId, ApiError> {
+/// Resolves a tenant name to a tenant that the caller may administer.
+fn administered_tenant(caller: &Caller, name: TenantName) -> Result<TenantId, ApiError> {
     match name {
         TenantName::Own => Ok(caller.tenant.clone()),
-        TenantName::Id(id) if id == caller.tenant || auth::has(caller, Scope::Operator) => Ok(id),
-        TenantName::Id(_) => Err(ApiError::NotFound),
+        TenantName::Id(id) if id == caller.tenant || auth::has_scope(caller, Scope::Operator) => Ok(id),
+        TenantName::Id(id) => Err(tenant_not_found(&id)),
     }
+}
+
+fn tenant_not_found(id: &TenantId) -> ApiError {
+    ApiError::not_found("tenant", id)
 }
 
 fn quotas_change(wire: Option<v1::Quotas>) -> Result<QuotasChange, ApiError> {
@@ -54,17 +58,17 @@ fn with_defaults(change: QuotasChange) -> Quotas {
     }
 }
 
-/// The scopes of a new key: at least one, each known, in order, none twice.
+/// The scopes of a new key, sorted and without duplicates; at least one.
 fn scopes(numbers: &[i32]) -> Result<Vec<Scope>, ApiError> {
     let mut scopes = numbers.iter().map(|&number| scope(number)).collect::<Result<Vec<_>, _>>()?;
     scopes.sort_unstable();
     scopes.dedup();
-    if scopes.is_empty() { Err(ApiError::invalid("scopes", "is empty")) } else { Ok(scopes) }
+    if scopes.is_empty() { Err(ApiError::invalid("scopes", "must not be empty")) } else { Ok(scopes) }
 }
 
 fn scope(number: i32) -> Result<Scope, ApiError> {
-    match validate::known("scopes", number)? {
-        v1::Scope::Unspecified => Err(ApiError::invalid("scopes", "contains an unset value")),
+    match validate::enum_value("scopes", number)? {
+        v1::Scope::Unspecified => Err(ApiError::invalid("scopes", "must not contain SCOPE_UNSPECIFIED")),
         v1::Scope::Run => Ok(Scope::Run),
         v1::Scope::Files => Ok(Scope::Files),
         v1::Scope::Approve => Ok(Scope::Approve),
@@ -74,12 +78,12 @@ fn scope(number: i32) -> Result<Scope, ApiError> {
     }
 }
 
-/// Nobody grants what they lack; an operator lacks nothing.
+/// Callers can only grant scopes that they have; operators can grant all.
 fn check_grant(caller: &Caller, scopes: &[Scope]) -> Result<(), ApiError> {
-    if auth::has(caller, Scope::Operator) {
+    if auth::has_scope(caller, Scope::Operator) {
         return Ok(());
     }
-    scopes.iter().try_for_each(|&scope| auth::require(caller, scope))
+    scopes.iter().try_for_each(|&scope| auth::require_scope(caller, scope))
 }
 
 impl Admin {
@@ -88,10 +92,11 @@ impl Admin {
         caller: &Caller,
         wire: v1::CreateTenantRequest,
     ) -> Result<v1::Tenant, ApiError> {
-        auth::require(caller, Scope::Operator)?;
+        auth::require_scope(caller, Scope::Operator)?;
         let id = wire.tenant_id.parse().ok().filter(|id: &TenantId| id.as_str() != "-");
-        let id =
-            id.ok_or_else(|| ApiError::invalid("tenant_id", "must match `[a-z0-9-]{1,63}` and not be `-`"))?;
+        let id = id.ok_or_else(|| {
+            ApiError::invalid("tenant_id", "must match `[a-z0-9-]{1,63}` and must not be `-`")
+        })?;
         let quotas = with_defaults(quotas_change(wire.quotas)?);
         match self.context.store.tenant_create(&id, quotas).await {
             Ok(tenant) => self.with_usage(&tenant).await,
@@ -101,8 +106,8 @@ impl Admin {
     }
 
     async fn get_tenant(&self, caller: &Caller, name: &str) -> Result<v1::Tenant, ApiError> {
-        let id = administered(caller, resource_name::tenant("name", name)?)?;
-        let tenant = self.context.store.tenant_get(&id).await?.ok_or(ApiError::NotFound)?;
+        let id = administered_tenant(caller, resource_name::tenant("name", name)?)?;
+        let tenant = self.context.store.tenant_get(&id).await?.ok_or_else(|| tenant_not_found(&id))?;
         self.with_usage(&tenant).await
     }
 
@@ -111,15 +116,15 @@ impl Admin {
         Ok(to_proto::tenant(tenant, Some(used)))
     }
 
-    /// Usage is not counted here: it would cost a count for each tenant.
+    /// The list has no usage: it would take a query for each tenant.
     async fn list_tenants(
         &self,
         caller: &Caller,
         wire: v1::ListTenantsRequest,
     ) -> Result<v1::ListTenantsResponse, ApiError> {
-        let page = Page::<TenantId>::read(wire.page_size, &wire.page_token)?;
+        let page = Page::<TenantId>::parse(wire.page_size, &wire.page_token)?;
         let store = &self.context.store;
-        let mut rows = if auth::has(caller, Scope::Operator) {
+        let mut rows = if auth::has_scope(caller, Scope::Operator) {
             store.tenant_list_any_tenant(page.after.as_ref(), page.limit).await?
         } else {
             let own = store.tenant_get(&caller.tenant).await?;
@@ -127,7 +132,7 @@ impl Admin {
                 .filter(|tenant| page.after.as_ref().is_none_or(|after| tenant.id > *after))
                 .collect()
         };
-        let next_page_token = page.cut(&mut rows, |tenant| tenant.id.clone());
+        let next_page_token = page.truncate(&mut rows, |tenant| tenant.id.clone());
         let tenants = rows.iter().map(|tenant| to_proto::tenant(tenant, None)).collect();
         Ok(v1::ListTenantsResponse { tenants, next_page_token })
     }
@@ -137,11 +142,11 @@ impl Admin {
         caller: &Caller,
         wire: v1::UpdateQuotasRequest,
     ) -> Result<v1::Tenant, ApiError> {
-        auth::require(caller, Scope::Operator)?;
-        let id = administered(caller, resource_name::tenant("name", &wire.name)?)?;
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let change = quotas_change(wire.quotas)?;
-        let tenant = self.context.store.tenant_set_quotas(&id, change).await?.ok_or(ApiError::NotFound)?;
-        self.with_usage(&tenant).await
+        let tenant = self.context.store.tenant_set_quotas(&id, change).await?;
+        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
 
     async fn set_isolation_floor(
@@ -149,13 +154,13 @@ impl Admin {
         caller: &Caller,
         wire: v1::SetIsolationFloorRequest,
     ) -> Result<v1::Tenant, ApiError> {
-        auth::require(caller, Scope::Operator)?;
-        let id = administered(caller, resource_name::tenant("name", &wire.name)?)?;
-        let level = validate::known::<v1::IsolationLevel>("level", wire.level)?.to_level();
-        let level = level.ok_or_else(|| ApiError::invalid("level", "is missing"))?;
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
+        let level = validate::enum_value::<v1::IsolationLevel>("level", wire.level)?.to_level();
+        let level = level.ok_or_else(|| ApiError::invalid("level", "required"))?;
         let reason = validate::reason(wire.reason)?;
-        let decided = self.context.store.tenant_set_floor(&id, level, &reason, Some(caller.key)).await?;
-        self.with_usage(&decided.ok_or(ApiError::NotFound)?).await
+        let tenant = self.context.store.tenant_set_floor(&id, level, &reason, Some(caller.key)).await?;
+        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
 
     async fn create_key(
@@ -163,13 +168,13 @@ impl Admin {
         caller: &Caller,
         wire: v1::CreateKeyRequest,
     ) -> Result<v1::CreateKeyResponse, ApiError> {
-        let tenant = administered(caller, resource_name::tenant("parent", &wire.parent)?)?;
+        let tenant = administered_tenant(caller, resource_name::tenant("parent", &wire.parent)?)?;
         let display_name = validate::display_name(wire.display_name)?;
         let scopes = scopes(&wire.scopes)?;
         check_grant(caller, &scopes)?;
         let (secret, secret_hash) = auth::generate_secret();
         let new = NewKey { tenant: &tenant, display_name: &display_name, secret_hash, scopes: &scopes };
-        let key = self.context.store.key_create(new).await?.ok_or(ApiError::NotFound)?;
+        let key = self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(&tenant))?;
         Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
     }
 
@@ -178,20 +183,20 @@ impl Admin {
         caller: &Caller,
         wire: v1::ListKeysRequest,
     ) -> Result<v1::ListKeysResponse, ApiError> {
-        let tenant = administered(caller, resource_name::tenant("parent", &wire.parent)?)?;
-        let page = Page::<KeyId>::read(wire.page_size, &wire.page_token)?;
+        let tenant = administered_tenant(caller, resource_name::tenant("parent", &wire.parent)?)?;
+        let page = Page::<KeyId>::parse(wire.page_size, &wire.page_token)?;
         let store = &self.context.store;
-        store.tenant_get(&tenant).await?.ok_or(ApiError::NotFound)?;
+        store.tenant_get(&tenant).await?.ok_or_else(|| tenant_not_found(&tenant))?;
         let mut rows = store.key_list(&tenant, page.after, page.limit).await?;
-        let next_page_token = page.cut(&mut rows, |key| key.id);
+        let next_page_token = page.truncate(&mut rows, |key| key.id);
         Ok(v1::ListKeysResponse { keys: rows.into_iter().map(to_proto::key).collect(), next_page_token })
     }
 
     async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
         let (tenant, id) = resource_name::key("name", name)?;
-        let tenant = administered(caller, tenant)?;
-        let key = self.context.store.key_revoke(&tenant, id).await?.ok_or(ApiError::NotFound)?;
-        Ok(to_proto::key(key))
+        let tenant = administered_tenant(caller, tenant)?;
+        let key = self.context.store.key_revoke(&tenant, id).await?;
+        Ok(to_proto::key(key.ok_or_else(|| ApiError::not_found("key", id))?))
     }
 
     async fn list_workers(
@@ -199,10 +204,10 @@ impl Admin {
         caller: &Caller,
         wire: v1::ListWorkersRequest,
     ) -> Result<v1::ListWorkersResponse, ApiError> {
-        auth::require(caller, Scope::Operator)?;
-        let page = Page::<WorkerId>::read(wire.page_size, &wire.page_token)?;
+        auth::require_scope(caller, Scope::Operator)?;
+        let page = Page::<WorkerId>::parse(wire.page_size, &wire.page_token)?;
         let mut rows = self.context.store.worker_list(page.after.as_ref(), page.limit).await?;
-        let next_page_token = page.cut(&mut rows, |worker| worker.id.clone());
+        let next_page_token = page.truncate(&mut rows, |worker| worker.id.clone());
         Ok(v1::ListWorkersResponse {
             workers: rows.into_iter().map(to_proto::worker).collect(),
             next_page_token,
@@ -210,10 +215,10 @@ impl Admin {
     }
 
     async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
-        auth::require(caller, Scope::Operator)?;
+        auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
-        let worker = self.context.store.worker_drain(&id).await?.ok_or(ApiError::NotFound)?;
-        Ok(to_proto::worker(worker))
+        let worker = self.context.store.worker_drain(&id).await?;
+        Ok(to_proto::worker(worker.ok_or_else(|| ApiError::not_found("worker", &id))?))
     }
 }
 
@@ -323,35 +328,39 @@ mod tests {
     }
 
     #[test]
-    fn an_admin_sees_the_own_tenant_alone_and_an_operator_all() {
+    fn admin_sees_only_own_tenant() {
         let other = || TenantName::Id("other".parse().unwrap());
         let admin = caller_with(&[Scope::Admin]);
-        assert_eq!(administered(&admin, TenantName::Own).unwrap().as_str(), "own");
-        assert_eq!(administered(&admin, other()), Err(ApiError::NotFound));
-        assert_eq!(administered(&caller_with(&[Scope::Operator]), other()).unwrap().as_str(), "other");
+        assert_eq!(administered_tenant(&admin, TenantName::Own).unwrap().as_str(), "own");
+        let not_found = ApiError::not_found("tenant", "other");
+        assert_eq!(administered_tenant(&admin, other()), Err(not_found));
+        assert_eq!(administered_tenant(&caller_with(&[Scope::Operator]), other()).unwrap().as_str(), "other");
     }
 
     #[test]
-    fn nobody_grants_a_scope_they_lack_but_an_operator_may() {
+    fn only_operator_grants_scopes_it_lacks() {
         let admin = caller_with(&[Scope::Admin, Scope::Run]);
         assert!(check_grant(&admin, &[Scope::Run]).is_ok());
-        assert_eq!(check_grant(&admin, &[Scope::Operator]), Err(ApiError::Denied { scope: "operator" }));
+        assert_eq!(
+            check_grant(&admin, &[Scope::Operator]),
+            Err(ApiError::ScopeMissing { scope: "operator" })
+        );
         assert!(check_grant(&caller_with(&[Scope::Operator]), &[Scope::Audit]).is_ok());
     }
 
     #[test]
-    fn scopes_are_known_and_at_least_one() {
+    fn scopes_are_known_and_not_empty() {
         for bad in [&[][..], &[0], &[99], &[1, -1]] {
-            assert!(matches!(scopes(bad), Err(ApiError::Invalid { field, .. }) if field == "scopes"));
+            assert!(matches!(scopes(bad), Err(ApiError::InvalidField { field, .. }) if field == "scopes"));
         }
         assert_eq!(scopes(&[5, 1, 5]), Ok(vec![Scope::Run, Scope::Admin]));
     }
 
     #[test]
-    fn a_quota_of_zero_is_refused_and_an_absent_one_takes_the_default() {
+    fn zero_quota_is_rejected_and_absent_is_default() {
         let zero = v1::Quotas { queued_runs: Some(0), ..Default::default() };
         assert!(
-            matches!(quotas_change(Some(zero)), Err(ApiError::Invalid { field, .. }) if field == "quotas.queued_runs")
+            matches!(quotas_change(Some(zero)), Err(ApiError::InvalidField { field, .. }) if field == "quotas.queued_runs")
         );
         let five = v1::Quotas { sessions: Some(5), ..Default::default() };
         let quotas = with_defaults(quotas_change(Some(five)).unwrap());

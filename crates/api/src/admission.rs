@@ -1,5 +1,5 @@
-//! Turns a request into what is recorded: checks it, merges it over its session and the
-//! installation's defaults, and refuses modes that cannot be had.
+//! Admission: validates a request, merges it with its session and the installation's defaults, and
+//! rejects modes that are not allowed or not available.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{options::Options, resource_name, status::ApiError, validate};
 
-/// A checked request for a run. What is serialised is what makes two requests the same.
+/// A validated request for a run. The serialized fields are its fingerprint.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunRequest {
     #[serde(skip)]
@@ -30,8 +30,8 @@ pub(crate) struct RunRequest {
 }
 
 impl RunRequest {
-    /// Checks a request; nothing is looked up.
-    pub(crate) fn read(
+    /// Validates a request without looking anything up.
+    pub(crate) fn parse(
         wire: v1::StartRunRequest,
         ends_with_caller: bool,
         options: &Options,
@@ -50,8 +50,8 @@ impl RunRequest {
         })
     }
 
-    /// The run's specification: what the request asks for, else the session, else the installation.
-    pub(crate) fn specify(
+    /// The specification of the run: from the request, else the session, else the installation.
+    pub(crate) fn to_spec(
         &self,
         session: &SessionSpec,
         options: &Options,
@@ -75,32 +75,29 @@ impl RunRequest {
         })
     }
 
-    /// The early refusals of a policy: the variables that are set, and advice about the command.
+    /// Checks the command and its variables against the policy.
     fn check_command(&self, policy: &Policy) -> Result<(), ApiError> {
         if let Some(name) = self.command.env.keys().find(|name| !policy.environment.allows(name)) {
-            return Err(ApiError::invalid("command.env", format!("the policy does not allow {name}")));
+            return Err(ApiError::invalid(
+                "command.env",
+                format!("the policy does not allow the variable {name}"),
+            ));
         }
-        // What only asks, without a command, breaks no rule about commands.
+        // `ExplainPolicy` has no command.
         if self.command.argv.is_empty() {
             return Ok(());
         }
-        let refused =
+        let not_allowed =
             |error: PolicyError| ApiError::CommandNotAllowed { rule: error.field, message: error.message };
-        policy.command.check(&self.command.argv).map_err(refused)
+        policy.command.check(&self.command.argv).map_err(not_allowed)
     }
 
-    /// A run without a command, to learn what would hold for one.
-    pub(crate) fn asking_nothing(mode: Option<Mode>, policy: Policy) -> Self {
+    /// A request without a command, to explain the policy of a run.
+    pub(crate) fn without_command(mode: Option<Mode>, policy: Policy) -> Self {
         Self {
             session: SessionRef::Alias(String::new()),
             idempotency_key: None,
-            command: CommandSpec {
-                argv: Vec::new(),
-                env: BTreeMap::new(),
-                working_directory: String::new(),
-                terminal: None,
-                stdin: false,
-            },
+            command: CommandSpec::default(),
             limits: LimitsRequest::default(),
             mode,
             network: None,
@@ -112,7 +109,7 @@ impl RunRequest {
     }
 }
 
-/// A checked request for a session. What is serialised is what makes two requests the same.
+/// A validated request for a session. The serialized fields are its fingerprint.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct SessionRequest {
     #[serde(skip)]
@@ -129,8 +126,8 @@ pub(crate) struct SessionRequest {
 }
 
 impl SessionRequest {
-    /// Checks a request; nothing is looked up.
-    pub(crate) fn read(wire: v1::CreateSessionRequest, options: &Options) -> Result<Self, ApiError> {
+    /// Validates a request without looking anything up.
+    pub(crate) fn parse(wire: v1::CreateSessionRequest, options: &Options) -> Result<Self, ApiError> {
         Ok(Self {
             idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
             alias: validate::alias(wire.alias)?,
@@ -145,8 +142,8 @@ impl SessionRequest {
         })
     }
 
-    /// What the session's runs start from.
-    pub(crate) fn specify(&self, options: &Options, floor: IsolationLevel) -> Result<SessionSpec, ApiError> {
+    /// The specification that the session's runs start from.
+    pub(crate) fn to_spec(&self, options: &Options, floor: IsolationLevel) -> Result<SessionSpec, ApiError> {
         let mode = self.mode.unwrap_or(options.default_mode);
         check_allowed(mode, options, floor)?;
         let network = self.network.or(default_network(mode, options));
@@ -163,33 +160,33 @@ impl SessionRequest {
     }
 }
 
-/// The policy that holds under the one above it, if any host can enforce it in this mode.
+/// Merges a requested policy with the one above it. Fails if no host can enforce it in this mode.
 pub(crate) fn admit_policy(
-    asked: &Policy,
+    requested: &Policy,
     upper: &Policy,
     mode: Mode,
     network: Option<NetworkMode>,
 ) -> Result<Policy, ApiError> {
-    asked.check_within(upper)?;
-    let policy = upper.merge(asked);
+    requested.check_within(upper)?;
+    let policy = upper.merge(requested);
     policy.check_mode(mode)?;
     Plan::check(mode, network, &policy)?;
     Ok(policy)
 }
 
-/// What tells two requests with the same idempotency key apart. Maps are ordered, so it is stable.
+/// Distinguishes requests with the same idempotency key. Stable, because maps are ordered.
 pub(crate) fn fingerprint(request: &impl Serialize) -> Result<[u8; 32], ApiError> {
     let bytes = serde_json::to_vec(request).map_err(ApiError::internal)?;
     Ok(Sha256::digest(bytes).into())
 }
 
-/// Mode `logical` has no network of its own: a default it cannot keep is not held against it,
-/// while what a caller asked for is.
+/// Mode `logical` cannot enforce a network mode, so the default does not apply to it; a network mode
+/// that the caller requests is rejected instead.
 fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
     if mode == Mode::Logical { None } else { options.default_network }
 }
 
-/// Whether the installation allows a mode, and the tenant's floor does.
+/// Checks that the installation and the tenant's isolation floor allow a mode.
 fn check_allowed(mode: Mode, options: &Options, floor: IsolationLevel) -> Result<(), ApiError> {
     if mode == Mode::Logical && !options.allow_logical {
         return Err(ApiError::ModeNotAllowed { mode });
@@ -200,7 +197,7 @@ fn check_allowed(mode: Mode, options: &Options, floor: IsolationLevel) -> Result
     Ok(())
 }
 
-/// Refuses a mode that workers lack. Without any worker nothing is known, and the work waits.
+/// Rejects a mode that no live worker supports. Without any live worker, the run is queued.
 pub(crate) async fn check_available(store: &Store, mode: Mode) -> Result<(), ApiError> {
     if store.worker_has_mode(mode).await? {
         return Ok(());
@@ -257,83 +254,83 @@ mod tests {
     }
 
     #[test]
-    fn a_run_takes_its_own_limits_then_the_sessions_then_the_defaults() {
+    fn limits_come_from_run_then_session_then_defaults() {
         let limits = v1::Limits { pids: Some(3), ..Default::default() };
         let request =
-            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        let spec = request.specify(&session(), &options(), IsolationLevel::None).unwrap();
+        let spec = request.to_spec(&session(), &options(), IsolationLevel::None).unwrap();
         assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
         assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
         assert_eq!((spec.requested_limits.pids, spec.requested_limits.memory_bytes), (Some(3), None));
     }
 
     #[test]
-    fn a_limit_above_the_ceiling_is_refused_by_name() {
+    fn limit_above_ceiling_is_rejected_by_field() {
         let limits = v1::Limits { cpu_millis: Some(i64::MAX), ..Default::default() };
         let request =
-            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
-        let error = request.specify(&session(), &options(), IsolationLevel::None).unwrap_err();
-        assert!(matches!(error, ApiError::Invalid { field, .. } if field == "limits.cpu_millis"));
+        let error = request.to_spec(&session(), &options(), IsolationLevel::None).unwrap_err();
+        assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "limits.cpu_millis"));
     }
 
     #[test]
-    fn the_default_network_is_not_held_against_mode_logical() {
-        let request = RunRequest::read(wire(), false, &options()).unwrap();
-        assert_eq!(request.specify(&session(), &options(), IsolationLevel::None).unwrap().network, None);
+    fn default_network_does_not_apply_to_logical() {
+        let request = RunRequest::parse(wire(), false, &options()).unwrap();
+        assert_eq!(request.to_spec(&session(), &options(), IsolationLevel::None).unwrap().network, None);
         let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
         assert_eq!(
-            request.specify(&isolated, &options(), IsolationLevel::None).unwrap().network,
+            request.to_spec(&isolated, &options(), IsolationLevel::None).unwrap().network,
             Some(NetworkMode::None)
         );
     }
 
     #[test]
-    fn mode_logical_is_refused_where_it_is_not_allowed() {
+    fn logical_is_rejected_where_not_allowed() {
         let strict = Options { allow_logical: false, ..options() };
-        let request = RunRequest::read(wire(), false, &options()).unwrap();
-        let refused = ApiError::ModeNotAllowed { mode: Mode::Logical };
-        assert_eq!(request.specify(&session(), &strict, IsolationLevel::None).unwrap_err(), refused);
-        let request = SessionRequest::read(v1::CreateSessionRequest::default(), &strict).unwrap();
-        assert_eq!(request.specify(&strict, IsolationLevel::None).unwrap_err(), refused);
+        let request = RunRequest::parse(wire(), false, &options()).unwrap();
+        let expected = ApiError::ModeNotAllowed { mode: Mode::Logical };
+        assert_eq!(request.to_spec(&session(), &strict, IsolationLevel::None).unwrap_err(), expected);
+        let request = SessionRequest::parse(v1::CreateSessionRequest::default(), &strict).unwrap();
+        assert_eq!(request.to_spec(&strict, IsolationLevel::None).unwrap_err(), expected);
     }
 
     #[test]
-    fn nobody_gets_less_isolation_than_the_tenants_floor() {
+    fn mode_below_isolation_floor_is_rejected() {
         let below = ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Process };
-        let run = RunRequest::read(wire(), false, &options()).unwrap();
-        assert_eq!(run.specify(&session(), &options(), IsolationLevel::Process).unwrap_err(), below);
-        let of = |mode: v1::SandboxMode| {
+        let run = RunRequest::parse(wire(), false, &options()).unwrap();
+        assert_eq!(run.to_spec(&session(), &options(), IsolationLevel::Process).unwrap_err(), below);
+        let session_in = |mode: v1::SandboxMode| {
             let wire = v1::CreateSessionRequest { mode: mode.into(), ..Default::default() };
-            SessionRequest::read(wire, &options()).unwrap().specify(&options(), IsolationLevel::Process)
+            SessionRequest::parse(wire, &options()).unwrap().to_spec(&options(), IsolationLevel::Process)
         };
-        assert_eq!(of(v1::SandboxMode::Logical).unwrap_err(), below);
-        let isolated = of(v1::SandboxMode::Bwrap).unwrap();
+        assert_eq!(session_in(v1::SandboxMode::Logical).unwrap_err(), below);
+        let isolated = session_in(v1::SandboxMode::Bwrap).unwrap();
         let weaker = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
-        let weaker = RunRequest::read(weaker, false, &options()).unwrap();
-        assert_eq!(weaker.specify(&isolated, &options(), IsolationLevel::Process).unwrap_err(), below);
+        let weaker = RunRequest::parse(weaker, false, &options()).unwrap();
+        assert_eq!(weaker.to_spec(&isolated, &options(), IsolationLevel::Process).unwrap_err(), below);
     }
 
     #[test]
-    fn the_same_request_has_the_same_fingerprint_whatever_the_order_of_its_maps() {
-        let labelled = |labels: &[&str]| {
+    fn fingerprint_ignores_order_of_maps() {
+        let with_labels = |labels: &[&str]| {
             let labels = labels.iter().map(|&key| (key.to_owned(), String::new())).collect();
             fingerprint(
-                &RunRequest::read(v1::StartRunRequest { labels, ..wire() }, false, &options()).unwrap(),
+                &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &options()).unwrap(),
             )
             .unwrap()
         };
-        assert_eq!(labelled(&["a", "b", "c"]), labelled(&["c", "b", "a"]));
-        assert_ne!(labelled(&["a", "b"]), labelled(&["a", "c"]));
+        assert_eq!(with_labels(&["a", "b", "c"]), with_labels(&["c", "b", "a"]));
+        assert_ne!(with_labels(&["a", "b"]), with_labels(&["a", "c"]));
     }
 
     #[test]
-    fn the_name_of_the_session_and_the_key_are_not_part_of_the_fingerprint() {
+    fn fingerprint_ignores_session_name_and_key() {
         let other =
             v1::StartRunRequest { parent: "sessions/b".into(), idempotency_key: "k".into(), ..wire() };
-        let of = |wire| fingerprint(&RunRequest::read(wire, false, &options()).unwrap()).unwrap();
-        assert_eq!(of(wire()), of(other));
+        let hash = |wire| fingerprint(&RunRequest::parse(wire, false, &options()).unwrap()).unwrap();
+        assert_eq!(hash(wire()), hash(other));
     }
 
     fn policy(yaml: &str) -> Option<v1::Policy> {
@@ -346,23 +343,23 @@ mod tests {
             policy: policy(yaml),
             ..Default::default()
         };
-        SessionRequest::read(wire, &options())?.specify(&options(), IsolationLevel::None)
+        SessionRequest::parse(wire, &options())?.to_spec(&options(), IsolationLevel::None)
     }
 
     fn run_in(session: &SessionSpec, yaml: &str) -> Result<RunSpec, ApiError> {
         let wire = v1::StartRunRequest { policy: policy(yaml), ..wire() };
-        RunRequest::read(wire, false, &options())?.specify(session, &options(), IsolationLevel::None)
+        RunRequest::parse(wire, false, &options())?.to_spec(session, &options(), IsolationLevel::None)
     }
 
     fn field(error: ApiError) -> String {
         match error {
-            ApiError::Invalid { field, .. } => field,
+            ApiError::InvalidField { field, .. } => field,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn a_policy_that_cannot_be_had_is_refused_by_its_field() {
+    fn impossible_policy_is_rejected_by_field() {
         for (yaml, expected) in [
             ("filesystem: {denied_paths: [opt]}", "policy.filesystem.denied_paths[0]"),
             ("filesystem: {read_only_paths: [/opt]}", "policy.filesystem.read_only_paths[0]"),
@@ -379,20 +376,20 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_does_not_exist_yet_is_refused_before_anything_is_recorded() {
+    fn unsupported_network_is_rejected_at_admission() {
         for network in [v1::NetworkMode::Proxy, v1::NetworkMode::Host] {
             let wire = v1::CreateSessionRequest {
                 mode: v1::SandboxMode::Bwrap.into(),
                 network: network.into(),
                 ..Default::default()
             };
-            let request = SessionRequest::read(wire, &options()).unwrap();
-            assert_eq!(field(request.specify(&options(), IsolationLevel::None).unwrap_err()), "network");
+            let request = SessionRequest::parse(wire, &options()).unwrap();
+            assert_eq!(field(request.to_spec(&options(), IsolationLevel::None).unwrap_err()), "network");
         }
     }
 
     #[test]
-    fn a_run_only_tightens_the_policy_of_its_session() {
+    fn run_can_only_tighten_session_policy() {
         let session =
             isolated_session("process: {allow_fork: false}\nresources: {max_memory_bytes: 1000}").unwrap();
         assert_eq!(session.limits.memory_bytes, 1000);
@@ -407,31 +404,31 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_above_the_policy_is_refused_by_name() {
+    fn limit_above_policy_is_rejected_by_field() {
         let session = isolated_session("resources: {max_memory_bytes: 1000}").unwrap();
         let limits = v1::Limits { memory_bytes: Some(1001), ..Default::default() };
         let request =
-            RunRequest::read(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
         assert_eq!(
-            field(request.specify(&session, &options(), IsolationLevel::None).unwrap_err()),
+            field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
             "limits.memory_bytes"
         );
     }
 
     #[test]
-    fn a_command_or_a_variable_that_the_policy_advises_against_is_refused() {
+    fn forbidden_command_or_variable_is_rejected() {
         let session = isolated_session("command: {allowed_patterns: ['^make( |$)']}").unwrap();
-        let refused = run_in(&session, "").unwrap_err();
+        let error = run_in(&session, "").unwrap_err();
         assert!(
-            matches!(refused, ApiError::CommandNotAllowed { rule, .. } if rule == "command.allowed_patterns")
+            matches!(error, ApiError::CommandNotAllowed { rule, .. } if rule == "command.allowed_patterns")
         );
         let session = isolated_session("environment: {mode: explicit, names: [CI]}").unwrap();
         let mut wire = wire();
         wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
-        let request = RunRequest::read(wire, false, &options()).unwrap();
+        let request = RunRequest::parse(wire, false, &options()).unwrap();
         assert_eq!(
-            field(request.specify(&session, &options(), IsolationLevel::None).unwrap_err()),
+            field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
             "command.env"
         );
     }

@@ -1,15 +1,16 @@
-//! Refusals leave a trace: what was asked against a policy, a mode's floor or a quota is an event.
-//! What is only malformed is not.
+//! Audit of refusals: a request that a policy, an isolation floor or a quota forbids is recorded as
+//! an event. A malformed request is not.
 
 use codelia_store::{Caller, EventBody, EventKind, EventSubject, SessionRef, Store};
 use serde_json::json;
 
 use crate::status::ApiError;
 
-/// Fields whose refusal is a decision rather than a mistake.
-const DECIDED: [&str; 4] = ["policy", "limits", "mode", "network"];
+/// Fields whose refusal is an access decision; in any other field it is a mistake of the caller.
+const AUDITED_FIELDS: [&str; 4] = ["policy", "limits", "mode", "network"];
 
-/// Records a refusal if it is one. The answer does not wait for a store that fails.
+/// Records the error if it is a refusal. A failure of the store is logged and does not change the
+/// response.
 pub(crate) async fn record(
     store: &Store,
     caller: &Caller,
@@ -17,41 +18,41 @@ pub(crate) async fn record(
     session: Option<&SessionRef>,
     error: &ApiError,
 ) {
-    let Some(field) = field(error) else { return };
-    let concerned = EventSubject {
+    let Some(field) = audited_field(error) else { return };
+    let subject = EventSubject {
         tenant: Some(caller.tenant.clone()),
-        session: session.and_then(|which| match which {
+        session: session.and_then(|session| match session {
             SessionRef::Id(id) => Some(*id),
             SessionRef::Alias(_) => None,
         }),
         key: Some(caller.key),
         ..EventSubject::default()
     };
-    let detail = json!({ "reason": error.reason(), "message": error.text() });
-    let happening = EventBody { kind, field: Some(field), detail };
-    if let Err(error) = store.event_insert(&concerned, &happening).await {
-        tracing::warn!(%error, "a refusal is not recorded");
+    let detail = json!({ "reason": error.reason().as_str(), "message": error.text() });
+    let body = EventBody { kind, field: Some(field), detail };
+    if let Err(error) = store.event_insert(&subject, &body).await {
+        tracing::warn!(%error, "cannot record refusal");
     }
 }
 
-/// The field, mode or quota that a refusal names; `None` for any other error.
-fn field(error: &ApiError) -> Option<String> {
+/// The field or quota that a refusal is about; `None` for any other error.
+fn audited_field(error: &ApiError) -> Option<String> {
     match error {
-        ApiError::Invalid { field, .. } => {
+        ApiError::InvalidField { field, .. } => {
             let first = field.split('.').find(|part| *part != "start")?;
-            DECIDED.contains(&first).then(|| field.clone())
+            AUDITED_FIELDS.contains(&first).then(|| field.clone())
         }
-        ApiError::OverQuota { quota } => Some(format!("quotas.{quota}")),
+        ApiError::QuotaExceeded { quota } => Some(format!("quotas.{quota}")),
         ApiError::ModeNotAllowed { .. } | ApiError::BelowFloor { .. } | ApiError::ModeUnavailable { .. } => {
             Some("mode".to_owned())
         }
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
-        ApiError::File(refused) => refused.tried(),
-        ApiError::NotFound
+        ApiError::File(error) => error.denied_by(),
+        ApiError::NotFound { .. }
         | ApiError::Unauthenticated
-        | ApiError::Denied { .. }
+        | ApiError::ScopeMissing { .. }
         | ApiError::RateLimited { .. }
-        | ApiError::KeyReused
+        | ApiError::IdempotencyKeyReused
         | ApiError::AliasInUse
         | ApiError::TenantExists
         | ApiError::SessionEnded
@@ -70,16 +71,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decisions_are_told_from_mistakes() {
-        let invalid = |field: &str| super::field(&ApiError::invalid(field, "no"));
+    fn only_access_decisions_are_recorded() {
+        let invalid = |field: &str| audited_field(&ApiError::invalid(field, "forbidden"));
         assert_eq!(invalid("limits.memory_bytes").as_deref(), Some("limits.memory_bytes"));
         assert_eq!(invalid("policy.process.allow_fork").as_deref(), Some("policy.process.allow_fork"));
         assert_eq!(invalid("command.argv"), None);
         assert_eq!(invalid("page_token"), None);
-        let quota = super::field(&ApiError::OverQuota { quota: "sessions" });
+        let quota = audited_field(&ApiError::QuotaExceeded { quota: "sessions" });
         assert_eq!(quota.as_deref(), Some("quotas.sessions"));
-        let mode = super::field(&ApiError::ModeNotAllowed { mode: Mode::Logical });
+        let mode = audited_field(&ApiError::ModeNotAllowed { mode: Mode::Logical });
         assert_eq!(mode.as_deref(), Some("mode"));
-        assert_eq!(super::field(&ApiError::NotFound), None);
+        assert_eq!(audited_field(&ApiError::not_found("session", "dev")), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Who calls: a key becomes a caller on every request, so that a revoked one ends at once.
-//! The gate stands before every method of ours; a new method cannot be forgotten.
+//! Authentication: every request looks up its key, so that a revoked key stops working immediately.
+//! The layer wraps all services, so that no new method can be left unprotected.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ const PREFIX: &str = "cdl_";
 const ENCODED_LEN: usize = 43;
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Makes a key's secret and the hash under which it is stored.
+/// Generates the secret of a key and the hash that the store keeps.
 #[must_use]
 pub fn generate_secret() -> (String, [u8; 32]) {
     let secret = format!("{PREFIX}{}", encode(&rand::random()));
@@ -36,7 +36,7 @@ pub fn generate_secret() -> (String, [u8; 32]) {
     (secret, hash)
 }
 
-/// The hash under which a secret is stored. The secret has 256 random bits, so a plain hash is enough.
+/// The hash that the store keeps. The secret has 256 random bits, so a plain hash is enough.
 #[must_use]
 pub fn hash_secret(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
@@ -53,47 +53,47 @@ fn encode(bytes: &[u8; 32]) -> String {
     text
 }
 
-/// The secret of an `authorization: Bearer …` header, if it has the form of one.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// The secret of an `authorization: Bearer …` header; `None` if it is malformed.
+fn bearer_secret(headers: &HeaderMap) -> Option<&str> {
     let (scheme, secret) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let encoded = secret.strip_prefix(PREFIX)?;
     (scheme.eq_ignore_ascii_case("bearer") && encoded.len() == ENCODED_LEN).then_some(secret)
 }
 
-/// The caller that the gate let in.
+/// The caller that the layer authenticated.
 pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, ApiError> {
     extensions.get::<Caller>().cloned().ok_or(ApiError::Unauthenticated)
 }
 
 /// Whether the caller's key has the scope.
-pub(crate) fn has(caller: &Caller, scope: Scope) -> bool {
+pub(crate) fn has_scope(caller: &Caller, scope: Scope) -> bool {
     caller.scopes.contains(&scope)
 }
 
 /// Fails unless the caller's key has the scope.
-pub(crate) fn require(caller: &Caller, scope: Scope) -> Result<(), ApiError> {
-    if has(caller, scope) { Ok(()) } else { Err(ApiError::Denied { scope: scope.as_str() }) }
+pub(crate) fn require_scope(caller: &Caller, scope: Scope) -> Result<(), ApiError> {
+    if has_scope(caller, scope) { Ok(()) } else { Err(ApiError::ScopeMissing { scope: scope.as_str() }) }
 }
 
-/// Fails unless the caller may use the service that the path names.
-fn require_for_path(caller: &Caller, path: &str) -> Result<(), ApiError> {
-    let is_of = |service: &str| path.strip_prefix(service).is_some_and(|rest| rest.starts_with('/'));
-    if is_of("/codelia.v1.FileService") {
-        return require(caller, Scope::Files);
+/// Fails unless the caller may use the service in the path.
+fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
+    let belongs_to = |service: &str| path.strip_prefix(service).is_some_and(|rest| rest.starts_with('/'));
+    if belongs_to("/codelia.v1.FileService") {
+        return require_scope(caller, Scope::Files);
     }
-    if !is_of("/codelia.v1.AdminService") {
-        return require(caller, Scope::Run);
+    if !belongs_to("/codelia.v1.AdminService") {
+        return require_scope(caller, Scope::Run);
     }
-    if has(caller, Scope::Operator) { Ok(()) } else { require(caller, Scope::Admin) }
+    if has_scope(caller, Scope::Operator) { Ok(()) } else { require_scope(caller, Scope::Admin) }
 }
 
-/// How often each tenant may call this process.
+/// Limits the rate of requests of each tenant to this process.
 #[derive(Default)]
-struct Rates {
+struct RequestLimiter {
     limiters: Mutex<HashMap<TenantId, (NonZeroU32, Arc<DefaultDirectRateLimiter>)>>,
 }
 
-impl Rates {
+impl RequestLimiter {
     fn check(&self, caller: &Caller) -> Result<(), ApiError> {
         let limiter = self.limiter(&caller.tenant, per_second(caller.quotas.requests_per_second));
         limiter.check().map_err(|until| ApiError::RateLimited {
@@ -101,11 +101,11 @@ impl Rates {
         })
     }
 
-    /// The tenant's limiter; a new one when its quota has changed.
+    /// The tenant's limiter, replaced when its quota has changed.
     fn limiter(&self, tenant: &TenantId, rate: NonZeroU32) -> Arc<DefaultDirectRateLimiter> {
         let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, limiter)) = limiters.get(tenant)
-            && *known == rate
+        if let Some((current, limiter)) = limiters.get(tenant)
+            && *current == rate
         {
             return limiter.clone();
         }
@@ -120,50 +120,50 @@ fn per_second(quota: i64) -> NonZeroU32 {
     NonZeroU32::new(rate).unwrap_or(NonZeroU32::MIN)
 }
 
-/// Lets callers in, as a layer around all services.
+/// Authenticates, rate-limits and authorizes the requests of all services.
 #[derive(Clone)]
-pub(crate) struct Gate {
+pub(crate) struct AuthLayer {
     store: Store,
-    rates: Arc<Rates>,
+    limiter: Arc<RequestLimiter>,
 }
 
-impl Gate {
+impl AuthLayer {
     pub(crate) fn new(store: Store) -> Self {
-        Self { store, rates: Arc::default() }
+        Self { store, limiter: Arc::default() }
     }
 
-    async fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError> {
-        let secret = bearer(headers).ok_or(ApiError::Unauthenticated)?;
+    async fn authenticate(&self, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError> {
+        let secret = bearer_secret(headers).ok_or(ApiError::Unauthenticated)?;
         let caller = self.store.key_caller(&hash_secret(secret)).await?.ok_or(ApiError::Unauthenticated)?;
         tracing::Span::current().record("tenant", caller.tenant.as_str());
-        self.rates.check(&caller)?;
-        require_for_path(&caller, path)?;
+        self.limiter.check(&caller)?;
+        authorize(&caller, path)?;
         Ok(caller)
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for AuthLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
+        f.debug_struct("AuthLayer").finish_non_exhaustive()
     }
 }
 
-impl<S> Layer<S> for Gate {
-    type Service = Gated<S>;
+impl<S> Layer<S> for AuthLayer {
+    type Service = AuthService<S>;
 
-    fn layer(&self, inner: S) -> Gated<S> {
-        Gated { gate: self.clone(), inner }
+    fn layer(&self, inner: S) -> AuthService<S> {
+        AuthService { auth: self.clone(), inner }
     }
 }
 
-/// A service behind the gate.
+/// A service that only authenticated requests reach.
 #[derive(Debug, Clone)]
-pub(crate) struct Gated<S> {
-    gate: Gate,
+pub(crate) struct AuthService<S> {
+    auth: AuthLayer,
     inner: S,
 }
 
-impl<S> Service<Request<Body>> for Gated<S>
+impl<S> Service<Request<Body>> for AuthService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
@@ -177,16 +177,16 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        // The clone is not ready; the one that was polled is.
-        let ready = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, ready);
-        // Health and reflection are open.
+        // Only the polled service is ready, so the call takes it and leaves the clone.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        // Health and reflection need no key.
         if !request.uri().path().starts_with("/codelia.") {
             return Box::pin(inner.call(request));
         }
-        let gate = self.gate.clone();
+        let auth = self.auth.clone();
         Box::pin(async move {
-            match gate.admit(request.headers(), request.uri().path()).await {
+            match auth.authenticate(request.headers(), request.uri().path()).await {
                 Ok(caller) => {
                     request.extensions_mut().insert(caller);
                     inner.call(request).await
@@ -219,9 +219,9 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_has_the_form_that_is_accepted_and_none_is_made_twice() {
+    fn generated_secret_is_accepted_and_unique() {
         let (secret, hash) = generate_secret();
-        assert_eq!(bearer(&headers(&format!("Bearer {secret}"))), Some(secret.as_str()));
+        assert_eq!(bearer_secret(&headers(&format!("Bearer {secret}"))), Some(secret.as_str()));
         assert_eq!(hash_secret(&secret), hash);
         assert_ne!(generate_secret().0, secret);
     }
@@ -237,9 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_key_is_not_looked_up() {
+    fn malformed_key_is_not_looked_up() {
         for bad in ["", "Bearer", "Bearer x", "Basic cdl_", &format!("Basic cdl_{}", "A".repeat(43))] {
-            assert_eq!(bearer(&headers(bad)), None, "{bad}");
+            assert_eq!(bearer_secret(&headers(bad)), None, "{bad}");
         }
     }
 
@@ -247,33 +247,31 @@ mod tests {
     fn each_service_needs_its_scope() {
         let run = caller_with(&[Scope::Run], 1);
         let operator = caller_with(&[Scope::Operator], 1);
-        assert!(require_for_path(&run, "/codelia.v1.RunService/GetRun").is_ok());
+        assert!(authorize(&run, "/codelia.v1.RunService/GetRun").is_ok());
         assert_eq!(
-            require_for_path(&run, "/codelia.v1.AdminService/GetTenant"),
-            Err(ApiError::Denied { scope: "admin" })
+            authorize(&run, "/codelia.v1.AdminService/GetTenant"),
+            Err(ApiError::ScopeMissing { scope: "admin" })
         );
-        assert!(require_for_path(&operator, "/codelia.v1.AdminService/GetTenant").is_ok());
+        assert!(authorize(&operator, "/codelia.v1.AdminService/GetTenant").is_ok());
         assert_eq!(
-            require_for_path(&run, "/codelia.v1.FileService/StatFile"),
-            Err(ApiError::Denied { scope: "files" })
+            authorize(&run, "/codelia.v1.FileService/StatFile"),
+            Err(ApiError::ScopeMissing { scope: "files" })
         );
-        assert!(
-            require_for_path(&caller_with(&[Scope::Files], 1), "/codelia.v1.FileService/StatFile").is_ok()
-        );
+        assert!(authorize(&caller_with(&[Scope::Files], 1), "/codelia.v1.FileService/StatFile").is_ok());
         assert_eq!(
-            require_for_path(&operator, "/codelia.v1.RunService/GetRun"),
-            Err(ApiError::Denied { scope: "run" })
+            authorize(&operator, "/codelia.v1.RunService/GetRun"),
+            Err(ApiError::ScopeMissing { scope: "run" })
         );
     }
 
     #[test]
-    fn a_tenant_over_its_rate_is_told_when_to_come_back_and_a_new_quota_holds_at_once() {
-        let rates = Rates::default();
+    fn rate_limit_names_delay_and_follows_new_quota() {
+        let limiter = RequestLimiter::default();
         let slow = caller_with(&[], 1);
-        assert!(rates.check(&slow).is_ok());
+        assert!(limiter.check(&slow).is_ok());
         assert!(
-            matches!(rates.check(&slow), Err(ApiError::RateLimited { retry_after }) if !retry_after.is_zero())
+            matches!(limiter.check(&slow), Err(ApiError::RateLimited { retry_after }) if !retry_after.is_zero())
         );
-        assert!(rates.check(&caller_with(&[], 100)).is_ok());
+        assert!(limiter.check(&caller_with(&[], 100)).is_ok());
     }
 }

@@ -1,23 +1,18 @@
-//! What every service of the server shares.
+//! State that all services of the server share.
 
 use codelia_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota, session_cache::Specs};
+use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota, session_cache::SessionCache};
 
-/// What every service of the server shares.
+/// State that all services of the server share.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// What the operator chose.
     pub(crate) options: Options,
-    /// The truth.
     pub(crate) store: Store,
-    /// The way to workers.
     pub(crate) dispatch: Dispatch,
-    /// What sessions were made with.
-    pub(crate) specs: Specs,
-    /// What tenants keep of output.
-    pub(crate) output: OutputQuota,
-    /// Cancelled when streams must end because the server does.
-    pub(crate) cut: CancellationToken,
+    pub(crate) session_cache: SessionCache,
+    pub(crate) output_quota: OutputQuota,
+    /// Cancelled when open streams must end because the shutdown grace is over.
+    pub(crate) stop_streams: CancellationToken,
 }

@@ -1,7 +1,8 @@
-//! The public gRPC server: authenticates, admits, records, dispatches, streams back.
+//! The public gRPC server: authenticates callers, admits and records runs, dispatches them to
+//! workers and streams their events.
 //!
-//! Stateless: whatever it knows is in Postgres or can be asked of a worker again, so any number of
-//! them may serve the same installation. It never executes anything itself.
+//! It is stateless: its state is in Postgres or can be read from a worker again, so any number of
+//! servers can serve one installation. It never executes commands itself.
 
 #![forbid(unsafe_code)]
 
@@ -9,9 +10,10 @@ mod admin;
 mod admission;
 mod audit;
 mod auth;
+mod cancel;
 mod context;
+mod descriptors;
 mod dispatch;
-mod exec;
 mod files;
 mod maintenance;
 mod options;
@@ -20,6 +22,7 @@ mod policies;
 mod quota;
 mod request;
 mod resource_name;
+mod run_stream;
 mod runs;
 mod service;
 mod session_cache;
@@ -27,7 +30,6 @@ mod sessions;
 mod status;
 mod to_proto;
 mod validate;
-mod watch;
 
 pub use auth::{generate_secret, hash_secret};
 pub use options::{InternalTls, Options, ServerTls};

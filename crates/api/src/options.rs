@@ -1,36 +1,36 @@
-//! What an operator chooses about the server.
+//! Settings of the server.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use codelia_policy::{Ceilings, Limits, Policy};
 use codelia_types::{Mode, NetworkMode};
 
-/// What an operator chooses about the server.
+/// Settings of the server, chosen by the operator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where it listens; port 0 takes a free one.
+    /// Address to listen on; port 0 picks a free port.
     pub listen: SocketAddr,
     /// Certificate of the public endpoint; `None` serves without TLS.
     pub tls: Option<ServerTls>,
-    /// How workers with an `https://` address are reached; without it they are not.
+    /// Certificates for workers with an `https://` address; `None` makes such workers unreachable.
     pub internal_tls: Option<InternalTls>,
-    /// Limits of runs whose caller asked for none.
+    /// Limits of runs whose caller sets none.
     pub defaults: Limits,
-    /// The most a caller may ask for.
+    /// The highest limits a caller may set.
     pub ceilings: Ceilings,
-    /// What any command may do; the policies of sessions and runs only tighten it.
+    /// The policy of the installation; policies of sessions and runs can only tighten it.
     pub policy: Policy,
-    /// Mode of sessions whose caller asked for none.
+    /// Mode of sessions whose caller sets none.
     pub default_mode: Mode,
-    /// Network of runs whose caller asked for none; mode `logical` promises none.
+    /// Network of runs whose caller sets none; not applied in mode `logical`.
     pub default_network: Option<NetworkMode>,
-    /// Time to live of sessions whose caller asked for none.
+    /// Time to live of sessions whose caller sets none.
     pub session_ttl: Duration,
-    /// The longest time to live a caller may ask for.
+    /// The longest time to live a caller may set.
     pub max_session_ttl: Duration,
-    /// Whether mode `logical`, which isolates nothing, may be used.
+    /// Whether mode `logical`, which isolates nothing, is allowed.
     pub allow_logical: bool,
-    /// How long calls may take to finish once the server is told to stop.
+    /// How long open calls may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
 }
 
@@ -43,12 +43,12 @@ pub struct ServerTls {
     pub key_pem: Vec<u8>,
 }
 
-/// Both sides of the channel to workers prove who they are with these.
+/// Certificates for mutual TLS between the api and workers.
 #[derive(Clone)]
 pub struct InternalTls {
-    /// Who signs workers and apis, PEM.
+    /// The authority that signs the certificates of workers and apis, PEM.
     pub ca_pem: Vec<u8>,
-    /// This side's certificate, PEM.
+    /// This api's certificate, PEM.
     pub cert_pem: Vec<u8>,
     /// Its private key, PEM.
     pub key_pem: Vec<u8>,

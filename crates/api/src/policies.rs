@@ -1,4 +1,4 @@
-//! `PolicyService`: checks policies and explains what holds. It changes nothing.
+//! `PolicyService`: checks policies and explains the effective one. Read-only.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct Policies {
 impl Policies {
     fn check(&self, wire: v1::CheckPolicyRequest) -> Result<v1::CheckPolicyResponse, ApiError> {
         let options = &self.context.options;
-        let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "is missing"))?;
+        let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
         let policy = validate::policy(Some(policy), &options.ceilings)?;
         let mode = validate::mode(wire.mode)?.unwrap_or(options.default_mode);
         admit_policy(&policy, &options.policy, mode, None)?;
@@ -43,32 +43,29 @@ impl Policies {
         let mode = validate::mode(wire.mode)?;
         if wire.session.is_empty() {
             let request = SessionRequest { mode, policy, ..SessionRequest::default() };
-            let session = request.specify(options, caller.floor)?;
-            let run = RunRequest::asking_nothing(None, Policy::default()).specify(
-                &session,
-                options,
-                caller.floor,
-            )?;
-            return explained(&session, &Policy::default(), &run);
+            let session = request.to_spec(options, caller.floor)?;
+            let request = RunRequest::without_command(None, Policy::default());
+            let run = request.to_spec(&session, options, caller.floor)?;
+            return explain(&session, &Policy::default(), &run);
         }
-        let which = resource_name::session("session", &wire.session)?;
-        let session = self.context.store.session_get(&caller.tenant, &which).await?;
-        let session = session.ok_or(ApiError::NotFound)?.spec;
-        let run =
-            RunRequest::asking_nothing(mode, policy.clone()).specify(&session, options, caller.floor)?;
-        explained(&session, &policy, &run)
+        let name = resource_name::session("session", &wire.session)?;
+        let session = self.context.store.session_get(&caller.tenant, &name).await?;
+        let session = session.ok_or_else(|| resource_name::session_not_found(&name))?.spec;
+        let request = RunRequest::without_command(mode, policy.clone());
+        let run = request.to_spec(&session, options, caller.floor)?;
+        explain(&session, &policy, &run)
     }
 }
 
-fn explained(
+fn explain(
     session: &SessionSpec,
-    asked: &Policy,
+    requested: &Policy,
     run: &RunSpec,
 ) -> Result<v1::ExplainPolicyResponse, ApiError> {
-    let fields = session.policy.explain(asked).into_iter().map(|one| v1::PolicyField {
-        field: one.field,
-        value: one.value,
-        source: v1::PolicySource::from(one.source).into(),
+    let fields = session.policy.explain(requested).into_iter().map(|explained| v1::PolicyField {
+        field: explained.field,
+        value: explained.value,
+        source: v1::PolicySource::from(explained.source).into(),
     });
     Ok(v1::ExplainPolicyResponse {
         policy: Some((&run.policy).into()),
@@ -79,7 +76,7 @@ fn explained(
     })
 }
 
-/// The mounts of the plan for such a run on a usual host.
+/// The mounts of such a run on a host with every capability.
 fn mounts(run: &RunSpec) -> Result<Vec<String>, ApiError> {
     if run.mode == Mode::Logical {
         return Ok(Vec::new());

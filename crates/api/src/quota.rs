@@ -1,5 +1,5 @@
-//! The quota on kept output. Counting it is too dear for every run, so a count is believed for a
-//! short while, unless it is near the quota. The other quotas are checked where rows are inserted.
+//! The quota on stored output. Summing it for every run is too expensive, so a sum is reused for a
+//! short time unless it is near the quota. The store checks the other quotas on insert.
 
 use std::{
     collections::HashMap,
@@ -12,45 +12,47 @@ use codelia_types::TenantId;
 
 use crate::status::ApiError;
 
-const BELIEVED_FOR: Duration = Duration::from_secs(2);
+/// How long a sum is reused.
+const MAX_AGE: Duration = Duration::from_secs(2);
 
+/// Stored output of a tenant at a point in time.
 #[derive(Debug, Clone, Copy)]
-struct Counted {
+struct OutputUsage {
     bytes: i64,
-    at: Instant,
+    measured_at: Instant,
 }
 
-impl Counted {
-    /// Far from the quota a count may be a little old; near it, it may not.
-    fn holds(&self, quota: i64, now: Instant) -> bool {
-        self.bytes <= quota / 2 && now.duration_since(self.at) < BELIEVED_FOR
+impl OutputUsage {
+    /// Whether the sum is recent and far enough from the quota to be reused.
+    fn is_usable(&self, quota: i64, now: Instant) -> bool {
+        self.bytes <= quota / 2 && now.duration_since(self.measured_at) < MAX_AGE
     }
 }
 
-/// What tenants keep of output, as last counted.
+/// Checks the quota on stored output.
 #[derive(Debug, Default)]
 pub(crate) struct OutputQuota {
-    counted: Mutex<HashMap<TenantId, Counted>>,
+    usage: Mutex<HashMap<TenantId, OutputUsage>>,
 }
 
 impl OutputQuota {
-    /// Fails if the caller's tenant keeps as much output as it may.
+    /// Fails if the caller's tenant stores as much output as its quota allows.
     pub(crate) async fn check(&self, store: &Store, caller: &Caller) -> Result<(), ApiError> {
         let quota = caller.quotas.output_bytes;
-        if self.last(&caller.tenant).is_some_and(|counted| counted.holds(quota, Instant::now())) {
+        if self.cached(&caller.tenant).is_some_and(|usage| usage.is_usable(quota, Instant::now())) {
             return Ok(());
         }
         let bytes = store.tenant_usage(&caller.tenant).await?.output_bytes;
-        self.remember(&caller.tenant, Counted { bytes, at: Instant::now() });
-        if bytes >= quota { Err(ApiError::OverQuota { quota: "output_bytes" }) } else { Ok(()) }
+        self.insert(&caller.tenant, OutputUsage { bytes, measured_at: Instant::now() });
+        if bytes >= quota { Err(ApiError::QuotaExceeded { quota: "output_bytes" }) } else { Ok(()) }
     }
 
-    fn last(&self, tenant: &TenantId) -> Option<Counted> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).copied()
+    fn cached(&self, tenant: &TenantId) -> Option<OutputUsage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).copied()
     }
 
-    fn remember(&self, tenant: &TenantId, counted: Counted) {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), counted);
+    fn insert(&self, tenant: &TenantId, usage: OutputUsage) {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), usage);
     }
 }
 
@@ -59,10 +61,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_is_believed_only_while_fresh_and_far_from_the_quota() {
+    fn usage_is_reused_while_recent_and_below_half() {
         let at = Instant::now();
-        assert!(Counted { bytes: 50, at }.holds(100, at));
-        assert!(!Counted { bytes: 51, at }.holds(100, at));
-        assert!(!Counted { bytes: 0, at }.holds(100, at + BELIEVED_FOR));
+        assert!(OutputUsage { bytes: 50, measured_at: at }.is_usable(100, at));
+        assert!(!OutputUsage { bytes: 51, measured_at: at }.is_usable(100, at));
+        assert!(!OutputUsage { bytes: 0, measured_at: at }.is_usable(100, at + MAX_AGE));
     }
 }

@@ -1,5 +1,5 @@
-//! What surrounds every call: its id, its span, its deadline, its metrics, and one way of saying
-//! that a request could not be read.
+//! The outermost layer of every call: request id, span, deadline, metrics, and one error for
+//! requests that the transport cannot decode.
 
 use std::{
     collections::HashSet,
@@ -12,27 +12,25 @@ use std::{
 use codelia_telemetry::metrics;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use prost::Message;
-use prost_types::FileDescriptorSet;
 use tokio::time::Instant;
 use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 use tracing::Instrument;
 use uuid::Uuid;
 
-use crate::status::ApiError;
+use crate::{descriptors::Descriptors, status::ApiError};
 
 const REQUEST_ID: &str = "x-request-id";
 const MAX_REQUEST_ID: usize = 128;
-/// The transport has a timer for the same header and calls its end `CANCELLED`; ours must be first.
-const AHEAD_OF_TRANSPORT: Duration = Duration::from_millis(3);
+/// The transport ends a call at the same deadline with `CANCELLED`; ours must fire before it.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(3);
 
-/// When the caller's time is over.
+/// The deadline of a call, if the caller set one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(pub(crate) Option<Instant>);
 
 impl Deadline {
-    /// Waits for it; for ever if there is none.
+    /// Waits until the deadline; indefinitely if there is none.
     pub(crate) async fn passed(self) {
         match self.0 {
             Some(at) => tokio::time::sleep_until(at).await,
@@ -40,18 +38,18 @@ impl Deadline {
         }
     }
 
-    /// That of a call, as this layer left it there.
-    pub(crate) fn of_call<T>(request: &tonic::Request<T>) -> Self {
+    /// The deadline that [`RequestLayer`] attached to a request.
+    pub(crate) fn from_request<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get().copied().unwrap_or(Self(None))
     }
 
-    fn of(headers: &HeaderMap) -> Self {
+    fn from_headers(headers: &HeaderMap) -> Self {
         let after = headers.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
-        Self(after.map(|after| Instant::now() + after.saturating_sub(AHEAD_OF_TRANSPORT)))
+        Self(after.map(|after| Instant::now() + after.saturating_sub(DEADLINE_MARGIN)))
     }
 }
 
-/// Reads a `grpc-timeout`: at most eight digits and a unit.
+/// Parses a `grpc-timeout`: at most eight digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -80,80 +78,65 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-fn code_of(headers: &HeaderMap) -> Code {
+fn grpc_code(headers: &HeaderMap) -> Code {
     headers.get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
 }
 
-/// The transport calls a request it cannot decode `INTERNAL` and one that is too large
-/// `OUT_OF_RANGE`. Neither carries details, as every refusal of ours does.
-fn is_unreadable(headers: &HeaderMap) -> bool {
-    matches!(code_of(headers), Code::Internal | Code::OutOfRange)
+/// Whether the transport could not decode the request. It answers `INTERNAL` to a malformed request
+/// and `OUT_OF_RANGE` to one that is too large, without the details that our own errors carry.
+fn is_undecodable(headers: &HeaderMap) -> bool {
+    matches!(grpc_code(headers), Code::Internal | Code::OutOfRange)
         && !headers.contains_key("grpc-status-details-bin")
 }
 
-/// The same for a request within a stream.
-pub(crate) fn unreadable(status: &Status) -> Option<ApiError> {
-    matches!(status.code(), Code::Internal | Code::OutOfRange).then(request_unreadable)
+/// The error for a message of a stream that the transport could not decode.
+pub(crate) fn undecodable(status: &Status) -> Option<ApiError> {
+    matches!(status.code(), Code::Internal | Code::OutOfRange).then(undecodable_request)
 }
 
-fn request_unreadable() -> ApiError {
-    ApiError::invalid("request", "is too large or malformed")
+fn undecodable_request() -> ApiError {
+    ApiError::invalid("request", "too large or malformed")
 }
 
-/// Names of methods, so that an invented one cannot become a metric's label.
+/// Known methods: an unknown path must not become a metric label.
 #[derive(Debug)]
-struct Methods(HashSet<String>);
+struct MethodLabels(HashSet<String>);
 
-impl Methods {
-    fn of(descriptors: &FileDescriptorSet) -> Self {
-        let services = descriptors
-            .file
-            .iter()
-            .flat_map(|file| file.service.iter().map(move |service| (file.package(), service)));
-        let paths = services.flat_map(|(package, service)| {
-            service
-                .method
-                .iter()
-                .map(move |method| format!("/{package}.{}/{}", service.name(), method.name()))
-        });
-        Self(paths.collect())
-    }
-
+impl MethodLabels {
     fn label<'a>(&self, path: &'a str) -> &'a str {
         if self.0.contains(path) { path.trim_start_matches('/') } else { "other" }
     }
 }
 
-/// Surrounds every call, as a layer.
+/// Gives every call an id, a span, a deadline and metrics.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls {
-    methods: Arc<Methods>,
+pub(crate) struct RequestLayer {
+    methods: Arc<MethodLabels>,
 }
 
-impl Calls {
-    /// For the methods that these descriptors declare.
-    pub(crate) fn new(descriptors: &[u8]) -> Result<Self, prost::DecodeError> {
-        let methods = Methods::of(&FileDescriptorSet::decode(descriptors)?);
-        Ok(Self { methods: Arc::new(methods) })
+impl RequestLayer {
+    /// Labels metrics with the methods in the descriptors.
+    pub(crate) fn new(descriptors: &Descriptors) -> Self {
+        Self { methods: Arc::new(MethodLabels(descriptors.method_paths().collect())) }
     }
 }
 
-impl<S> Layer<S> for Calls {
-    type Service = Surrounded<S>;
+impl<S> Layer<S> for RequestLayer {
+    type Service = RequestService<S>;
 
-    fn layer(&self, inner: S) -> Surrounded<S> {
-        Surrounded { calls: self.clone(), inner }
+    fn layer(&self, inner: S) -> RequestService<S> {
+        RequestService { methods: self.methods.clone(), inner }
     }
 }
 
-/// A service whose calls are surrounded.
+/// A service inside the [`RequestLayer`].
 #[derive(Debug, Clone)]
-pub(crate) struct Surrounded<S> {
-    calls: Calls,
+pub(crate) struct RequestService<S> {
+    methods: Arc<MethodLabels>,
     inner: S,
 }
 
-impl<S> Service<Request<Body>> for Surrounded<S>
+impl<S> Service<Request<Body>> for RequestService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
@@ -168,7 +151,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let (id, deadline) = (request_id(request.headers()), Deadline::of(request.headers()));
+        let (id, deadline) = (request_id(request.headers()), Deadline::from_headers(request.headers()));
         let path = request.uri().path().to_owned();
         let span = tracing::info_span!(
             "request",
@@ -177,15 +160,12 @@ where
             tenant = tracing::field::Empty,
         );
         request.extensions_mut().insert(deadline);
-        let answer = span.in_scope(|| self.inner.call(request));
-        let methods = self.calls.methods.clone();
+        let response = span.in_scope(|| self.inner.call(request));
+        let methods = self.methods.clone();
         let work = async move {
-            let mut response = answered_in_time(answer, deadline).await;
-            metrics().request(
-                methods.label(&path),
-                code_word(code_of(response.headers())),
-                started.elapsed(),
-            );
+            let mut response = respond_before(deadline, response).await;
+            let code = code_name(grpc_code(response.headers()));
+            metrics().request(methods.label(&path), code, started.elapsed());
             response.headers_mut().insert(REQUEST_ID, id);
             Ok(response)
         };
@@ -193,21 +173,25 @@ where
     }
 }
 
-async fn answered_in_time<F>(answer: F, deadline: Deadline) -> Response<Body>
+/// The response, or an error if the deadline passes first.
+async fn respond_before<F>(deadline: Deadline, response: F) -> Response<Body>
 where
     F: Future<Output = Result<Response<Body>, Infallible>>,
 {
     tokio::select! {
         biased;
-        answer = answer => {
-            let Ok(response) = answer;
-            if is_unreadable(response.headers()) { Status::from(request_unreadable()).into_http() } else { response }
+        Ok(response) = response => {
+            if is_undecodable(response.headers()) {
+                Status::from(undecodable_request()).into_http()
+            } else {
+                response
+            }
         }
         () = deadline.passed() => Status::from(ApiError::DeadlineExceeded).into_http(),
     }
 }
 
-fn code_word(code: Code) -> &'static str {
+fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",
@@ -234,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_in_every_unit() {
+    fn timeouts_parse_in_every_unit() {
         for (text, expected) in [
             ("1H", Some(Duration::from_secs(3600))),
             ("2M", Some(Duration::from_secs(120))),
@@ -255,13 +239,13 @@ mod tests {
 
     #[test]
     fn only_known_methods_become_labels() {
-        let calls = Calls::new(codelia_proto::PUBLIC_DESCRIPTORS).unwrap();
-        assert_eq!(calls.methods.label("/codelia.v1.RunService/StartRun"), "codelia.v1.RunService/StartRun");
-        assert_eq!(calls.methods.label("/codelia.v1.RunService/Invented"), "other");
+        let layer = RequestLayer::new(&Descriptors::decode().unwrap());
+        assert_eq!(layer.methods.label("/codelia.v1.RunService/StartRun"), "codelia.v1.RunService/StartRun");
+        assert_eq!(layer.methods.label("/codelia.v1.RunService/Invented"), "other");
     }
 
     #[test]
-    fn a_request_id_is_kept_if_it_is_fit_for_a_log() {
+    fn printable_request_id_is_kept() {
         let with = |id: &str| HeaderMap::from_iter([(REQUEST_ID.parse().unwrap(), id.parse().unwrap())]);
         assert_eq!(request_id(&with("abc-1")), "abc-1");
         assert_ne!(request_id(&with("a b")), "a b");
@@ -269,17 +253,17 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_ours_is_never_taken_for_an_unreadable_request() {
+    fn own_errors_are_not_taken_for_undecodable_requests() {
         let ours: Response<Body> = Status::from(ApiError::internal("x")).into_http();
         let transport: Response<Body> = Status::out_of_range("too large").into_http();
-        assert!(!is_unreadable(ours.headers()));
-        assert!(is_unreadable(transport.headers()));
+        assert!(!is_undecodable(ours.headers()));
+        assert!(is_undecodable(transport.headers()));
     }
 
     #[tokio::test]
-    async fn a_call_that_never_answers_ends_with_its_deadline() {
+    async fn call_without_response_ends_at_deadline() {
         let deadline = Deadline(Some(Instant::now()));
-        let response = answered_in_time(std::future::pending(), deadline).await;
-        assert_eq!(code_of(response.headers()), Code::DeadlineExceeded);
+        let response = respond_before(deadline, std::future::pending()).await;
+        assert_eq!(grpc_code(response.headers()), Code::DeadlineExceeded);
     }
 }

@@ -6,33 +6,46 @@ use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
 
 use crate::status::ApiError;
 
-/// Stands for any session, or for the caller's own tenant.
-const ANY: &str = "-";
+/// The wildcard: any session, or the caller's own tenant.
+const WILDCARD: &str = "-";
 
-/// A run as a caller names it.
+/// Which sessions a name selects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SessionSelector {
+    /// `sessions/-`: every session of the tenant.
+    Any,
+    /// One session.
+    One(SessionRef),
+}
+
+/// The name of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunName {
-    /// The session it must belong to; `None` for any.
-    pub(crate) session: Option<SessionRef>,
+    /// The session that the run must belong to.
+    pub(crate) session: SessionSelector,
     /// The run.
     pub(crate) run: RunId,
 }
 
-/// A tenant as a caller names it.
+/// The name of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TenantName {
-    /// The caller's own.
+    /// `tenants/-`: the caller's tenant.
     Own,
-    /// This one.
+    /// The tenant with this id.
     Id(TenantId),
 }
 
+/// Parses the name of one session.
 pub(crate) fn session(field: &str, name: &str) -> Result<SessionRef, ApiError> {
-    any_session(field, name)?.ok_or_else(|| malformed(field, "sessions/{id or alias}"))
+    match session_selector(field, name)? {
+        SessionSelector::One(session) => Ok(session),
+        SessionSelector::Any => Err(malformed(field, "sessions/{id or alias}")),
+    }
 }
 
-/// Reads a session's name where `sessions/-` stands for all.
-pub(crate) fn any_session(field: &str, name: &str) -> Result<Option<SessionRef>, ApiError> {
+/// Parses the name of a session, or `sessions/-` for all of them.
+pub(crate) fn session_selector(field: &str, name: &str) -> Result<SessionSelector, ApiError> {
     match segments(name).as_slice() {
         ["sessions", id] => session_segment(id),
         _ => None,
@@ -40,17 +53,19 @@ pub(crate) fn any_session(field: &str, name: &str) -> Result<Option<SessionRef>,
     .ok_or_else(|| malformed(field, "sessions/{id or alias}"))
 }
 
+/// Parses the name of a run.
 pub(crate) fn run(field: &str, name: &str) -> Result<RunName, ApiError> {
-    let wrong = || malformed(field, "sessions/{session}/runs/{run}");
+    let error = || malformed(field, "sessions/{session}/runs/{run}");
     match segments(name).as_slice() {
         ["sessions", session, "runs", run] => Ok(RunName {
-            session: session_segment(session).ok_or_else(wrong)?,
-            run: run.parse().map_err(|_| wrong())?,
+            session: session_segment(session).ok_or_else(error)?,
+            run: run.parse().map_err(|_| error())?,
         }),
-        _ => Err(wrong()),
+        _ => Err(error()),
     }
 }
 
+/// Parses the name of a tenant.
 pub(crate) fn tenant(field: &str, name: &str) -> Result<TenantName, ApiError> {
     match segments(name).as_slice() {
         ["tenants", id] => tenant_segment(id),
@@ -59,6 +74,7 @@ pub(crate) fn tenant(field: &str, name: &str) -> Result<TenantName, ApiError> {
     .ok_or_else(|| malformed(field, "tenants/{tenant}"))
 }
 
+/// Parses the name of a key.
 pub(crate) fn key(field: &str, name: &str) -> Result<(TenantName, KeyId), ApiError> {
     match segments(name).as_slice() {
         ["tenants", tenant, "keys", key] => tenant_segment(tenant).zip(key.parse().ok()),
@@ -67,6 +83,7 @@ pub(crate) fn key(field: &str, name: &str) -> Result<(TenantName, KeyId), ApiErr
     .ok_or_else(|| malformed(field, "tenants/{tenant}/keys/{key}"))
 }
 
+/// Parses the name of a worker.
 pub(crate) fn worker(field: &str, name: &str) -> Result<WorkerId, ApiError> {
     match segments(name).as_slice() {
         ["workers", id] => id.parse().ok(),
@@ -75,30 +92,37 @@ pub(crate) fn worker(field: &str, name: &str) -> Result<WorkerId, ApiError> {
     .ok_or_else(|| malformed(field, "workers/{worker}"))
 }
 
-/// Whether a session may be called this: a name that cannot be taken for an id or for `-`.
+/// The error for a session that does not exist or belongs to another tenant.
+pub(crate) fn session_not_found(session: &SessionRef) -> ApiError {
+    match session {
+        SessionRef::Id(id) => ApiError::not_found("session", id),
+        SessionRef::Alias(alias) => ApiError::not_found("session", alias),
+    }
+}
+
+/// Whether the text is a valid alias, which cannot be taken for an id or the wildcard.
 pub(crate) fn is_alias(text: &str) -> bool {
     let label = (1..=63).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    label && text != ANY && text.parse::<SessionId>().is_err()
+    label && text != WILDCARD && text.parse::<SessionId>().is_err()
 }
 
 fn segments(name: &str) -> Vec<&str> {
     name.splitn(5, '/').collect()
 }
 
-/// `Some(None)` is any session; `None` is no session's name.
-fn session_segment(text: &str) -> Option<Option<SessionRef>> {
-    if text == ANY {
-        return Some(None);
+fn session_segment(text: &str) -> Option<SessionSelector> {
+    if text == WILDCARD {
+        return Some(SessionSelector::Any);
     }
     if let Ok(id) = text.parse() {
-        return Some(Some(SessionRef::Id(id)));
+        return Some(SessionSelector::One(SessionRef::Id(id)));
     }
-    is_alias(text).then(|| Some(SessionRef::Alias(text.to_owned())))
+    is_alias(text).then(|| SessionSelector::One(SessionRef::Alias(text.to_owned())))
 }
 
 fn tenant_segment(text: &str) -> Option<TenantName> {
-    if text == ANY { Some(TenantName::Own) } else { text.parse().ok().map(TenantName::Id) }
+    if text == WILDCARD { Some(TenantName::Own) } else { text.parse().ok().map(TenantName::Id) }
 }
 
 fn malformed(field: &str, form: &str) -> ApiError {
@@ -112,23 +136,24 @@ mod tests {
     const ID: &str = "018f4e1c-7b2a-7c3d-8e4f-5a6b7c8d9e0f";
 
     #[test]
-    fn a_session_is_named_by_id_or_alias() {
+    fn session_is_named_by_id_or_alias() {
         let id = ID.parse().unwrap();
         assert_eq!(session("name", &format!("sessions/{ID}")), Ok(SessionRef::Id(id)));
         assert_eq!(session("name", "sessions/build-7"), Ok(SessionRef::Alias("build-7".into())));
-        assert_eq!(any_session("parent", "sessions/-"), Ok(None));
+        assert_eq!(session_selector("parent", "sessions/-"), Ok(SessionSelector::Any));
     }
 
     #[test]
-    fn a_run_is_named_within_a_session_or_any() {
+    fn run_is_named_in_one_or_any_session() {
         let run_id = ID.parse().unwrap();
-        assert_eq!(run("name", &format!("sessions/-/runs/{ID}")), Ok(RunName { session: None, run: run_id }));
+        let any = RunName { session: SessionSelector::Any, run: run_id };
+        assert_eq!(run("name", &format!("sessions/-/runs/{ID}")), Ok(any));
         let named = run("name", &format!("sessions/a/runs/{ID}")).unwrap();
-        assert_eq!(named.session, Some(SessionRef::Alias("a".into())));
+        assert_eq!(named.session, SessionSelector::One(SessionRef::Alias("a".into())));
     }
 
     #[test]
-    fn malformed_names_are_refused_with_the_field() {
+    fn malformed_names_are_rejected_by_field() {
         for bad in [
             "",
             "sessions",
@@ -140,7 +165,7 @@ mod tests {
             "sessions/-",
         ] {
             assert!(
-                matches!(session("name", bad), Err(ApiError::Invalid { field, .. }) if field == "name"),
+                matches!(session("name", bad), Err(ApiError::InvalidField { field, .. }) if field == "name"),
                 "{bad:?}"
             );
         }
@@ -153,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_is_never_taken_for_an_id() {
+    fn alias_is_never_taken_for_an_id() {
         assert!(!is_alias(ID));
         assert!(!is_alias(&ID.replace('-', "")));
         assert!(!is_alias("-"));

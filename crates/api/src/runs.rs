@@ -1,11 +1,11 @@
-//! `RunService`: records runs, hands them to workers, shows them, ends them.
+//! `RunService`: records runs, hands them to workers, shows and cancels them.
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{Caller, EventKind, NewRun, Run, RunAdmission, RunFilter, RunState, SessionRef};
 use codelia_telemetry::{Step, metrics, task};
-use codelia_types::{Incarnation, RunId, SessionId, TenantId};
+use codelia_types::{Incarnation, RunId, SessionId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
@@ -14,14 +14,14 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     admission::{RunRequest, check_available, fingerprint},
     audit, auth,
+    cancel::cancel_run,
     context::Context,
-    exec::{Conversation, Inputs, Opening, opening},
     paging::Page,
     request::Deadline,
-    resource_name::{self, RunName},
+    resource_name::{self, RunName, SessionSelector},
+    run_stream::{self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening},
     status::ApiError,
     to_proto, validate,
-    watch::{self, EVENTS_AHEAD, Watcher},
 };
 
 /// The service.
@@ -30,34 +30,24 @@ pub(crate) struct Runs {
     pub(crate) context: Arc<Context>,
 }
 
-/// A run that was recorded, now or before.
-struct Recorded {
+/// A run that was recorded by this request or an earlier one with the same idempotency key.
+struct RecordedRun {
     run: Run,
-    next: Next,
+    next: NextStep,
 }
 
-/// What a recorded run needs. Nobody waits for it: a worker's poll would find the run too.
-enum Next {
-    /// It is on its way.
+/// How a recorded run reaches a worker. It is only faster: a worker's poll finds the run as well.
+enum NextStep {
+    /// An earlier request took care of it.
     Nothing,
-    /// To be pushed to the worker that it is recorded for.
+    /// Push it to this incarnation of the worker that it is recorded for.
     Push(Incarnation),
-    /// A worker that takes its session.
+    /// Offer its session to a worker.
     Offer,
 }
 
-/// Asks for a run's end: in the store, and of its worker.
-pub(crate) async fn cancel(context: &Arc<Context>, tenant: &TenantId, id: RunId) -> Result<Run, ApiError> {
-    let run = context.store.run_cancel(tenant, id).await?.ok_or(ApiError::NotFound)?;
-    if let (RunState::Running, Some(address)) = (run.state, run.worker_address.clone()) {
-        let context = context.clone();
-        task::background("cancel", async move { context.dispatch.cancel(&address, id).await });
-    }
-    Ok(run)
-}
-
 impl Runs {
-    async fn start(&self, caller: &Caller, request: RunRequest) -> Result<Recorded, ApiError> {
+    async fn start(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
         let session = request.session.clone();
         let recorded = self.admit(caller, request).await;
         if let Err(error) = &recorded {
@@ -67,16 +57,17 @@ impl Runs {
         recorded
     }
 
-    async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<Recorded, ApiError> {
-        let Context { options, store, specs, output, .. } = &*self.context;
+    async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
+        let Context { options, store, session_cache, output_quota, .. } = &*self.context;
         let begun = Instant::now();
-        let found = specs.of(store, &caller.tenant, &request.session).await?;
-        let (session, session_spec) = found.ok_or(ApiError::NotFound)?;
-        let spec = request.specify(&session_spec, options, caller.floor)?;
+        let not_found = || resource_name::session_not_found(&request.session);
+        let found = session_cache.get(store, &caller.tenant, &request.session).await?;
+        let (session, session_spec) = found.ok_or_else(not_found)?;
+        let spec = request.to_spec(&session_spec, options, caller.floor)?;
         if spec.mode != session_spec.mode {
             check_available(store, spec.mode).await?;
         }
-        output.check(store, caller).await?;
+        output_quota.check(store, caller).await?;
         let hash = fingerprint(&request)?;
         let admitted = Instant::now();
         metrics().step(Step::Admit, admitted - begun);
@@ -93,14 +84,14 @@ impl Runs {
         metrics().step(Step::Record, admitted.elapsed());
         match admission {
             RunAdmission::Recorded { run, incarnation } => {
-                Ok(Recorded { run: *run, next: incarnation.map_or(Next::Offer, Next::Push) })
+                Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, NextStep::Push) })
             }
-            RunAdmission::Existing(run) => Ok(Recorded { run: *run, next: Next::Nothing }),
-            RunAdmission::KeyReused => Err(ApiError::KeyReused),
-            RunAdmission::NoSession => Err(ApiError::NotFound),
+            RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
+            RunAdmission::KeyReused => Err(ApiError::IdempotencyKeyReused),
+            RunAdmission::NoSession => Err(not_found()),
             RunAdmission::SessionEnded => Err(ApiError::SessionEnded),
             RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
-            RunAdmission::OverQuota(quota) => Err(ApiError::OverQuota { quota }),
+            RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
         }
     }
 
@@ -114,20 +105,23 @@ impl Runs {
         task::background("offer", async move { drop(context.dispatch.offer(session, mode).await) })
     }
 
-    /// Finds a run, which must belong to the session it is named in.
+    /// Finds a run, which must belong to the session in its name.
     async fn find(&self, caller: &Caller, name: RunName) -> Result<Run, ApiError> {
-        let run = self.context.store.run_get(&caller.tenant, name.run).await?.ok_or(ApiError::NotFound)?;
+        let not_found = || ApiError::not_found("run", name.run);
+        let run = self.context.store.run_get(&caller.tenant, name.run).await?.ok_or_else(not_found)?;
         let belongs = match name.session {
-            None => true,
-            Some(SessionRef::Id(id)) => id == run.session,
-            Some(alias @ SessionRef::Alias(_)) => self.session_id(caller, &alias).await? == run.session,
+            SessionSelector::Any => true,
+            SessionSelector::One(SessionRef::Id(id)) => id == run.session,
+            SessionSelector::One(alias @ SessionRef::Alias(_)) => {
+                self.session_id(caller, &alias).await? == Some(run.session)
+            }
         };
-        if belongs { Ok(run) } else { Err(ApiError::NotFound) }
+        if belongs { Ok(run) } else { Err(not_found()) }
     }
 
-    async fn session_id(&self, caller: &Caller, which: &SessionRef) -> Result<SessionId, ApiError> {
-        let found = self.context.store.run_session(&caller.tenant, which).await?;
-        found.map(|(id, _)| id).ok_or(ApiError::NotFound)
+    async fn session_id(&self, caller: &Caller, session: &SessionRef) -> Result<Option<SessionId>, ApiError> {
+        let found = self.context.store.run_session(&caller.tenant, session).await?;
+        Ok(found.map(|(id, _)| id))
     }
 
     async fn list(
@@ -135,11 +129,11 @@ impl Runs {
         caller: &Caller,
         wire: v1::ListRunsRequest,
     ) -> Result<v1::ListRunsResponse, ApiError> {
-        let page = Page::<RunId>::read(wire.page_size, &wire.page_token)?;
-        let session = resource_name::any_session("parent", &wire.parent)?;
+        let page = Page::<RunId>::parse(wire.page_size, &wire.page_token)?;
+        let sessions = resource_name::session_selector("parent", &wire.parent)?;
         let mut filter = RunFilter {
             session: None,
-            state: match validate::known("state", wire.state)? {
+            state: match validate::enum_value("state", wire.state)? {
                 v1::RunState::Unspecified => None,
                 v1::RunState::Queued => Some(RunState::Queued),
                 v1::RunState::Running => Some(RunState::Running),
@@ -149,80 +143,85 @@ impl Runs {
             created_before: validate::time("created_before", wire.created_before)?,
             before: page.after,
         };
-        if let Some(session) = session {
-            filter.session = Some(self.session_id(caller, &session).await?);
+        if let SessionSelector::One(session) = sessions {
+            let id = self.session_id(caller, &session).await?;
+            filter.session = Some(id.ok_or_else(|| resource_name::session_not_found(&session))?);
         }
         let mut rows = self.context.store.run_list(&caller.tenant, &filter, page.limit).await?;
-        let next_page_token = page.cut(&mut rows, |run| run.id);
+        let next_page_token = page.truncate(&mut rows, |run| run.id);
         Ok(v1::ListRunsResponse { runs: rows.iter().map(to_proto::run).collect(), next_page_token })
     }
 
     async fn cancel(&self, caller: &Caller, wire: v1::CancelRunRequest) -> Result<Run, ApiError> {
         let name = resource_name::run("name", &wire.name)?;
-        let id = if name.session.is_some() { self.find(caller, name).await?.id } else { name.run };
-        cancel(&self.context, &caller.tenant, id).await
+        let id = match name.session {
+            SessionSelector::Any => name.run,
+            SessionSelector::One(_) => self.find(caller, name).await?.id,
+        };
+        cancel_run(&self.context, &caller.tenant, id).await
     }
 
-    /// Finds the run that a watch request names, and from where its output is wanted.
+    /// Finds the run that a watch request names, and the position to send output from.
     async fn watched(&self, caller: &Caller, wire: v1::WatchRunRequest) -> Result<(Run, i64), ApiError> {
         let name = resource_name::run("name", &wire.name)?;
         let position = validate::position(wire.position)?;
         Ok((self.find(caller, name).await?, position))
     }
 
-    async fn converse(
+    async fn open_exec(
         &self,
         caller: Caller,
         mut requests: Streaming<v1::ExecRequest>,
         deadline: Deadline,
-    ) -> Result<EventStream, ApiError> {
-        let (recorded, position, starts) = match opening(&mut requests).await? {
-            Opening::Start(wire) => {
-                let request = RunRequest::read(*wire, true, &self.context.options)
+    ) -> Result<EventReceiver, ApiError> {
+        let (recorded, position, starts) = match read_opening(&mut requests).await? {
+            ExecOpening::Start(wire) => {
+                let request = RunRequest::parse(*wire, true, &self.context.options)
                     .map_err(|error| error.within("start"))?;
                 let recorded = self.start(&caller, request).await.map_err(|error| error.within("start"))?;
                 (recorded, 0, true)
             }
-            Opening::Attach(wire) => {
-                let found = self.watched(&caller, wire).await.map_err(|error| error.within("attach"))?;
-                (Recorded { run: found.0, next: Next::Nothing }, found.1, false)
+            ExecOpening::Attach(wire) => {
+                let (run, position) =
+                    self.watched(&caller, wire).await.map_err(|error| error.within("attach"))?;
+                (RecordedRun { run, next: NextStep::Nothing }, position, false)
             }
         };
-        let (out, events) = mpsc::channel(EVENTS_AHEAD);
-        let watcher = Watcher::new(self.context.clone(), caller.tenant.clone(), position, out.clone());
-        let watcher = match recorded.next {
-            Next::Nothing => watcher,
-            Next::Push(incarnation) => watcher.pushing(incarnation),
-            Next::Offer => watcher.after(self.offer(&recorded.run)),
+        let (events, receiver) = mpsc::channel(EVENT_BUFFER);
+        let streamer =
+            EventStreamer::new(self.context.clone(), caller.tenant.clone(), position, events.clone());
+        let streamer = match recorded.next {
+            NextStep::Nothing => streamer,
+            NextStep::Push(incarnation) => streamer.push_to(incarnation),
+            NextStep::Offer => streamer.after_offer(self.offer(&recorded.run)),
         }
-        .owning(starts);
-        let inputs = Inputs::new(requests, &watcher, starts);
-        let conversation =
-            Conversation { context: self.context.clone(), tenant: caller.tenant, out, deadline };
-        task::background("exec", conversation.hold(watcher, recorded.run, inputs));
-        Ok(ReceiverStream::new(events))
+        .owning_run(starts);
+        let input = ExecInput::new(requests, &streamer, starts);
+        let exec = ExecStream { context: self.context.clone(), tenant: caller.tenant, events, deadline };
+        task::background("exec", exec.run(streamer, recorded.run, input));
+        Ok(ReceiverStream::new(receiver))
     }
 }
 
-type EventStream = ReceiverStream<Result<v1::RunEvent, Status>>;
-type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type EventReceiver = ReceiverStream<Result<v1::RunEvent, Status>>;
+type BoxedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl RunService for Runs {
-    type WatchRunStream = Boxed<v1::WatchRunResponse>;
-    type ExecStream = Boxed<v1::ExecResponse>;
+    type WatchRunStream = BoxedStream<v1::WatchRunResponse>;
+    type ExecStream = BoxedStream<v1::ExecResponse>;
 
     async fn start_run(
         &self,
         request: Request<v1::StartRunRequest>,
     ) -> Result<Response<v1::StartRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let request = RunRequest::read(request.into_inner(), false, &self.context.options)?;
-        let Recorded { run, next } = self.start(&caller, request).await?;
+        let request = RunRequest::parse(request.into_inner(), false, &self.context.options)?;
+        let RecordedRun { run, next } = self.start(&caller, request).await?;
         match next {
-            Next::Nothing => {}
-            Next::Push(incarnation) => drop(self.push(&run, incarnation)),
-            Next::Offer => drop(self.offer(&run)),
+            NextStep::Nothing => {}
+            NextStep::Push(incarnation) => drop(self.push(&run, incarnation)),
+            NextStep::Offer => drop(self.offer(&run)),
         }
         Ok(Response::new(v1::StartRunResponse { run: Some(to_proto::run(&run)) }))
     }
@@ -232,12 +231,12 @@ impl RunService for Runs {
         request: Request<v1::WatchRunRequest>,
     ) -> Result<Response<Self::WatchRunStream>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let deadline = Deadline::of_call(&request);
+        let deadline = Deadline::from_request(&request);
         let (run, position) = self.watched(&caller, request.into_inner()).await?;
-        let (out, events) = mpsc::channel(EVENTS_AHEAD);
-        let watcher = Watcher::new(self.context.clone(), caller.tenant, position, out);
-        task::background("watch", watch::serve(watcher, run, deadline));
-        let events = ReceiverStream::new(events);
+        let (events, receiver) = mpsc::channel(EVENT_BUFFER);
+        let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events);
+        task::background("watch", run_stream::watch(streamer, run, deadline));
+        let events = ReceiverStream::new(receiver);
         let events = events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))
     }
@@ -247,8 +246,8 @@ impl RunService for Runs {
         request: Request<Streaming<v1::ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let deadline = Deadline::of_call(&request);
-        let events = self.converse(caller, request.into_inner(), deadline).await?;
+        let deadline = Deadline::from_request(&request);
+        let events = self.open_exec(caller, request.into_inner(), deadline).await?;
         let events = events.map(|event| event.map(|event| v1::ExecResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))
     }

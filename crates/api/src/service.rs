@@ -1,4 +1,4 @@
-//! The server itself: its listener, its layers, its services, its end.
+//! The server: listener, layers, services, shutdown.
 
 use std::{future::Future, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
@@ -11,8 +11,8 @@ use codelia_proto::{
     },
 };
 use codelia_store::Store;
-use codelia_telemetry::task;
-use tokio::net::TcpListener;
+use codelia_telemetry::task::{CriticalTaskEnded, CriticalTasks};
+use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     service::Routes,
@@ -24,33 +24,34 @@ use tower::ServiceBuilder;
 
 use crate::{
     admin::Admin,
-    auth::Gate,
+    auth::AuthLayer,
     context::Context,
+    descriptors::Descriptors,
     dispatch::{self, Dispatch},
     files::Files,
-    maintenance,
+    maintenance::{HealthMonitor, sweep},
     options::Options,
     policies::Policies,
     quota::OutputQuota,
-    request::Calls,
+    request::RequestLayer,
     runs::Runs,
-    session_cache::Specs,
+    session_cache::SessionCache,
     sessions::Sessions,
 };
 
-/// Large enough that a request far beyond every bound is read and refused by the name of its field.
+/// Large enough to decode a request that exceeds every limit, so that the error names the field.
 const MAX_RUN_REQUEST: usize = 64 * 1024 * 1024;
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(30);
-const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(10);
-/// Calls at once on one connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum concurrent calls on one connection.
 const MAX_STREAMS: u32 = 4096;
-/// A client that floods one stream's input must not stall its others.
+/// Small, so that a client that floods the input of one stream does not stall its others.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
-/// How long connections may take to close once their streams are cut.
-const CUT_PATIENCE: Duration = Duration::from_secs(2);
+/// How long connections may take to close after their streams were ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the server cannot start or go on.
+/// Why the server cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address cannot be listened on.
@@ -58,24 +59,27 @@ pub enum Error {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The public endpoint's certificate or key cannot be used.
-    #[error("the certificate or key of the public endpoint cannot be used")]
+    /// The certificate or key of the public endpoint is unusable.
+    #[error("cannot use the TLS certificate or key of the public endpoint")]
     Tls(#[source] tonic::transport::Error),
-    /// The certificates for workers cannot be used.
-    #[error("the certificates for the channel to workers cannot be used")]
+    /// The certificates for the connections to workers are unusable.
+    #[error("cannot use the TLS certificates for connections to workers")]
     InternalTls(#[source] tonic::transport::Error),
-    /// The descriptors of the API cannot be read: a defect.
-    #[error("the descriptors of the API cannot be read")]
+    /// The descriptors of the API cannot be decoded: a bug.
+    #[error("cannot decode the API descriptors")]
     Descriptors(#[source] prost::DecodeError),
-    /// Reflection cannot be set up: a defect.
-    #[error("reflection cannot be set up")]
+    /// Reflection cannot be set up: a bug.
+    #[error("cannot set up gRPC reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
-    /// Serving failed.
-    #[error("serving failed")]
+    /// The server stopped with an error.
+    #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
+    /// A maintenance loop ended: the process must be restarted.
+    #[error("a maintenance loop ended")]
+    CriticalTask(#[source] CriticalTaskEnded),
 }
 
 /// A server that listens and does not answer yet.
@@ -91,77 +95,110 @@ impl Service {
     /// Checks the certificates and listens.
     ///
     /// # Errors
-    /// If the address is taken or a certificate cannot be used.
+    /// If the address is in use or a certificate is unusable.
     pub async fn bind(options: Options, store: Store) -> Result<Self, Error> {
         let server = server(&options)?;
         check_internal_tls(&options)?;
         let (incoming, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
-            specs: Specs::default(),
-            output: OutputQuota::default(),
-            cut: CancellationToken::new(),
+            session_cache: SessionCache::default(),
+            output_quota: OutputQuota::default(),
+            stop_streams: CancellationToken::new(),
             options,
             store,
         });
         Ok(Self { context, server, incoming, address })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers until `shutdown`, then lets calls finish for the configured time, then cuts them.
+    /// Answers until `shutdown`, lets calls finish for the configured time, then ends them.
     ///
     /// # Errors
-    /// If serving fails; not for the failure of a call or a connection.
+    /// If the server fails or a maintenance loop ends; not if a call or a connection fails.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), Error> {
         let (reporter, health) = health_reporter();
-        let routes = reflected(api(&self.context).add_service(health))?;
-        let calls = Calls::new(PUBLIC_DESCRIPTORS).map_err(Error::Descriptors)?;
-        // Whatever happens to this future, the tasks beside it end with it.
-        let upkeep = shutdown.child_token();
-        let _end_upkeep = upkeep.clone().drop_guard();
-        start_upkeep(&self.context, reporter, &upkeep);
-        let layers = ServiceBuilder::new().layer(calls).layer(Gate::new(self.context.store.clone()));
+        let routes = add_reflection(api_routes(&self.context).add_service(health))?;
+        let descriptors = Descriptors::decode().map_err(Error::Descriptors)?;
+        let layers = ServiceBuilder::new()
+            .layer(RequestLayer::new(&descriptors))
+            .layer(AuthLayer::new(self.context.store.clone()));
+        let tasks = start_maintenance(&self.context, reporter, &descriptors, &shutdown);
         let stop = shutdown.clone().cancelled_owned();
         let serving = self.server.layer(layers).serve_with_incoming_shutdown(routes, self.incoming, stop);
-        drain(serving, &self.context, &shutdown).await
+        let lifetime = Lifetime {
+            shutdown,
+            grace: self.context.options.shutdown_grace,
+            stop_streams: self.context.stop_streams.clone(),
+        };
+        lifetime.run(serving, tasks).await
     }
 }
 
-async fn drain(
-    serving: impl Future<Output = Result<(), tonic::transport::Error>>,
+/// When the server stops, and how.
+#[derive(Debug)]
+struct Lifetime {
+    shutdown: CancellationToken,
+    grace: Duration,
+    stop_streams: CancellationToken,
+}
+
+impl Lifetime {
+    /// Serves until shutdown or until a task fails, then drains. Dropping `tasks` stops them.
+    async fn run(
+        self,
+        serving: impl Future<Output = Result<(), tonic::transport::Error>>,
+        mut tasks: CriticalTasks,
+    ) -> Result<(), Error> {
+        let mut serving = pin!(serving);
+        tokio::select! {
+            ended = &mut serving => return ended.map_err(Error::Serve),
+            ended = tasks.failed() => {
+                self.stop_streams.cancel();
+                return Err(Error::CriticalTask(ended));
+            }
+            () = self.shutdown.cancelled() => {}
+        }
+        if let Ok(ended) = timeout(self.grace, &mut serving).await {
+            return ended.map_err(Error::Serve);
+        }
+        tracing::info!(grace = ?self.grace, "shutdown grace over, ending open streams");
+        self.stop_streams.cancel();
+        match timeout(CLOSE_TIMEOUT, &mut serving).await {
+            Ok(ended) => ended.map_err(Error::Serve),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Starts the maintenance loops. They stop at shutdown but end only when dropped: a loop that ends
+/// by itself is a failure.
+fn start_maintenance(
     context: &Context,
+    reporter: HealthReporter,
+    descriptors: &Descriptors,
     shutdown: &CancellationToken,
-) -> Result<(), Error> {
-    let mut serving = pin!(serving);
-    tokio::select! {
-        ended = &mut serving => return ended.map_err(Error::Serve),
-        () = shutdown.cancelled() => {}
-    }
-    if let Ok(ended) = tokio::time::timeout(context.options.shutdown_grace, &mut serving).await {
-        return ended.map_err(Error::Serve);
-    }
-    tracing::info!("calls are still open after the grace period; they are cut");
-    context.cut.cancel();
-    match tokio::time::timeout(CUT_PATIENCE, &mut serving).await {
-        Ok(ended) => ended.map_err(Error::Serve),
-        Err(_) => Ok(()),
-    }
-}
-
-fn start_upkeep(context: &Arc<Context>, reporter: HealthReporter, stop: &CancellationToken) {
-    task::background("sweep", maintenance::sweep(context.clone(), stop.clone()));
-    task::background("health", maintenance::watch_health(context.clone(), reporter, stop.clone()));
+) -> CriticalTasks {
+    let tasks = CriticalTasks::default();
+    let health = HealthMonitor::new(context.store.clone(), reporter, descriptors);
+    tasks.critical("health", health.run(shutdown.clone()));
+    let (store, shutdown) = (context.store.clone(), shutdown.clone());
+    tasks.critical("sweep", async move {
+        shutdown.run_until_cancelled(sweep(store)).await;
+        std::future::pending().await
+    });
+    tasks
 }
 
 fn server(options: &Options) -> Result<Server, Error> {
     let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
-        .http2_keepalive_timeout(Some(KEEPALIVE_PATIENCE))
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
@@ -170,7 +207,7 @@ fn server(options: &Options) -> Result<Server, Error> {
     server.tls_config(ServerTlsConfig::new().identity(identity)).map_err(Error::Tls)
 }
 
-/// Certificates are used when a worker is first called; a bad one should be known before.
+/// Workers are connected to lazily; a bad certificate should fail the start instead.
 fn check_internal_tls(options: &Options) -> Result<(), Error> {
     let Some(tls) = &options.internal_tls else { return Ok(()) };
     let endpoint = Endpoint::from_static("https://codelia-worker");
@@ -184,7 +221,7 @@ async fn listen(address: SocketAddr) -> Result<(TcpIncoming, SocketAddr), Error>
     Ok((TcpIncoming::from(listener).with_nodelay(Some(true)), bound))
 }
 
-fn api(context: &Arc<Context>) -> Routes {
+fn api_routes(context: &Arc<Context>) -> Routes {
     let runs = RunServiceServer::new(Runs { context: context.clone() });
     Routes::new(SessionServiceServer::new(Sessions { context: context.clone() }))
         .add_service(runs.max_decoding_message_size(MAX_RUN_REQUEST))
@@ -193,14 +230,57 @@ fn api(context: &Arc<Context>) -> Routes {
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
 }
 
-/// Adds reflection, in its current form and in the one that older tools speak.
-fn reflected(routes: Routes) -> Result<Routes, Error> {
-    let files = || {
+/// Adds reflection in version v1, and in v1alpha for older tools.
+fn add_reflection(routes: Routes) -> Result<Routes, Error> {
+    let builder = || {
         Reflection::configure()
             .register_encoded_file_descriptor_set(PUBLIC_DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let current = files().build_v1().map_err(Error::Reflection)?;
-    let older = files().build_v1alpha().map_err(Error::Reflection)?;
-    Ok(routes.add_service(current).add_service(older))
+    let v1 = builder().build_v1().map_err(Error::Reflection)?;
+    let v1alpha = builder().build_v1alpha().map_err(Error::Reflection)?;
+    Ok(routes.add_service(v1).add_service(v1alpha))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    fn lifetime() -> Lifetime {
+        Lifetime {
+            shutdown: CancellationToken::new(),
+            grace: Duration::ZERO,
+            stop_streams: CancellationToken::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn panic_in_maintenance_ends_the_server() {
+        let (lifetime, tasks) = (lifetime(), CriticalTasks::default());
+        let stop_streams = lifetime.stop_streams.clone();
+        tasks.critical("sweep", async { panic!("broken") });
+        let ended = lifetime.run(pending(), tasks).await;
+        assert!(matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "sweep" }))), "{ended:?}");
+        assert!(stop_streams.is_cancelled(), "open streams end with the server");
+    }
+
+    #[tokio::test]
+    async fn early_return_of_maintenance_ends_the_server() {
+        let tasks = CriticalTasks::default();
+        tasks.critical("health", async {});
+        let ended = lifetime().run(pending(), tasks).await;
+        assert!(matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "health" }))), "{ended:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_ends_streams_after_grace() {
+        let (lifetime, tasks) = (lifetime(), CriticalTasks::default());
+        tasks.critical("sweep", pending());
+        lifetime.shutdown.cancel();
+        let stop_streams = lifetime.stop_streams.clone();
+        assert!(lifetime.run(pending(), tasks).await.is_ok());
+        assert!(stop_streams.is_cancelled());
+    }
 }

@@ -1,5 +1,5 @@
-//! What sessions were made with, remembered: it never changes, so a run need not read it again. Whether
-//! the session is still there is seen when the run is recorded.
+//! Cache of session specifications. A specification never changes, so a run need not read it
+//! again; the insert of the run checks whether the session is still open.
 
 use std::{
     collections::HashMap,
@@ -9,45 +9,45 @@ use std::{
 use codelia_store::{Error, SessionRef, SessionSpec, Store};
 use codelia_types::{SessionId, TenantId};
 
-/// With so many all are forgotten.
-const MOST: usize = 4096;
+/// The cache is cleared when it has this many entries.
+const MAX_ENTRIES: usize = 4096;
 
-/// Specifications of sessions, by whose they are and id.
+/// Specifications of sessions by tenant and id.
 #[derive(Debug, Default)]
-pub(crate) struct Specs {
-    known: Mutex<HashMap<(TenantId, SessionId), Arc<SessionSpec>>>,
+pub(crate) struct SessionCache {
+    entries: Mutex<HashMap<(TenantId, SessionId), Arc<SessionSpec>>>,
 }
 
-impl Specs {
-    /// A session's id and specification; `None` if the tenant has no such session.
-    pub(crate) async fn of(
+impl SessionCache {
+    /// Returns a session's id and specification; `None` if the tenant has no such session.
+    pub(crate) async fn get(
         &self,
         store: &Store,
         tenant: &TenantId,
-        which: &SessionRef,
+        session: &SessionRef,
     ) -> Result<Option<(SessionId, Arc<SessionSpec>)>, Error> {
-        // An alias may be another session's by now.
-        if let SessionRef::Id(id) = which
-            && let Some(spec) = self.recall(tenant, *id)
+        // Aliases are not cached: another session may have taken the alias.
+        if let SessionRef::Id(id) = session
+            && let Some(spec) = self.cached(tenant, *id)
         {
             return Ok(Some((*id, spec)));
         }
-        let Some((id, spec)) = store.run_session(tenant, which).await? else { return Ok(None) };
-        Ok(Some((id, self.remember(tenant, id, spec))))
+        let Some((id, spec)) = store.run_session(tenant, session).await? else { return Ok(None) };
+        Ok(Some((id, self.insert(tenant, id, spec))))
     }
 
-    fn recall(&self, tenant: &TenantId, id: SessionId) -> Option<Arc<SessionSpec>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&(tenant.clone(), id)).cloned()
+    fn cached(&self, tenant: &TenantId, id: SessionId) -> Option<Arc<SessionSpec>> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.get(&(tenant.clone(), id)).cloned()
     }
 
-    fn remember(&self, tenant: &TenantId, id: SessionId, spec: SessionSpec) -> Arc<SessionSpec> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST {
-            known.clear();
+    fn insert(&self, tenant: &TenantId, id: SessionId, spec: SessionSpec) -> Arc<SessionSpec> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= MAX_ENTRIES {
+            entries.clear();
         }
         let spec = Arc::new(spec);
-        known.insert((tenant.clone(), id), spec.clone());
+        entries.insert((tenant.clone(), id), spec.clone());
         spec
     }
 }

@@ -1,4 +1,4 @@
-//! `SessionService`: workspaces, their ends, and the worker that holds them.
+//! `SessionService`: creates, shows, extends and closes sessions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
     to_proto, validate,
 };
 
-/// How long a new session waits to be taken before it is returned without a worker.
-const OFFER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a new session waits for a worker before it is returned without one.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The service.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
-        let request = SessionRequest::read(wire, &self.context.options)?;
+        let request = SessionRequest::parse(wire, &self.context.options)?;
         let created = self.admit(caller, request).await;
         if let Err(error) = &created {
             let store = &self.context.store;
@@ -42,7 +42,7 @@ impl Sessions {
 
     async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let spec = request.specify(options, caller.floor)?;
+        let spec = request.to_spec(options, caller.floor)?;
         check_available(store, spec.mode).await?;
         let hash = fingerprint(&request)?;
         let new = NewSession {
@@ -59,19 +59,19 @@ impl Sessions {
         match store.session_create(new, caller.quotas).await {
             Ok(SessionCreated::New(session)) => Ok(self.offer(*session).await),
             Ok(SessionCreated::Existing(session)) => Ok(*session),
-            Ok(SessionCreated::KeyReused) => Err(ApiError::KeyReused),
-            Ok(SessionCreated::OverQuota) => Err(ApiError::OverQuota { quota: "sessions" }),
+            Ok(SessionCreated::KeyReused) => Err(ApiError::IdempotencyKeyReused),
+            Ok(SessionCreated::OverQuota) => Err(ApiError::QuotaExceeded { quota: "sessions" }),
             Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Offers a new session to a worker, so that its lease is there before its first run.
+    /// Offers a new session to a worker, so that it has a lease before its first run.
     async fn offer(&self, mut session: Session) -> Session {
         let (context, id, mode) = (self.context.clone(), session.id, session.spec.mode);
-        // A task, so that the offer goes on if the caller is not waited for any longer.
+        // A task, so that the offer continues after the timeout.
         let offer = task::background("offer", async move { context.dispatch.offer(id, mode).await });
-        if let Ok(Ok(Some((worker, epoch)))) = tokio::time::timeout(OFFER_PATIENCE, offer).await {
+        if let Ok(Ok(Some((worker, epoch)))) = tokio::time::timeout(OFFER_TIMEOUT, offer).await {
             session.holder = Some(worker);
             session.lease_epoch = epoch;
         }
@@ -83,50 +83,47 @@ impl Sessions {
         caller: &Caller,
         wire: v1::ListSessionsRequest,
     ) -> Result<v1::ListSessionsResponse, ApiError> {
-        let page = Page::<SessionId>::read(wire.page_size, &wire.page_token)?;
-        let state = match validate::known("state", wire.state)? {
+        let page = Page::<SessionId>::parse(wire.page_size, &wire.page_token)?;
+        let state = match validate::enum_value("state", wire.state)? {
             v1::SessionState::Unspecified => None,
             v1::SessionState::Open => Some(SessionState::Open),
             v1::SessionState::Ended => Some(SessionState::Ended),
         };
         let mut rows = self.context.store.session_list(&caller.tenant, state, page.after, page.limit).await?;
-        let next_page_token = page.cut(&mut rows, |session| session.id);
+        let next_page_token = page.truncate(&mut rows, |session| session.id);
         Ok(v1::ListSessionsResponse {
-            sessions: rows.into_iter().map(|session| self.render(session)).collect(),
+            sessions: rows.into_iter().map(to_proto::session).collect(),
             next_page_token,
         })
     }
 
     async fn extend(&self, caller: &Caller, wire: v1::ExtendSessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let which = resource_name::session("name", &wire.name)?;
+        let name = resource_name::session("name", &wire.name)?;
         let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
-        let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "is missing"))?;
-        if let Some(session) = store.session_extend(&caller.tenant, &which, ttl).await? {
+        let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "required"))?;
+        if let Some(session) = store.session_extend(&caller.tenant, &name, ttl).await? {
             return Ok(session);
         }
-        get(store, caller, &which).await?;
+        find(store, caller, &name).await?;
         Err(ApiError::SessionEnded)
     }
 
     async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
-        let which = resource_name::session("name", &wire.name)?;
-        let closed = self.context.store.session_close(&caller.tenant, &which).await?;
-        let session = closed.ok_or(ApiError::NotFound)?;
+        let name = resource_name::session("name", &wire.name)?;
+        let closed = self.context.store.session_close(&caller.tenant, &name).await?;
+        let session = closed.ok_or_else(|| resource_name::session_not_found(&name))?;
         if let Some(address) = session.holder_address.clone() {
             let (context, id) = (self.context.clone(), session.id);
             task::background("close", async move { context.dispatch.close(&address, id).await });
         }
         Ok(session)
     }
-
-    fn render(&self, session: Session) -> v1::Session {
-        to_proto::session(session)
-    }
 }
 
-async fn get(store: &Store, caller: &Caller, which: &SessionRef) -> Result<Session, ApiError> {
-    store.session_get(&caller.tenant, which).await?.ok_or(ApiError::NotFound)
+async fn find(store: &Store, caller: &Caller, name: &SessionRef) -> Result<Session, ApiError> {
+    let session = store.session_get(&caller.tenant, name).await?;
+    session.ok_or_else(|| resource_name::session_not_found(name))
 }
 
 #[tonic::async_trait]
@@ -137,7 +134,7 @@ impl SessionService for Sessions {
     ) -> Result<Response<v1::CreateSessionResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let session = self.create(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CreateSessionResponse { session: Some(self.render(session)) }))
+        Ok(Response::new(v1::CreateSessionResponse { session: Some(to_proto::session(session)) }))
     }
 
     async fn get_session(
@@ -145,9 +142,9 @@ impl SessionService for Sessions {
         request: Request<v1::GetSessionRequest>,
     ) -> Result<Response<v1::GetSessionResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let which = resource_name::session("name", &request.into_inner().name)?;
-        let session = get(&self.context.store, &caller, &which).await?;
-        Ok(Response::new(v1::GetSessionResponse { session: Some(self.render(session)) }))
+        let name = resource_name::session("name", &request.into_inner().name)?;
+        let session = find(&self.context.store, &caller, &name).await?;
+        Ok(Response::new(v1::GetSessionResponse { session: Some(to_proto::session(session)) }))
     }
 
     async fn list_sessions(
@@ -164,7 +161,7 @@ impl SessionService for Sessions {
     ) -> Result<Response<v1::ExtendSessionResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let session = self.extend(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::ExtendSessionResponse { session: Some(self.render(session)) }))
+        Ok(Response::new(v1::ExtendSessionResponse { session: Some(to_proto::session(session)) }))
     }
 
     async fn close_session(
@@ -173,6 +170,6 @@ impl SessionService for Sessions {
     ) -> Result<Response<v1::CloseSessionResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let session = self.close(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CloseSessionResponse { session: Some(self.render(session)) }))
+        Ok(Response::new(v1::CloseSessionResponse { session: Some(to_proto::session(session)) }))
     }
 }

@@ -1,4 +1,4 @@
-//! What the store holds, as the wire shows it. Pure.
+//! Converts rows of the store to messages of the API. Pure.
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
@@ -78,7 +78,7 @@ pub(crate) fn run(run: &Run) -> v1::Run {
     }
 }
 
-/// What a run tried against its policy, in order.
+/// The policy violations of a run, in order.
 pub(crate) fn violations(run: &Run) -> impl Iterator<Item = v1::ViolationEvent> {
     run.violations.seen.iter().map(Into::into)
 }
@@ -109,7 +109,7 @@ pub(crate) fn queued(subject: &Run) -> v1::QueuedEvent {
     v1::QueuedEvent { run: Some(run(subject)) }
 }
 
-/// That a worker has the run; `None` if the row names none.
+/// The event that a worker has the run; `None` if the row has no worker.
 pub(crate) fn assigned(run: &Run) -> Option<v1::AssignedEvent> {
     run.worker.as_ref()?;
     Some(v1::AssignedEvent {
@@ -118,7 +118,7 @@ pub(crate) fn assigned(run: &Run) -> Option<v1::AssignedEvent> {
     })
 }
 
-/// That the run's command was started; `None` if it was not, or the row does not know it yet.
+/// The event that the command was started; `None` if the row has no start time (yet).
 pub(crate) fn started(run: &Run) -> Option<v1::StartedEvent> {
     run.started_at?;
     Some(v1::StartedEvent {
@@ -196,7 +196,7 @@ pub(crate) fn key(key: Key) -> v1::Key {
     v1::Key {
         name: format!("tenants/{}/keys/{}", key.tenant, key.id),
         display_name: key.display_name,
-        scopes: key.scopes.into_iter().map(|each| scope(each).into()).collect(),
+        scopes: key.scopes.into_iter().map(|value| scope(value).into()).collect(),
         create_time: Some(time(key.created_at)),
         revoke_time: key.revoked_at.map(time),
     }

@@ -1,4 +1,4 @@
-//! Checks what callers send, field by field, before anything is stored. Pure.
+//! Validation of requests, field by field, before anything is stored. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,8 +15,9 @@ use crate::{resource_name, status::ApiError};
 
 const MAX_ARGS: usize = 10_000;
 const MAX_ENV: usize = 1_000;
-/// The kernel takes 128 KiB for one string, with its closing NUL.
+/// The kernel's limit for one argument or variable: 128 KiB with the closing NUL.
 const MAX_STRING: usize = 128 * 1024 - 1;
+/// Maximum bytes of all arguments and variables together.
 const MAX_STRINGS: usize = 1024 * 1024;
 const MAX_PATH: usize = 4095;
 const MAX_LABELS: usize = 64;
@@ -25,7 +26,7 @@ const MAX_LABEL_VALUE: usize = 255;
 const MAX_IDEMPOTENCY_KEY: usize = 128;
 const MAX_DISPLAY_NAME: usize = 63;
 const MAX_REASON: usize = 1000;
-const MAX_TERMINAL: u16 = 1000;
+const MAX_TERMINAL_SIDE: u16 = 1000;
 const MAX_SIGNAL: i32 = 64;
 const MAX_RETRIES: i32 = 10;
 const MAX_STDIN: usize = 1024 * 1024;
@@ -39,20 +40,20 @@ fn invalid<T>(field: &str, message: impl Into<String>) -> Checked<T> {
 }
 
 fn no_nul(field: &str, text: &str) -> Checked<()> {
-    if text.contains('\0') { invalid(field, "contains a NUL byte") } else { Ok(()) }
+    if text.contains('\0') { invalid(field, "must not contain NUL bytes") } else { Ok(()) }
 }
 
-fn at_most(field: &str, what: &str, count: usize, most: usize) -> Checked<()> {
-    if count > most { invalid(field, format!("has more than {most} {what}")) } else { Ok(()) }
+fn at_most(field: &str, unit: &str, count: usize, max: usize) -> Checked<()> {
+    if count > max { invalid(field, format!("maximum is {max} {unit}")) } else { Ok(()) }
 }
 
-/// A command; fields are named from `command` on.
+/// Validates a command; the paths of its fields start with `command`.
 pub(crate) fn command(wire: Option<v1::CommandSpec>) -> Checked<CommandSpec> {
-    let Some(wire) = wire else { return invalid("command", "is missing") };
+    let Some(wire) = wire else { return invalid("command", "required") };
     check_argv(&wire.argv)?;
     check_env(&wire.env)?;
     let size = wire.argv.iter().map(String::len).chain(wire.env.iter().map(|(k, v)| k.len() + v.len())).sum();
-    at_most("command", "bytes in arguments and environment", size, MAX_STRINGS)?;
+    at_most("command", "bytes of arguments and environment together", size, MAX_STRINGS)?;
     check_working_directory(&wire.working_directory)?;
     Ok(CommandSpec {
         argv: wire.argv,
@@ -66,11 +67,11 @@ pub(crate) fn command(wire: Option<v1::CommandSpec>) -> Checked<CommandSpec> {
 fn check_argv(argv: &[String]) -> Checked<()> {
     const FIELD: &str = "command.argv";
     if argv.first().is_none_or(String::is_empty) {
-        return invalid(FIELD, "names no program");
+        return invalid(FIELD, "must name a program");
     }
     at_most(FIELD, "arguments", argv.len(), MAX_ARGS)?;
     argv.iter().try_for_each(|arg| {
-        at_most(FIELD, "bytes in one argument", arg.len(), MAX_STRING)?;
+        at_most(FIELD, "bytes per argument", arg.len(), MAX_STRING)?;
         no_nul(FIELD, arg)
     })
 }
@@ -80,9 +81,9 @@ fn check_env(env: &HashMap<String, String>) -> Checked<()> {
     at_most(FIELD, "variables", env.len(), MAX_ENV)?;
     env.iter().try_for_each(|(name, value)| {
         if name.is_empty() || name.contains('=') {
-            return invalid(FIELD, "has a name that is empty or contains `=`");
+            return invalid(FIELD, "names must not be empty or contain `=`");
         }
-        at_most(FIELD, "bytes in one variable", name.len() + 1 + value.len(), MAX_STRING)?;
+        at_most(FIELD, "bytes per variable", name.len() + 1 + value.len(), MAX_STRING)?;
         no_nul(FIELD, name)?;
         no_nul(FIELD, value)
     })
@@ -94,19 +95,23 @@ fn check_working_directory(path: &str) -> Checked<()> {
     no_nul(FIELD, path)?;
     let inside =
         Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    if inside { Ok(()) } else { invalid(FIELD, "must be relative and without `..`") }
+    if inside {
+        Ok(())
+    } else {
+        invalid(FIELD, "must be relative to the workspace and must not contain `..`")
+    }
 }
 
-/// A terminal's size.
+/// Validates the size of a terminal.
 pub(crate) fn terminal(field: &str, wire: v1::Terminal) -> Checked<TerminalSize> {
     let side = |name: &str, value: i32| match u16::try_from(value) {
-        Ok(value @ 1..=MAX_TERMINAL) => Ok(value),
-        _ => invalid(&format!("{field}.{name}"), format!("must be 1 to {MAX_TERMINAL}")),
+        Ok(value @ 1..=MAX_TERMINAL_SIDE) => Ok(value),
+        _ => invalid(&format!("{field}.{name}"), format!("must be 1 to {MAX_TERMINAL_SIDE}")),
     };
     Ok(TerminalSize { columns: side("columns", wire.columns)?, rows: side("rows", wire.rows)? })
 }
 
-/// Limits as asked for. Whether they are granted is for admission to say.
+/// Validates requested limits. Admission compares them with the ceilings.
 pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     let Some(wire) = wire else { return Ok(LimitsRequest::default()) };
     let amount = |limit: Limit, value: Option<i64>| match value.map(u64::try_from) {
@@ -127,7 +132,7 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     })
 }
 
-/// A policy that can be meant; fields are named from `policy` on.
+/// Validates a policy; the paths of its fields start with `policy`.
 pub(crate) fn policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<Policy> {
     let policy = Policy::try_from(wire.unwrap_or_default())?;
     policy.validate(ceilings)?;
@@ -138,91 +143,91 @@ fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {
     match duration_from_proto(wire) {
         Ok(Duration::ZERO) => invalid(field, "must be more than zero"),
         Ok(duration) => Ok(duration),
-        Err(_) => invalid(field, "is negative or malformed"),
+        Err(_) => invalid(field, "must not be negative or malformed"),
     }
 }
 
-/// A time to live: more than zero, at most `most`; `None` if it is unset.
+/// Validates a time to live: more than zero, at most `max`; `None` if unset.
 pub(crate) fn ttl(
     field: &str,
     wire: Option<prost_types::Duration>,
-    most: Duration,
+    max: Duration,
 ) -> Checked<Option<Duration>> {
     let Some(wire) = wire else { return Ok(None) };
     let ttl = duration(field, &wire)?;
-    if ttl > most {
-        return invalid(field, format!("is above the ceiling of {most:?}"));
+    if ttl > max {
+        return invalid(field, format!("maximum is {max:?}"));
     }
     Ok(Some(ttl))
 }
 
-/// An alias; `None` if it is empty.
+/// Validates an alias; `None` if empty.
 pub(crate) fn alias(text: String) -> Checked<Option<String>> {
     if text.is_empty() {
         return Ok(None);
     }
     if !resource_name::is_alias(&text) {
-        return invalid("alias", "must match `[a-z0-9-]{1,63}` and be neither `-` nor a UUID");
+        return invalid("alias", "must match `[a-z0-9-]{1,63}` and must not be `-` or a UUID");
     }
     Ok(Some(text))
 }
 
-/// Labels, in order.
+/// Validates labels and sorts them.
 pub(crate) fn labels(wire: HashMap<String, String>) -> Checked<BTreeMap<String, String>> {
     const FIELD: &str = "labels";
     at_most(FIELD, "entries", wire.len(), MAX_LABELS)?;
     for (key, value) in &wire {
         if key.is_empty() {
-            return invalid(FIELD, "has an empty key");
+            return invalid(FIELD, "keys must not be empty");
         }
-        at_most(FIELD, "bytes in one key", key.len(), MAX_LABEL_KEY)?;
-        at_most(FIELD, "bytes in one value", value.len(), MAX_LABEL_VALUE)?;
+        at_most(FIELD, "bytes per key", key.len(), MAX_LABEL_KEY)?;
+        at_most(FIELD, "bytes per value", value.len(), MAX_LABEL_VALUE)?;
         no_nul(FIELD, key)?;
         no_nul(FIELD, value)?;
     }
     Ok(wire.into_iter().collect())
 }
 
-/// An idempotency key; `None` if it is empty.
+/// Validates an idempotency key; `None` if empty.
 pub(crate) fn idempotency_key(text: String) -> Checked<Option<String>> {
     at_most("idempotency_key", "bytes", text.len(), MAX_IDEMPOTENCY_KEY)?;
     no_nul("idempotency_key", &text)?;
     Ok((!text.is_empty()).then_some(text))
 }
 
-/// A name for people.
+/// Validates a display name.
 pub(crate) fn display_name(text: String) -> Checked<String> {
     at_most("display_name", "bytes", text.len(), MAX_DISPLAY_NAME)?;
     no_nul("display_name", &text)?;
     Ok(text)
 }
 
-/// Why an administrator decided something.
+/// Validates the reason of an administrative decision.
 pub(crate) fn reason(text: String) -> Checked<String> {
     if text.trim().is_empty() {
-        return Err(ApiError::invalid("reason", "is empty: it is kept with the decision"));
+        return invalid("reason", "must not be empty: it is recorded with the decision");
     }
     at_most("reason", "bytes", text.len(), MAX_REASON)?;
     no_nul("reason", &text)?;
     Ok(text)
 }
 
-/// A mode; `None` if it is unset.
+/// Validates a mode; `None` if unset.
 pub(crate) fn mode(number: i32) -> Checked<Option<Mode>> {
-    known::<v1::SandboxMode>("mode", number).map(v1::SandboxMode::to_mode)
+    enum_value::<v1::SandboxMode>("mode", number).map(v1::SandboxMode::to_mode)
 }
 
-/// A network mode; `None` if it is unset.
+/// Validates a network mode; `None` if unset.
 pub(crate) fn network(number: i32) -> Checked<Option<NetworkMode>> {
-    known::<v1::NetworkMode>("network", number).map(v1::NetworkMode::to_mode)
+    enum_value::<v1::NetworkMode>("network", number).map(v1::NetworkMode::to_mode)
 }
 
-/// A value of an enum; numbers we do not know are refused, not ignored.
-pub(crate) fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Checked<E> {
-    E::try_from(number).or_else(|_| invalid(field, "is not a known value"))
+/// Validates an enum value: unknown numbers are rejected, not ignored.
+pub(crate) fn enum_value<E: TryFrom<i32>>(field: &str, number: i32) -> Checked<E> {
+    E::try_from(number).or_else(|_| invalid(field, format!("unknown value {number}")))
 }
 
-/// How often a run may be started again.
+/// Validates how often a run may be retried.
 pub(crate) fn retries(count: i32) -> Checked<i32> {
     if (0..=MAX_RETRIES).contains(&count) {
         Ok(count)
@@ -231,12 +236,12 @@ pub(crate) fn retries(count: i32) -> Checked<i32> {
     }
 }
 
-/// Where to resume output.
+/// Validates the position to resume output from.
 pub(crate) fn position(position: i64) -> Checked<i64> {
     if position >= 0 { Ok(position) } else { invalid("position", "must not be negative") }
 }
 
-/// A signal's number.
+/// Validates a signal number.
 pub(crate) fn signal(number: i32) -> Checked<i32> {
     if (1..=MAX_SIGNAL).contains(&number) {
         Ok(number)
@@ -245,12 +250,12 @@ pub(crate) fn signal(number: i32) -> Checked<i32> {
     }
 }
 
-/// The size of one piece of standard input.
+/// Validates the size of one message of standard input.
 pub(crate) fn stdin(bytes: &[u8]) -> Checked<()> {
     at_most("stdin", "bytes", bytes.len(), MAX_STDIN)
 }
 
-/// A point in time; `None` if it is unset.
+/// Validates a timestamp; `None` if unset.
 pub(crate) fn time(field: &str, wire: Option<prost_types::Timestamp>) -> Checked<Option<OffsetDateTime>> {
     let Some(wire) = wire else { return Ok(None) };
     let nanos = i128::from(wire.seconds) * 1_000_000_000 + i128::from(wire.nanos);
@@ -258,11 +263,11 @@ pub(crate) fn time(field: &str, wire: Option<prost_types::Timestamp>) -> Checked
     let in_range = wire.seconds >= YEAR_ONE && (0..1_000_000_000).contains(&wire.nanos);
     match time.filter(|_| in_range) {
         Some(time) => Ok(Some(time)),
-        None => invalid(field, "is not a point in time"),
+        None => invalid(field, "not a valid timestamp"),
     }
 }
 
-/// A new quota; `None` if it is unset.
+/// Validates a quota; `None` if unset.
 pub(crate) fn quota(field: &str, value: Option<i64>) -> Checked<Option<i64>> {
     match value {
         Some(value) if value <= 0 => invalid(field, "must be more than zero"),
@@ -276,8 +281,8 @@ mod tests {
 
     fn field<T>(result: Checked<T>) -> String {
         match result {
-            Err(ApiError::Invalid { field, .. }) => field,
-            Err(other) => panic!("refused for another reason: {other:?}"),
+            Err(ApiError::InvalidField { field, .. }) => field,
+            Err(other) => panic!("rejected for another reason: {other:?}"),
             Ok(_) => panic!("accepted"),
         }
     }
@@ -291,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_command_is_accepted() {
+    fn plain_command_is_accepted() {
         let wire =
             v1::CommandSpec { working_directory: "a/./b".into(), stdin: true, ..spec(&["sh", "-c", ""]) };
         let command = command(Some(wire)).unwrap();
@@ -300,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_without_a_program_or_with_bad_arguments_is_refused() {
+    fn command_without_program_or_with_bad_arguments_is_rejected() {
         assert_eq!(field(command(None)), "command");
         let huge = "x".repeat(MAX_STRING + 1);
         for bad in [&[][..], &[""], &["a\0b"], &["true", "\0"], &["true", &huge]] {
@@ -311,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_environment_is_refused() {
+    fn bad_environment_is_rejected() {
         for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0")] {
             assert_eq!(field(command(Some(with_env([(name.into(), value.into())])))), "command.env");
         }
@@ -320,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn a_command_over_its_size_is_refused() {
+    fn oversized_command_is_rejected() {
         let big = "x".repeat(MAX_STRING);
         assert_eq!(field(command(Some(spec(&[big.as_str(); 9])))), "command");
     }
 
     #[test]
-    fn a_working_directory_must_stay_inside() {
+    fn working_directory_must_stay_in_workspace() {
         for bad in ["/", "/etc", "..", "a/../b", "a\0"] {
             let wire = v1::CommandSpec { working_directory: bad.into(), ..spec(&["true"]) };
             assert_eq!(field(command(Some(wire))), "command.working_directory", "{bad:?}");
@@ -334,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_has_a_sensible_size() {
+    fn terminal_size_is_bounded() {
         for (columns, rows, expected) in [
             (0, 1, "command.terminal.columns"),
             (1001, 1, "command.terminal.columns"),
@@ -347,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_limits_and_durations_are_refused_by_name() {
+    fn negative_limits_and_durations_are_rejected_by_field() {
         let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
         assert_eq!(
             field(limits(Some(v1::Limits { timeout: negative, ..Default::default() }))),
@@ -379,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_are_refused_by_name() {
+    fn numbers_out_of_range_are_rejected_by_field() {
         assert_eq!(field(mode(99)), "mode");
         assert_eq!(field(network(-1)), "network");
         assert_eq!(field(retries(11)), "retries");
@@ -401,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_out_of_range_is_refused() {
+    fn timestamp_out_of_range_is_rejected() {
         let at = |seconds, nanos| Some(prost_types::Timestamp { seconds, nanos });
         assert_eq!(field(time("created_after", at(i64::MAX, 0))), "created_after");
         assert_eq!(field(time("created_after", at(YEAR_ONE - 1, 0))), "created_after");

@@ -1,4 +1,4 @@
-//! `FileService`: files of a session, at the worker that holds it.
+//! `FileService`: file calls, forwarded to the worker that holds the session.
 
 mod error;
 mod request;
@@ -15,8 +15,7 @@ use codelia_store::{Caller, EventKind, SessionRef};
 use futures::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-pub(crate) use self::error::Refused;
-use self::{request::Cursor, route::Road};
+use self::{request::NameCursor, route::SessionRoute};
 use crate::{
     audit, auth, context::Context, paging::Page, request::Deadline, resource_name, status::ApiError,
 };
@@ -28,8 +27,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    fn road(&self, caller: &Caller, session: SessionRef) -> Road {
-        Road { context: self.context.clone(), tenant: caller.tenant.clone(), session }
+    fn route(&self, caller: &Caller, session: SessionRef) -> SessionRoute {
+        SessionRoute { context: self.context.clone(), tenant: caller.tenant.clone(), session }
     }
 
     async fn call(
@@ -38,28 +37,28 @@ impl Files {
         parent: &str,
         call: Call,
     ) -> Result<wire::CallFileResponse, ApiError> {
-        let road = self.road(caller, resource_name::session("parent", parent)?);
-        let answer = road.call(&call).await;
-        self.recorded(caller, &road, answer).await
+        let route = self.route(caller, resource_name::session("parent", parent)?);
+        let response = route.call(&call).await;
+        self.audited(caller, &route, response).await
     }
 
-    /// The file that a call is about, as it is now.
-    async fn call_for_one(&self, caller: &Caller, parent: &str, call: Call) -> Result<v1::File, ApiError> {
-        only(self.call(caller, parent, call).await?.files)
+    /// Makes a call and returns the file that it is about.
+    async fn call_one(&self, caller: &Caller, parent: &str, call: Call) -> Result<v1::File, ApiError> {
+        single_file(self.call(caller, parent, call).await?.files)
     }
 
-    /// Leaves a trace of what was tried against the policy.
-    async fn recorded<T>(
+    /// Records the error if it is a refusal.
+    async fn audited<T>(
         &self,
         caller: &Caller,
-        road: &Road,
-        answer: Result<T, ApiError>,
+        route: &SessionRoute,
+        result: Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        if let Err(error) = &answer {
+        if let Err(error) = &result {
             let store = &self.context.store;
-            audit::record(store, caller, EventKind::FileRefused, Some(&road.session), error).await;
+            audit::record(store, caller, EventKind::FileRefused, Some(&route.session), error).await;
         }
-        answer
+        result
     }
 
     async fn list(
@@ -67,22 +66,22 @@ impl Files {
         caller: &Caller,
         request: v1::ListFilesRequest,
     ) -> Result<v1::ListFilesResponse, ApiError> {
-        let page = Page::<Cursor>::read(request.page_size, &request.page_token)?;
+        let page = Page::<NameCursor>::parse(request.page_size, &request.page_token)?;
         let directory = wire::ListedDirectory {
             path: request::directory("path", &request.path)?,
             after: page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default(),
             limit: page.limit,
         };
         let mut files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
-        let next_page_token = page.cut(&mut files, |file| Cursor(file.file_name.clone()));
+        let next_page_token = page.truncate(&mut files, |file| NameCursor(file.file_name.clone()));
         let files = files.into_iter().filter_map(|named| named.file).collect();
         Ok(v1::ListFilesResponse { files, next_page_token })
     }
 }
 
-fn only(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
+fn single_file(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
     let file = files.into_iter().next().and_then(|named| named.file);
-    file.ok_or_else(|| ApiError::internal("a worker told of no file"))
+    file.ok_or_else(|| ApiError::internal("worker returned no file"))
 }
 
 #[tonic::async_trait]
@@ -95,10 +94,10 @@ impl FileService for Files {
     ) -> Result<Response<v1::WriteFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut requests = request.into_inner();
-        let (session, open) = transfer::opening(&mut requests).await?;
-        let road = self.road(&caller, session);
-        let written = transfer::write(&road, open, requests).await;
-        Ok(Response::new(self.recorded(&caller, &road, written).await?))
+        let (session, open) = transfer::read_open(&mut requests).await?;
+        let route = self.route(&caller, session);
+        let written = transfer::write(&route, open, requests).await;
+        Ok(Response::new(self.audited(&caller, &route, written).await?))
     }
 
     async fn read_file(
@@ -106,12 +105,12 @@ impl FileService for Files {
         request: Request<v1::ReadFileRequest>,
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let deadline = Deadline::of_call(&request);
+        let deadline = Deadline::from_request(&request);
         let request = request::read(request.into_inner())?;
-        let road = self.road(&caller, resource_name::session("parent", &request.parent)?);
-        let opened = road.read(&request).await;
-        let pieces = self.recorded(&caller, &road, opened).await?;
-        Ok(Response::new(Box::pin(transfer::forward(road, pieces, deadline))))
+        let route = self.route(&caller, resource_name::session("parent", &request.parent)?);
+        let opened = route.read(&request).await;
+        let chunks = self.audited(&caller, &route, opened).await?;
+        Ok(Response::new(Box::pin(transfer::send_file(route, chunks, deadline))))
     }
 
     async fn stat_file(
@@ -122,7 +121,7 @@ impl FileService for Files {
         let mut request = request.into_inner();
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
-        let file = self.call_for_one(&caller, &parent, Call::StatFile(request)).await?;
+        let file = self.call_one(&caller, &parent, Call::StatFile(request)).await?;
         Ok(Response::new(v1::StatFileResponse { file: Some(file) }))
     }
 
@@ -142,7 +141,7 @@ impl FileService for Files {
         let mut request = request.into_inner();
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
-        let file = self.call_for_one(&caller, &parent, Call::MakeDirectory(request)).await?;
+        let file = self.call_one(&caller, &parent, Call::MakeDirectory(request)).await?;
         Ok(Response::new(v1::MakeDirectoryResponse { file: Some(file) }))
     }
 
@@ -155,7 +154,7 @@ impl FileService for Files {
         request.source_path = request::path("source_path", &request.source_path)?;
         request.destination_path = request::path("destination_path", &request.destination_path)?;
         let parent = std::mem::take(&mut request.parent);
-        let file = self.call_for_one(&caller, &parent, Call::MoveFile(request)).await?;
+        let file = self.call_one(&caller, &parent, Call::MoveFile(request)).await?;
         Ok(Response::new(v1::MoveFileResponse { file: Some(file) }))
     }
 
@@ -168,7 +167,7 @@ impl FileService for Files {
         request.source_path = request::path("source_path", &request.source_path)?;
         request.destination_path = request::path("destination_path", &request.destination_path)?;
         let parent = std::mem::take(&mut request.parent);
-        let file = self.call_for_one(&caller, &parent, Call::CopyFile(request)).await?;
+        let file = self.call_one(&caller, &parent, Call::CopyFile(request)).await?;
         Ok(Response::new(v1::CopyFileResponse { file: Some(file) }))
     }
 
@@ -191,8 +190,8 @@ impl FileService for Files {
         let caller = auth::caller(request.extensions())?;
         let mut request = request::edit(request.into_inner())?;
         let parent = std::mem::take(&mut request.parent);
-        let answer = self.call(&caller, &parent, Call::EditFile(request)).await?;
-        let replacements = answer.replacements;
-        Ok(Response::new(v1::EditFileResponse { file: Some(only(answer.files)?), replacements }))
+        let response = self.call(&caller, &parent, Call::EditFile(request)).await?;
+        let replacements = response.replacements;
+        Ok(Response::new(v1::EditFileResponse { file: Some(single_file(response.files)?), replacements }))
     }
 }

@@ -1,4 +1,4 @@
-//! Checks what file calls ask for, field by field. Pure.
+//! Validation of file requests, field by field. Pure.
 
 use std::{
     fmt,
@@ -11,72 +11,73 @@ use codelia_proto::v1;
 
 use crate::status::ApiError;
 
-/// As the kernel takes them.
+/// The kernel's limit for a path.
 const MAX_PATH: usize = 4095;
-const MAX_PART: usize = 255;
+/// The kernel's limit for a path component.
+const MAX_COMPONENT: usize = 255;
 const MAX_MODE: u32 = 0o777;
 const MAX_ETAG: usize = 128;
-/// The most bytes of one piece of a file, or of a text to replace.
+/// Maximum bytes of one chunk of a file, or of a text to replace.
 pub(crate) const MAX_DATA: usize = 1024 * 1024;
 
 type Checked<T> = Result<T, ApiError>;
 
-/// A path in the workspace, made relative and brought to its shortest form.
+/// Validates a path in the workspace; returns it relative and normalized.
 pub(crate) fn path(field: &str, text: &str) -> Checked<String> {
     if text.is_empty() {
-        return Err(ApiError::invalid(field, "is empty"));
+        return Err(ApiError::invalid(field, "must not be empty"));
     }
     directory(field, text)
 }
 
-/// The same; empty stands for the workspace itself.
+/// Like [`path`]; empty means the workspace itself.
 pub(crate) fn directory(field: &str, text: &str) -> Checked<String> {
     let invalid = |message: String| Err(ApiError::invalid(field, message));
     if text.len() > MAX_PATH {
-        return invalid(format!("has more than {MAX_PATH} bytes"));
+        return invalid(format!("maximum is {MAX_PATH} bytes"));
     }
     if text.contains('\0') {
-        return invalid("contains a NUL byte".to_owned());
+        return invalid("must not contain NUL bytes".to_owned());
     }
-    let inside = match Path::new(text).strip_prefix(WORKSPACE) {
-        Ok(inside) => inside,
+    let relative = match Path::new(text).strip_prefix(WORKSPACE) {
+        Ok(relative) => relative,
         Err(_) if text.starts_with('/') => {
-            return invalid(format!("must be relative or begin with {WORKSPACE}"));
+            return invalid(format!("must be relative or start with {WORKSPACE}"));
         }
         Err(_) => Path::new(text),
     };
-    let mut parts = Vec::new();
-    for part in inside.components() {
-        match part {
+    let mut names = Vec::new();
+    for component in relative.components() {
+        match component {
             Component::CurDir => {}
-            Component::Normal(name) if name.len() > MAX_PART => {
-                return invalid(format!("has a part of more than {MAX_PART} bytes"));
+            Component::Normal(name) if name.len() > MAX_COMPONENT => {
+                return invalid(format!("maximum is {MAX_COMPONENT} bytes per path component"));
             }
-            Component::Normal(name) => parts.push(name.to_string_lossy()),
+            Component::Normal(name) => names.push(name.to_string_lossy()),
             Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
                 return invalid("must not contain `..`".to_owned());
             }
         }
     }
-    Ok(parts.join("/"))
+    Ok(names.join("/"))
 }
 
 fn etag(text: &str) -> Checked<()> {
     if text.len() <= MAX_ETAG && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(())
     } else {
-        Err(ApiError::invalid("etag", "is not one of a previous response"))
+        Err(ApiError::invalid("etag", "not an etag of a previous response"))
     }
 }
 
-fn at_most(field: &str, bytes: &[u8]) -> Checked<()> {
+fn check_size(field: &str, bytes: &[u8]) -> Checked<()> {
     if bytes.len() > MAX_DATA {
-        return Err(ApiError::invalid(field, format!("has more than {MAX_DATA} bytes")));
+        return Err(ApiError::invalid(field, format!("maximum is {MAX_DATA} bytes")));
     }
     Ok(())
 }
 
-/// What a write begins with; fields are named from `open` on.
+/// Validates the first message of a write; the paths of its fields start with `open`.
 pub(crate) fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
     wire.path = path("path", &wire.path)?;
     etag(&wire.etag)?;
@@ -86,12 +87,12 @@ pub(crate) fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
     Ok(wire)
 }
 
-/// The next bytes of a file.
+/// Validates the size of a chunk.
 pub(crate) fn data(bytes: &[u8]) -> Checked<()> {
-    at_most("data", bytes)
+    check_size("data", bytes)
 }
 
-/// Which part of which file is read.
+/// Validates a request to read a file.
 pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest> {
     wire.path = path("path", &wire.path)?;
     if wire.offset < 0 {
@@ -103,34 +104,34 @@ pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest
     Ok(wire)
 }
 
-/// What is replaced by what.
+/// Validates a request to edit a file.
 pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest> {
     wire.path = path("path", &wire.path)?;
     etag(&wire.etag)?;
     if wire.old_text.is_empty() {
-        return Err(ApiError::invalid("old_text", "is empty"));
+        return Err(ApiError::invalid("old_text", "must not be empty"));
     }
-    at_most("old_text", &wire.old_text)?;
-    at_most("new_text", &wire.new_text)?;
+    check_size("old_text", &wire.old_text)?;
+    check_size("new_text", &wire.new_text)?;
     Ok(wire)
 }
 
-/// Where a page of a directory ends: the bytes of a name, which may be no text.
+/// The file name where a page of a directory ends: bytes that need not be UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Cursor(pub(crate) Vec<u8>);
+pub(crate) struct NameCursor(pub(crate) Vec<u8>);
 
-impl fmt::Display for Cursor {
+impl fmt::Display for NameCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl FromStr for Cursor {
+impl FromStr for NameCursor {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_hex || text.len() > 2 * MAX_PART {
+        if !is_hex || text.len() > 2 * MAX_COMPONENT {
             return Err(());
         }
         let pair = |at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
@@ -143,8 +144,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_relative_to_the_workspace_however_they_are_written() {
-        for (given, meant) in [
+    fn paths_become_relative_to_workspace() {
+        for (given, expected) in [
             ("a/b", "a/b"),
             ("./a//b/", "a/b"),
             ("/workspace/a", "a"),
@@ -154,39 +155,39 @@ mod tests {
             ("workspace", "workspace"),
             ("a..b/...", "a..b/..."),
         ] {
-            assert_eq!(path("path", given).as_deref(), Ok(meant), "{given}");
+            assert_eq!(path("path", given).as_deref(), Ok(expected), "{given}");
         }
         assert_eq!(directory("path", "").as_deref(), Ok(""));
     }
 
     #[test]
-    fn paths_that_cannot_be_meant_are_refused_by_name() {
+    fn invalid_paths_are_rejected_by_field() {
         let (long, deep) = ("x".repeat(256), "a/".repeat(2048));
         for bad in
             ["", "/", "/etc/passwd", "/workspacex", "..", "a/../b", "/workspace/../etc", "a\0", &long, &deep]
         {
             assert!(
-                matches!(path("here", bad), Err(ApiError::Invalid { field, .. }) if field == "here"),
+                matches!(path("target", bad), Err(ApiError::InvalidField { field, .. }) if field == "target"),
                 "{bad}"
             );
         }
     }
 
     #[test]
-    fn a_cursor_holds_any_name() {
+    fn cursor_holds_any_name() {
         for name in [&b"a"[..], b"\xff\x00x", b""] {
-            let cursor = Cursor(name.to_vec());
+            let cursor = NameCursor(name.to_vec());
             assert_eq!(cursor.to_string().parse(), Ok(cursor));
         }
         for bad in ["x", "0", "zz", "é", &"00".repeat(256)] {
-            assert!(bad.parse::<Cursor>().is_err(), "{bad}");
+            assert!(bad.parse::<NameCursor>().is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn numbers_and_sizes_out_of_range_are_refused_by_name() {
+    fn values_out_of_range_are_rejected_by_field() {
         let field = |error: ApiError| match error {
-            ApiError::Invalid { field, .. } => field,
+            ApiError::InvalidField { field, .. } => field,
             other => panic!("{other:?}"),
         };
         let write = |mode| v1::WriteFileOpen { path: "a".into(), mode: Some(mode), ..Default::default() };

@@ -1,4 +1,4 @@
-//! The way of a file call: to the worker that holds the session, or to one that takes it.
+//! Routes a file call to the worker that holds the session; offers the session if none does.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,46 +9,46 @@ use codelia_proto::{
     v1,
 };
 use codelia_store::{SessionEndReason, SessionRef, SessionState};
+use codelia_telemetry::backoff::Backoff;
 use codelia_types::{SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tonic::{Status, Streaming, transport::Channel};
 
-use super::error::Refused;
-use crate::{context::Context, status::ApiError};
+use super::error;
+use crate::{context::Context, resource_name, status::ApiError};
 
-/// How long a session may be without a worker before the caller is told to come again.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between looks at a session that nobody holds.
-const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// How long a session may be without a worker before the call fails.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(2);
+const MAX_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 pub(super) type Client = WorkerFileServiceClient<Channel>;
 
-/// The way to one session.
+/// Routes calls to one session.
 #[derive(Debug)]
-pub(super) struct Road {
+pub(super) struct SessionRoute {
     pub(super) context: Arc<Context>,
     pub(super) tenant: TenantId,
     pub(super) session: SessionRef,
 }
 
-/// The worker that holds the session.
+/// The worker that holds a session.
 #[derive(Debug)]
-pub(super) struct Holder {
+pub(super) struct SessionHolder {
     pub(super) session: wire::HeldSession,
     pub(super) id: SessionId,
     address: String,
 }
 
-impl Road {
-    /// Makes a call with one answer.
+impl SessionRoute {
+    /// Makes a call with one response.
     pub(super) async fn call(&self, call: &Call) -> Result<wire::CallFileResponse, ApiError> {
-        self.ask(|mut client, session| {
+        self.call_holder(|mut client, session| {
             let request = wire::CallFileRequest { session: Some(session), call: Some(call.clone()) };
             async move { client.call_file(request).await }
         })
         .await
-        .map(|(_, answer)| answer)
+        .map(|(_, response)| response)
     }
 
     /// Opens a file for reading.
@@ -56,39 +56,41 @@ impl Road {
         &self,
         request: &v1::ReadFileRequest,
     ) -> Result<(SessionId, Streaming<wire::ReadFileResponse>), ApiError> {
-        self.ask(|mut client, session| {
+        self.call_holder(|mut client, session| {
             let request = wire::ReadFileRequest { session: Some(session), request: Some(request.clone()) };
             async move { client.read_file(request).await }
         })
         .await
     }
 
-    /// Asks the holder; the next one if it is none (any more). That is sure not to have done anything.
-    async fn ask<T, F>(
+    /// Calls the holder. A worker that no longer holds the session has done nothing, so the call is
+    /// retried with the next holder.
+    async fn call_holder<T, F>(
         &self,
         call: impl Fn(Client, wire::HeldSession) -> F,
     ) -> Result<(SessionId, T), ApiError>
     where
         F: Future<Output = Result<tonic::Response<T>, Status>>,
     {
-        let mut pause = Pause::new();
+        let mut retry = Retry::new();
         loop {
-            let holder = self.holder(&mut pause).await?;
+            let holder = self.holder(&mut retry).await?;
             match call(self.client(&holder)?, holder.session.clone()).await {
-                Ok(answer) => return Ok((holder.id, answer.into_inner())),
+                Ok(response) => return Ok((holder.id, response.into_inner())),
                 Err(status) => match self.failure(&holder, &status) {
-                    ApiError::File(refused) if refused.is_not_held() && pause.wait().await => {}
+                    ApiError::File(error) if error.is_not_held() && retry.wait().await => {}
                     error => return Err(error),
                 },
             }
         }
     }
 
-    /// Finds who holds the session; offers it to somebody if nobody does.
-    pub(super) async fn holder(&self, pause: &mut Pause) -> Result<Holder, ApiError> {
+    /// Finds the holder of the session; offers the session until a worker takes it.
+    pub(super) async fn holder(&self, retry: &mut Retry) -> Result<SessionHolder, ApiError> {
         loop {
             let Context { store, dispatch, .. } = &*self.context;
-            let session = store.session_get(&self.tenant, &self.session).await?.ok_or(ApiError::NotFound)?;
+            let session = store.session_get(&self.tenant, &self.session).await?;
+            let session = session.ok_or_else(|| resource_name::session_not_found(&self.session))?;
             match (session.state, session.end_reason) {
                 (SessionState::Open, _) => {}
                 (SessionState::Ended, Some(SessionEndReason::DataLost)) => {
@@ -96,64 +98,60 @@ impl Road {
                 }
                 (SessionState::Ended, _) => return Err(ApiError::SessionEnded),
             }
-            self.used(session.id).await?;
+            self.mark_used(session.id).await?;
             if let Some(address) = session.holder_address {
                 let held = wire::HeldSession {
                     session_id: session.id.to_string(),
                     tenant_id: self.tenant.to_string(),
                     lease_epoch: session.lease_epoch.0,
                 };
-                return Ok(Holder { session: held, id: session.id, address });
+                return Ok(SessionHolder { session: held, id: session.id, address });
             }
-            if dispatch.offer(session.id, session.spec.mode).await.is_none() && !pause.wait().await {
-                return Err(ApiError::Unavailable {
-                    detail: format!("no worker takes session {}", session.id),
-                });
+            if dispatch.offer(session.id, session.spec.mode).await.is_none() && !retry.wait().await {
+                return Err(ApiError::unavailable(format_args!("no worker takes session {}", session.id)));
             }
         }
     }
 
-    /// Notes that the session is in use.
-    pub(super) async fn used(&self, id: SessionId) -> Result<(), ApiError> {
+    /// Records that the session is in use, which postpones its idle expiry.
+    pub(super) async fn mark_used(&self, id: SessionId) -> Result<(), ApiError> {
         match self.context.store.session_use(&self.tenant, id).await? {
             true => Ok(()),
             false => Err(ApiError::SessionEnded),
         }
     }
 
-    pub(super) fn client(&self, holder: &Holder) -> Result<Client, ApiError> {
+    pub(super) fn client(&self, holder: &SessionHolder) -> Result<Client, ApiError> {
         let channel = self.context.dispatch.channel(&holder.address);
-        channel
-            .map(WorkerFileServiceClient::new)
-            .map_err(|error| ApiError::Unavailable { detail: error.to_string() })
+        channel.map(WorkerFileServiceClient::new).map_err(ApiError::unavailable)
     }
 
-    /// What a worker's status means: its refusal, or that it cannot be reached.
-    pub(super) fn failure(&self, holder: &Holder, status: &Status) -> ApiError {
-        if let Some(refused) = Refused::read(status) {
-            return refused.into();
+    /// Converts a worker's status: an error that it reported, or a worker that cannot be reached.
+    pub(super) fn failure(&self, holder: &SessionHolder, status: &Status) -> ApiError {
+        if let Some(error) = error::from_status(status) {
+            return error.into();
         }
-        self.context.dispatch.forget(&holder.address);
-        ApiError::Unavailable { detail: format!("a worker does not answer a file call: {status}") }
+        self.context.dispatch.forget_channel(&holder.address);
+        ApiError::unavailable(format_args!("file call to worker {} failed: {status}", holder.address))
     }
 }
 
-/// Ever longer pauses, until there was enough of them.
+/// Retries with a backoff until a timeout.
 #[derive(Debug)]
-pub(super) struct Pause {
-    until: Instant,
-    next: Duration,
+pub(super) struct Retry {
+    deadline: Instant,
+    backoff: Backoff,
 }
 
-impl Pause {
+impl Retry {
     pub(super) fn new() -> Self {
-        Self { until: Instant::now() + PATIENCE, next: FIRST_PAUSE }
+        let backoff = Backoff::new(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
+        Self { deadline: Instant::now() + TIMEOUT, backoff }
     }
 
-    /// Waits; `false` if there was enough of it.
+    /// Waits before the next attempt; returns `false` once the timeout has passed.
     async fn wait(&mut self) -> bool {
-        sleep(self.next).await;
-        self.next = (self.next * 2).min(LONGEST_PAUSE);
-        Instant::now() < self.until
+        sleep(self.backoff.next_delay()).await;
+        Instant::now() < self.deadline
     }
 }

@@ -1,10 +1,10 @@
-//! The bytes of a file on their way between a caller and the session's worker. Little of it is here
-//! at any time, and a caller that does not go on is not waited for.
+//! Transfers the bytes of a file between a caller and the session's worker, with a small buffer.
+//! A caller that stalls is not waited for indefinitely.
 
 use std::{pin::pin, time::Duration};
 
 use codelia_proto::{
-    internal::v1::{self as wire, FileRefusalReason as Reason, OpenedFile, write_file_request::Kind},
+    internal::v1::{self as wire, FileRefusalReason as Cause, OpenedFile, write_file_request::Kind},
     v1::{self, write_file_request},
 };
 use codelia_store::SessionRef;
@@ -19,29 +19,28 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::{
-    error::Refused,
-    request,
-    route::{Pause, Road},
+    error, request,
+    route::{Retry, SessionRoute},
 };
 use crate::{
-    request::{Deadline, unreadable},
+    request::{Deadline, undecodable},
     resource_name,
-    status::ApiError,
+    status::{ApiError, FileError},
 };
 
-/// Pieces that wait for the other side.
-const AHEAD: usize = 2;
-/// How long a caller may take for its next piece, or to take one.
-const STALL: Duration = Duration::from_secs(60);
-/// How often a long transfer is noted as use of its session.
-const USE_EVERY: Duration = Duration::from_secs(1);
+/// Chunks buffered for the receiver.
+const BUFFER: usize = 2;
+/// How long a caller may take to send or to receive the next chunk.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a long transfer marks its session as used.
+const MARK_USED_INTERVAL: Duration = Duration::from_secs(1);
 
-type Uploaded = Streaming<v1::WriteFileRequest>;
-type Piece = Result<v1::ReadFileResponse, Status>;
+type Upload = Streaming<v1::WriteFileRequest>;
+type ReadResult = Result<v1::ReadFileResponse, Status>;
 
-/// Reads what a write begins with.
-pub(super) async fn opening(requests: &mut Uploaded) -> Result<(SessionRef, v1::WriteFileOpen), ApiError> {
-    match next(requests).await? {
+/// Reads the first message of a write.
+pub(super) async fn read_open(requests: &mut Upload) -> Result<(SessionRef, v1::WriteFileOpen), ApiError> {
+    match next_message(requests).await? {
         Some(write_file_request::Kind::Open(open)) => {
             let within = |error: ApiError| error.within("open");
             let session = resource_name::session("parent", &open.parent).map_err(within)?;
@@ -53,60 +52,60 @@ pub(super) async fn opening(requests: &mut Uploaded) -> Result<(SessionRef, v1::
     }
 }
 
-/// Passes a file on to the worker. It is published there when all of it has come, and not otherwise.
+/// Writes a file at the worker, which publishes it only when it is complete.
 pub(super) async fn write(
-    road: &Road,
+    route: &SessionRoute,
     open: v1::WriteFileOpen,
-    mut requests: Uploaded,
+    mut requests: Upload,
 ) -> Result<v1::WriteFileResponse, ApiError> {
-    let holder = road.holder(&mut Pause::new()).await?;
-    let (pieces, passed_on) = mpsc::channel(AHEAD);
+    let holder = route.holder(&mut Retry::new()).await?;
+    let (chunks, outgoing) = mpsc::channel(BUFFER);
     let opened = OpenedFile { session: Some(holder.session.clone()), open: Some(open) };
-    // There is room for the first one.
-    let _ = pieces.try_send(message(Kind::Open(opened)));
-    let mut client = road.client(&holder)?;
-    let mut answer = pin!(client.write_file(ReceiverStream::new(passed_on)));
-    let answered = tokio::select! {
-        // Before all of it was sent: a refusal.
-        answered = &mut answer => answered,
-        fed = feed(road, holder.id, &mut requests, pieces) => {
-            fed?;
-            answer.await
+    // The channel is empty, so there is room.
+    let _ = chunks.try_send(message(Kind::Open(opened)));
+    let mut client = route.client(&holder)?;
+    let mut response = pin!(client.write_file(ReceiverStream::new(outgoing)));
+    let response = tokio::select! {
+        // A response before the end of the upload is an error.
+        response = &mut response => response,
+        sent = forward_upload(route, holder.id, &mut requests, chunks) => {
+            sent?;
+            response.await
         }
     };
-    let response = answered.map_err(|status| road.failure(&holder, &status))?.into_inner().response;
-    response.ok_or_else(|| ApiError::internal("a worker told of no file"))
+    let response = response.map_err(|status| route.failure(&holder, &status))?.into_inner().response;
+    response.ok_or_else(|| ApiError::internal("worker returned no file"))
 }
 
-/// Sends what the caller sends. Only the caller's own word makes the file whole: a stream that is broken
-/// off looks like one that has ended.
-async fn feed(
-    road: &Road,
+/// Forwards an upload. Only `finish` completes the file: a stream that broke looks like one that
+/// ended.
+async fn forward_upload(
+    route: &SessionRoute,
     session: SessionId,
-    requests: &mut Uploaded,
-    pieces: mpsc::Sender<wire::WriteFileRequest>,
+    requests: &mut Upload,
+    chunks: mpsc::Sender<wire::WriteFileRequest>,
 ) -> Result<(), ApiError> {
-    let mut used = Instant::now();
+    let mut marked_used = Instant::now();
     loop {
-        let piece = match next(requests).await? {
+        let chunk = match next_message(requests).await? {
             Some(write_file_request::Kind::Data(data)) => {
                 request::data(&data)?;
                 Kind::Data(data)
             }
             Some(write_file_request::Kind::Finish(finish)) => Kind::Finish(finish),
             Some(write_file_request::Kind::Open(_)) => {
-                return Err(ApiError::invalid("open", "only the first message opens"));
+                return Err(ApiError::invalid("open", "only allowed in the first message"));
             }
             None => return Err(ApiError::invalid("finish", "must be the last message")),
         };
-        let is_last = matches!(piece, Kind::Finish(_));
-        // Who does not take it any more has answered already.
-        if pieces.send(message(piece)).await.is_err() || is_last {
+        let is_last = matches!(chunk, Kind::Finish(_));
+        // A closed channel means that the worker has responded already.
+        if chunks.send(message(chunk)).await.is_err() || is_last {
             return Ok(());
         }
-        if used.elapsed() > USE_EVERY {
-            road.used(session).await?;
-            used = Instant::now();
+        if marked_used.elapsed() > MARK_USED_INTERVAL {
+            route.mark_used(session).await?;
+            marked_used = Instant::now();
         }
     }
 }
@@ -115,65 +114,65 @@ fn message(kind: Kind) -> wire::WriteFileRequest {
     wire::WriteFileRequest { kind: Some(kind) }
 }
 
-/// The caller's next message; `None` at its end.
-async fn next(requests: &mut Uploaded) -> Result<Option<write_file_request::Kind>, ApiError> {
-    let stalled = |_| ApiError::from(Refused::new(Reason::Stalled, "data"));
-    let message = timeout(STALL, requests.message()).await.map_err(stalled)?;
-    // Who broke off is not told anything; what came so far is dropped.
-    let broken = || Refused::new(Reason::Stalled, "data").into();
-    let message = message.map_err(|status| unreadable(&status).unwrap_or_else(broken))?;
+/// The caller's next message; `None` at the end of its stream.
+async fn next_message(requests: &mut Upload) -> Result<Option<write_file_request::Kind>, ApiError> {
+    let stalled = || ApiError::from(FileError::new(Cause::Stalled, "data"));
+    let message = timeout(STALL_TIMEOUT, requests.message()).await.map_err(|_| stalled())?;
+    // A caller whose stream broke does not see this error; the partial file is dropped.
+    let message = message.map_err(|status| undecodable(&status).unwrap_or_else(stalled))?;
     match message {
         None => Ok(None),
-        Some(message) => message.kind.map(Some).ok_or_else(|| ApiError::invalid("kind", "is missing")),
+        Some(message) => message.kind.map(Some).ok_or_else(|| ApiError::invalid("kind", "required")),
     }
 }
 
-/// Passes a file on to the caller, until it ends, the caller is gone or its time over, or the server stops.
-pub(super) fn forward(
-    road: Road,
-    (session, pieces): (SessionId, Streaming<wire::ReadFileResponse>),
+/// Sends a file to the caller until it ends, the caller disconnects, its deadline passes or the
+/// server stops.
+pub(super) fn send_file(
+    route: SessionRoute,
+    (session, chunks): (SessionId, Streaming<wire::ReadFileResponse>),
     deadline: Deadline,
-) -> impl Stream<Item = Piece> + Send {
-    let (out, answers) = mpsc::channel(AHEAD);
+) -> impl Stream<Item = ReadResult> + Send {
+    let (sender, receiver) = mpsc::channel(BUFFER);
     task::background("read file", async move {
         let ended = tokio::select! {
-            ended = pass_on(&road, session, pieces, &out) => ended,
-            () = out.closed() => Ok(()),
+            ended = forward_download(&route, session, chunks, &sender) => ended,
+            () = sender.closed() => Ok(()),
             () = deadline.passed() => Err(ApiError::DeadlineExceeded),
-            () = road.context.cut.cancelled() => Err(ApiError::ShuttingDown),
+            () = route.context.stop_streams.cancelled() => Err(ApiError::ShuttingDown),
         };
         if let Err(error) = ended
-            && out.try_send(Err(error.into())).is_err()
+            && sender.try_send(Err(error.into())).is_err()
         {
-            tracing::debug!("the client did not take the last word");
+            tracing::debug!("client did not take the final error");
         }
     });
-    ReceiverStream::new(answers)
+    ReceiverStream::new(receiver)
 }
 
-async fn pass_on(
-    road: &Road,
+async fn forward_download(
+    route: &SessionRoute,
     session: SessionId,
-    mut pieces: Streaming<wire::ReadFileResponse>,
-    out: &mpsc::Sender<Piece>,
+    mut chunks: Streaming<wire::ReadFileResponse>,
+    sender: &mpsc::Sender<ReadResult>,
 ) -> Result<(), ApiError> {
-    let broken = |status: Status| match Refused::read(&status) {
-        Some(refused) => refused.into(),
-        None => ApiError::Unavailable { detail: format!("a worker's file broke off: {status}") },
+    let broken = |status: Status| match error::from_status(&status) {
+        Some(error) => error.into(),
+        None => ApiError::unavailable(format_args!("file stream of the worker broke: {status}")),
     };
-    let mut used = Instant::now();
-    while let Some(piece) = pieces.message().await.map_err(broken)? {
-        let piece = piece.response.ok_or_else(|| ApiError::internal("a worker sent nothing"))?;
-        match out.send_timeout(Ok(piece), STALL).await {
+    let mut marked_used = Instant::now();
+    while let Some(chunk) = chunks.message().await.map_err(broken)? {
+        let chunk = chunk.response.ok_or_else(|| ApiError::internal("worker sent an empty message"))?;
+        match sender.send_timeout(Ok(chunk), STALL_TIMEOUT).await {
             Ok(()) => {}
             Err(mpsc::error::SendTimeoutError::Closed(_)) => return Ok(()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
-                return Err(Refused::new(Reason::Stalled, "").into());
+                return Err(FileError::new(Cause::Stalled, "").into());
             }
         }
-        if used.elapsed() > USE_EVERY {
-            road.used(session).await?;
-            used = Instant::now();
+        if marked_used.elapsed() > MARK_USED_INTERVAL {
+            route.mark_used(session).await?;
+            marked_used = Instant::now();
         }
     }
     Ok(())

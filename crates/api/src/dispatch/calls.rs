@@ -1,0 +1,186 @@
+//! Calls to workers. Each one is only a hint: a failure is logged and not retried, because the
+//! worker's poll of the store finds what it missed.
+
+use std::time::{Duration, Instant};
+
+use codelia_proto::{
+    internal::v1::{self as wire, worker_service_client::WorkerServiceClient},
+    timestamp_to_proto,
+};
+use codelia_store::{Run, Store, WorkerCandidate};
+use codelia_telemetry::{Step, metrics};
+use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming, transport::Channel};
+
+use super::{channels::Channels, error::Error};
+use crate::options::InternalTls;
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longer, because giving up an attach that owns its run ends the run.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+
+type Client = WorkerServiceClient<Channel>;
+
+/// Makes calls to workers.
+#[derive(Debug)]
+pub(crate) struct Dispatch {
+    store: Store,
+    channels: Channels,
+}
+
+impl Dispatch {
+    pub(crate) fn new(store: Store, tls: Option<InternalTls>) -> Self {
+        Self { store, channels: Channels::new(tls) }
+    }
+
+    /// Pushes a run to the worker that it is recorded for.
+    pub(crate) async fn push(&self, run: &Run, incarnation: Incarnation) {
+        let Some(address) = &run.worker_address else { return };
+        let started = Instant::now();
+        let pushed = match push_request(run, incarnation) {
+            Ok(request) => {
+                self.call(address, async |mut client| client.start_run(request).await).await.map(drop)
+            }
+            Err(error) => Err(error),
+        };
+        log_failure("push", address, pushed);
+        metrics().step(Step::Dispatch, started.elapsed());
+    }
+
+    /// Offers a session to workers with free slots, one after the other, until one takes it.
+    pub(crate) async fn offer(&self, session: SessionId, mode: Mode) -> Option<(WorkerId, LeaseEpoch)> {
+        let candidates = match self.store.worker_candidates(session, mode).await {
+            Ok(candidates) => candidates,
+            Err(error) => {
+                tracing::warn!(%session, %error, "cannot read workers for session");
+                return None;
+            }
+        };
+        for candidate in sort_by_load(candidates) {
+            let request = wire::OfferSessionRequest { session_id: session.to_string() };
+            let response =
+                self.call(&candidate.address, async |mut client| client.offer_session(request).await).await;
+            match response {
+                Ok(response) if response.taken => {
+                    return Some((candidate.id, LeaseEpoch(response.lease_epoch)));
+                }
+                Ok(_) => {}
+                Err(error) => log_failure("offer", &candidate.address, Err(error)),
+            }
+        }
+        None
+    }
+
+    /// Notifies a worker that a run was cancelled.
+    pub(crate) async fn cancel(&self, address: &str, run: RunId) {
+        let request = wire::CancelRunRequest { run_id: run.to_string() };
+        let sent = self.call(address, async |mut client| client.cancel_run(request).await).await;
+        log_failure("cancel", address, sent.map(drop));
+    }
+
+    /// Notifies a worker that a session has ended.
+    pub(crate) async fn close(&self, address: &str, session: SessionId) {
+        let request = wire::CloseSessionRequest { session_id: session.to_string() };
+        let sent = self.call(address, async |mut client| client.close_session(request).await).await;
+        log_failure("close", address, sent.map(drop));
+    }
+
+    /// Attaches to a run. The timeout covers only the start of the response stream.
+    pub(crate) async fn attach(
+        &self,
+        address: &str,
+        requests: ReceiverStream<wire::AttachRunRequest>,
+    ) -> Result<Streaming<wire::AttachRunResponse>, Error> {
+        self.call_within(ATTACH_TIMEOUT, address, async |mut client| client.attach_run(requests).await).await
+    }
+
+    /// The channel to a worker.
+    pub(crate) fn channel(&self, address: &str) -> Result<Channel, Error> {
+        self.channels.get(address)
+    }
+
+    /// Makes the next call to this address open a new channel.
+    pub(crate) fn forget_channel(&self, address: &str) {
+        self.channels.remove(address);
+    }
+
+    async fn call<T>(
+        &self,
+        address: &str,
+        call: impl AsyncFnOnce(Client) -> Result<tonic::Response<T>, Status>,
+    ) -> Result<T, Error> {
+        self.call_within(CALL_TIMEOUT, address, call).await
+    }
+
+    async fn call_within<T>(
+        &self,
+        timeout: Duration,
+        address: &str,
+        call: impl AsyncFnOnce(Client) -> Result<tonic::Response<T>, Status>,
+    ) -> Result<T, Error> {
+        let channel = self.channels.get(address)?;
+        let client = WorkerServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
+        let response = match tokio::time::timeout(timeout, call(client)).await {
+            Err(_) => Err(Error::TimedOut),
+            Ok(Err(status)) => Err(Error::Refused(status)),
+            Ok(Ok(response)) => Ok(response.into_inner()),
+        };
+        if response.as_ref().is_err_and(Error::breaks_channel) {
+            self.channels.remove(address);
+        }
+        response
+    }
+}
+
+fn log_failure(call: &'static str, address: &str, result: Result<(), Error>) {
+    if let Err(error) = result {
+        tracing::warn!(call, address, %error, "worker call failed, its poll will catch up");
+    }
+}
+
+/// The request that pushes a run to the worker's incarnation that it is recorded for.
+pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::StartRunRequest, Error> {
+    Ok(wire::StartRunRequest {
+        run_id: run.id.to_string(),
+        session_id: run.session.to_string(),
+        tenant_id: run.tenant.to_string(),
+        incarnation: incarnation.to_string(),
+        lease_epoch: run.lease_epoch.map_or(0, |epoch| epoch.0),
+        create_time: Some(timestamp_to_proto(run.created_at.unix_timestamp_nanos())),
+        spec_json: serde_json::to_string(&run.spec)?,
+        attempt: run.attempt,
+    })
+}
+
+/// Sorts candidates, least loaded first.
+fn sort_by_load(mut candidates: Vec<WorkerCandidate>) -> Vec<WorkerCandidate> {
+    candidates.sort_by(|a, b| load(a).total_cmp(&load(b)));
+    candidates
+}
+
+fn load(candidate: &WorkerCandidate) -> f64 {
+    f64::from(candidate.busy_slots) / f64::from(candidate.slots.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(id: &str, slots: i32, busy_slots: i32) -> WorkerCandidate {
+        WorkerCandidate {
+            id: id.parse().unwrap(),
+            incarnation: Incarnation::generate(),
+            address: String::new(),
+            slots,
+            busy_slots,
+        }
+    }
+
+    #[test]
+    fn least_loaded_worker_comes_first() {
+        let sorted = sort_by_load(vec![candidate("full", 2, 2), candidate("half", 8, 4)]);
+        assert_eq!(sorted[0].id.as_str(), "half");
+    }
+}

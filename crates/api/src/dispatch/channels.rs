@@ -1,0 +1,129 @@
+//! Channels to workers, one for each address.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use super::error::Error;
+use crate::options::InternalTls;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A channel that was not used for this long probably belongs to a worker that is gone.
+const MAX_IDLE: Duration = Duration::from_secs(600);
+/// The name in the certificate of every worker.
+const SERVER_NAME: &str = "codelia-worker";
+/// A stalled stream holds back at most this much of the connection that it shares with others …
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// … which has room for thousands of stalled streams.
+const CONNECTION_WINDOW: u32 = 1024 * 1024 * 1024;
+
+struct CachedChannel {
+    channel: Channel,
+    used_at: Instant,
+}
+
+/// Channels to workers by address.
+pub(super) struct Channels {
+    tls: Option<InternalTls>,
+    channels: Mutex<HashMap<String, CachedChannel>>,
+}
+
+impl fmt::Debug for Channels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channels").finish_non_exhaustive()
+    }
+}
+
+impl Channels {
+    pub(super) fn new(tls: Option<InternalTls>) -> Self {
+        Self { tls, channels: Mutex::default() }
+    }
+
+    /// Returns the channel to an address, or a new one.
+    pub(super) fn get(&self, address: &str) -> Result<Channel, Error> {
+        let now = Instant::now();
+        if let Some(cached) = self.lock().get_mut(address) {
+            cached.used_at = now;
+            return Ok(cached.channel.clone());
+        }
+        let channel = connect(address, self.tls.as_ref())?;
+        let mut channels = self.lock();
+        channels.retain(|_, cached| now.duration_since(cached.used_at) < MAX_IDLE);
+        channels.insert(address.to_owned(), CachedChannel { channel: channel.clone(), used_at: now });
+        Ok(channel)
+    }
+
+    /// Makes the next call to this address open a new channel.
+    pub(super) fn remove(&self, address: &str) {
+        self.lock().remove(address);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, CachedChannel>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A channel that connects on first use: over a Unix socket or mutual TLS, never plain TCP.
+fn connect(address: &str, tls: Option<&InternalTls>) -> Result<Channel, Error> {
+    if let Some(path) = address.strip_prefix("unix:") {
+        return Ok(connect_unix(path.into()));
+    }
+    if !address.starts_with("https://") {
+        return Err(Error::Address { address: address.to_owned() });
+    }
+    let tls = tls.ok_or_else(|| Error::TlsNotConfigured { address: address.to_owned() })?;
+    let endpoint = Endpoint::from_shared(address.to_owned())?.tls_config(client_tls(tls))?;
+    Ok(configure(endpoint).connect_lazy())
+}
+
+fn connect_unix(path: PathBuf) -> Channel {
+    // The URL only fills the request's authority; the connector uses the path.
+    let endpoint = configure(Endpoint::from_static("http://codelia-worker"));
+    endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    }))
+}
+
+fn configure(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+}
+
+/// The TLS settings for connections to workers.
+pub(crate) fn client_tls(tls: &InternalTls) -> ClientTlsConfig {
+    ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&tls.ca_pem))
+        .identity(Identity::from_pem(&tls.cert_pem, &tls.key_pem))
+        .domain_name(SERVER_NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn plain_tcp_and_unconfigured_tls_are_rejected() {
+        for bad in ["http://127.0.0.1:1", "127.0.0.1:1", "", "tcp:1"] {
+            assert!(matches!(connect(bad, None), Err(Error::Address { .. })), "{bad}");
+        }
+        let error = connect("https://127.0.0.1:1", None);
+        assert!(matches!(error, Err(Error::TlsNotConfigured { .. })));
+    }
+}

@@ -1,0 +1,10 @@
+//! Calls to workers: `channels` connects to them, `calls` makes the calls.
+
+mod calls;
+mod channels;
+mod error;
+
+pub(crate) use self::{
+    calls::{Dispatch, push_request},
+    channels::client_tls,
+};

@@ -1,0 +1,7 @@
+//! Loops that run next to the services: `sweep` cleans up after workers that are gone, `health`
+//! reports whether the server can answer. Each pass reads the store again.
+
+mod health;
+mod sweep;
+
+pub(crate) use self::{health::HealthMonitor, sweep::sweep};

@@ -1,0 +1,64 @@
+//! Errors of other crates as [`ApiError`]s.
+
+use std::error::Error;
+
+use codelia_policy::{LimitError, PlanError, PolicyError};
+
+use super::{error::ApiError, file::FileError};
+
+impl From<codelia_store::Error> for ApiError {
+    fn from(error: codelia_store::Error) -> Self {
+        use codelia_store::Error as E;
+        let detail = with_sources(&error);
+        match error {
+            // A row that is missing was deleted concurrently; a retry sees the new state.
+            E::Unavailable(_) | E::RowMissing { .. } => Self::Unavailable { detail },
+            E::InvalidUrl
+            | E::Statement(_)
+            | E::UnknownValue { .. }
+            | E::Migrate(_)
+            | E::NotMigrated
+            | E::AlreadyExists { .. }
+            | E::Fenced => Self::Internal { detail },
+        }
+    }
+}
+
+/// The error and its causes in one line.
+fn with_sources(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+impl From<LimitError> for ApiError {
+    fn from(error: LimitError) -> Self {
+        Self::invalid(error.field(), error.to_string())
+    }
+}
+
+impl From<PolicyError> for ApiError {
+    fn from(error: PolicyError) -> Self {
+        Self::invalid(format!("policy.{}", error.field), error.message)
+    }
+}
+
+impl From<PlanError> for ApiError {
+    fn from(error: PlanError) -> Self {
+        Self::invalid(error.field, format!("cannot be enforced in mode {}; choose another mode", error.mode))
+    }
+}
+
+impl From<FileError> for ApiError {
+    fn from(error: FileError) -> Self {
+        if error.is_invalid_field() {
+            return Self::invalid(error.field.clone(), error.message());
+        }
+        Self::File(error)
+    }
+}

@@ -1,0 +1,131 @@
+//! [`ApiError`]: why a call fails, and the text that the caller reads.
+
+use std::{fmt, time::Duration};
+
+use codelia_policy::IsolationLevel;
+use codelia_types::Mode;
+
+use super::file::FileError;
+
+/// Why a call fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ApiError {
+    /// A field of the request is invalid.
+    InvalidField { field: String, message: String },
+    /// The resource does not exist or belongs to another tenant: callers cannot tell which.
+    NotFound { kind: &'static str, name: String },
+    /// The request has no valid key.
+    Unauthenticated,
+    /// The key lacks a scope.
+    ScopeMissing { scope: &'static str },
+    /// The tenant has reached a quota.
+    QuotaExceeded { quota: &'static str },
+    /// The tenant calls too often.
+    RateLimited { retry_after: Duration },
+    /// The idempotency key belongs to a different request.
+    IdempotencyKeyReused,
+    /// Another open session has the alias.
+    AliasInUse,
+    /// The tenant id is taken.
+    TenantExists,
+    /// The session accepts no more runs.
+    SessionEnded,
+    /// The session's files are lost.
+    SessionDataLost,
+    /// The installation does not allow the mode.
+    ModeNotAllowed { mode: Mode },
+    /// The mode isolates less than the tenant's isolation floor.
+    BelowFloor { mode: Mode, floor: IsolationLevel },
+    /// No live worker supports the mode.
+    ModeUnavailable { mode: Mode },
+    /// The policy rejects the command.
+    CommandNotAllowed { rule: String, message: String },
+    /// The session's worker rejected a file call.
+    File(FileError),
+    /// The caller's deadline passed.
+    DeadlineExceeded,
+    /// This server is stopping; another may answer.
+    ShuttingDown,
+    /// A dependency does not answer.
+    Unavailable { detail: String },
+    /// A bug.
+    Internal { detail: String },
+}
+
+impl ApiError {
+    /// An invalid field; `field` is its path in the request.
+    pub(crate) fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::InvalidField { field: field.into(), message: message.into() }
+    }
+
+    /// A missing resource; `kind` is `session`, `run` and so on, `name` is how the caller named it.
+    pub(crate) fn not_found(kind: &'static str, name: impl fmt::Display) -> Self {
+        Self::NotFound { kind, name: name.to_string() }
+    }
+
+    /// A dependency that does not answer, with the detail for the log.
+    pub(crate) fn unavailable(detail: impl fmt::Display) -> Self {
+        Self::Unavailable { detail: detail.to_string() }
+    }
+
+    /// A bug, with the detail for the log.
+    pub(crate) fn internal(detail: impl fmt::Display) -> Self {
+        Self::Internal { detail: detail.to_string() }
+    }
+
+    /// Prefixes the path of the invalid field, if there is one, with `parent`.
+    pub(crate) fn within(self, parent: &str) -> Self {
+        match self {
+            Self::InvalidField { field, message } => {
+                Self::InvalidField { field: format!("{parent}.{field}"), message }
+            }
+            other => other,
+        }
+    }
+
+    /// The text for the caller, without internal detail.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::InvalidField { field, message } => format!("{field}: {message}"),
+            Self::NotFound { kind, name } => format!("{kind} {name:?} not found"),
+            Self::Unauthenticated => "API key missing or invalid: send `authorization: Bearer <key>`".into(),
+            Self::ScopeMissing { scope } => {
+                format!("the API key lacks the scope `{scope}`; use a key that has it")
+            }
+            Self::QuotaExceeded { quota } => {
+                format!("quota `{quota}` reached; reduce usage or ask an operator to raise it")
+            }
+            Self::RateLimited { retry_after } => {
+                format!("quota `requests_per_second` reached; retry in {} ms", retry_after.as_millis().max(1))
+            }
+            Self::IdempotencyKeyReused => {
+                "idempotency_key: already used for a different request; use a new key".into()
+            }
+            Self::AliasInUse => {
+                "alias: in use by another open session; choose another or close that session".into()
+            }
+            Self::TenantExists => "tenant_id: already exists; choose another".into(),
+            Self::SessionEnded => "the session has ended; create a new one".into(),
+            Self::SessionDataLost => {
+                "the session's files are lost or their worker is unavailable; create a new session".into()
+            }
+            Self::ModeNotAllowed { mode } => {
+                format!("mode: {mode} is not allowed on this installation; choose another")
+            }
+            Self::BelowFloor { mode, floor } => format!(
+                "mode: {mode} provides {}, this tenant requires at least {floor}; choose a stronger mode or \
+                 ask an operator to lower the floor (codelia tenants floor)",
+                IsolationLevel::of(*mode)
+            ),
+            Self::ModeUnavailable { mode } => {
+                format!("mode: no worker supports {mode}; choose another or start a worker that does")
+            }
+            Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
+            Self::File(error) => error.text(),
+            Self::DeadlineExceeded => "deadline exceeded; retry with a longer one".into(),
+            Self::ShuttingDown => "the server is shutting down; retry".into(),
+            Self::Unavailable { .. } => "temporarily unavailable; retry".into(),
+            Self::Internal { .. } => "internal error; report the x-request-id to the operator".into(),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! [`FileError`]: why a worker rejects a file call.
+
+use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Cause};
+use codelia_types::Reason;
+use tonic::Code;
+
+/// A file call that the session's worker rejected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileError {
+    cause: Cause,
+    /// The field of the request that names the file; may be empty.
+    pub(crate) field: String,
+    /// The policy rule that forbids the call, if one does.
+    rule: String,
+}
+
+impl FileError {
+    /// An error about a field, for a cause other than the policy.
+    pub(crate) fn new(cause: Cause, field: &str) -> Self {
+        Self { cause, field: field.to_owned(), rule: String::new() }
+    }
+
+    /// The error that a worker reported; `None` if it gave no cause.
+    pub(crate) fn from_worker(refusal: FileRefusal) -> Option<Self> {
+        match refusal.reason() {
+            Cause::Unspecified => None,
+            cause => Some(Self { cause, field: refusal.field, rule: refusal.rule }),
+        }
+    }
+
+    /// Whether the field itself is invalid.
+    pub(crate) fn is_invalid_field(&self) -> bool {
+        self.cause == Cause::Impossible && !self.field.is_empty()
+    }
+
+    /// Whether the worker does not hold the session; another worker may.
+    pub(crate) fn is_not_held(&self) -> bool {
+        self.cause == Cause::NotHeld
+    }
+
+    /// Whether the same call may succeed later.
+    pub(crate) fn is_retryable(&self) -> bool {
+        matches!(self.cause, Cause::NotHeld | Cause::Busy)
+    }
+
+    /// The rule or field to record in the audit log; `None` if the error is not a denied access.
+    pub(crate) fn denied_by(&self) -> Option<String> {
+        match self.cause {
+            Cause::Policy => self.rule(),
+            Cause::LeadsOut => Some(self.field.clone()),
+            _ => None,
+        }
+    }
+
+    /// The path of the policy rule that forbids the call.
+    pub(crate) fn rule(&self) -> Option<String> {
+        (self.cause == Cause::Policy).then(|| format!("policy.{}", self.rule))
+    }
+
+    /// The text for the caller, with the field.
+    pub(crate) fn text(&self) -> String {
+        if self.field.is_empty() {
+            self.message().to_owned()
+        } else {
+            format!("{}: {}", self.field, self.message())
+        }
+    }
+
+    /// The text without the field.
+    pub(crate) fn message(&self) -> &'static str {
+        match self.cause {
+            Cause::NotHeld => "the session is moving to another worker; retry",
+            Cause::Absent => "no such file or directory",
+            Cause::Exists => "already exists",
+            Cause::Directory => "is a directory",
+            Cause::NoDirectory => "not a directory, or a path component is not one",
+            Cause::NotEmpty => "the directory is not empty",
+            Cause::Special => "is a FIFO, socket or device; only regular files and directories are supported",
+            Cause::LeadsOut => "the path leaves the workspace",
+            Cause::Policy => "forbidden by the session's policy",
+            Cause::Permission => "forbidden by the file's permissions",
+            Cause::TooLarge => "larger than the maximum file size of this session",
+            Cause::DiskFull => "the worker's disk is full",
+            Cause::Changed => "the file was replaced; read it again and retry",
+            Cause::TextAbsent => "text to replace not found in the file",
+            Cause::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
+            Cause::Impossible => "not a valid file path",
+            Cause::Busy => "too many file calls are open; retry",
+            Cause::Stalled => "the stream stalled; start again",
+            Cause::Failed | Cause::Unspecified => "internal error; report the x-request-id to the operator",
+        }
+    }
+
+    /// The gRPC code and the stable reason.
+    pub(super) fn code_and_reason(&self) -> (Code, Reason) {
+        match self.cause {
+            Cause::NotHeld => (Code::Unavailable, Reason::Unavailable),
+            Cause::Absent => (Code::NotFound, Reason::FileNotFound),
+            Cause::Exists => (Code::AlreadyExists, Reason::FileExists),
+            Cause::Directory => (Code::FailedPrecondition, Reason::IsADirectory),
+            Cause::NoDirectory => (Code::FailedPrecondition, Reason::NotADirectory),
+            Cause::NotEmpty => (Code::FailedPrecondition, Reason::DirectoryNotEmpty),
+            Cause::Special => (Code::FailedPrecondition, Reason::SpecialFile),
+            Cause::LeadsOut => (Code::PermissionDenied, Reason::PathLeadsOut),
+            Cause::Policy => (Code::PermissionDenied, Reason::PathDenied),
+            Cause::Permission => (Code::PermissionDenied, Reason::FilePermission),
+            Cause::TooLarge => (Code::ResourceExhausted, Reason::FileTooLarge),
+            Cause::DiskFull => (Code::ResourceExhausted, Reason::DiskFull),
+            Cause::Changed => (Code::FailedPrecondition, Reason::FileChanged),
+            Cause::TextAbsent => (Code::FailedPrecondition, Reason::TextNotFound),
+            Cause::TextAmbiguous => (Code::FailedPrecondition, Reason::TextAmbiguous),
+            Cause::Impossible => (Code::InvalidArgument, Reason::InvalidField),
+            Cause::Busy => (Code::ResourceExhausted, Reason::TooManyFileCalls),
+            Cause::Stalled => (Code::Aborted, Reason::StreamStalled),
+            Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The only mapping of [`ApiError`]s to gRPC: a code, a stable reason, details for programs.
+//! Internal detail is logged here, once, and never sent.
+
+use std::{collections::HashMap, time::Duration};
+
+use codelia_telemetry::metrics;
+use codelia_types::Reason;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::{error::ApiError, file::FileError};
+
+const DOMAIN: &str = "codelia";
+/// The delay in `RetryInfo` when no better one is known.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+impl ApiError {
+    /// The stable reason.
+    pub(crate) fn reason(&self) -> Reason {
+        self.code_and_reason().1
+    }
+
+    /// The gRPC code and the stable reason of every error.
+    fn code_and_reason(&self) -> (Code, Reason) {
+        match self {
+            Self::InvalidField { .. } => (Code::InvalidArgument, Reason::InvalidField),
+            Self::NotFound { .. } => (Code::NotFound, Reason::NotFound),
+            Self::Unauthenticated => (Code::Unauthenticated, Reason::KeyInvalid),
+            Self::ScopeMissing { .. } => (Code::PermissionDenied, Reason::ScopeMissing),
+            Self::QuotaExceeded { .. } => (Code::ResourceExhausted, Reason::QuotaExceeded),
+            Self::RateLimited { .. } => (Code::ResourceExhausted, Reason::RateLimited),
+            Self::IdempotencyKeyReused => (Code::AlreadyExists, Reason::IdempotencyKeyReused),
+            Self::AliasInUse => (Code::AlreadyExists, Reason::AliasInUse),
+            Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
+            Self::SessionEnded => (Code::FailedPrecondition, Reason::SessionEnded),
+            Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
+            Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
+            Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
+            Self::ModeUnavailable { .. } => (Code::FailedPrecondition, Reason::ModeUnavailable),
+            Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
+            Self::File(error) => error.code_and_reason(),
+            Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
+            Self::ShuttingDown => (Code::Unavailable, Reason::ShuttingDown),
+            Self::Unavailable { .. } => (Code::Unavailable, Reason::Unavailable),
+            Self::Internal { .. } => (Code::Internal, Reason::Internal),
+        }
+    }
+
+    fn log(&self) {
+        match self {
+            Self::Unavailable { detail } => tracing::warn!(detail, "unavailable"),
+            Self::Internal { detail } => tracing::error!(detail, "internal error"),
+            Self::InvalidField { .. }
+            | Self::NotFound { .. }
+            | Self::Unauthenticated
+            | Self::ScopeMissing { .. }
+            | Self::QuotaExceeded { .. }
+            | Self::RateLimited { .. }
+            | Self::IdempotencyKeyReused
+            | Self::AliasInUse
+            | Self::TenantExists
+            | Self::SessionEnded
+            | Self::SessionDataLost
+            | Self::ModeNotAllowed { .. }
+            | Self::BelowFloor { .. }
+            | Self::ModeUnavailable { .. }
+            | Self::CommandNotAllowed { .. }
+            | Self::File(_)
+            | Self::DeadlineExceeded
+            | Self::ShuttingDown => tracing::debug!(reason = %self.reason(), "request refused"),
+        }
+    }
+
+    /// Adds the details of this error and returns the metadata that names the field or quota.
+    fn describe(&self, details: &mut ErrorDetails) -> HashMap<String, String> {
+        let named = |key: &str, value: &str| HashMap::from([(key.to_owned(), value.to_owned())]);
+        match self {
+            Self::InvalidField { field, message } => {
+                details.add_bad_request_violation(field, message);
+                named("field", field)
+            }
+            Self::QuotaExceeded { quota } => describe_quota(details, quota),
+            Self::RateLimited { retry_after } => {
+                details.set_retry_info(Some(*retry_after));
+                describe_quota(details, "requests_per_second")
+            }
+            Self::ScopeMissing { scope } => named("scope", scope),
+            Self::IdempotencyKeyReused => named("field", "idempotency_key"),
+            Self::AliasInUse => named("field", "alias"),
+            Self::TenantExists => named("field", "tenant_id"),
+            Self::ModeNotAllowed { mode }
+            | Self::BelowFloor { mode, .. }
+            | Self::ModeUnavailable { mode } => {
+                let mut metadata = named("field", "mode");
+                metadata.insert("mode".into(), mode.to_string());
+                metadata
+            }
+            Self::CommandNotAllowed { rule, .. } => {
+                let mut metadata = named("field", "command.argv");
+                metadata.insert("rule".into(), format!("policy.{rule}"));
+                metadata
+            }
+            Self::File(error) => describe_file(details, error),
+            Self::ShuttingDown | Self::Unavailable { .. } => {
+                details.set_retry_info(Some(RETRY_DELAY));
+                HashMap::new()
+            }
+            // The name of what was not found is only in the text: both cases must look the same.
+            Self::NotFound { .. }
+            | Self::Unauthenticated
+            | Self::SessionEnded
+            | Self::SessionDataLost
+            | Self::DeadlineExceeded
+            | Self::Internal { .. } => HashMap::new(),
+        }
+    }
+}
+
+fn describe_quota(details: &mut ErrorDetails, quota: &str) -> HashMap<String, String> {
+    details.add_quota_failure_violation("tenants/-", format!("quota `{quota}` reached"));
+    HashMap::from([("quota".to_owned(), quota.to_owned())])
+}
+
+fn describe_file(details: &mut ErrorDetails, error: &FileError) -> HashMap<String, String> {
+    if error.is_retryable() {
+        details.set_retry_info(Some(RETRY_DELAY));
+    }
+    let mut metadata = HashMap::from([("field".to_owned(), error.field.clone())]);
+    metadata.extend(error.rule().map(|rule| ("rule".to_owned(), rule)));
+    metadata
+}
+
+impl From<ApiError> for Status {
+    fn from(error: ApiError) -> Self {
+        error.log();
+        let (code, reason) = error.code_and_reason();
+        metrics().refused(reason.as_str());
+        let mut details = ErrorDetails::new();
+        let metadata = error.describe(&mut details);
+        details.set_error_info(reason.as_str(), DOMAIN, metadata);
+        Status::with_error_details(code, error.text(), details)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use codelia_policy::IsolationLevel;
+    use codelia_proto::internal::v1::FileRefusalReason;
+    use codelia_types::Mode;
+
+    use super::*;
+
+    fn every_error() -> Vec<(ApiError, Code)> {
+        vec![
+            (ApiError::invalid("command.argv", "must not be empty"), Code::InvalidArgument),
+            (ApiError::not_found("session", "dev"), Code::NotFound),
+            (ApiError::Unauthenticated, Code::Unauthenticated),
+            (ApiError::ScopeMissing { scope: "run" }, Code::PermissionDenied),
+            (ApiError::QuotaExceeded { quota: "sessions" }, Code::ResourceExhausted),
+            (ApiError::RateLimited { retry_after: Duration::from_millis(5) }, Code::ResourceExhausted),
+            (ApiError::IdempotencyKeyReused, Code::AlreadyExists),
+            (ApiError::AliasInUse, Code::AlreadyExists),
+            (ApiError::TenantExists, Code::AlreadyExists),
+            (ApiError::SessionEnded, Code::FailedPrecondition),
+            (ApiError::SessionDataLost, Code::FailedPrecondition),
+            (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
+            (
+                ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Full },
+                Code::FailedPrecondition,
+            ),
+            (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),
+            (
+                ApiError::CommandNotAllowed { rule: "command.max_length".into(), message: "too long".into() },
+                Code::FailedPrecondition,
+            ),
+            (ApiError::File(FileError::new(FileRefusalReason::Absent, "path")), Code::NotFound),
+            (ApiError::DeadlineExceeded, Code::DeadlineExceeded),
+            (ApiError::ShuttingDown, Code::Unavailable),
+            (ApiError::unavailable("secret"), Code::Unavailable),
+            (ApiError::internal("secret"), Code::Internal),
+        ]
+    }
+
+    #[test]
+    fn every_error_has_code_reason_and_domain() {
+        for (error, code) in every_error() {
+            let status = Status::from(error.clone());
+            let info = status.get_details_error_info().unwrap();
+            assert_eq!(status.code(), code, "{error:?}");
+            assert_eq!(info.domain, "codelia");
+            assert_ne!(error.reason(), Reason::Unknown, "{error:?}");
+            assert!(info.reason.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{}", info.reason);
+        }
+    }
+
+    #[test]
+    fn internal_detail_never_reaches_caller() {
+        for (error, _) in every_error() {
+            let status = Status::from(error);
+            assert!(!status.message().contains("secret"));
+            assert!(!String::from_utf8_lossy(status.details()).contains("secret"));
+        }
+    }
+
+    #[test]
+    fn invalid_field_is_in_both_details() {
+        let status = Status::from(ApiError::invalid("argv", "must not be empty").within("command"));
+        let bad = status.get_details_bad_request().unwrap();
+        assert_eq!(bad.field_violations[0].field, "command.argv");
+        assert_eq!(status.get_details_error_info().unwrap().metadata["field"], "command.argv");
+    }
+
+    #[test]
+    fn rate_limit_names_quota_and_retry_delay() {
+        let status = Status::from(ApiError::RateLimited { retry_after: Duration::from_millis(5) });
+        assert_eq!(status.get_details_error_info().unwrap().metadata["quota"], "requests_per_second");
+        assert_eq!(status.get_details_quota_failure().unwrap().violations.len(), 1);
+        let delay = status.get_details_retry_info().unwrap().retry_delay;
+        assert_eq!(delay, Some(Duration::from_millis(5)));
+    }
+
+    #[test]
+    fn missing_resource_is_named_in_text_only() {
+        let status = Status::from(ApiError::not_found("session", "nosuch"));
+        assert_eq!(status.message(), "session \"nosuch\" not found");
+        let other = Status::from(ApiError::not_found("session", "other"));
+        assert_eq!(status.details(), other.details());
+    }
+}

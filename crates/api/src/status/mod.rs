@@ -1,0 +1,12 @@
+//! Errors of the API and their gRPC statuses.
+//!
+//! `error` defines what can go wrong and the text for callers, `grpc` maps it to a code, a stable
+//! reason and details, `convert` turns errors of other crates into it. Nothing here depends on the
+//! handlers.
+
+mod convert;
+mod error;
+mod file;
+mod grpc;
+
+pub(crate) use self::{error::ApiError, file::FileError};
