@@ -200,11 +200,21 @@ async fn owned_by(client: &Client) -> Result<Ids> {
     Ok(Ids { session: session.name, alias, run: run.name, tenant: "tenants/owner".into(), key: key.name })
 }
 
+/// The message without the quoted name of what was not found, which must be the one in the request.
+fn without_name(message: &str, request: &[u8]) -> String {
+    let name = message.split('"').nth(1).unwrap_or_default();
+    assert!(String::from_utf8_lossy(request).contains(name), "{message} names something else");
+    message.replace(&format!("\"{name}\""), "\"\"")
+}
+
 /// The answer as a caller can tell one from another.
-async fn answer(client: &Client, method: &Method, request: &[u8]) -> (Code, String, Vec<u8>) {
+async fn answer(client: &Client, method: &Method, request: &[u8]) -> (Code, String, String) {
     match call(client, method, request.to_vec()).await {
-        Ok(_) => (Code::Ok, String::new(), Vec::new()),
-        Err(status) => (status.code(), status.message().to_owned(), status.details().to_vec()),
+        Ok(_) => (Code::Ok, String::new(), String::new()),
+        Err(status) => {
+            let details = tonic_types::pb::Status::decode(status.details()).map(|decoded| decoded.details);
+            (status.code(), without_name(status.message(), request), format!("{details:?}"))
+        }
     }
 }
 

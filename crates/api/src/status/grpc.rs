@@ -224,6 +224,6 @@ mod tests {
         let status = Status::from(ApiError::not_found("session", "nosuch"));
         assert_eq!(status.message(), "session \"nosuch\" not found");
         let other = Status::from(ApiError::not_found("session", "other"));
-        assert_eq!(status.details(), other.details());
+        assert_eq!(format!("{:?}", status.get_error_details()), format!("{:?}", other.get_error_details()));
     }
 }

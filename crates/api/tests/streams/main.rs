@@ -1,4 +1,4 @@
-//! The api against a real Postgres and a worker that says exactly what a test wants it to say.
+//! Event streams of the api, with a real Postgres and a worker that follows a script.
 
 mod scripted;
 
@@ -9,33 +9,33 @@ use codelia_proto::{
 };
 use codelia_tests::{Exec, command, eventually, refusal};
 use codelia_types::Outcome;
-use scripted::{Api, Line};
+use scripted::{Api, Step};
 use tonic::{Code, Request};
 
 #[tokio::test]
-async fn events_come_in_order_and_every_byte_once_whatever_the_worker_says() -> Result<()> {
+async fn events_are_ordered_and_output_sent_once() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["true"])).await?;
     let first = [
-        Line::Assigned,
-        Line::Started,
-        Line::Output(0, "ab"),
-        Line::Store(0, "abcdef"),
-        // A watcher that lags is sent to the store, then goes on behind it.
-        Line::StoredUntil(6),
-        Line::Output(6, "gh"),
-        Line::Break,
+        Step::Assigned,
+        Step::Started,
+        Step::Output(0, "ab"),
+        Step::Store(0, "abcdef"),
+        // A slow watcher reads this part from the store, then follows the worker again.
+        Step::StoredUntil(6),
+        Step::Output(6, "gh"),
+        Step::Break,
     ];
     let second = [
-        Line::Assigned,
-        Line::Started,
-        // Part of it is known.
-        Line::Output(6, "ghij"),
-        // What lies between is in the store.
-        Line::Store(6, "ghijkl"),
-        Line::Output(12, "mn"),
-        Line::Commit(12, "mn", Outcome::Exited(3)),
-        Line::Committed,
+        Step::Assigned,
+        Step::Started,
+        // The client has the first two bytes.
+        Step::Output(6, "ghij"),
+        // The bytes in between are stored.
+        Step::Store(6, "ghijkl"),
+        Step::Output(12, "mn"),
+        Step::Commit(12, "mn", Outcome::Exited(3)),
+        Step::Committed,
     ];
     let watch = {
         let (client, name) = (api.client.clone(), run.name.clone());
@@ -51,10 +51,10 @@ async fn events_come_in_order_and_every_byte_once_whatever_the_worker_says() -> 
 }
 
 #[tokio::test]
-async fn an_ended_run_is_told_from_the_store_from_any_position() -> Result<()> {
+async fn ended_run_is_read_from_store_at_any_position() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["true"])).await?;
-    api.worker.attached(&[Line::Commit(0, "abcdef", Outcome::Exited(0)), Line::Committed]).await;
+    api.worker.attached(&[Step::Commit(0, "abcdef", Outcome::Exited(0)), Step::Committed]).await;
     while exec.advance().await? {}
     let name = exec.transcript.run().name.clone();
     for (position, rest) in [(0, "abcdef"), (4, "ef"), (6, ""), (99, "")] {
@@ -66,11 +66,11 @@ async fn an_ended_run_is_told_from_the_store_from_any_position() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_start_of_a_run_that_was_too_quick_is_told_before_its_output() -> Result<()> {
+async fn start_of_quick_run_precedes_its_output() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["true"])).await?;
     let quick =
-        [Line::Assigned, Line::Commit(0, "x", Outcome::Exited(0)), Line::Output(0, "x"), Line::Committed];
+        [Step::Assigned, Step::Commit(0, "x", Outcome::Exited(0)), Step::Output(0, "x"), Step::Committed];
     api.worker.attached(&quick).await;
     exec.until("output", |seen| !seen.stdout.is_empty()).await?;
     assert!(exec.transcript.started.is_some());
@@ -79,20 +79,20 @@ async fn the_start_of_a_run_that_was_too_quick_is_told_before_its_output() -> Re
 }
 
 #[tokio::test]
-async fn a_worker_that_does_not_know_the_run_yet_is_asked_again() -> Result<()> {
+async fn worker_that_does_not_know_run_is_retried() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["true"])).await?;
-    for time in 0..6 {
-        assert_eq!(api.worker.attached(&[Line::Unknown]).await.pushed, time == 0);
+    for attempt in 0..6 {
+        assert_eq!(api.worker.attached(&[Step::Unknown]).await.pushed, attempt == 0);
     }
-    api.worker.attached(&[Line::Started, Line::Commit(0, "", Outcome::Exited(0)), Line::Committed]).await;
+    api.worker.attached(&[Step::Started, Step::Commit(0, "", Outcome::Exited(0)), Step::Committed]).await;
     while exec.advance().await? {}
     assert_eq!(exec.transcript.outcome(), outcome::Kind::Exited(0));
     api.end().await
 }
 
 #[tokio::test]
-async fn input_arrives_in_order_and_the_end_of_the_request_ends_it() -> Result<()> {
+async fn input_is_ordered_and_ends_with_the_requests() -> Result<()> {
     let api = Api::start().await?;
     let request = |kind| v1::ExecRequest { kind: Some(kind) };
     let requests = [
@@ -103,7 +103,7 @@ async fn input_arrives_in_order_and_the_end_of_the_request_ends_it() -> Result<(
         request(exec_request::Kind::Stdin(b"b".to_vec())),
     ];
     let mut events = api.client.runs().exec(tokio_stream::iter(requests)).await?.into_inner();
-    let mut attached = api.worker.attached(&[Line::Assigned, Line::Started]).await;
+    let mut attached = api.worker.attached(&[Step::Assigned, Step::Started]).await;
     assert!(attached.owner);
     let mut inputs = Vec::new();
     while !matches!(inputs.last(), Some(Input::CloseStdin(_))) {
@@ -114,54 +114,54 @@ async fn input_arrives_in_order_and_the_end_of_the_request_ends_it() -> Result<(
         [Input::Stdin(a), Input::Resize(_), Input::Signal(2), Input::Stdin(b), Input::CloseStdin(_)]
             if a == b"a" && b == b"b"
     ));
-    attached.say(&[Line::Commit(0, "", Outcome::Exited(0)), Line::Committed]).await;
+    attached.play(&[Step::Commit(0, "", Outcome::Exited(0)), Step::Committed]).await;
     while events.message().await?.is_some() {}
     api.end().await
 }
 
 #[tokio::test]
-async fn a_run_ends_with_its_caller() -> Result<()> {
+async fn run_is_canceled_when_caller_disconnects() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["sleep", "60"])).await?;
-    let mut attached = api.worker.attached(&[Line::Assigned, Line::Started]).await;
+    let mut attached = api.worker.attached(&[Step::Assigned, Step::Started]).await;
     exec.until_started().await?;
     drop(exec);
-    attached.left().await;
-    eventually("the cancel", || api.worker.canceled()).await;
+    attached.closed().await;
+    eventually("the run is canceled", || api.worker.canceled()).await;
     api.end().await
 }
 
 #[tokio::test]
-async fn a_detached_run_goes_on_without_its_caller() -> Result<()> {
+async fn detached_run_survives_its_caller() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["sleep", "60"])).await?;
-    let mut attached = api.worker.attached(&[Line::Assigned, Line::Started]).await;
+    let mut attached = api.worker.attached(&[Step::Assigned, Step::Started]).await;
     exec.until_started().await?;
     exec.detach().await?;
     assert!(matches!(attached.input().await, Input::Detach(_)));
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
     drop(exec);
-    attached.left().await;
+    attached.closed().await;
     assert!(!api.is_cancel_requested(&name).await?);
     api.end().await
 }
 
 #[tokio::test]
-async fn a_watcher_that_leaves_ends_nothing() -> Result<()> {
+async fn disconnected_watcher_does_not_cancel_run() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["sleep", "60"])).await?;
     let attach = WatchRunRequest { name: run.name.clone(), position: 0 };
     let exec = Exec::open(&api.client, exec_request::Kind::Attach(attach), 0).await?;
-    let mut attached = api.worker.attached(&[Line::Assigned, Line::Started]).await;
+    let mut attached = api.worker.attached(&[Step::Assigned, Step::Started]).await;
     assert!(!attached.owner);
     drop(exec);
-    attached.left().await;
+    attached.closed().await;
     assert!(!api.is_cancel_requested(&run.name).await?);
     api.end().await
 }
 
 #[tokio::test]
-async fn a_key_is_needed_and_a_revoked_one_ends_at_once() -> Result<()> {
+async fn revoked_key_is_rejected_immediately() -> Result<()> {
     let api = Api::start().await?;
     let unknown = api.client.with_secret(&codelia_api::generate_secret().0)?;
     let status = unknown.get_session(&api.session).await.unwrap_err();
@@ -173,7 +173,7 @@ async fn a_key_is_needed_and_a_revoked_one_ends_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_or_is_too_large_is_an_invalid_request() -> Result<()> {
+async fn oversized_request_is_an_invalid_field() -> Result<()> {
     let api = Api::start().await?;
     let large = v1::GetSessionRequest { name: "x".repeat(5 << 20) };
     let status = api.client.sessions().get_session(large).await.unwrap_err();
@@ -194,7 +194,7 @@ async fn what_cannot_be_read_or_is_too_large_is_an_invalid_request() -> Result<(
 }
 
 #[tokio::test]
-async fn a_watch_ends_with_its_deadline_and_answers_with_its_request_id() -> Result<()> {
+async fn watch_ends_at_deadline_and_returns_request_id() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["sleep", "60"])).await?;
     let mut request = Request::new(WatchRunRequest { name: run.name, position: 0 });
@@ -215,7 +215,7 @@ async fn a_watch_ends_with_its_deadline_and_answers_with_its_request_id() -> Res
 }
 
 #[tokio::test]
-async fn shutdown_lets_calls_finish_then_cuts_streams() -> Result<()> {
+async fn shutdown_grace_ends_open_streams() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["sleep", "60"])).await?;
     let mut events = api.client.watch(&run.name, 0).await?;
@@ -224,7 +224,7 @@ async fn shutdown_lets_calls_finish_then_cuts_streams() -> Result<()> {
     let status = loop {
         match events.message().await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("the stream ended without a reason"),
+            Ok(None) => panic!("the stream ended without an error"),
             Err(status) => break status,
         }
     };

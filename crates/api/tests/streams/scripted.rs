@@ -1,4 +1,4 @@
-//! An api, its database, and a worker that says what it is told to say.
+//! An api, its database, and a worker that follows a script.
 
 #![allow(clippy::expect_used, reason = "all of this is test code")]
 
@@ -23,91 +23,91 @@ use codelia_types::{
 };
 use tokio::{
     net::UnixListener,
-    sync::{Mutex, mpsc, watch},
+    sync::{Mutex, mpsc, oneshot, watch},
     task::JoinHandle,
 };
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 
-type Answers = mpsc::Sender<Result<wire::AttachRunResponse, Status>>;
+type Responses = mpsc::Sender<Result<wire::AttachRunResponse, Status>>;
 
-/// What the worker says or does next.
+/// A step of the worker's script.
 #[derive(Debug, Clone)]
-pub(crate) enum Line {
-    /// It does not know the run.
+pub(crate) enum Step {
+    /// Answer that it does not know the run; only as the first step.
     Unknown,
     Assigned,
     Started,
-    /// Output at this position, all of it on stdout.
+    /// Send output at this position, on stdout.
     Output(i64, &'static str),
-    /// Flushes output at this position to the store.
+    /// Store output at this position.
     Store(i64, &'static str),
     StoredUntil(i64),
-    /// Commits, with this output at this position that was not flushed.
+    /// Commit the run, with the output at this position that was not stored.
     Commit(i64, &'static str, Outcome),
     Committed,
-    /// The stream breaks.
+    /// Break the stream.
     Break,
 }
 
-/// An open attach.
+/// A stream that the api attached.
 pub(crate) struct Attached {
     pub(crate) position: i64,
     pub(crate) owner: bool,
-    /// Whether the run came with it.
+    /// Whether the attach pushed the run.
     pub(crate) pushed: bool,
     run: RunId,
     requests: Streaming<wire::AttachRunRequest>,
-    answers: Option<Answers>,
-    /// What was committed.
+    responses: Option<Responses>,
+    /// The committed result.
     ended: Option<EndedRun>,
-    worker: Arc<Inner>,
+    worker: Arc<WorkerState>,
 }
 
 impl Attached {
     fn committed(&self) -> wire::Committed {
-        wire::Committed { ended_json: serde_json::to_string(&self.ended).expect("a result") }
+        wire::Committed { ended_json: serde_json::to_string(&self.ended).expect("result serializes") }
     }
 
-    /// Says these lines.
-    pub(crate) async fn say(&mut self, lines: &[Line]) {
-        for line in lines {
-            let answer = match line.clone() {
-                Line::Assigned => event(run_event::Kind::Assigned(v1::AssignedEvent::default())),
-                Line::Started => event(run_event::Kind::Started(v1::StartedEvent::default())),
-                Line::Output(position, text) => event(run_event::Kind::Output(output(position, text))),
-                Line::StoredUntil(until) => attach_run_response::Kind::StoredUntil(until),
-                Line::Committed => attach_run_response::Kind::Committed(self.committed()),
-                Line::Store(position, text) => {
+    /// Plays these steps.
+    pub(crate) async fn play(&mut self, steps: &[Step]) {
+        for step in steps {
+            let response = match step.clone() {
+                Step::Assigned => event(run_event::Kind::Assigned(v1::AssignedEvent::default())),
+                Step::Started => event(run_event::Kind::Started(v1::StartedEvent::default())),
+                Step::Output(position, text) => event(run_event::Kind::Output(output(position, text))),
+                Step::StoredUntil(until) => attach_run_response::Kind::StoredUntil(until),
+                Step::Committed => attach_run_response::Kind::Committed(self.committed()),
+                Step::Store(position, text) => {
                     self.worker.append(self.run, position, text).await;
                     continue;
                 }
-                Line::Commit(position, text, outcome) => {
+                Step::Commit(position, text, outcome) => {
                     self.ended = Some(self.worker.commit(self.run, position, text, outcome).await);
                     continue;
                 }
-                Line::Break => {
-                    self.answers = None;
+                Step::Break => {
+                    self.responses = None;
                     continue;
                 }
-                Line::Unknown => panic!("only the first line"),
+                Step::Unknown => panic!("`Unknown` must be the first step"),
             };
-            let answers = self.answers.as_ref().expect("an open stream");
-            // A client that has heard enough may be gone.
-            let _ = answers.send(Ok(wire::AttachRunResponse { kind: Some(answer) })).await;
+            let responses = self.responses.as_ref().expect("the stream is open");
+            // The client may have disconnected.
+            let _ = responses.send(Ok(wire::AttachRunResponse { kind: Some(response) })).await;
         }
     }
 
     /// The next input.
     pub(crate) async fn input(&mut self) -> attach_run_request::Kind {
-        let request = within("an input", self.requests.message()).await.expect("an open stream");
+        let request = within("the next input", self.requests.message()).await.expect("the stream is open");
         request.and_then(|request| request.kind).expect("an input")
     }
 
-    /// Waits until the api has left.
-    pub(crate) async fn left(&mut self) {
-        within("the api to leave", self.answers.as_ref().expect("an open stream").closed()).await;
+    /// Waits until the api closes the stream.
+    pub(crate) async fn closed(&mut self) {
+        within("the api to close", self.responses.as_ref().expect("the stream is open").closed()).await;
     }
 }
 
@@ -116,7 +116,7 @@ fn event(kind: run_event::Kind) -> attach_run_response::Kind {
 }
 
 fn output(position: i64, text: &'static str) -> v1::OutputEvent {
-    let next_position = position + i64::try_from(text.len()).expect("a length");
+    let next_position = position + i64::try_from(text.len()).expect("length fits");
     let stream = v1::OutputStream::Stdout.into();
     v1::OutputEvent { stream, offset: position, data: text.as_bytes().into(), next_position }
 }
@@ -125,25 +125,25 @@ fn chunk(position: i64, text: &str) -> OutputChunk {
     OutputChunk { position, stream: OutputStream::Stdout, offset: position, data: text.as_bytes().to_vec() }
 }
 
-struct Inner {
+struct WorkerState {
     store: Store,
     id: WorkerId,
     incarnation: Incarnation,
-    knocks: mpsc::Sender<(Attached, tokio::sync::oneshot::Sender<bool>)>,
+    attaches: mpsc::Sender<PendingAttach>,
     canceled: watch::Sender<bool>,
 }
 
-impl Inner {
+impl WorkerState {
     async fn lease(&self, run: RunId) -> LeaseToken {
         let assigned =
-            self.store.run_list_assigned(&self.id, self.incarnation).await.expect("the assigned runs");
-        let epoch = assigned.iter().find(|each| each.id == run).expect("the run").epoch;
+            self.store.run_list_assigned(&self.id, self.incarnation).await.expect("assigned runs are read");
+        let epoch = assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned").epoch;
         LeaseToken { worker: self.id.clone(), incarnation: self.incarnation, epoch }
     }
 
     async fn append(&self, run: RunId, position: i64, text: &str) {
         let chunks = [chunk(position, text)];
-        self.store.output_append(run, &self.lease(run).await, &chunks).await.expect("the append");
+        self.store.output_append(run, &self.lease(run).await, &chunks).await.expect("output is stored");
     }
 
     async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> EndedRun {
@@ -156,27 +156,34 @@ impl Inner {
             setup_time: Some(Duration::from_millis(1)),
             prepared: false,
             unenforced: Vec::new(),
-            output_bytes: position + i64::try_from(text.len()).expect("a length"),
+            output_bytes: position + i64::try_from(text.len()).expect("length fits"),
             output_truncated: false,
             violations: Default::default(),
         };
         let started_ago = Some(Duration::from_millis(1));
         let committed = RunCommit { result, started_ago, tail, events: Vec::new() };
-        self.store.run_commit(run, &self.lease(run).await, &committed).await.expect("the commit")
+        self.store.run_commit(run, &self.lease(run).await, &committed).await.expect("the run is committed")
     }
 }
 
-struct Calls(Arc<Inner>);
+/// An attach, and whether the worker knows its run.
+type PendingAttach = (Attached, oneshot::Sender<bool>);
+
+struct ScriptedWorker(Arc<WorkerState>);
 
 #[tonic::async_trait]
-impl WorkerService for Calls {
+impl WorkerService for ScriptedWorker {
     async fn offer_session(
         &self,
         request: Request<wire::OfferSessionRequest>,
     ) -> Result<Response<wire::OfferSessionResponse>, Status> {
-        let session: SessionId = request.into_inner().session_id.parse().expect("a session's id");
-        let lease =
-            self.0.store.lease_acquire(session, &self.0.id, self.0.incarnation).await.expect("the lease");
+        let session: SessionId = request.into_inner().session_id.parse().expect("a session id");
+        let lease = self
+            .0
+            .store
+            .lease_acquire(session, &self.0.id, self.0.incarnation)
+            .await
+            .expect("the lease is acquired");
         let lease_epoch = lease.as_ref().map_or(0, |lease| lease.token.epoch.0);
         Ok(Response::new(wire::OfferSessionResponse { taken: lease.is_some(), lease_epoch }))
     }
@@ -199,22 +206,22 @@ impl WorkerService for Calls {
         let Some(attach_run_request::Kind::Attach(attach)) = first else {
             return Err(Status::invalid_argument("not an attach"));
         };
-        let (answers, stream) = mpsc::channel(1);
+        let (responses, stream) = mpsc::channel(1);
         let attached = Attached {
             position: attach.position,
             owner: attach.owner,
             pushed: attach.start.is_some(),
-            run: attach.run_id.parse().expect("a run's id"),
+            run: attach.run_id.parse().expect("a run id"),
             requests,
-            answers: Some(answers),
+            responses: Some(responses),
             ended: None,
             worker: self.0.clone(),
         };
-        let (known, answer) = tokio::sync::oneshot::channel();
-        self.0.knocks.send((attached, known)).await.map_err(|_| Status::unavailable("the test is over"))?;
-        match answer.await {
+        let (known, is_known) = oneshot::channel();
+        self.0.attaches.send((attached, known)).await.map_err(|_| Status::unavailable("the test ended"))?;
+        match is_known.await {
             Ok(true) => Ok(Response::new(ReceiverStream::new(stream))),
-            _ => Err(Status::not_found("unknown")),
+            _ => Err(Status::not_found("unknown run")),
         }
     }
 
@@ -234,27 +241,27 @@ impl WorkerService for Calls {
     }
 }
 
-/// The worker, from the test's side.
+/// The test's handle to the worker.
 pub(crate) struct Worker {
-    knocks: Mutex<mpsc::Receiver<(Attached, tokio::sync::oneshot::Sender<bool>)>>,
+    attaches: Mutex<mpsc::Receiver<PendingAttach>>,
     canceled: watch::Receiver<bool>,
 }
 
 impl Worker {
-    /// Takes the next attach and answers it with these lines.
-    pub(crate) async fn attached(&self, lines: &[Line]) -> Attached {
-        let knock = async { self.knocks.lock().await.recv().await };
-        let (mut attached, known) = within("an attach", knock).await.expect("the worker");
-        if matches!(lines, [Line::Unknown]) {
+    /// Accepts the next attach and plays these steps.
+    pub(crate) async fn attached(&self, steps: &[Step]) -> Attached {
+        let next = async { self.attaches.lock().await.recv().await };
+        let (mut attached, known) = within("an attach", next).await.expect("the worker runs");
+        if matches!(steps, [Step::Unknown]) {
             known.send(false).expect("the attach waits");
             return attached;
         }
         known.send(true).expect("the attach waits");
-        attached.say(lines).await;
+        attached.play(steps).await;
         attached
     }
 
-    /// Whether it was told to cancel a run.
+    /// `Some` once the api has cancelled a run.
     pub(crate) async fn canceled(&self) -> Option<()> {
         self.canceled.borrow().then_some(())
     }
@@ -263,9 +270,9 @@ impl Worker {
         let (id, incarnation): (WorkerId, _) = ("scripted".parse()?, Incarnation::generate());
         let path = scratch.join("worker.sock");
         let listener = UnixListener::bind(&path)?;
-        let (knocks, receiver) = mpsc::channel(16);
+        let (attaches, receiver) = mpsc::channel(16);
         let canceled = watch::Sender::new(false);
-        let worker = Self { knocks: Mutex::new(receiver), canceled: canceled.subscribe() };
+        let worker = Self { attaches: Mutex::new(receiver), canceled: canceled.subscribe() };
         let new = NewWorker {
             before: None,
             id: id.clone(),
@@ -278,9 +285,9 @@ impl Worker {
             lease_ttl: Duration::from_secs(600),
         };
         store.worker_register(&new).await?;
-        let calls = Calls(Arc::new(Inner { store, id, incarnation, knocks, canceled }));
+        let service = ScriptedWorker(Arc::new(WorkerState { store, id, incarnation, attaches, canceled }));
         let incoming = UnixListenerStream::new(listener);
-        let router = Server::builder().add_service(WorkerServiceServer::new(calls));
+        let router = Server::builder().add_service(WorkerServiceServer::new(service));
         task::background("worker", async move {
             tokio::select! {
                 served = router.serve_with_incoming(incoming) => served,
@@ -291,7 +298,7 @@ impl Worker {
     }
 }
 
-/// An api with one tenant, one key, one session that the worker holds.
+/// An api with one tenant, one key and one session, which the worker holds.
 pub(crate) struct Api {
     pub(crate) client: Client,
     pub(crate) session: String,
@@ -323,7 +330,7 @@ impl Api {
         let serving = task::background("api", service.serve(stop.clone()));
         let client = Client::connect(&endpoint, &secret).await?;
         let session = client.session().await?;
-        anyhow::ensure!(session.worker_id == "scripted", "the session was not taken");
+        anyhow::ensure!(session.worker_id == "scripted", "the worker did not take the session");
         let session = session.name;
         Ok(Self { client, session, worker, store, database, tenant, key, serving, stop, _scratch: scratch })
     }
@@ -339,7 +346,7 @@ impl Api {
         Ok(())
     }
 
-    /// Stops the api and leaves the database.
+    /// Stops the api and returns the database.
     pub(crate) async fn stop(self) -> Result<Database> {
         self.stop.cancel();
         within("the api to stop", self.serving).await??;
