@@ -1,4 +1,4 @@
-//! How fast a group may use a device.
+//! I/O rate limits of a cgroup on a block device.
 
 use std::{
     fs,
@@ -13,63 +13,62 @@ use rustix::{
 use super::{Controller, Group, Hierarchy, Version};
 use crate::Error;
 
-/// A whole disk, by the kernel's numbers.
+/// A whole disk, by device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     major: u32,
     minor: u32,
 }
 
-/// The most in a second. `None` is not limited.
+/// Limits per second. `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Of which device.
+    /// The device.
     pub device: Device,
     /// Bytes read.
     pub read_bytes: Option<u64>,
     /// Bytes written.
     pub write_bytes: Option<u64>,
-    /// Reads.
+    /// Read operations.
     pub reads: Option<u64>,
-    /// Writes.
+    /// Write operations.
     pub writes: Option<u64>,
 }
 
 impl Device {
-    /// The disk that a file is on.
+    /// The disk that holds a file.
     ///
     /// # Errors
-    /// `ENODEV` for a file system that is not on one disk.
+    /// `ENODEV` if the file system is not on a single disk.
     pub fn of(path: &Path) -> Result<Self, Error> {
-        let found = rustix::fs::stat(path).map_err(|errno| Error::new("look at", path, errno))?;
-        let own = format!("/sys/dev/block/{}:{}", major(found.st_dev), minor(found.st_dev));
-        // The limits are those of the disk, not of a part of it.
-        let own = PathBuf::from(own);
-        let disk = if own.join("partition").exists() { own.join("..") } else { own };
-        let absent = || Error::new("find the disk of", path, Errno::NODEV);
-        let text = fs::read_to_string(disk.join("dev")).map_err(|_| absent())?;
-        let (major, minor) = text.trim().split_once(':').ok_or_else(absent)?;
-        let number = |text: &str| text.parse().map_err(|_| absent());
+        let stat = rustix::fs::stat(path).map_err(|errno| Error::new("stat", path, errno))?;
+        let device = format!("/sys/dev/block/{}:{}", major(stat.st_dev), minor(stat.st_dev));
+        // Limits apply to the disk, not to a partition of it.
+        let device = PathBuf::from(device);
+        let disk = if device.join("partition").exists() { device.join("..") } else { device };
+        let no_disk = || Error::new("find the disk of", path, Errno::NODEV);
+        let text = fs::read_to_string(disk.join("dev")).map_err(|_| no_disk())?;
+        let (major, minor) = text.trim().split_once(':').ok_or_else(no_disk)?;
+        let number = |text: &str| text.parse().map_err(|_| no_disk());
         Ok(Self { major: number(major)?, minor: number(minor)? })
     }
 }
 
 impl Hierarchy {
-    /// Whether groups are held to limits of writing. In version 1 what is written goes to the disk later, on nobody's
-    /// account.
+    /// Whether write limits take effect. Version 1 does not attribute writeback to a cgroup.
     #[must_use]
     pub fn limits_writes(&self) -> bool {
-        self.base(Controller::Io).is_ok_and(|base| base.version == Version::Two)
+        self.parent(Controller::Io).is_ok_and(|parent| parent.version == Version::V2)
     }
 }
 
 impl Group {
-    /// Holds it to these, or with none makes sure that it could be.
+    /// Sets I/O limits. With `None` it only checks that they could be set.
     ///
     /// # Errors
-    /// They cannot be set.
+    /// The limits cannot be set.
     pub fn limit_device(&mut self, hierarchy: &Hierarchy, limits: Option<DeviceLimits>) -> Result<(), Error> {
-        let leaf = self.add_later(hierarchy, Controller::Io)?;
+        let group = self.add_controller(hierarchy, Controller::Io)?;
         let Some(limits) = limits else { return Ok(()) };
         let Device { major, minor } = limits.device;
         let rates = [
@@ -78,12 +77,12 @@ impl Group {
             ("blkio.throttle.read_iops_device", "riops", limits.reads),
             ("blkio.throttle.write_iops_device", "wiops", limits.writes),
         ];
-        for (file, key, rate) in rates {
-            match (rate, leaf.version) {
+        for (file_v1, key_v2, rate) in rates {
+            match (rate, group.version) {
                 (None, _) => {}
-                (Some(rate), Version::One) => leaf.write(file, format!("{major}:{minor} {rate}"))?,
-                (Some(rate), Version::Two) => {
-                    leaf.write("io.max", format!("{major}:{minor} {key}={rate}"))?
+                (Some(rate), Version::V1) => group.write(file_v1, format!("{major}:{minor} {rate}"))?,
+                (Some(rate), Version::V2) => {
+                    group.write("io.max", format!("{major}:{minor} {key_v2}={rate}"))?
                 }
             }
         }
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_memory_is_on_no_disk() {
+    fn proc_is_on_no_disk() {
         assert_eq!(Device::of(Path::new("/proc/self")).unwrap_err().errno, Errno::NODEV);
     }
 }

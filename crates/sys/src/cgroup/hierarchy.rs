@@ -1,4 +1,4 @@
-//! Where groups can be made: the hierarchies that are mounted, and the parent in each.
+//! The mounted cgroup hierarchies, and the parent of our cgroups in each.
 
 use std::{
     fs,
@@ -8,169 +8,121 @@ use std::{
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Controller, Version, delegation, leaf::Leaf, owner};
+use super::{Controller, Version, delegation, group_dir::GroupDir, orphans::owned_name};
 use crate::Error;
 
-/// The parent of our groups, for each controller.
+/// The name of the cgroup that holds all sandboxes of a process.
+const PARENT_NAME: &str = "sandboxes";
+
+/// For each controller, the parent of our cgroups in the hierarchy that has the controller, or why
+/// there is none. Dropping it removes the parents.
 #[derive(Debug)]
 pub struct Hierarchy {
-    memory: Result<Base, Error>,
-    pids: Result<Base, Error>,
-    cpu: Result<Base, Error>,
-    cpu_time: Result<Base, Error>,
-    io: Result<Base, Error>,
-    processors: Result<Base, Error>,
+    memory: Result<ParentGroup, Error>,
+    pids: Result<ParentGroup, Error>,
+    cpu: Result<ParentGroup, Error>,
+    cpuacct: Result<ParentGroup, Error>,
+    io: Result<ParentGroup, Error>,
+    cpuset: Result<ParentGroup, Error>,
 }
 
-/// What the parent of all groups of a process is called.
-const PARENT: &str = "sandboxes";
-
-/// A directory below which groups are made: the process's own, in the one that was found. It is made with the first group
-/// and removed with the hierarchy.
+/// The parent of all sandbox cgroups of this process in one hierarchy. Created with the first of them,
+/// removed with the [`Hierarchy`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Base {
+pub(super) struct ParentGroup {
     pub(super) dir: PathBuf,
     pub(super) version: Version,
-    /// Whether all below it get only what processor time others leave.
+    /// Whether to set `cpu.idle`.
     cpu_idle: bool,
 }
 
-/// Where groups are made, and what they are to everybody else.
+/// Where cgroups are created, and their CPU priority.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupParent {
-    /// The group below which they are made, the same in each hierarchy; else the process's own. In version 2 it must have
-    /// no processes of its own.
+    /// The cgroup below which to create them, the same path in each hierarchy; `None` for the cgroup of
+    /// this process. In version 2 it must have no processes.
     pub name: Option<String>,
-    /// Whether they get only the processor time that everybody outside leaves.
+    /// Whether they run only when nothing outside needs the CPU (`cpu.idle`).
     pub cpu_idle: bool,
 }
 
 impl Hierarchy {
-    /// Finds the parents: the group that is named in each hierarchy, else the group of this process, in
-    /// version 2 the nearest one that can have limited children. A controller without one says so when
-    /// it is used.
+    /// Finds the parents: the named cgroup in each hierarchy, else the cgroup of this process, or in
+    /// version 2 its nearest ancestor whose children can have controllers. A controller without a
+    /// parent returns its error when it is used.
     ///
     /// # Errors
     /// `/proc` cannot be read.
-    pub fn detect(asked: &CgroupParent) -> Result<Self, Error> {
-        let parent = asked.name.as_deref().map(Path::new);
+    pub fn detect(config: &CgroupParent) -> Result<Self, Error> {
+        let named = config.name.as_deref().map(Path::new);
         let read = |path: &str| fs::read_to_string(path).map_err(Error::io("read", path));
         let mounts = read("/proc/self/mountinfo")?;
         let own = read("/proc/self/cgroup")?;
-        let one = |controller| {
-            let dir = parent_in(Version::One, controller, &mounts, &own, parent)?;
-            Some(Base {
-                dir,
-                version: Version::One,
-                cpu_idle: asked.cpu_idle && controller == Controller::Cpu,
-            })
+        let in_v1 = |controller| {
+            let dir = group_path(Version::V1, controller, &mounts, &own, named)?;
+            let cpu_idle = config.cpu_idle && controller == Controller::Cpu;
+            Some(ParentGroup { dir, version: Version::V1, cpu_idle })
         };
-        let needed: Vec<_> = Controller::LIMITING.into_iter().filter(|&it| one(it).is_none()).collect();
-        let two = version_2(&mounts, &own, parent, &needed);
-        let parent = owner::mark(PARENT)?;
-        let base = |controller| {
-            // Processes yield in the hierarchy where their processor time is limited.
-            let cpu_idle = asked.cpu_idle && one(Controller::Cpu).is_none();
-            let in_two = || Ok(Base { cpu_idle, ..limited(two.clone(), controller)? });
-            let found = one(controller).map_or_else(in_two, Ok)?;
-            Ok(Base { dir: found.dir.join(&parent), ..found })
+        let missing_in_v1: Vec<_> =
+            Controller::LIMITING.into_iter().filter(|&controller| in_v1(controller).is_none()).collect();
+        let v2_dir = find_v2_dir(&mounts, &own, named, &missing_in_v1);
+        let parent_name = owned_name(PARENT_NAME)?;
+        let parent = |controller| {
+            // `cpu.idle` belongs in the hierarchy that limits CPU time.
+            let cpu_idle = config.cpu_idle && in_v1(Controller::Cpu).is_none();
+            let in_v2 = || Ok(ParentGroup { cpu_idle, ..v2_parent(v2_dir.clone(), controller)? });
+            let found = in_v1(controller).map_or_else(in_v2, Ok)?;
+            Ok(ParentGroup { dir: found.dir.join(&parent_name), ..found })
         };
-        Ok(Self {
-            memory: base(Controller::Memory),
-            pids: base(Controller::Pids),
-            cpu: base(Controller::Cpu),
-            cpu_time: base(Controller::Cpuacct),
-            io: base(Controller::Io),
-            processors: base(Controller::Cpuset),
-        })
+        Ok(Self::from_fn(parent))
     }
 
-    /// The groups that a process is in.
+    /// The cgroups of a process.
     ///
     /// # Errors
-    /// The process is gone.
+    /// The process does not exist.
     pub(super) fn of_process(pid: Pid) -> Result<Self, Error> {
         let read = |path: String| fs::read_to_string(&path).map_err(Error::io("read", path));
         let mounts = read("/proc/self/mountinfo".to_owned())?;
         let own = read(format!("/proc/{pid}/cgroup"))?;
-        let base = |controller| locate(controller, &mounts, &own);
-        Ok(Self {
-            memory: base(Controller::Memory),
-            pids: base(Controller::Pids),
-            cpu: base(Controller::Cpu),
-            cpu_time: base(Controller::Cpuacct),
-            io: base(Controller::Io),
-            processors: base(Controller::Cpuset),
-        })
+        Ok(Self::from_fn(|controller| find_group(controller, &mounts, &own)))
     }
 
-    pub(super) fn base(&self, controller: Controller) -> Result<&Base, Error> {
+    fn from_fn(parent: impl Fn(Controller) -> Result<ParentGroup, Error>) -> Self {
+        Self {
+            memory: parent(Controller::Memory),
+            pids: parent(Controller::Pids),
+            cpu: parent(Controller::Cpu),
+            cpuacct: parent(Controller::Cpuacct),
+            io: parent(Controller::Io),
+            cpuset: parent(Controller::Cpuset),
+        }
+    }
+
+    pub(super) fn parent(&self, controller: Controller) -> Result<&ParentGroup, Error> {
         match controller {
             Controller::Memory => &self.memory,
             Controller::Pids => &self.pids,
             Controller::Cpu => &self.cpu,
-            Controller::Cpuacct => &self.cpu_time,
+            Controller::Cpuacct => &self.cpuacct,
             Controller::Io => &self.io,
-            Controller::Cpuset => &self.processors,
+            Controller::Cpuset => &self.cpuset,
         }
         .as_ref()
         .map_err(Clone::clone)
     }
-}
 
-impl Base {
-    /// Makes the process's own parent, or lets its children have this controller too. Where processors are short, it has
-    /// the usual weight: all sandboxes together count as one process outside, so that those who serve everybody go first;
-    /// or none at all if it cpu_idle.
-    pub(super) fn make(&self, controller: Controller) -> Result<(), Error> {
-        match fs::create_dir(&self.dir) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(Error::io("create cgroup", &self.dir)(error));
-            }
-            _ => {}
-        }
-        match self.version {
-            Version::Two => self.delegate(controller)?,
-            Version::One if controller == Controller::Cpuset => self.inherit_processors()?,
-            Version::One => {}
-        }
-        let own = Leaf { dir: self.dir.clone(), version: self.version };
-        if self.cpu_idle { own.write("cpu.idle", 1) } else { Ok(()) }
-    }
-
-    /// Children get what their parent has and its parent gives on.
-    fn delegate(&self, controller: Controller) -> Result<(), Error> {
-        let above = self.dir.parent().unwrap_or(&self.dir);
-        let wanted = match controller {
-            Controller::Io | Controller::Cpuset => vec![controller],
-            _ => Controller::LIMITING.into_iter().filter(|&it| delegation::gives(above, it)).collect(),
-        };
-        delegation::delegate(above, &wanted)?;
-        delegation::delegate(&self.dir, &wanted)
-    }
-
-    /// A group of version 1 has neither processors nor memory until it is told.
-    fn inherit_processors(&self) -> Result<(), Error> {
-        let leaf = |dir: &Path| Leaf { dir: dir.to_owned(), version: Version::One };
-        let (own, above) = (leaf(&self.dir), leaf(self.dir.parent().unwrap_or(&self.dir)));
-        ["cpuset.cpus", "cpuset.mems"]
-            .into_iter()
-            .try_for_each(|name| own.write(name, above.read(name)?.trim()))
-    }
-}
-
-impl Hierarchy {
-    /// Removes the process's own parents. What another hierarchy of this process still uses is not empty, or is
-    /// made again.
+    /// Removes the parents that this process created. One that another `Hierarchy` of this process uses
+    /// is not empty and stays, or is created again.
     pub fn remove_parents(&self) {
         for controller in Controller::ALL {
-            if let Ok(base) = self.base(controller)
-                && base
+            if let Ok(parent) = self.parent(controller)
+                && parent
                     .dir
                     .file_name()
-                    .is_some_and(|name| owner::mark(PARENT).is_ok_and(|own| name == own.as_str()))
+                    .is_some_and(|name| owned_name(PARENT_NAME).is_ok_and(|own| name == own.as_str()))
             {
-                let _ = fs::remove_dir(&base.dir);
+                let _ = fs::remove_dir(&parent.dir);
             }
         }
     }
@@ -182,64 +134,114 @@ impl Drop for Hierarchy {
     }
 }
 
-/// The one parent of version 2, for all controllers: a process is in one group there.
-fn version_2(mounts: &str, own: &str, parent: Option<&Path>, needed: &[Controller]) -> Option<PathBuf> {
-    let mount = mounted(Version::Two, Controller::Cpuacct, mounts)?;
-    let dir = parent_in(Version::Two, Controller::Cpuacct, mounts, own, parent)?;
-    Some(if parent.is_some() || needed.is_empty() {
+impl ParentGroup {
+    /// Creates the parent, or enables another controller for its children.
+    ///
+    /// It keeps the default CPU weight, so that under contention all sandboxes together weigh as much
+    /// as one process next to it; with `cpu_idle` they get only idle CPU time.
+    pub(super) fn create(&self, controller: Controller) -> Result<(), Error> {
+        match fs::create_dir(&self.dir) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(Error::io("create cgroup", &self.dir)(error));
+            }
+            _ => {}
+        }
+        match self.version {
+            Version::V2 => self.enable_controller(controller)?,
+            Version::V1 if controller == Controller::Cpuset => self.inherit_cpuset()?,
+            Version::V1 => {}
+        }
+        let own = GroupDir { path: self.dir.clone(), version: self.version };
+        if self.cpu_idle { own.write("cpu.idle", 1) } else { Ok(()) }
+    }
+
+    /// Enables the controller in the cgroup above first: children can have only what their parent has.
+    fn enable_controller(&self, controller: Controller) -> Result<(), Error> {
+        let above = self.dir.parent().unwrap_or(&self.dir);
+        let needed = match controller {
+            Controller::Io | Controller::Cpuset => vec![controller],
+            _ => Controller::LIMITING
+                .into_iter()
+                .filter(|&controller| delegation::is_enabled(above, controller))
+                .collect(),
+        };
+        delegation::enable_controllers(above, &needed)?;
+        delegation::enable_controllers(&self.dir, &needed)
+    }
+
+    /// A new cgroup of version 1 has neither CPUs nor memory nodes: copies those of the cgroup above.
+    fn inherit_cpuset(&self) -> Result<(), Error> {
+        let group = |dir: &Path| GroupDir { path: dir.to_owned(), version: Version::V1 };
+        let (own, above) = (group(&self.dir), group(self.dir.parent().unwrap_or(&self.dir)));
+        ["cpuset.cpus", "cpuset.mems"]
+            .into_iter()
+            .try_for_each(|name| own.write(name, above.read(name)?.trim()))
+    }
+}
+
+/// The one directory in version 2, where all controllers share a hierarchy.
+fn find_v2_dir(mounts: &str, own: &str, named: Option<&Path>, needed: &[Controller]) -> Option<PathBuf> {
+    let mount = find_mount(Version::V2, Controller::Cpuacct, mounts)?;
+    let dir = group_path(Version::V2, Controller::Cpuacct, mounts, own, named)?;
+    Some(if named.is_some() || needed.is_empty() {
         dir
     } else {
-        delegation::choose(mount.point, dir, needed)
+        delegation::choose_parent(mount.point, dir, needed)
     })
 }
 
-fn locate(controller: Controller, mounts: &str, own: &str) -> Result<Base, Error> {
-    let found = [Version::One, Version::Two].into_iter().find_map(|version| {
-        let dir = parent_in(version, controller, mounts, own, None)?;
-        Some(Base { dir, version, cpu_idle: false })
+fn find_group(controller: Controller, mounts: &str, own: &str) -> Result<ParentGroup, Error> {
+    let found = [Version::V1, Version::V2].into_iter().find_map(|version| {
+        let dir = group_path(version, controller, mounts, own, None)?;
+        Some(ParentGroup { dir, version, cpu_idle: false })
     });
-    found.ok_or_else(|| Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV))
+    found.ok_or_else(|| no_hierarchy(controller))
 }
 
-fn limited(dir: Option<PathBuf>, controller: Controller) -> Result<Base, Error> {
-    let absent = || Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV);
-    let dir = dir.ok_or_else(absent)?;
+fn v2_parent(dir: Option<PathBuf>, controller: Controller) -> Result<ParentGroup, Error> {
+    let dir = dir.ok_or_else(|| no_hierarchy(controller))?;
     if Controller::LIMITING.contains(&controller) {
-        delegation::delegate(&dir, &[controller])?;
+        delegation::enable_controllers(&dir, &[controller])?;
     }
-    Ok(Base { dir, version: Version::Two, cpu_idle: false })
+    Ok(ParentGroup { dir, version: Version::V2, cpu_idle: false })
 }
 
-fn parent_in(
+fn no_hierarchy(controller: Controller) -> Error {
+    Error::new("find a cgroup hierarchy for", controller.as_str(), Errno::NODEV)
+}
+
+/// The directory of the named cgroup, else of the process's own cgroup, in a hierarchy.
+fn group_path(
     version: Version,
     controller: Controller,
     mounts: &str,
     own: &str,
-    parent: Option<&Path>,
+    named: Option<&Path>,
 ) -> Option<PathBuf> {
-    let mount = mounted(version, controller, mounts)?;
-    let group = match parent {
-        Some(parent) => parent.to_owned(),
-        // Paths of groups count from the root of the hierarchy, which need not be what is mounted.
-        None => own_path(version, controller, own)?.strip_prefix(mount.root).ok()?.to_owned(),
+    let mount = find_mount(version, controller, mounts)?;
+    let group = match named {
+        Some(named) => named.to_owned(),
+        // Paths in `/proc/self/cgroup` start at the root of the hierarchy, of which only a part may be
+        // mounted.
+        None => own_group(version, controller, own)?.strip_prefix(mount.root).ok()?.to_owned(),
     };
     Some(mount.point.join(group.strip_prefix("/").unwrap_or(&group)))
 }
 
-fn mounted(version: Version, controller: Controller, mounts: &str) -> Option<Mount<'_>> {
-    mounts.lines().filter_map(Mount::parse).find(|mount| mount.serves(version, controller))
+fn find_mount(version: Version, controller: Controller, mounts: &str) -> Option<Mount<'_>> {
+    mounts.lines().filter_map(Mount::parse).find(|mount| mount.has_controller(version, controller))
 }
 
-/// The path of this process in `/proc/self/cgroup`: lines of `id:controllers:path`.
-fn own_path(version: Version, controller: Controller, own: &str) -> Option<&Path> {
+/// The path of the process in the text of `/proc/self/cgroup`: lines of `id:controllers:path`.
+fn own_group(version: Version, controller: Controller, own: &str) -> Option<&Path> {
     own.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let serves = match version {
-            Version::One => controllers.split(',').any(|name| name == controller.name_in_version_1()),
-            Version::Two => controllers.is_empty(),
+        let matches = match version {
+            Version::V1 => controllers.split(',').any(|name| name == controller.name_v1()),
+            Version::V2 => controllers.is_empty(),
         };
-        serves.then_some(Path::new(path))
+        matches.then_some(Path::new(path))
     })
 }
 
@@ -247,7 +249,7 @@ fn own_path(version: Version, controller: Controller, own: &str) -> Option<&Path
 struct Mount<'a> {
     root: &'a Path,
     point: &'a Path,
-    kind: &'a str,
+    file_system: &'a str,
     options: &'a str,
 }
 
@@ -259,29 +261,32 @@ impl<'a> Mount<'a> {
         Some(Self {
             root: Path::new(before.next()?),
             point: Path::new(before.next()?),
-            kind: after.next()?,
+            file_system: after.next()?,
             options: after.nth(1)?,
         })
     }
 
-    fn serves(&self, version: Version, controller: Controller) -> bool {
+    fn has_controller(&self, version: Version, controller: Controller) -> bool {
         match version {
-            Version::One => {
-                self.kind == "cgroup" && self.options.split(',').any(|o| o == controller.name_in_version_1())
+            Version::V1 => {
+                self.file_system == "cgroup"
+                    && self.options.split(',').any(|option| option == controller.name_v1())
             }
-            Version::Two => self.kind == "cgroup2",
+            Version::V2 => self.file_system == "cgroup2",
         }
     }
 }
 
 #[cfg(test)]
 impl Hierarchy {
-    /// Only this version 2 directory, and only to count CPU time in.
-    pub(super) fn counting_in(dir: &Path) -> Self {
-        let absent = || Err(Error::new("find", "controller", Errno::NODEV));
-        let cpu_time = Ok(Base { dir: dir.to_owned(), version: Version::Two, cpu_idle: false });
-        let [memory, pids, cpu, io, processors] = [(); 5].map(|()| absent());
-        Self { memory, pids, cpu, cpu_time, io, processors }
+    /// Only this version 2 directory, and only to count CPU time.
+    pub(super) fn cpuacct_in(dir: &Path) -> Self {
+        Self::from_fn(|controller| match controller {
+            Controller::Cpuacct => {
+                Ok(ParentGroup { dir: dir.to_owned(), version: Version::V2, cpu_idle: false })
+            }
+            other => Err(no_hierarchy(other)),
+        })
     }
 }
 
@@ -296,23 +301,23 @@ mod tests {
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw";
     const OWN: &str = "4:memory:/docker/abc/job\n2:cpu,cpuacct:/\n0::/user.slice";
 
-    fn one(controller: Controller, parent: Option<&str>) -> Option<PathBuf> {
-        parent_in(Version::One, controller, HYBRID, OWN, parent.map(Path::new))
+    fn v1_path(controller: Controller, named: Option<&str>) -> Option<PathBuf> {
+        group_path(Version::V1, controller, HYBRID, OWN, named.map(Path::new))
     }
 
     #[test]
-    fn the_own_group_is_found_below_what_is_mounted() {
-        assert_eq!(one(Controller::Memory, None), Some("/sys/fs/cgroup/memory/job".into()));
-        assert_eq!(one(Controller::Cpu, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
-        assert_eq!(one(Controller::Cpuacct, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
-        assert_eq!(one(Controller::Pids, None), None);
-        let two = parent_in(Version::Two, Controller::Pids, HYBRID, OWN, None);
-        assert_eq!(two, Some("/sys/fs/cgroup/unified/user.slice".into()));
+    fn own_cgroup_is_found_below_the_mount_point() {
+        assert_eq!(v1_path(Controller::Memory, None), Some("/sys/fs/cgroup/memory/job".into()));
+        assert_eq!(v1_path(Controller::Cpu, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
+        assert_eq!(v1_path(Controller::Cpuacct, None), Some("/sys/fs/cgroup/cpu,cpuacct".into()));
+        assert_eq!(v1_path(Controller::Pids, None), None);
+        let v2 = group_path(Version::V2, Controller::Pids, HYBRID, OWN, None);
+        assert_eq!(v2, Some("/sys/fs/cgroup/unified/user.slice".into()));
     }
 
     #[test]
-    fn a_parent_that_was_given_takes_the_place_of_the_own_group() {
-        assert_eq!(one(Controller::Cpu, Some("/a/b")), Some("/sys/fs/cgroup/cpu,cpuacct/a/b".into()));
-        assert_eq!(one(Controller::Cpu, Some("a")), Some("/sys/fs/cgroup/cpu,cpuacct/a".into()));
+    fn named_parent_replaces_the_own_cgroup() {
+        assert_eq!(v1_path(Controller::Cpu, Some("/a/b")), Some("/sys/fs/cgroup/cpu,cpuacct/a/b".into()));
+        assert_eq!(v1_path(Controller::Cpu, Some("a")), Some("/sys/fs/cgroup/cpu,cpuacct/a".into()));
     }
 }

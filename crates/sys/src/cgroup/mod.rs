@@ -1,15 +1,15 @@
-//! Control groups, version 1 and 2 behind one type.
+//! Cgroups, version 1 and 2 behind one type.
 //!
-//! A sandbox gets one leaf group in each hierarchy it needs. Only groups made here are changed,
-//! but for the switch that lets a parent of version 2 have limited children.
+//! A sandbox gets one cgroup in each hierarchy that it needs. Codelia changes only cgroups that it
+//! created, except for `cgroup.subtree_control` of the parent in version 2.
 
+mod cpuset;
 mod delegation;
 mod device;
 mod group;
+mod group_dir;
 mod hierarchy;
-mod leaf;
-mod owner;
-mod processors;
+mod orphans;
 
 use std::os::fd::AsFd;
 
@@ -19,62 +19,63 @@ pub use device::{Device, DeviceLimits};
 pub use group::{Group, Limits, Usage};
 pub use hierarchy::{CgroupParent, Hierarchy};
 
-/// Moves this process, which has one thread, into the group of an entry.
+/// Moves this process, which must have one thread, into a cgroup, through a descriptor of
+/// [`Group::join_fds`].
 ///
 /// # Errors
-/// As `write(2)` to a group's list of processes.
-pub fn enter(entry: impl AsFd) -> Result<(), Errno> {
-    rustix::io::write(entry, b"0").map(drop)
+/// As `write(2)` to a cgroup's list of processes.
+pub fn join(fd: impl AsFd) -> Result<(), Errno> {
+    rustix::io::write(fd, b"0").map(drop)
 }
 
-/// Something that is limited or counted.
+/// A cgroup controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
-    /// Memory of all processes together.
+    /// Limits the memory of all processes together.
     Memory,
-    /// Number of processes and threads.
+    /// Limits the number of processes and threads.
     Pids,
-    /// CPU rate.
+    /// Limits the CPU rate.
     Cpu,
-    /// CPU time, counted and not limited.
+    /// Counts CPU time. In version 2 no controller is needed for that.
     Cpuacct,
-    /// How fast devices are used. Only where somebody asks for it.
+    /// Limits I/O rates of block devices. Enabled only for cgroups that need it.
     Io,
-    /// Which processors are used. Only where somebody asks for it.
+    /// Limits which CPUs are used. Enabled only for cgroups that need it.
     Cpuset,
 }
 
 impl Controller {
-    /// Those that limit.
+    /// The controllers that limit every sandbox.
     pub const LIMITING: [Self; 3] = [Self::Memory, Self::Pids, Self::Cpu];
 
-    /// All of them.
     const ALL: [Self; 6] = [Self::Memory, Self::Pids, Self::Cpu, Self::Cpuacct, Self::Io, Self::Cpuset];
 
-    /// The kernel's name for it, in version 1.
-    fn name_in_version_1(self) -> &'static str {
+    /// The kernel's name in version 2.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+            Self::Cpu => "cpu",
+            Self::Cpuacct => "cpuacct",
+            Self::Io => "io",
+            Self::Cpuset => "cpuset",
+        }
+    }
+
+    /// The kernel's name in version 1.
+    fn name_v1(self) -> &'static str {
         match self {
             Self::Io => "blkio",
             other => other.as_str(),
         }
     }
-
-    /// The kernel's name for it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Io => "io",
-            Self::Cpuset => "cpuset",
-            Self::Memory => "memory",
-            Self::Pids => "pids",
-            Self::Cpu => "cpu",
-            Self::Cpuacct => "cpuacct",
-        }
-    }
 }
 
+/// The cgroup version of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
-    One,
-    Two,
+    V1,
+    V2,
 }
