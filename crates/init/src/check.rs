@@ -1,4 +1,4 @@
-//! Whether init is where its backend meant it to be, before it goes on.
+//! Checks that init is in the environment that its backend planned.
 
 use codelia_init::{ExpectedEnvironment, ExpectedMount, Failure, Step};
 use codelia_sys::{
@@ -9,35 +9,35 @@ use codelia_sys::{
 
 use crate::setup::at;
 
-/// What is otherwise than expected fails with an errno that says how: `EXDEV` for a place that is the
-/// host's, `ENOENT` for what is not there, `EROFS` and `EPERM` for what can be written too little or too
-/// much, `EINVAL` for another value.
-pub(crate) fn surroundings(expected: &ExpectedEnvironment) -> Result<(), Failure> {
-    hold(Step::CheckProcessId, process::own_pid() == Pid::INIT, Errno::XDEV)?;
+/// Compares the environment with the expected one. The errno says what differs: `EXDEV` for something
+/// of the host, `ENOENT` for something missing, `EROFS` and `EPERM` for a mount that is read-only or
+/// writable against the plan, `EINVAL` for another value.
+pub(crate) fn environment(expected: &ExpectedEnvironment) -> Result<(), Failure> {
+    ensure(process::own_pid() == Pid::INIT, Step::CheckPid, Errno::XDEV)?;
     for (name, host) in &expected.host_namespaces {
         let own = proc_self::namespace_id(name).map_err(at(Step::CheckNamespaces))?;
-        hold(Step::CheckNamespaces, own != *host, Errno::XDEV)?;
+        ensure(own != *host, Step::CheckNamespaces, Errno::XDEV)?;
     }
     let mounts = proc_self::mounts().map_err(at(Step::CheckMounts))?;
     expected
         .mounts
         .iter()
-        .try_for_each(|wanted| check_mount(wanted, &mounts).map_err(at(Step::CheckMounts)))?;
+        .try_for_each(|expected| check_mount(expected, &mounts).map_err(at(Step::CheckMounts)))?;
     if let Some(name) = &expected.hostname {
         let own = proc_self::hostname().map_err(at(Step::CheckHostname))?;
-        hold(Step::CheckHostname, own == *name, Errno::INVAL)?;
+        ensure(own == *name, Step::CheckHostname, Errno::INVAL)?;
     }
-    hold(Step::CheckIds, proc_self::ids() == Some((expected.uid, expected.gid)), Errno::INVAL)
+    ensure(proc_self::ids() == Some((expected.uid, expected.gid)), Step::CheckIds, Errno::INVAL)
 }
 
-fn hold(step: Step, holds: bool, errno: Errno) -> Result<(), Failure> {
-    if holds { Ok(()) } else { Err(Failure::new(step, errno)) }
+fn ensure(condition: bool, step: Step, errno: Errno) -> Result<(), Failure> {
+    if condition { Ok(()) } else { Err(Failure::new(step, errno)) }
 }
 
-fn check_mount(wanted: &ExpectedMount, mounts: &[Mount]) -> Result<(), Errno> {
-    // The last one is the one that is seen.
-    let mount = mounts.iter().rfind(|mount| mount.target == wanted.target).ok_or(Errno::NOENT)?;
-    match (wanted.writable, mount.writable) {
+fn check_mount(expected: &ExpectedMount, mounts: &[Mount]) -> Result<(), Errno> {
+    // Of several mounts at one target the last is visible.
+    let mount = mounts.iter().rfind(|mount| mount.target == expected.target).ok_or(Errno::NOENT)?;
+    match (expected.writable, mount.writable) {
         (Some(true), false) => Err(Errno::ROFS),
         (Some(false), true) => Err(Errno::PERM),
         _ => Ok(()),
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_must_be_there_and_as_writable_as_it_should_be() {
+    fn mount_must_exist_with_the_expected_access() {
         let mounts = [("/a", true), ("/a", false), ("/b", true)]
             .map(|(target, writable)| Mount { target: target.into(), writable });
         let check =

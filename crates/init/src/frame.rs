@@ -1,66 +1,66 @@
-//! Frames: a length, little-endian in four bytes, then as many bytes of JSON.
+//! Frames: a length as four little-endian bytes, followed by that many bytes of JSON.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-const HEADER: usize = 4;
+const HEADER_BYTES: usize = 4;
 
-/// More than the kernel takes as arguments and environment, however it is escaped.
-const MOST_BYTES: usize = 16 * 1024 * 1024;
+/// Larger than any arguments and environment that the kernel accepts, even when escaped as JSON.
+const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 
-/// Bytes that are no frame, or a message that does not fit into one.
+/// Invalid bytes on the socket, or a message that is too long to send.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// Longer than any message.
-    #[error("a frame of {bytes} bytes is too long")]
+    /// The frame is too long.
+    #[error("frame of {bytes} bytes is too long (max {MAX_BODY_BYTES})")]
     TooLong {
         /// Its length.
         bytes: usize,
     },
-    /// Not the JSON of a message.
-    #[error("a frame is not a message: {0}")]
+    /// The body is not the JSON of a message.
+    #[error("frame is not a valid message")]
     Malformed(#[from] serde_json::Error),
 }
 
-/// A message as a frame.
+/// Encodes a message as a frame.
 ///
 /// # Errors
-/// It is too long.
+/// The message is too long.
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
-    let mut frame = vec![0; HEADER];
+    let mut frame = vec![0; HEADER_BYTES];
     serde_json::to_writer(&mut frame, message)?;
-    let bytes = frame.len() - HEADER;
+    let bytes = frame.len() - HEADER_BYTES;
     match u32::try_from(bytes) {
-        Ok(length) if bytes <= MOST_BYTES => frame[..HEADER].copy_from_slice(&length.to_le_bytes()),
+        Ok(length) if bytes <= MAX_BODY_BYTES => frame[..HEADER_BYTES].copy_from_slice(&length.to_le_bytes()),
         _ => return Err(FrameError::TooLong { bytes }),
     }
     Ok(frame)
 }
 
-/// Puts frames together from bytes as they arrive.
+/// Decodes frames from a byte stream.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
 }
 
 impl Decoder {
-    /// Adds bytes that arrived.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, once it is there as a whole.
+    /// Returns the next message, or `None` until all its bytes have arrived.
     ///
     /// # Errors
-    /// The bytes are no frame; the connection is of no use any more.
+    /// The bytes are not a valid frame. The connection is unusable then.
     pub fn next_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
-        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER>() else { return Ok(None) };
+        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*header) as usize;
-        if bytes > MOST_BYTES {
+        if bytes > MAX_BODY_BYTES {
             return Err(FrameError::TooLong { bytes });
         }
         let Some(body) = rest.get(..bytes) else { return Ok(None) };
         let message = serde_json::from_slice(body)?;
-        self.buffer.drain(..HEADER + bytes);
+        self.buffer.drain(..HEADER_BYTES + bytes);
         Ok(Some(message))
     }
 }
@@ -70,22 +70,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_found_however_the_bytes_are_cut() {
+    fn messages_decode_from_chunks_of_any_size() {
         let stream = [encode(&"one").unwrap(), encode(&"two").unwrap()].concat();
-        for cut in 1..stream.len() {
+        for size in 1..stream.len() {
             let (mut decoder, mut found) = (Decoder::default(), Vec::<String>::new());
-            for part in stream.chunks(cut) {
-                decoder.push(part);
+            for chunk in stream.chunks(size) {
+                decoder.push(chunk);
                 while let Some(message) = decoder.next_message().unwrap() {
                     found.push(message);
                 }
             }
-            assert_eq!(found, ["one", "two"], "cut every {cut} bytes");
+            assert_eq!(found, ["one", "two"], "chunks of {size} bytes");
         }
     }
 
     #[test]
-    fn a_length_beyond_all_messages_is_an_error_before_the_bytes_arrive() {
+    fn excessive_length_fails_before_the_body_arrives() {
         let mut decoder = Decoder::default();
         decoder.push(&u32::MAX.to_le_bytes());
         assert!(matches!(decoder.next_message::<String>(), Err(FrameError::TooLong { .. })));

@@ -1,4 +1,4 @@
-//! From the order to the running command, in the command's own process: one list of steps, in order.
+//! Launching the command, in its own process: receive it, then one list of steps up to exec.
 
 use std::{
     convert::Infallible,
@@ -12,17 +12,17 @@ use codelia_sys::{Errno, fd, process, resolve_beneath};
 
 use crate::{control::Control, setup::at};
 
-/// Where a program is looked up if the environment has no PATH.
+/// The search path if the environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The command, as the kernel wants it.
+/// The command in the form that exec needs.
 #[derive(Debug)]
-pub(crate) struct Order {
-    /// Where the program may be, best first.
+pub(crate) struct Command {
+    /// The candidate paths of the program, in search order.
     programs: Vec<CString>,
     argv: Vec<CString>,
     env: Vec<CString>,
-    streams: [OwnedFd; 3],
+    stdio: [OwnedFd; 3],
     directory: Directory,
     terminal: bool,
 }
@@ -33,77 +33,78 @@ enum Directory {
     InWorkspace(String),
 }
 
-/// Waits for the command. The end of the socket is that of the sandbox.
-pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Order, Failure> {
-    let Some(Request::Launch(launch)) = socket.receive()? else {
-        return Err(Failure::new(Step::Understand, Errno::PROTO));
+/// Waits for the command. Fails at end of file, which ends the sandbox.
+pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Command, Failure> {
+    let Some(Request::Launch(launch)) = socket.receive_request()? else {
+        return Err(Failure::new(Step::Protocol, Errno::PROTO));
     };
-    let streams = [socket.take_descriptor()?, socket.take_descriptor()?, socket.take_descriptor()?];
+    let stdio = [socket.take_descriptor()?, socket.take_descriptor()?, socket.take_descriptor()?];
     let programs = programs(&launch)?;
     let directory = match launch.directory {
         Some(path) => Directory::InWorkspace(path),
         None => Directory::Open(socket.take_descriptor()?),
     };
-    let env = launch.env.into_iter().map(|(key, value)| text(format!("{key}={value}")));
-    Ok(Order {
+    let env = launch.env.into_iter().map(|(key, value)| c_string(format!("{key}={value}")));
+    Ok(Command {
         programs,
-        argv: launch.argv.into_iter().map(text).collect::<Result<_, _>>()?,
+        argv: launch.argv.into_iter().map(c_string).collect::<Result<_, _>>()?,
         env: env.collect::<Result<_, _>>()?,
-        streams,
+        stdio,
         directory,
         terminal: launch.terminal,
     })
 }
 
-/// Passes the order on to the command's process, and what becomes of it back. False if there is to be no
-/// command, which ends the sandbox.
+/// Forwards the launch to the command's process and reports its result. Returns false if the backend
+/// ends the sandbox instead.
 pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bool, Failure> {
-    let request = match control.receive()? {
+    let request = match control.receive_request()? {
         Some(request @ Request::Launch(_)) => request,
         Some(Request::Kill) | None => return Ok(false),
         Some(Request::Setup(_) | Request::Signal(_) | Request::KeepAlive(_)) => {
-            return Err(Failure::new(Step::Understand, Errno::PROTO));
+            return Err(Failure::new(Step::Protocol, Errno::PROTO));
         }
     };
     let descriptors = control.take_descriptors();
     let mut socket = Control::new(launch);
     socket.send(&request, &descriptors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
-    // The command alone holds its streams.
+    // Only the command may hold its stdio, so that its end is seen.
     drop(descriptors);
     match socket.receive_report()? {
         None => control.send(&Report::Launched, &[]).map(|()| true),
         Some(Report::Failed(failure)) => Err(failure),
-        Some(_) => Err(Failure::new(Step::Understand, Errno::PROTO)),
+        Some(_) => Err(Failure::new(Step::Protocol, Errno::PROTO)),
     }
 }
 
 fn programs(launch: &Launch) -> Result<Vec<CString>, Failure> {
-    let name = launch.argv.first().ok_or(Failure::new(Step::Arguments, Errno::INVAL))?;
+    let name = launch.argv.first().ok_or(Failure::new(Step::BuildArguments, Errno::INVAL))?;
     if name.is_empty() || name.contains('/') {
-        return Ok(vec![text(name.clone())?]);
+        return Ok(vec![c_string(name.clone())?]);
     }
     let path = launch.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
     path.split(':')
         .map(|dir| if dir.is_empty() { "." } else { dir })
-        .map(|dir| text(format!("{dir}/{name}")))
+        .map(|dir| c_string(format!("{dir}/{name}")))
         .collect()
 }
 
-fn text(word: String) -> Result<CString, Failure> {
-    CString::new(word).map_err(|_| Failure::new(Step::Arguments, Errno::INVAL))
+fn c_string(text: String) -> Result<CString, Failure> {
+    CString::new(text).map_err(|_| Failure::new(Step::BuildArguments, Errno::INVAL))
 }
 
-/// The steps. Returns only if one failed.
-pub(crate) fn execute(order: &Order, workspace: Option<&OwnedFd>) -> Result<Infallible, Failure> {
-    change_directory(order, workspace).map_err(at(Step::WorkingDirectory))?;
-    let [stdin, stdout, stderr] = &order.streams;
-    fd::replace_streams(stdin, stdout, stderr).map_err(at(Step::Streams))?;
-    take_terminal(order).map_err(at(Step::TakeTerminal))?;
-    Err(Failure::new(Step::Execute, try_programs(order)))
+/// The steps, in order. Returns only on failure.
+pub(crate) fn execute(command: &Command, workspace: Option<&OwnedFd>) -> Result<Infallible, Failure> {
+    change_directory(command, workspace).map_err(at(Step::WorkingDirectory))?;
+    let [stdin, stdout, stderr] = &command.stdio;
+    fd::replace_stdio(stdin, stdout, stderr).map_err(at(Step::ReplaceStdio))?;
+    // After stdin is the terminal.
+    set_terminal(command).map_err(at(Step::SetTerminal))?;
+    Err(Failure::new(Step::Execute, try_programs(command)))
 }
 
-fn change_directory(order: &Order, workspace: Option<&OwnedFd>) -> Result<(), Errno> {
-    match (&order.directory, workspace) {
+fn change_directory(command: &Command, workspace: Option<&OwnedFd>) -> Result<(), Errno> {
+    match (&command.directory, workspace) {
         (Directory::Open(directory), _) => process::change_directory(directory),
         (Directory::InWorkspace(path), Some(workspace)) => {
             process::change_directory(resolve_beneath::open_directory_beneath(workspace, path)?)
@@ -112,20 +113,20 @@ fn change_directory(order: &Order, workspace: Option<&OwnedFd>) -> Result<(), Er
     }
 }
 
-fn take_terminal(order: &Order) -> Result<(), Errno> {
-    if order.terminal { process::take_terminal(io::stdin()) } else { Ok(()) }
+fn set_terminal(command: &Command) -> Result<(), Errno> {
+    if command.terminal { process::set_controlling_terminal(io::stdin()) } else { Ok(()) }
 }
 
-/// Tries each place; returns only if none could be executed. That one was found and not permitted
-/// says more than that the last one was not found.
-fn try_programs(order: &Order) -> Errno {
-    let mut answer = Errno::NOENT;
-    for program in &order.programs {
-        match process::execute(program, &order.argv, &order.env) {
+/// Tries each candidate. Returns only if none could be executed: `EACCES` if one was found but not
+/// permitted, which says more than that the last one was not found.
+fn try_programs(command: &Command) -> Errno {
+    let mut result = Errno::NOENT;
+    for program in &command.programs {
+        match process::exec(program, &command.argv, &command.env) {
             Errno::NOENT | Errno::NOTDIR => {}
-            Errno::ACCESS => answer = Errno::ACCESS,
+            Errno::ACCESS => result = Errno::ACCESS,
             errno => return errno,
         }
     }
-    answer
+    result
 }

@@ -1,4 +1,4 @@
-//! What `codelia-init` and the backends say to each other over the control socket.
+//! The protocol between `codelia-init` and the backends on the control socket.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Which loader a dynamic program names: the kernel executes it together with the program.
+//! Finds the loader (ELF interpreter) of a dynamic program, which the kernel executes with it.
 
 use std::{
     ffi::OsString,
@@ -9,12 +9,12 @@ use std::{
 
 const HEADER_BYTES: usize = 64;
 const ENTRY_BYTES: usize = 56;
-/// A program header of this type says where the path of the loader is.
-const TYPE_LOADER: u32 = 3;
-/// No path is longer.
-const MOST_PATH_BYTES: u64 = 4096;
+/// `PT_INTERP`: the program header with the path of the loader.
+const TYPE_INTERPRETER: u32 = 3;
+/// `PATH_MAX`.
+const MAX_PATH_BYTES: u64 = 4096;
 
-/// The loader of a 64-bit little-endian ELF program; `None` for a file that is none, names none or
+/// The loader of a 64-bit little-endian ELF program. `None` if the file is not one, has no loader or
 /// cannot be read.
 pub(crate) fn of(program: &Path) -> Option<PathBuf> {
     let file = File::open(program).ok()?;
@@ -22,16 +22,16 @@ pub(crate) fn of(program: &Path) -> Option<PathBuf> {
     if header[..6] != *b"\x7fELF\x02\x01" {
         return None;
     }
-    let (table, entries) = (number(&header[32..40]), number(&header[56..58]));
+    let (table_offset, entries) = (number(&header[32..40]), number(&header[56..58]));
     (0..entries).find_map(|index| {
-        let entry: [u8; ENTRY_BYTES] = read(&file, table.checked_add(index * ENTRY_BYTES as u64)?)?;
-        (number(&entry[..4]) == u64::from(TYPE_LOADER)).then(|| path(&file, &entry))?
+        let entry: [u8; ENTRY_BYTES] = read(&file, table_offset.checked_add(index * ENTRY_BYTES as u64)?)?;
+        (number(&entry[..4]) == u64::from(TYPE_INTERPRETER)).then(|| path(&file, &entry))?
     })
 }
 
 fn path(file: &File, entry: &[u8]) -> Option<PathBuf> {
     let (offset, length) = (number(&entry[8..16]), number(&entry[32..40]));
-    let mut text = vec![0; usize::try_from(length.min(MOST_PATH_BYTES)).ok()?];
+    let mut text = vec![0; usize::try_from(length.min(MAX_PATH_BYTES)).ok()?];
     file.read_exact_at(&mut text, offset).ok()?;
     let end = text.iter().position(|&byte| byte == 0)?;
     text.truncate(end);
@@ -44,6 +44,7 @@ fn read<const N: usize>(file: &File, offset: u64) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// Decodes a little-endian number of any width up to eight bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
 }
@@ -53,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dynamic_program_names_a_loader_that_is_there() {
+    fn dynamic_program_has_a_loader() {
         let loader = of(&std::env::current_exe().unwrap()).unwrap();
         assert!(loader.is_file(), "{}", loader.display());
     }
 
     #[test]
-    fn what_is_no_program_names_none() {
+    fn other_files_have_no_loader() {
         assert_eq!(of(Path::new("/proc/self/status")), None);
         assert_eq!(of(Path::new("/")), None);
         assert_eq!(of(Path::new("/nonexistent")), None);

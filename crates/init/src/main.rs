@@ -1,7 +1,7 @@
-//! `codelia-init`: waits inside a sandbox for its one command, starts it, reaps and ends with it.
+//! `codelia-init`: waits in a sandbox for its one command, starts it, reaps processes and exits with it.
 //!
-//! Its standard input is the control socket, or becomes it with `--connect PATH`. It has one thread and no other descriptor; when the
-//! socket ends, because its backend let go of it or died, it kills every process of the sandbox.
+//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and no other
+//! descriptor. When the backend closes the socket or dies, init kills every process of the sandbox.
 
 #![forbid(unsafe_code)]
 
@@ -11,9 +11,9 @@ mod control;
 mod launch;
 mod loader;
 mod overlay;
+mod process_tree;
 mod restrict;
 mod setup;
-mod tree;
 
 use std::{
     io::{self, Stdin, stdin},
@@ -24,47 +24,48 @@ use std::{
 use codelia_init::{Failure, Report};
 use codelia_sys::fd;
 
-use child::Waiting;
+use child::CommandProcess;
 use control::Control;
 
 fn main() -> ExitCode {
-    // A command that does nothing and is there in every sandbox, for the probe.
-    let is_asked = |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
-    if is_asked("--version") {
+    let is_first_argument = |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
+    // The probe runs this as a command that does nothing and exists in every sandbox.
+    if is_first_argument("--version") {
         println!("codelia-init {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
     if let Err(error) = connect() {
-        // Nobody else can be told.
-        eprintln!("codelia-init: the control socket: {error}");
+        // Without a control socket, stderr is the only place to report this.
+        eprintln!("codelia-init: cannot connect to the control socket: {error}");
         return ExitCode::FAILURE;
     }
     let mut control = Control::new(stdin());
-    let served = if is_asked("--overlays") { overlay::serve(&mut control) } else { serve(&mut control) };
-    match served {
+    let result =
+        if is_first_argument("--overlays") { overlay::serve(&mut control) } else { serve(&mut control) };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // If the backend cannot hear it either, the exit code is all that is left to say.
+            // If the backend does not get this, it sees the exit code.
             let _ = control.send(&Report::Failed(failure), &[]);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Where the control socket cannot be inherited it is connected to.
+/// Connects stdin to the control socket if it could not be inherited.
 fn connect() -> io::Result<()> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|word| word != "--connect") {
         return Ok(());
     }
     let path = arguments.next().ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(fd::replace_input(UnixStream::connect(path)?)?)
+    Ok(fd::replace_stdin(UnixStream::connect(path)?)?)
 }
 
 fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
-    let surroundings = setup::enter(control)?;
-    let Waiting { pid, launch, listener } = child::start(&surroundings)?;
-    if surroundings.setup.relay_launch {
+    let state = setup::run(control)?;
+    let CommandProcess { pid, launch, listener } = child::start(&state)?;
+    if state.setup.relay_launch {
         control.send(&Report::Ready, &[])?;
         if !launch::relay(control, &launch)? {
             return Ok(());
@@ -74,20 +75,20 @@ fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
         let descriptors: Vec<_> = descriptors.into_iter().map(AsFd::as_fd).collect();
         control.send(&Report::Ready, &descriptors)?;
     }
-    // The backend alone holds the launch socket and the listener, so that their ends mean its own.
+    // Only the backend may hold these, so that end of file means that it is gone.
     drop((launch, listener));
-    match tree::supervise(control, &surroundings.events, pid)? {
+    match process_tree::supervise(control, &state.events, pid)? {
         Some(exit) => {
             control.send(&Report::Exited(exit), &[])?;
-            linger(control, surroundings.setup.stay_after_exit)
+            wait_for_close(control, state.setup.stay_after_exit)
         }
         None => Ok(()),
     }
 }
 
-/// With init the container's groups would go, and what they counted with them: its backend reads them
-/// first and then ends the socket.
-fn linger(control: &mut Control<Stdin>, linger: bool) -> Result<(), Failure> {
-    while linger && control.fill()? {}
+/// The cgroups of a container are removed when init exits, with their counters. So init waits until its
+/// backend has read them and closes the socket.
+fn wait_for_close(control: &mut Control<Stdin>, stay_after_exit: bool) -> Result<(), Failure> {
+    while stay_after_exit && control.fill()? {}
     Ok(())
 }

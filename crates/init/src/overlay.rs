@@ -1,5 +1,5 @@
-//! OverlayRequest of a session: mounted by this program outside of any sandbox, in namespaces that it makes or is given,
-//! and that it hands out before it ends.
+//! `codelia-init --overlays`: mounts the overlays of a session outside any sandbox, in namespaces that
+//! it creates or receives and hands back.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::fs::{DirBuilderExt, PermissionsExt, chown},
     },
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use codelia_init::{Failure, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, Report, Step};
@@ -21,73 +21,74 @@ use crate::{control::Control, setup::at};
 
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
-    let process = SingleThread::claim().map_err(at(Step::Claim))?;
-    let Some(overlays) = control.receive_message::<OverlayRequest>()? else {
-        return Err(Failure::new(Step::Understand, Errno::PROTO));
+    let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
+    let Some(request) = control.receive_message::<OverlayRequest>()? else {
+        return Err(Failure::new(Step::Protocol, Errno::PROTO));
     };
-    let spaces = enter(control.take_descriptors(), &overlays.directory)?;
-    overlays.overlays.iter().try_for_each(|one| add(&process, &overlays, one))?;
-    let spaces: Vec<_> = spaces.iter().map(AsFd::as_fd).collect();
-    control.send(&Report::Ready, &spaces)
+    let namespaces = enter_namespaces(control.take_descriptors(), &request.directory)?;
+    request.overlays.iter().try_for_each(|overlay| mount(&process, &request, overlay))?;
+    let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
+    control.send(&Report::Ready, &namespaces)
 }
 
-/// Enters the namespaces that came, or new ones.
-fn enter(spaces: Vec<OwnedFd>, directory: &Path) -> Result<Vec<OwnedFd>, Failure> {
-    if !spaces.is_empty() {
-        overlay::enter(&spaces).map_err(at(Step::OverlaySpace))?;
-        return Ok(spaces);
+/// Enters the received namespaces, or creates new ones.
+fn enter_namespaces(received: Vec<OwnedFd>, directory: &Path) -> Result<Vec<OwnedFd>, Failure> {
+    if !received.is_empty() {
+        overlay::enter_namespaces(&received).map_err(at(Step::OverlayNamespaces))?;
+        return Ok(received);
     }
-    // Passed through by who may see a mounted overlay; layers are ours alone.
-    make_directory(directory, 0o711).map_err(failed(Step::OverlayLayer))?;
-    let places = directory.join(OVERLAY_MOUNTS_DIR);
-    make_directory(&places, 0o711).map_err(failed(Step::OverlayLayer))?;
-    overlay::separate().map_err(at(Step::OverlaySpace))?;
-    overlay::mount_memory(&places).map_err(at(Step::OverlaySpace))?;
-    overlay::spaces().map_err(at(Step::OverlaySpace))
+    // Mode 0711: the session's user can reach a mounted overlay, but list nothing. Layers are 0700.
+    make_directory(directory, 0o711).map_err(at_io(Step::OverlayLayers))?;
+    let mounts = directory.join(OVERLAY_MOUNTS_DIR);
+    make_directory(&mounts, 0o711).map_err(at_io(Step::OverlayLayers))?;
+    overlay::unshare_mounts().map_err(at(Step::OverlayNamespaces))?;
+    overlay::mount_tmpfs(&mounts).map_err(at(Step::OverlayNamespaces))?;
+    overlay::open_namespaces().map_err(at(Step::OverlayNamespaces))
 }
 
-/// Mounts one, unless it is there.
-fn add(process: &SingleThread, all: &OverlayRequest, one: &Overlay) -> Result<(), Failure> {
-    let places = all.directory.join(OVERLAY_MOUNTS_DIR);
-    let place = places.join(&one.name);
-    make_directory(&place, 0o700).map_err(failed(Step::OverlayLayer))?;
-    if overlay::is_mounted(&place).map_err(at(Step::OverlayMount))? {
+/// Mounts one overlay, unless it is mounted already.
+fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Result<(), Failure> {
+    let mounts = request.directory.join(OVERLAY_MOUNTS_DIR);
+    let target = mounts.join(&one.name);
+    make_directory(&target, 0o700).map_err(at_io(Step::OverlayLayers))?;
+    if overlay::is_mounted(&target).map_err(at(Step::OverlayMount))? {
         return Ok(());
     }
-    let layer = all.directory.join(&one.name);
+    let layer = request.directory.join(&one.name);
     let (upper, work) = (layer.join("upper"), layer.join("work"));
-    make_directory(&layer, 0o700).map_err(failed(Step::OverlayLayer))?;
-    make_directory(&work, 0o700).map_err(failed(Step::OverlayLayer))?;
-    give_directory(&upper, 0o755, all).map_err(failed(Step::OverlayLayer))?;
-    let hidden = places.join(format!("hidden {}", one.name));
-    hide(&hidden, all, one).map_err(failed(Step::OverlayHide))?;
-    let source = overlay::directory(&one.source).map_err(at(Step::OverlayMount))?;
-    let open = |path: &Path| overlay::directory(path).map_err(at(Step::OverlayMount));
-    let (hidden, upper, work) = (open(&hidden)?, open(&upper)?, open(&work)?);
+    make_directory(&layer, 0o700).map_err(at_io(Step::OverlayLayers))?;
+    make_directory(&work, 0o700).map_err(at_io(Step::OverlayLayers))?;
+    make_session_directory(&upper, 0o755, request).map_err(at_io(Step::OverlayLayers))?;
+    let hidden = mounts.join(format!("hidden {}", one.name));
+    make_hidden_layer(&hidden, request, one).map_err(at_io(Step::OverlayHide))?;
+    let open = |path: &Path| overlay::open_directory(path).map_err(at(Step::OverlayMount));
+    let (source, hidden, upper, work) = (open(&one.source)?, open(&hidden)?, open(&upper)?, open(&work)?);
     if process::own_uid() != 0 {
-        return overlay::mount_overlay(&source, &hidden, &upper, &work, &place)
+        return overlay::mount_overlay(&source, &hidden, &upper, &work, &target)
             .map_err(at(Step::OverlayMount));
     }
-    let owned = places.join(format!("owned {}", one.name));
-    make_directory(&owned, 0o700).map_err(failed(Step::OverlayLayer))?;
-    let lower =
-        overlay::mount_owned(process, &source, &owned, all.uid, all.gid).map_err(at(Step::OverlayOwner))?;
-    let mounted = overlay::mount_overlay(&lower, &hidden, &upper, &work, &place);
-    overlay::detach(&owned).map_err(at(Step::OverlayOwner))?;
+    // As root: below the overlay, files of root must belong to the session's user.
+    let idmapped = mounts.join(format!("owned {}", one.name));
+    make_directory(&idmapped, 0o700).map_err(at_io(Step::OverlayLayers))?;
+    let lower = overlay::mount_idmapped(process, &source, &idmapped, request.uid, request.gid)
+        .map_err(at(Step::OverlayIdmap))?;
+    let mounted = overlay::mount_overlay(&lower, &hidden, &upper, &work, &target);
+    overlay::detach(&idmapped).map_err(at(Step::OverlayIdmap))?;
     mounted.map_err(at(Step::OverlayMount))
 }
 
-/// A layer in which what is hidden is left out, with directories on the way that look as they do in the source.
-fn hide(layer: &Path, all: &OverlayRequest, one: &Overlay) -> io::Result<()> {
-    give_directory(layer, 0o755, all)?;
+/// Creates a layer with whiteouts for the hidden paths. Their parent directories get the modes that they
+/// have in the source.
+fn make_hidden_layer(layer: &Path, request: &OverlayRequest, one: &Overlay) -> io::Result<()> {
+    make_session_directory(layer, 0o755, request)?;
     for hidden in &one.hidden {
-        let mut way = std::path::PathBuf::new();
-        for part in hidden.parent().into_iter().flatten() {
-            way.push(part);
-            let mode = fs::symlink_metadata(one.source.join(&way))?.permissions().mode();
-            give_directory(&layer.join(&way), mode & 0o777, all)?;
+        let mut parent = PathBuf::new();
+        for component in hidden.parent().into_iter().flatten() {
+            parent.push(component);
+            let mode = fs::symlink_metadata(one.source.join(&parent))?.permissions().mode();
+            make_session_directory(&layer.join(&parent), mode & 0o777, request)?;
         }
-        match overlay::leave_out(&layer.join(hidden)) {
+        match overlay::create_whiteout(&layer.join(hidden)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -95,22 +96,23 @@ fn hide(layer: &Path, all: &OverlayRequest, one: &Overlay) -> io::Result<()> {
     Ok(())
 }
 
+/// Creates a directory with exactly this mode. One that exists keeps its mode.
 fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        answer => answer.and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode))),
+        result => result.and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode))),
     }
 }
 
-/// The same for the session's user. One that is there stays as its owner has it.
-fn give_directory(path: &Path, mode: u32, all: &OverlayRequest) -> io::Result<()> {
+/// Creates a directory that belongs to the session's user. One that exists keeps its owner and mode.
+fn make_session_directory(path: &Path, mode: u32, request: &OverlayRequest) -> io::Result<()> {
     if path.exists() {
         return Ok(());
     }
     make_directory(path, mode)?;
-    if process::own_uid() == 0 { chown(path, Some(all.uid), Some(all.gid)) } else { Ok(()) }
+    if process::own_uid() == 0 { chown(path, Some(request.uid), Some(request.gid)) } else { Ok(()) }
 }
 
-fn failed(step: Step) -> impl FnOnce(io::Error) -> Failure {
+fn at_io(step: Step) -> impl FnOnce(io::Error) -> Failure {
     move |error| Failure::new(step, Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

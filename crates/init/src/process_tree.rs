@@ -1,4 +1,4 @@
-//! The processes of the sandbox: watched until the command ends, then killed.
+//! The processes of the sandbox: supervised until the command ends, then killed and reaped.
 
 use std::{
     io::Stdin,
@@ -14,79 +14,81 @@ use codelia_sys::{
 
 use crate::{control::Control, setup::at};
 
-/// Watches over the command's process until nothing of it is left. `None`: the backend is gone,
-/// there is nobody to tell.
+/// Supervises the command's process until no process is left. Returns `None` if the backend is gone and
+/// cannot receive a report.
 pub(crate) fn supervise(
     control: &mut Control<Stdin>,
     events: &ChildEvents,
     main: Pid,
 ) -> Result<Option<Exit>, Failure> {
-    let watched = watch(control, events, main);
-    if watched.is_err() {
-        // Nothing runs unwatched. The first failure is the one to tell.
-        let _ = end_all(main);
+    let result = watch(control, events, main);
+    if result.is_err() {
+        // Nothing may run unsupervised. Report the first failure, not one of this cleanup.
+        let _ = kill_and_reap_all(main);
     }
-    watched
+    result
 }
 
 fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Result<Option<Exit>, Failure> {
-    let mut end = None;
+    let mut deadline = None;
     loop {
-        let (asked, ended) = signal::wait_readable(&*control, events, end).map_err(at(Step::Supervise))?;
-        if !asked && !ended {
-            // The backend stands still, and somebody else may have begun where we are.
+        let (has_request, child_ended) =
+            signal::wait_readable(&*control, events, deadline).map_err(at(Step::Supervise))?;
+        if !has_request && !child_ended {
+            // The deadline passed: the backend hangs, and another worker may have taken over the session.
             return Err(Failure::new(Step::KeepAlive, Errno::TIMEDOUT));
         }
-        if ended {
+        if child_ended {
             events.clear().map_err(at(Step::Supervise))?;
             if let Some(status) = reap_until(main)? {
-                end_all(main)?;
+                kill_and_reap_all(main)?;
                 return exit(status).map(Some);
             }
         }
-        if asked {
-            match obey(control, main)? {
-                Next::Go(time) => end = time.map(|time| Instant::now() + time).or(end),
-                Next::End => return end_all(main)?.map(exit).transpose(),
-                Next::Gone => return end_all(main).map(|_| None),
+        if has_request {
+            match handle_requests(control, main)? {
+                Next::Continue(time) => deadline = time.map(|time| Instant::now() + time).or(deadline),
+                Next::Kill => return kill_and_reap_all(main)?.map(exit).transpose(),
+                Next::BackendGone => return kill_and_reap_all(main).map(|_| None),
             }
         }
     }
 }
 
+/// What to do after handling requests.
 enum Next {
-    /// Go on watching; no longer than this, if it is said.
-    Go(Option<Duration>),
-    /// Kill everything and tell.
-    End,
-    /// Kill everything; nobody listens.
-    Gone,
+    /// Continue, with a new deadline if there is one.
+    Continue(Option<Duration>),
+    /// Kill everything and report the exit.
+    Kill,
+    /// Kill everything without a report.
+    BackendGone,
 }
 
-fn obey(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Failure> {
+fn handle_requests(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Failure> {
     if !control.fill()? {
-        return Ok(Next::Gone);
+        return Ok(Next::BackendGone);
     }
-    let mut time = None;
-    while let Some(request) = control.next()? {
+    let mut keep_alive = None;
+    while let Some(request) = control.next_buffered()? {
         match request {
-            // The command has not been reaped, so the group is its own. A signal that cannot be
-            // sent, for it is none or the group gave up its privileges, changes nothing.
-            Request::Signal(number) => drop(process::signal_group(main, number)),
-            Request::KeepAlive(most) => time = Some(most),
-            Request::Kill => return Ok(Next::End),
+            // The command is not reaped yet, so the group is its own. Failing to send a signal, because
+            // it is invalid or the group changed its ids, is not an error.
+            Request::Signal(number) => drop(process::signal_process_group(main, number)),
+            Request::KeepAlive(time) => keep_alive = Some(time),
+            Request::Kill => return Ok(Next::Kill),
             Request::Setup(_) | Request::Launch(_) => {
-                return Err(Failure::new(Step::Understand, Errno::PROTO));
+                return Err(Failure::new(Step::Protocol, Errno::PROTO));
             }
         }
     }
-    Ok(Next::Go(time))
+    Ok(Next::Continue(keep_alive))
 }
 
-/// Collects what has ended; the command's status if it is among it.
+/// Reaps processes that have ended. Returns the command's status if it is among them.
 fn reap_until(main: Pid) -> Result<Option<ExitStatus>, Failure> {
     loop {
-        match process::reap().map_err(at(Step::Supervise))? {
+        match process::try_reap().map_err(at(Step::Supervise))? {
             Reaped::Ended(pid, status) if pid == main => return Ok(Some(status)),
             Reaped::Ended(..) => {}
             Reaped::StillRunning | Reaped::NoChildren => return Ok(None),
@@ -94,19 +96,19 @@ fn reap_until(main: Pid) -> Result<Option<ExitStatus>, Failure> {
     }
 }
 
-/// Kills and collects every descendant: orphans become children, so that none can hide. Answers
-/// the command's status if it was among them.
-fn end_all(main: Pid) -> Result<Option<ExitStatus>, Failure> {
-    let mut status = None;
+/// Kills and reaps every descendant. Orphans become children of init, so none can escape. Returns the
+/// command's status if it was among them.
+fn kill_and_reap_all(main: Pid) -> Result<Option<ExitStatus>, Failure> {
+    let mut main_status = None;
     loop {
-        let mut reaped = process::reap().map_err(at(Step::Supervise))?;
+        let mut reaped = process::try_reap().map_err(at(Step::Supervise))?;
         if reaped == Reaped::StillRunning {
             kill_descendants()?;
             reaped = process::reap_next().map_err(at(Step::Supervise))?;
         }
         match reaped {
-            Reaped::NoChildren => return Ok(status),
-            Reaped::Ended(pid, ended) if pid == main => status = Some(ended),
+            Reaped::NoChildren => return Ok(main_status),
+            Reaped::Ended(pid, status) if pid == main => main_status = Some(status),
             Reaped::Ended(..) | Reaped::StillRunning => {}
         }
     }
@@ -114,13 +116,13 @@ fn end_all(main: Pid) -> Result<Option<ExitStatus>, Failure> {
 
 fn kill_descendants() -> Result<(), Failure> {
     if process::own_pid() == Pid::INIT {
-        // At once, so that no fork can outrun it.
+        // One call for all, so that no fork can outrun it.
         return process::kill_all_others().map_err(at(Step::Supervise));
     }
     let failed = |error: codelia_sys::Error| Failure::new(Step::Supervise, error.errno);
     for pid in process::descendants(process::own_pid()).map_err(failed)? {
-        // A process of other ids is killed by its control group or its namespace.
         match process::kill(pid) {
+            // A process with other ids is killed through its cgroup or its namespace.
             Ok(()) | Err(Errno::PERM) => {}
             Err(errno) => return Err(Failure::new(Step::Supervise, errno)),
         }

@@ -1,11 +1,16 @@
-//! The messages. The order is: `setup` → `ready`; then `signal`, `live` and `kill` at any time, until
-//! `exited`. `failed` may stand in the place of `ready` and `exited` and is the last one. The end of
-//! the socket kills everything.
+//! The messages on the control socket.
 //!
-//! The command's process is there when init is ready, and has a socket of its own, the launch socket,
-//! which comes with `ready`: `launch` goes there. The launch socket's end says that the command was
-//! executed; a `failed` on it, that it was not. Where no descriptor can be passed out of the sandbox init
-//! keeps that socket, `launch` comes on the control socket, and `launched` says what its end would.
+//! 1. The backend sends `setup`; init restricts itself, starts the command's process and sends `ready`.
+//! 2. The backend sends `launch` on the launch socket, a separate socket to the command's process that
+//!    came with `ready`. End of file on it means that the command was executed; `failed` on it, that it
+//!    was not.
+//! 3. The backend may send `signal`, `keep_alive` and `kill` at any time.
+//! 4. Init sends `exited`. It may send `failed` instead of `ready` or `exited`, as its last message.
+//!
+//! End of file on the control socket kills every process of the sandbox.
+//!
+//! Where no descriptor can be passed out of the sandbox, init keeps the launch socket and relays:
+//! `launch` comes on the control socket, and `launched` replaces the end of file.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
@@ -13,154 +18,155 @@ pub use codelia_sys::process::ExitStatus;
 use codelia_sys::{Errno, rlimit::Resource};
 use serde::{Deserialize, Serialize};
 
-/// What a backend says to init.
+/// A message from a backend to init.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Restrict yourself and the command's process. Carries the entries of the control groups.
+    /// Restrict init and the command's process. Carries descriptors for joining cgroups.
     Setup(Setup),
-    /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, if it names no
+    /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, unless it names a
     /// directory, the working directory.
     Launch(Launch),
     /// Send this signal to the command's process group.
     Signal(i32),
-    /// Go on for so long from now, unless told again: then it is too late, and everything is killed. Until the first
-    /// one there is no such time.
+    /// Kill everything after this time, unless another `keep_alive` arrives before. Without any there is
+    /// no deadline.
     KeepAlive(Duration),
     /// Kill every process.
     Kill,
 }
 
-/// The overlays of a session, which init mounts outside of any sandbox. The only message then: it carries the namespaces to
-/// add them to, if there are any, and `ready` carries those that they are in.
+/// A request to mount the overlays of a session, outside any sandbox. The only message to
+/// `codelia-init --overlays`. Carries the namespaces to mount in, if they exist; `ready` carries those
+/// that were used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverlayRequest {
-    /// Where their layers are; it is made if it is not there.
+    /// The directory of the layers, created if missing.
     pub directory: PathBuf,
-    /// Whose the changes are.
+    /// The user that owns the changes.
     pub uid: u32,
-    /// Group.
+    /// The group that owns the changes.
     pub gid: u32,
-    /// What is not there yet is added.
+    /// The overlays. Those that are mounted already stay.
     pub overlays: Vec<Overlay>,
 }
 
-/// A directory of the host under a layer that takes all changes.
+/// A host directory below a layer that takes all changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overlay {
-    /// On the host.
+    /// The host directory.
     pub source: PathBuf,
-    /// Of its layer, and of its place below [`OVERLAY_MOUNTS_DIR`].
+    /// The name of its layer and of its mount point in [`OVERLAY_MOUNTS_DIR`].
     pub name: String,
-    /// What is left out of it, below its source, without a symbolic link on the way.
+    /// Paths below the source to hide, without symlinks in them.
     pub hidden: Vec<PathBuf>,
 }
 
-/// Where overlays are mounted, in the directory of their layers.
+/// The directory of the mount points, in the directory of the layers.
 pub const OVERLAY_MOUNTS_DIR: &str = "mounted";
 
-/// What holds for the whole sandbox.
+/// The setup of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
-    /// How many entries of control groups come with it.
+    /// How many cgroup descriptors come with the message.
     pub cgroup_fds: usize,
     /// Limits of each process.
     pub rlimits: Vec<Rlimit>,
-    /// Where working directories are opened, as seen inside; `None` if they come with `launch`.
+    /// The root of working directories, as a path inside; `None` if `launch` carries a descriptor.
     pub workspace: Option<PathBuf>,
-    /// Whether descriptors cannot be passed out: `launch` then comes on the control socket too.
+    /// Whether no descriptor can be passed out, so that `launch` comes on the control socket too.
     pub relay_launch: bool,
-    /// Whether init stays after `exited` until the socket ends.
+    /// Whether init stays after `exited` until end of file.
     pub stay_after_exit: bool,
-    /// What holds the command inside; `None` in mode `logical`.
+    /// The restrictions of the command; `None` in mode `logical`.
     pub security: Option<SecuritySetup>,
 }
 
-/// What holds a command inside.
+/// The restrictions of the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecuritySetup {
-    /// What init must find around itself.
+    /// The environment that init checks before it continues.
     pub expected: ExpectedEnvironment,
     /// The only files that may be executed; `None` for any.
     pub executables: Option<Vec<PathBuf>>,
-    /// The filter of system calls, one BPF instruction in each word as it is in memory.
+    /// The seccomp filter, one BPF instruction per word in memory layout.
     pub filter: Vec<u64>,
-    /// Whether it notifies: then its listener comes with `ready`.
+    /// Whether the filter notifies a supervisor. Then `ready` carries its listener.
     pub notify: bool,
 }
 
-/// What must be around init before it goes on. It must be process 1 of its namespace.
+/// The environment that init must find. It must also be PID 1 of its namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedEnvironment {
-    /// The host's namespaces, by their name in `/proc/self/ns`: ours must be others.
+    /// The host's namespaces, by their name in `/proc/self/ns`. Init must be in different ones.
     pub host_namespaces: BTreeMap<String, u64>,
-    /// What must be mounted.
+    /// The required mounts.
     pub mounts: Vec<ExpectedMount>,
-    /// The host name.
+    /// The host name; `None` for any.
     pub hostname: Option<String>,
-    /// User and group.
+    /// The user.
     pub uid: u32,
-    /// Group.
+    /// The group.
     pub gid: u32,
 }
 
-/// A mount that must be there.
+/// A required mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedMount {
     /// The mount point.
     pub target: PathBuf,
-    /// Whether it can be written to; `None` if that does not matter.
+    /// Whether it is writable; `None` for either.
     pub writable: Option<bool>,
 }
 
 /// The command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Program and arguments; a program without a slash is looked up in the PATH of `env`.
+    /// Program and arguments. A program without a slash is looked up in the PATH of `env`.
     pub argv: Vec<String>,
     /// The whole environment.
     pub env: BTreeMap<String, String>,
-    /// The working directory below the workspace of the set-up; `None` if its descriptor comes.
+    /// The working directory below the workspace of the setup; `None` if a descriptor comes instead.
     pub directory: Option<String>,
-    /// Whether stdin is a terminal that becomes the controlling one.
+    /// Whether stdin is a terminal, to become the controlling one.
     pub terminal: bool,
 }
 
-/// A limit of each process.
+/// A resource limit of each process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rlimit {
-    /// Of what.
+    /// The resource.
     pub resource: Resource,
-    /// The most.
+    /// The limit.
     pub max: u64,
 }
 
-/// What init says to its backend.
+/// A message from init to its backend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Every restriction is in place; the command's process waits. Carries the launch socket and,
-    /// if there is a filter, its listener.
+    /// All restrictions are in place and the command's process waits. Carries the launch socket and the
+    /// listener of a notifying filter.
     Ready,
-    /// The command was executed; said only where init relayed its launch.
+    /// The command was executed. Sent only if init relayed the launch.
     Launched,
-    /// A step failed; nothing runs.
+    /// A step failed. No process is left.
     Failed(Failure),
     /// The command ended, and every other process with it.
     Exited(Exit),
 }
 
-/// A step that failed.
+/// A failed step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Which.
+    /// The step.
     pub step: Step,
-    /// How the kernel refused.
+    /// The kernel's error.
     pub errno: i32,
 }
 
 impl Failure {
-    /// The step failed with this errno.
+    /// A step failed with this errno.
     #[must_use]
     pub fn new(step: Step, errno: Errno) -> Self {
         Self { step, errno: errno.raw_os_error() }
@@ -173,105 +179,105 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The steps that can fail, in their order.
+/// The steps that can fail, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// Be the only thread and hold only the control socket.
-    Claim,
-    /// Understand a message.
-    Understand,
-    /// Point the own output to nowhere.
-    SilenceOutput,
+    /// Check that there is one thread and close all descriptors but the control socket.
+    ClaimSingleThread,
+    /// Send, receive or decode a message.
+    Protocol,
+    /// Redirect init's own output to `/dev/null`.
+    RedirectOutput,
     /// Leave the terminal and the process group of the backend.
     LeaveSession,
-    /// Keep the own memory from other processes.
-    HideMemory,
-    /// Become the parent of orphans.
-    AdoptOrphans,
-    /// See the descendants, to be able to kill them.
-    SeeDescendants,
-    /// Block signals and hear of children's ends.
-    Signals,
-    /// Enter the control groups.
-    EnterGroups,
-    /// Be process 1.
-    CheckProcessId,
-    /// Be in namespaces of its own.
+    /// Protect init's memory from other processes.
+    SetNotDumpable,
+    /// Become the parent of orphaned descendants.
+    BecomeSubreaper,
+    /// Check that descendants can be listed, in order to kill them.
+    ListDescendants,
+    /// Block signals and open the descriptor for children's exits.
+    BlockSignals,
+    /// Join the cgroups.
+    JoinCgroups,
+    /// Check that init is PID 1.
+    CheckPid,
+    /// Check that the namespaces are not the host's.
     CheckNamespaces,
-    /// Find what must be mounted, as it must be.
+    /// Check the required mounts.
     CheckMounts,
-    /// Have the host name.
+    /// Check the host name.
     CheckHostname,
-    /// Have the ids.
+    /// Check user and group.
     CheckIds,
-    /// Give up for good what makes a user privileged.
+    /// Lock the secure bits.
     LockSecureBits,
-    /// Give up for good every capability.
+    /// Empty the capability bounding set.
     DropBoundingSet,
-    /// Give up the capabilities that survive an exec.
+    /// Empty the ambient capability set.
     ClearAmbientSet,
-    /// Give up those of this process.
+    /// Drop the capabilities of this process.
     DropCapabilities,
-    /// Gain nothing by an exec.
-    NoNewPrivileges,
-    /// Make the launch socket.
-    LaunchSocket,
+    /// Set `no_new_privs`.
+    SetNoNewPrivs,
+    /// Create the launch socket.
+    CreateLaunchSocket,
     /// Start the command's process.
     Fork,
-    /// Have it killed when init ends.
+    /// Have the command's process killed when init ends.
     DieWithInit,
-    /// Begin a session for it.
+    /// Start a session for the command.
     NewSession,
-    /// Limit it.
-    Rlimits,
+    /// Set resource limits.
+    SetRlimits,
     /// Open the workspace.
-    Workspace,
-    /// Restrict what it may execute.
-    RestrictExecution,
-    /// Keep every descriptor but the streams from it.
-    KeepDescriptors,
+    OpenWorkspace,
+    /// Keep all descriptors but stdin, stdout and stderr from the command.
+    HideDescriptors,
     /// Unblock signals.
     UnblockSignals,
-    /// Filter its system calls.
-    Filter,
-    /// Put arguments and environment together.
-    Arguments,
-    /// Go to its working directory.
+    /// Restrict which files may be executed.
+    RestrictExecution,
+    /// Install the seccomp filter.
+    InstallFilter,
+    /// Build arguments and environment.
+    BuildArguments,
+    /// Change to the working directory.
     WorkingDirectory,
-    /// Put its streams in place.
-    Streams,
-    /// Give it its terminal.
-    TakeTerminal,
-    /// Execute it.
+    /// Replace stdin, stdout and stderr.
+    ReplaceStdio,
+    /// Set the controlling terminal.
+    SetTerminal,
+    /// Execute the command.
     Execute,
-    /// Watch over it.
+    /// Supervise the command.
     Supervise,
-    /// Hear in time that it may go on.
+    /// Receive `keep_alive` before the deadline.
     KeepAlive,
-    /// Have mounts that nobody else sees.
-    OverlaySpace,
-    /// Make the directories of a layer.
-    OverlayLayer,
-    /// Leave secrets out of an overlay.
+    /// Create or enter the namespaces of overlays.
+    OverlayNamespaces,
+    /// Create the directories of an overlay's layers.
+    OverlayLayers,
+    /// Hide paths in an overlay.
     OverlayHide,
-    /// Have what root owns belong to the session's user.
-    OverlayOwner,
+    /// Map files of root to the session's user.
+    OverlayIdmap,
     /// Mount an overlay.
     OverlayMount,
 }
 
-/// How everything ended.
+/// How the command ended, and what its processes used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     /// How the command ended.
     pub status: ExitStatus,
-    /// User and system time of the processes that were waited for.
+    /// User and system time of reaped processes.
     pub cpu_time: Duration,
-    /// The largest resident memory of one process.
+    /// The largest resident memory of a single process.
     pub peak_memory_bytes: u64,
-    /// Bytes that they read from devices.
+    /// Bytes read from devices.
     pub read_bytes: u64,
-    /// Bytes that they wrote to files.
+    /// Bytes written to files.
     pub written_bytes: u64,
 }

@@ -1,30 +1,31 @@
-//! What is given up for good: the privileges of init, and what the command's process may execute.
+//! Irrevocable restrictions: dropping init's privileges, and limiting what the command's process may
+//! execute.
 
 use std::path::PathBuf;
 
 use codelia_init::{Failure, Step};
-use codelia_sys::{Errno, capability, landlock::Executables};
+use codelia_sys::{Errno, capability, landlock::ExecAllowlist};
 
 use crate::{loader, setup::at};
 
-/// The steps. The first two need a capability that the last but one takes away.
-pub(crate) fn give_up_privileges() -> Result<(), Failure> {
+/// The steps, in order. The first two need a capability that the fourth drops.
+pub(crate) fn drop_privileges() -> Result<(), Failure> {
     capability::lock_secure_bits().map_err(at(Step::LockSecureBits))?;
     capability::drop_bounding_set().map_err(at(Step::DropBoundingSet))?;
     capability::clear_ambient_set().map_err(at(Step::ClearAmbientSet))?;
     capability::drop_all().map_err(at(Step::DropCapabilities))?;
-    capability::no_new_privileges().map_err(at(Step::NoNewPrivileges))
+    capability::set_no_new_privs().map_err(at(Step::SetNoNewPrivs))
 }
 
-/// Lets this process execute these files alone, with the loaders that the kernel needs for them. The
-/// interpreter of a script is a program like any other and must be among them.
+/// Lets this process execute only these files and the loaders that they need. The interpreter of a
+/// script is a program like any other and must be listed.
 pub(crate) fn execution(executables: &[PathBuf]) -> Result<(), Errno> {
-    let allowed = Executables::none()?;
+    let allowlist = ExecAllowlist::new()?;
     for path in executables {
-        allowed.add(path)?;
+        allowlist.allow(path)?;
         if let Some(loader) = loader::of(path) {
-            allowed.add(&loader)?;
+            allowlist.allow(&loader)?;
         }
     }
-    allowed.restrict_self()
+    allowlist.restrict_self()
 }

@@ -1,4 +1,4 @@
-//! What init does to itself before it starts the command's process: one list, in order.
+//! The setup of init itself, before it starts the command's process: one ordered list of steps.
 
 use std::io::Stdin;
 
@@ -11,62 +11,63 @@ use codelia_sys::{
 
 use crate::{check, control::Control, restrict};
 
-/// What later steps need of the set-up.
+/// What later steps need.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct InitState {
     pub(crate) process: SingleThread,
     pub(crate) events: ChildEvents,
     pub(crate) setup: Setup,
 }
 
-/// The steps. Whatever takes away a privilege that a later step needs comes after that step.
-pub(crate) fn enter(control: &mut Control<Stdin>) -> Result<Surroundings, Failure> {
-    let process = SingleThread::claim().map_err(at(Step::Claim))?;
-    fd::silence_output().map_err(at(Step::SilenceOutput))?;
+/// The steps, in order. A step that drops a privilege comes after those that need it.
+pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
+    let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
+    fd::redirect_output_to_null().map_err(at(Step::RedirectOutput))?;
     process::new_session().map_err(at(Step::LeaveSession))?;
-    process::hide_memory().map_err(at(Step::HideMemory))?;
-    process::adopt_orphans().map_err(at(Step::AdoptOrphans))?;
-    see_descendants()?;
-    let events = hear_children().map_err(at(Step::Signals))?;
-    let setup = receive(control)?;
-    // Not earlier, so that nothing of the above counts against the command.
-    enter_groups(control, setup.cgroup_fds)?;
+    process::set_not_dumpable().map_err(at(Step::SetNotDumpable))?;
+    process::become_subreaper().map_err(at(Step::BecomeSubreaper))?;
+    check_descendants()?;
+    let events = watch_children().map_err(at(Step::BlockSignals))?;
+    let setup = receive_setup(control)?;
+    // Not earlier, so that the steps above do not count against the command.
+    join_cgroups(control, setup.cgroup_fds)?;
     if let Some(security) = &setup.security {
-        check::surroundings(&security.expected)?;
-        restrict::give_up_privileges()?;
+        check::environment(&security.expected)?;
+        // Last: no later step of init needs a privilege.
+        restrict::drop_privileges()?;
     }
-    Ok(Surroundings { process, events, setup })
+    Ok(InitState { process, events, setup })
 }
 
-/// For `map_err`: names the step that failed.
+/// For `map_err`: adds the step to an errno.
 pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
     move |errno| Failure::new(step, errno)
 }
 
-/// Process 1 can kill all others without seeing them.
-fn see_descendants() -> Result<(), Failure> {
+/// Checks that descendants can be listed. PID 1 can kill them without that.
+fn check_descendants() -> Result<(), Failure> {
     if process::own_pid() == Pid::INIT {
         return Ok(());
     }
-    let seen = process::descendants(process::own_pid());
-    seen.map(drop).map_err(|error| Failure::new(Step::SeeDescendants, error.errno))
+    let listed = process::descendants(process::own_pid());
+    listed.map(drop).map_err(|error| Failure::new(Step::ListDescendants, error.errno))
 }
 
-/// Dispositions are reset here and not in the command's process: it inherits them, and this is not
-/// on its way.
-fn hear_children() -> Result<ChildEvents, Errno> {
+/// Blocks signals and opens the descriptor for children's exits. The command's process inherits the
+/// dispositions that are reset here, so a launch need not do it.
+fn watch_children() -> Result<ChildEvents, Errno> {
     signal::block_all()?;
     signal::reset_dispositions();
     ChildEvents::open()
 }
 
-fn receive(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
-    match control.receive()? {
+fn receive_setup(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
+    match control.receive_request()? {
         Some(Request::Setup(setup)) => Ok(setup),
-        _ => Err(Failure::new(Step::Understand, Errno::PROTO)),
+        _ => Err(Failure::new(Step::Protocol, Errno::PROTO)),
     }
 }
 
-fn enter_groups(control: &mut Control<Stdin>, count: usize) -> Result<(), Failure> {
-    (0..count).try_for_each(|_| cgroup::enter(control.take_descriptor()?).map_err(at(Step::EnterGroups)))
+fn join_cgroups(control: &mut Control<Stdin>, count: usize) -> Result<(), Failure> {
+    (0..count).try_for_each(|_| cgroup::join(control.take_descriptor()?).map_err(at(Step::JoinCgroups)))
 }
