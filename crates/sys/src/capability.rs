@@ -1,12 +1,14 @@
-//! Privileges of this thread, given up for good.
+//! Dropping the capabilities of this thread, irrevocably.
 
 use rustix::{
     io::Errno,
     thread::{self, CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
 };
 
-/// Makes user 0 a user like any other, and lets nobody undo that. Without the privilege for it, or in a
-/// kernel without such bits, nothing happens: then there is nothing that user 0 could gain either, as long as the bounding set is empty.
+/// Removes the special treatment of user 0 and locks that setting.
+///
+/// Does nothing where the process may not set the bits or the kernel lacks one of them. User 0 gains
+/// nothing then either, as long as the bounding set is empty.
 ///
 /// # Errors
 /// As `prctl(PR_SET_SECUREBITS)`.
@@ -20,21 +22,21 @@ pub fn lock_secure_bits() -> Result<(), Errno> {
         | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
     match thread::set_capabilities_secure_bits(bits) {
         Err(Errno::PERM | Errno::INVAL) => Ok(()),
-        answer => answer,
+        result => result,
     }
 }
 
-/// Empties the bounding set: no program can give a capability any more.
+/// Empties the bounding set: no exec can add a capability afterwards.
 ///
 /// # Errors
-/// `EPERM` if one is left in it and cannot be taken away.
+/// `EPERM` if a capability is left and cannot be removed.
 pub fn drop_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         match thread::capability_is_in_bounding_set(capability) {
             Ok(true) => thread::remove_capability_from_bounding_set(capability)?,
             Ok(false) => {}
-            // The kernel knows no more.
+            // Past the last capability that the kernel knows.
             Err(Errno::INVAL) => break,
             Err(errno) => return Err(errno),
         }
@@ -42,18 +44,18 @@ pub fn drop_bounding_set() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Empties the set that survives an exec. A kernel without one is fine.
+/// Empties the ambient set, which survives an exec. Succeeds on kernels without one.
 ///
 /// # Errors
 /// As `prctl(PR_CAP_AMBIENT)`.
 pub fn clear_ambient_set() -> Result<(), Errno> {
     match thread::clear_ambient_capability_set() {
         Err(Errno::INVAL) => Ok(()),
-        answer => answer,
+        result => result,
     }
 }
 
-/// Empties the effective, the permitted and the inheritable set.
+/// Empties the effective, permitted and inheritable sets.
 ///
 /// # Errors
 /// As `capset(2)`.
@@ -62,10 +64,10 @@ pub fn drop_all() -> Result<(), Errno> {
     thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Has no exec give what this thread has not.
+/// Sets `no_new_privs`: no exec can grant privileges that this thread lacks.
 ///
 /// # Errors
 /// As `prctl(PR_SET_NO_NEW_PRIVS)`.
-pub fn no_new_privileges() -> Result<(), Errno> {
+pub fn set_no_new_privs() -> Result<(), Errno> {
     thread::set_no_new_privs(true)
 }

@@ -1,17 +1,17 @@
-//! A failed step.
+//! The error of an operation that makes several system calls.
 
 use std::{fmt, io, path::PathBuf};
 
 use rustix::io::Errno;
 
-/// A step of several failed.
+/// A step failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
-    /// What was to be done.
+    /// The step, as a verb phrase: `create cgroup`.
     pub step: &'static str,
-    /// To which file or directory.
+    /// The file, directory or other object of the step.
     pub path: PathBuf,
-    /// How the kernel refused.
+    /// The kernel's error.
     pub errno: Errno,
 }
 
@@ -20,9 +20,9 @@ impl Error {
         Self { step, path: path.into(), errno }
     }
 
-    /// Wraps a failure of the standard library's file calls, for `map_err`.
+    /// Wraps an error of the standard library's file functions, for `map_err`.
     pub(crate) fn io(step: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        // The errors of plain file calls carry an errno, but for text that is not UTF-8.
+        // These errors carry an errno, except for text that is not UTF-8.
         move |error| Self::new(step, path, Errno::from_io_error(&error).unwrap_or(Errno::ILSEQ))
     }
 }

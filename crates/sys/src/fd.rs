@@ -1,4 +1,4 @@
-//! Descriptors: passing them over Unix sockets, keeping them from a command.
+//! File descriptors: creating them, passing them over Unix sockets, keeping them from a command.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -19,10 +19,10 @@ use rustix::{
     pipe::PipeFlags,
 };
 
-/// The most descriptors one message carries.
+/// The largest number of descriptors in one message.
 pub const MAX_FDS_PER_MESSAGE: usize = 8;
 
-/// A connected pair of stream sockets, closed on exec.
+/// Creates a connected pair of stream sockets, close-on-exec.
 ///
 /// # Errors
 /// As `socketpair(2)`.
@@ -30,7 +30,7 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
 }
 
-/// A file in memory with this content, to be read from its start, closed on exec.
+/// Creates an in-memory file with this content, positioned at its start, close-on-exec.
 ///
 /// # Errors
 /// As `memfd_create(2)`, `write(2)` and `lseek(2)`.
@@ -44,7 +44,7 @@ pub fn memfd(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Where nothing comes from and everything is lost, closed on exec.
+/// Opens `/dev/null` for reading and writing, close-on-exec.
 ///
 /// # Errors
 /// As `open(2)`.
@@ -52,7 +52,7 @@ pub fn dev_null() -> Result<OwnedFd, Errno> {
     rustix::fs::openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A pipe, read end first, closed on exec.
+/// Creates a pipe, read end first, close-on-exec.
 ///
 /// # Errors
 /// As `pipe2(2)`.
@@ -60,8 +60,8 @@ pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
 }
 
-/// Sends bytes, with descriptors attached to the first of them. Answers how many bytes were taken;
-/// the descriptors went with them.
+/// Sends bytes with descriptors attached to the first of them. Returns how many bytes were sent; the
+/// descriptors were sent with them.
 ///
 /// # Errors
 /// As `sendmsg(2)`; `EINVAL` for more than [`MAX_FDS_PER_MESSAGE`] descriptors.
@@ -74,19 +74,19 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
 }
 
-/// Tells the other side of a socket that nothing more comes. A side that is closed already needs no telling.
+/// Shuts down the write direction of a socket. Succeeds if the peer has closed it already.
 ///
 /// # Errors
 /// As `shutdown(2)`.
 pub fn shutdown_write(socket: impl AsFd) -> Result<(), Errno> {
     match rustix::net::shutdown(socket, rustix::net::Shutdown::Write) {
         Err(Errno::NOTCONN) => Ok(()),
-        answer => answer,
+        result => result,
     }
 }
 
-/// Receives bytes and appends the descriptors that came with them to `fds`, closed on exec.
-/// Zero bytes are the other side's end.
+/// Receives bytes and appends the descriptors that came with them to `fds`, close-on-exec. Zero bytes
+/// mean end of file.
 ///
 /// # Errors
 /// As `recvmsg(2)`.
@@ -103,54 +103,54 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> R
     Ok(message.bytes)
 }
 
-/// Makes the three streams of this process those given.
+/// Replaces stdin, stdout and stderr of this process.
 ///
 /// # Errors
 /// As `dup2(2)`.
-pub fn replace_streams(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Result<(), Errno> {
+pub fn replace_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Result<(), Errno> {
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
     rustix::stdio::dup2_stderr(stderr)
 }
 
-/// Makes standard input this one.
+/// Replaces stdin of this process.
 ///
 /// # Errors
 /// As `dup2(2)`.
-pub fn replace_input(stdin: impl AsFd) -> Result<(), Errno> {
+pub fn replace_stdin(stdin: impl AsFd) -> Result<(), Errno> {
     rustix::stdio::dup2_stdin(stdin)
 }
 
-/// Points standard output and standard error to `/dev/null`.
+/// Redirects stdout and stderr to `/dev/null`.
 ///
 /// # Errors
 /// As `open(2)` and `dup2(2)`.
-pub fn silence_output() -> Result<(), Errno> {
+pub fn redirect_output_to_null() -> Result<(), Errno> {
     let null = dev_null()?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)
 }
 
-/// Makes standard input what standard output is.
+/// Makes stdin a duplicate of stdout.
 ///
 /// # Errors
 /// As `dup2(2)`.
-pub fn input_like_output() -> Result<(), Errno> {
+pub fn dup_stdout_to_stdin() -> Result<(), Errno> {
     rustix::stdio::dup2_stdin(std::io::stdout())
 }
 
-/// Whether something can be read.
+/// Whether a descriptor can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
-    /// Now.
+    /// A read returns data or end of file now.
     Readable,
-    /// Maybe later.
+    /// Nothing to read yet.
     Pending,
-    /// Never again.
+    /// Nothing to read, and nothing can arrive: the peer is gone.
     Closed,
 }
 
-/// Looks whether something can be read, without waiting for it.
+/// Checks whether a descriptor can be read, without blocking.
 ///
 /// # Errors
 /// As `poll(2)`.
@@ -165,7 +165,7 @@ pub fn poll_readable(fd: impl AsFd) -> Result<Readiness, Errno> {
     })
 }
 
-/// Whether the other side of a socket has ended and nothing is left to be read.
+/// Whether a socket is at end of file: the peer stopped writing and all its data was read.
 ///
 /// # Errors
 /// As `recv(2)`.
@@ -177,7 +177,7 @@ pub fn is_eof(socket: impl AsFd) -> Result<bool, Errno> {
     }
 }
 
-/// Whether nobody holds the other side of a socket any more, whatever is left to be read.
+/// Whether every descriptor of the peer's end of a socket is closed, even if data is left to read.
 ///
 /// # Errors
 /// As `poll(2)`.
@@ -187,19 +187,19 @@ pub fn is_peer_closed(socket: impl AsFd) -> Result<bool, Errno> {
     Ok(fds[0].revents().contains(PollFlags::HUP))
 }
 
-/// Lets no descriptor but the three streams survive the next exec.
+/// Sets close-on-exec on every descriptor above stderr.
 ///
 /// # Errors
 /// As `close_range(2)`.
-pub fn keep_from_command() -> Result<(), Errno> {
+pub fn set_cloexec_above_stdio() -> Result<(), Errno> {
     close_range(3, libc::CLOSE_RANGE_CLOEXEC)
 }
 
 pub(crate) fn close_range(first: u32, flags: u32) -> Result<(), Errno> {
-    // SAFETY: takes no pointers. Who calls it without CLOSE_RANGE_CLOEXEC guarantees that the
-    // process owns none of these descriptors.
-    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) };
-    if answer == 0 { Ok(()) } else { Err(last_errno()) }
+    // SAFETY: takes no pointers. A caller that passes no CLOSE_RANGE_CLOEXEC guarantees that nothing
+    // in this process owns these descriptors.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 pub(crate) fn last_errno() -> Errno {
@@ -213,14 +213,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_arrive_with_their_bytes_and_are_closed_on_exec() {
-        let (here, there) = socket_pair().unwrap();
+    fn descriptors_arrive_with_bytes_and_cloexec() {
+        let (ours, theirs) = socket_pair().unwrap();
         let (read, write) = pipe().unwrap();
-        assert_eq!(send(&here, b"hello", &[write.as_fd()]).unwrap(), 5);
+        assert_eq!(send(&ours, b"hello", &[write.as_fd()]).unwrap(), 5);
         drop(write);
 
         let (mut bytes, mut fds) = ([0; 16], Vec::new());
-        assert_eq!(receive(&there, &mut bytes, &mut fds).unwrap(), 5);
+        assert_eq!(receive(&theirs, &mut bytes, &mut fds).unwrap(), 5);
         let received = fds.pop().unwrap();
         assert!(rustix::io::fcntl_getfd(&received).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         rustix::io::write(&received, b"through").unwrap();
@@ -232,23 +232,23 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_other_side_is_zero_bytes() {
-        let (here, there) = socket_pair().unwrap();
-        drop(here);
-        assert_eq!(receive(&there, &mut [0; 4], &mut Vec::new()).unwrap(), 0);
+    fn receive_returns_zero_at_eof() {
+        let (ours, theirs) = socket_pair().unwrap();
+        drop(ours);
+        assert_eq!(receive(&theirs, &mut [0; 4], &mut Vec::new()).unwrap(), 0);
     }
 
     #[test]
-    fn a_side_is_closed_when_the_last_one_lets_go_of_it() {
-        let (here, there) = socket_pair().unwrap();
-        let held = there.try_clone().unwrap();
-        rustix::io::write(&there, b"unread").unwrap();
-        shutdown_write(&here).unwrap();
-        assert_eq!(receive(&there, &mut [0; 4], &mut Vec::new()).unwrap(), 0, "it is told the end");
-        drop(there);
-        assert!(!is_peer_closed(&here).unwrap());
-        drop(held);
-        assert!(is_peer_closed(&here).unwrap());
-        shutdown_write(&here).unwrap();
+    fn peer_is_closed_after_its_last_descriptor() {
+        let (ours, theirs) = socket_pair().unwrap();
+        let duplicate = theirs.try_clone().unwrap();
+        rustix::io::write(&theirs, b"unread").unwrap();
+        shutdown_write(&ours).unwrap();
+        assert_eq!(receive(&theirs, &mut [0; 4], &mut Vec::new()).unwrap(), 0, "the peer sees end of file");
+        drop(theirs);
+        assert!(!is_peer_closed(&ours).unwrap());
+        drop(duplicate);
+        assert!(is_peer_closed(&ours).unwrap());
+        shutdown_write(&ours).unwrap();
     }
 }

@@ -1,8 +1,8 @@
 //! Landlock: which files may be executed.
 //!
-//! The kernel asks for the right whenever it opens a file to execute it: the program, the interpreter of
-//! a script, the loader of a dynamic program. It does not ask when a program maps a file (its shared
-//! libraries) or reads one (a script given to an interpreter), nor for files without a name.
+//! The kernel checks the right when it opens a file to execute it: the program, a script's
+//! interpreter, a dynamic program's loader. It does not check when a program maps a file (shared
+//! libraries) or reads one (a script passed to an interpreter), nor for files without a name.
 
 use std::{
     mem::size_of,
@@ -17,7 +17,7 @@ use rustix::{
 };
 
 const ACCESS_EXECUTE: u64 = 1 << 0;
-/// To link and rename into another directory: refused by every ruleset that does not grant it.
+/// Linking and renaming into another directory. Every ruleset that does not grant this denies it.
 const ACCESS_REFER: u64 = 1 << 13;
 const RULE_PATH_BENEATH: libc::c_int = 1;
 
@@ -32,18 +32,18 @@ struct PathBeneath {
     parent: RawFd,
 }
 
-/// Files that may be executed, in the making.
+/// A ruleset of the files that may be executed, not enforced yet.
 #[derive(Debug)]
-pub struct Executables(OwnedFd);
+pub struct ExecAllowlist(OwnedFd);
 
-impl Executables {
-    /// None yet.
+impl ExecAllowlist {
+    /// Creates a ruleset that allows no file.
     ///
     /// # Errors
-    /// As `landlock_create_ruleset(2)`: a kernel without it, or before 5.19.
-    pub fn none() -> Result<Self, Errno> {
+    /// As `landlock_create_ruleset(2)`: a kernel without Landlock, or older than 5.19.
+    pub fn new() -> Result<Self, Errno> {
         let attributes = RulesetAttributes { handled_access_fs: ACCESS_EXECUTE | ACCESS_REFER };
-        // SAFETY: the kernel reads the attributes, of the size given, and keeps no pointer.
+        // SAFETY: the kernel reads the attributes, of the given size, and keeps no pointer.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_landlock_create_ruleset,
@@ -53,28 +53,28 @@ impl Executables {
             )
         };
         let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)?;
-        // SAFETY: the kernel has just made it for us.
+        // SAFETY: the kernel has just created this descriptor; nothing else owns it.
         let ruleset = Self(unsafe { OwnedFd::from_raw_fd(fd) });
         ruleset.grant(ACCESS_REFER, Path::new("/"))?;
         Ok(ruleset)
     }
 
-    /// Adds a file, or all files below a directory. What is not there cannot be executed anyway.
+    /// Allows a file, or all files below a directory. Ignores a missing one.
     ///
     /// # Errors
     /// As `open(2)` and `landlock_add_rule(2)`.
-    pub fn add(&self, path: &Path) -> Result<(), Errno> {
+    pub fn allow(&self, path: &Path) -> Result<(), Errno> {
         match self.grant(ACCESS_EXECUTE, path) {
             Err(Errno::NOENT) => Ok(()),
-            answer => answer,
+            result => result,
         }
     }
 
     fn grant(&self, allowed_access: u64, path: &Path) -> Result<(), Errno> {
         let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let rule = PathBeneath { allowed_access, parent: file.as_fd().as_raw_fd() };
-        // SAFETY: the kernel reads the rule, whose form this kind of rule has, and keeps no pointer.
-        let answer = unsafe {
+        // SAFETY: the rule has the layout of this rule type; the kernel reads it and keeps no pointer.
+        let result = unsafe {
             libc::syscall(
                 libc::SYS_landlock_add_rule,
                 self.0.as_raw_fd(),
@@ -83,16 +83,16 @@ impl Executables {
                 0,
             )
         };
-        if answer == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+        if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
     }
 
-    /// Lets this thread, and all it starts, execute these alone, for good. Needs `no_new_privs`.
+    /// Enforces the ruleset on this thread and all its children, irrevocably. Needs `no_new_privs`.
     ///
     /// # Errors
     /// As `landlock_restrict_self(2)`.
     pub fn restrict_self(self) -> Result<(), Errno> {
         // SAFETY: takes no pointers.
-        let answer = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.0.as_raw_fd(), 0) };
-        if answer == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+        let result = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.0.as_raw_fd(), 0) };
+        if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
     }
 }

@@ -1,8 +1,8 @@
-//! Linux, as far as Codelia needs it: processes, signals, descriptors, terminals, limits, privileges,
-//! filters, control groups. The only crate with `unsafe`.
+//! The Linux calls that Codelia needs: processes, signals, descriptors, terminals, limits,
+//! capabilities, seccomp, Landlock, mounts and cgroups. The only crate with `unsafe` code.
 //!
-//! Calls that are one system call answer with its [`Errno`]: the caller knows the step. Those that
-//! are several answer with an [`Error`] that names step and path.
+//! A function that makes one system call returns its [`Errno`], since the caller knows the step.
+//! One that makes several returns an [`Error`] with the step and the path.
 
 mod error;
 

@@ -1,4 +1,4 @@
-//! What is around this process: namespaces, mounts, host name, ids.
+//! The environment of this process: namespaces, mounts, host name, ids.
 
 use std::{
     fs, io,
@@ -8,7 +8,7 @@ use std::{
 
 use rustix::io::Errno;
 
-/// The number of the namespace that this process is in, by its name in `/proc/self/ns`.
+/// The inode number of a namespace of this process, by its name in `/proc/self/ns`.
 ///
 /// # Errors
 /// As `stat(2)`.
@@ -16,24 +16,24 @@ pub fn namespace_id(name: &str) -> Result<u64, Errno> {
     namespace_id_of(Path::new("/proc/self"), name)
 }
 
-/// The number of a namespace of the process that this directory of `/proc` is.
+/// The inode number of a namespace of another process, given its directory in `/proc`.
 ///
 /// # Errors
 /// As `stat(2)`.
-pub fn namespace_id_of(process: &Path, name: &str) -> Result<u64, Errno> {
-    fs::metadata(process.join("ns").join(name)).map(|file| file.ino()).map_err(|error| errno(&error))
+pub fn namespace_id_of(proc_dir: &Path, name: &str) -> Result<u64, Errno> {
+    fs::metadata(proc_dir.join("ns").join(name)).map(|file| file.ino()).map_err(|error| errno(&error))
 }
 
-/// Something mounted.
+/// An entry of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where.
+    /// The mount point.
     pub target: PathBuf,
-    /// Whether it can be written to.
+    /// Whether it is mounted read-write.
     pub writable: bool,
 }
 
-/// All that is mounted, in the order it was: of two at one place the later one is seen.
+/// The mount table, in mount order: of two mounts at one target the later one is visible.
 ///
 /// # Errors
 /// As `open(2)` and `read(2)`.
@@ -42,17 +42,18 @@ pub fn mounts() -> Result<Vec<Mount>, Errno> {
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse_mount).collect())
 }
 
-/// A line: id, parent, device, root, target, options, tags, `-`, type, source, options of the whole.
+/// Parses a line: id, parent, device, root, target, mount options, tags, `-`, type, source, options of
+/// the file system.
 fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&byte| byte == b' ');
     let target = unescape(fields.nth(4)?);
-    let options = fields.next()?;
-    let whole = fields.skip_while(|field| *field != b"-").nth(3)?;
+    let mount_options = fields.next()?;
+    let file_system_options = fields.skip_while(|field| *field != b"-").nth(3)?;
     let read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|word| word == b"ro");
-    Some(Mount { target, writable: !read_only(options) && !read_only(whole) })
+    Some(Mount { target, writable: !read_only(mount_options) && !read_only(file_system_options) })
 }
 
-/// Blanks and backslashes are written as a backslash and three octal digits.
+/// Decodes the kernel's escapes: a backslash and three octal digits for blanks and backslashes.
 fn unescape(text: &[u8]) -> PathBuf {
     let (mut path, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((&byte, after)) = rest.split_first() {
@@ -76,7 +77,7 @@ pub fn hostname() -> Result<String, Errno> {
     Ok(text.trim_end_matches('\n').to_owned())
 }
 
-/// Real user and group of this process, if the effective ones are the same.
+/// The user and group of this process; `None` if real and effective ids differ.
 #[must_use]
 pub fn ids() -> Option<(u32, u32)> {
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_read_only_if_it_or_its_file_system_is() {
+    fn read_only_mount_or_file_system_is_not_writable() {
         let writable = |line: &str| parse_mount(line.as_bytes()).unwrap().writable;
         assert!(writable("36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue"));
         assert!(!writable("36 35 98:0 / /mnt ro,noatime master:1 - ext3 /dev/root rw"));
@@ -103,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_unescaped() {
+    fn mount_targets_are_unescaped() {
         let mount = parse_mount(br"36 35 98:0 / /a\040b\134c rw - tmpfs tmpfs rw").unwrap();
         assert_eq!(mount.target, PathBuf::from(r"/a b\c"));
     }
 
     #[test]
-    fn this_process_has_surroundings() {
+    fn own_mounts_namespaces_and_hostname_are_read() {
         assert!(mounts().unwrap().iter().any(|mount| mount.target == Path::new("/proc")));
         assert_ne!(namespace_id("pid").unwrap(), namespace_id("mnt").unwrap());
         assert_eq!(namespace_id("none").unwrap_err(), Errno::NOENT);

@@ -1,5 +1,5 @@
-//! Whose something is: what carries its maker's mark can be told, once the maker is gone, from what is
-//! in use, and be removed by whoever comes next.
+//! Process identity that survives PID reuse. Cgroups, containers and directories carry the identity of
+//! the process that created them, so that a later process can remove those of a dead one.
 
 use std::{fmt, fs, str::FromStr, sync::LazyLock};
 
@@ -7,46 +7,46 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// A process for ever: its id may be used again, but not with the same start. It reads `{pid}-{started}`.
+/// A process, by pid and start time. Formats as `{pid}-{start_ticks}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessId {
     pid: u32,
-    /// In clock ticks since boot.
-    started: u64,
+    /// The start time in clock ticks since boot.
+    start_ticks: u64,
 }
 
-static THIS_PROCESS: LazyLock<Option<ProcessId>> = LazyLock::new(|| {
+static CURRENT: LazyLock<Option<ProcessId>> = LazyLock::new(|| {
     let pid = std::process::id();
-    Some(ProcessId { pid, started: start_of(pid)? })
+    Some(ProcessId { pid, start_ticks: start_ticks(pid)? })
 });
 
 impl ProcessId {
-    /// The process that asks.
+    /// The identity of this process.
     ///
     /// # Errors
     /// `/proc` cannot be read.
     pub fn current() -> Result<Self, Error> {
-        THIS_PROCESS.ok_or_else(|| Error::new("read the start of", "/proc/self/stat", Errno::PROTO))
+        CURRENT.ok_or_else(|| Error::new("read the start time from", "/proc/self/stat", Errno::PROTO))
     }
 
-    /// Whether it is still there.
+    /// Whether the process still exists.
     #[must_use]
     pub fn is_alive(self) -> bool {
-        start_of(self.pid) == Some(self.started)
+        start_ticks(self.pid) == Some(self.start_ticks)
     }
 
-    /// Reads the mark at the beginning of a name, `{pid}-{started}-…`.
+    /// Parses the identity at the beginning of a name, `{pid}-{start_ticks}-…`.
     #[must_use]
     pub fn from_name_prefix(name: &str) -> Option<Self> {
         let mut words = name.splitn(3, '-');
-        let owner = Self { pid: words.next()?.parse().ok()?, started: words.next()?.parse().ok()? };
-        words.next().map(|_| owner)
+        let id = Self { pid: words.next()?.parse().ok()?, start_ticks: words.next()?.parse().ok()? };
+        words.next().map(|_| id)
     }
 }
 
 impl fmt::Display for ProcessId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.pid, self.started)
+        write!(f, "{}-{}", self.pid, self.start_ticks)
     }
 }
 
@@ -58,9 +58,9 @@ impl FromStr for ProcessId {
     }
 }
 
-/// When a process started, if it is there: the 22nd field of its `stat`, counted behind the name,
-/// which may hold anything.
-fn start_of(pid: u32) -> Option<u64> {
+/// The start time of a process; `None` if it does not exist. It is field 22 of `stat`, counted from
+/// behind the name in parentheses, which may contain any character.
+fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind_name) = stat.rsplit_once(") ")?;
     behind_name.split(' ').nth(19)?.parse().ok()
@@ -71,12 +71,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_lives_under_its_own_mark_alone() {
+    fn identity_includes_the_start_time() {
         let own = ProcessId::current().unwrap();
         assert!(own.is_alive());
         assert_eq!(own.to_string().parse(), Ok(own));
         assert_eq!(ProcessId::from_name_prefix(&format!("{own}-a-b")), Some(own));
-        assert!(!ProcessId { started: own.started + 1, ..own }.is_alive());
+        assert!(!ProcessId { start_ticks: own.start_ticks + 1, ..own }.is_alive());
         for name in ["", "1", "1-2", "x-1-y"] {
             assert_eq!(ProcessId::from_name_prefix(name), None, "{name}");
         }

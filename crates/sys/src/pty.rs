@@ -4,16 +4,16 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::{io::Errno, pty::OpenptFlags, termios::Winsize};
 
-/// A pseudo-terminal's two sides, closed on exec.
+/// Both sides of a pseudo-terminal, close-on-exec.
 #[derive(Debug)]
 pub struct Pty {
-    /// The side of who watches and types.
+    /// The side of the terminal emulator.
     pub controller: OwnedFd,
     /// The side of the command.
     pub terminal: OwnedFd,
 }
 
-/// A terminal's size in characters.
+/// The size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowSize {
     /// Columns.
@@ -23,7 +23,7 @@ pub struct WindowSize {
 }
 
 impl Pty {
-    /// Opens a pair of this size.
+    /// Opens a pseudo-terminal of this size.
     ///
     /// # Errors
     /// As `posix_openpt(3)`, `unlockpt(3)` and `ioctl(TIOCGPTPEER)`.
@@ -31,14 +31,14 @@ impl Pty {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let controller = rustix::pty::openpt(flags)?;
         rustix::pty::unlockpt(&controller)?;
-        // By descriptor, not by name: the name may mean another terminal in another mount namespace.
+        // By descriptor: in another mount namespace the name may refer to another terminal.
         let terminal = rustix::pty::ioctl_tiocgptpeer(&controller, flags)?;
         set_window_size(&controller, size)?;
         Ok(Self { controller, terminal })
     }
 }
 
-/// Sets a terminal's size; the processes in its foreground get SIGWINCH.
+/// Sets the size of a terminal. Its foreground processes get SIGWINCH.
 ///
 /// # Errors
 /// As `ioctl(TIOCSWINSZ)`.

@@ -1,4 +1,4 @@
-//! Limits of one process, inherited by what it starts.
+//! Resource limits of one process, inherited by its children.
 
 use rustix::{
     io::Errno,
@@ -6,38 +6,38 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What is limited.
+/// A limited resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resource {
     /// Open files.
     OpenFiles,
-    /// Bytes of a core dump.
+    /// Size of a core dump in bytes.
     CoreBytes,
-    /// Bytes of a file that is written.
+    /// Size of a written file in bytes.
     FileBytes,
-    /// CPU time of one process.
+    /// CPU time of one process in seconds.
     CpuSeconds,
 }
 
-/// Limits this process, for good. A lower limit that holds already stays.
+/// Lowers a soft and hard limit of this process, irrevocably. Keeps a limit that is lower already.
 ///
 /// # Errors
 /// As `setrlimit(2)`.
-pub fn lower(resource: Resource, most: u64) -> Result<(), Errno> {
+pub fn lower(resource: Resource, max: u64) -> Result<(), Errno> {
     let (resource, grace) = match resource {
         Resource::OpenFiles => (rustix::process::Resource::Nofile, 0),
         Resource::CoreBytes => (rustix::process::Resource::Core, 0),
         Resource::FileBytes => (rustix::process::Resource::Fsize, 0),
-        // At the limit itself the kernel sends a signal that says why, at the maximum it kills.
+        // At the soft limit the kernel sends SIGXCPU, which shows the cause; at the hard limit SIGKILL.
         Resource::CpuSeconds => (rustix::process::Resource::Cpu, 1),
     };
-    let hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-    let maximum = hard.min(most.saturating_add(grace));
-    setrlimit(resource, Rlimit { current: Some(most.min(maximum)), maximum: Some(maximum) })
+    let previous_hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let hard = previous_hard.min(max.saturating_add(grace));
+    setrlimit(resource, Rlimit { current: Some(max.min(hard)), maximum: Some(hard) })
 }
 
-/// How many processes the user of a program may have that is started from here.
+/// The hard limit on the number of processes of a user, which a child of this process inherits.
 #[must_use]
 pub fn max_processes() -> u64 {
     getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(u64::MAX)

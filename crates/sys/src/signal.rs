@@ -1,4 +1,4 @@
-//! Signals: dispositions, the mask, and children's ends as something to poll.
+//! Signals: dispositions, the signal mask, and a descriptor for the exit of children.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -19,17 +19,20 @@ use rustix::{
 
 use crate::process::from_nix;
 
-/// How many bytes the kernel's set of signals has; it has as many signals as that has bits.
-const SIGNAL_SET_BYTES: usize = 8;
+/// The size of the kernel's signal set. There is one signal for each bit.
+pub(crate) const SIGNAL_SET_BYTES: usize = 8;
 
-/// Gives every signal its default disposition: ignored ones survive an exec.
+/// Gives every signal its default disposition, since ignored ones stay ignored after an exec.
+///
+/// Makes system calls only, so that it can run in a child that shares this process's memory.
 pub fn reset_dispositions() {
-    // The kernel's own form: handler (zero is the default), flags, restorer, mask.
+    // The kernel's layout: handler (zero is the default), flags, restorer, mask.
     let default = [0_u64; 4];
     for number in 1..=SIGNAL_SET_BYTES * 8 {
-        // Not through libc, which keeps two signals to itself and lets an inherited ignore of them
-        // stand. The kernel refuses SIGKILL and SIGSTOP, which are at their default.
-        // SAFETY: the kernel reads no more than `default` and writes nothing.
+        // Not through libc, which reserves two signals and would leave them ignored if they were. The
+        // kernel refuses SIGKILL and SIGSTOP, which always have their default.
+        // SAFETY: the kernel reads `default`, which has the layout it expects, and writes nothing since
+        // the pointer for the previous action is null.
         unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -50,7 +53,7 @@ pub fn block_all() -> Result<(), Errno> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None).map_err(from_nix)
 }
 
-/// Blocks none.
+/// Unblocks every signal.
 ///
 /// # Errors
 /// As `sigprocmask(2)`.
@@ -58,12 +61,12 @@ pub fn unblock_all() -> Result<(), Errno> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None).map_err(from_nix)
 }
 
-/// The ends of children, to be polled. SIGCHLD must be blocked.
+/// A descriptor that becomes readable when a child exits. SIGCHLD must be blocked.
 #[derive(Debug)]
 pub struct ChildEvents(SignalFd);
 
 impl ChildEvents {
-    /// Opens it.
+    /// Opens the descriptor.
     ///
     /// # Errors
     /// As `signalfd(2)`.
@@ -73,7 +76,7 @@ impl ChildEvents {
         SignalFd::with_flags(&set, flags).map(Self).map_err(from_nix)
     }
 
-    /// Forgets what has been seen. Signals of several children are one.
+    /// Consumes the pending events. One event may stand for several children.
     ///
     /// # Errors
     /// As `read(2)`.
@@ -89,20 +92,21 @@ impl AsFd for ChildEvents {
     }
 }
 
-/// Waits until one of two descriptors can be read or is at its end; says which. Neither is if it is too late before.
+/// Waits until one of two descriptors is readable or closed, and returns which. Both are false if the
+/// deadline passes first.
 ///
 /// # Errors
 /// As `poll(2)`.
 pub fn wait_readable(
     first: impl AsFd,
     second: impl AsFd,
-    until: Option<Instant>,
+    deadline: Option<Instant>,
 ) -> Result<(bool, bool), Errno> {
     let mut fds = [PollFd::new(&first, PollFlags::IN), PollFd::new(&second, PollFlags::IN)];
     loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let left = left.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
-        match rustix::event::poll(&mut fds, left.as_ref()) {
+        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
             Ok(_) => return Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
