@@ -38,7 +38,8 @@ async fn main() -> Result<()> {
         println!("{}", isolated::measure(&server, cores).await?);
     }
     if wanted("neighbours") {
-        for (yields, how) in [(false, "commands share processors"), (true, "commands yield (sandbox.yields)")]
+        for (yields, how) in
+            [(false, "commands share processors"), (true, "commands yield (sandbox.cpu_idle)")]
         {
             println!("{how}\n{}", neighbours::measure(&server, cores, yields).await?);
         }

@@ -17,7 +17,7 @@ const ROUNDS: usize = 2;
 /// Measures it all in turns; the first round warms up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize, yields: bool) -> Result<Report> {
     let settings =
-        vec![("CODELIA_SANDBOX_MODE", "bwrap".to_owned()), ("CODELIA_SANDBOX_YIELDS", yields.to_string())];
+        vec![("CODELIA_SANDBOX_MODE", "bwrap".to_owned()), ("CODELIA_SANDBOX_CPU_IDLE", yields.to_string())];
     let shape = ClusterOptions { slots: 8 * cores, settings, ..ClusterOptions::default() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let quiet = Runs::prepare(&cluster, "quiet", 1).await?;

@@ -100,7 +100,7 @@ async fn long_running_command_gets_lower_cpu_weight() -> Result<()> {
 
 #[tokio::test]
 async fn cpu_idle_setting_applies_to_commands() -> Result<()> {
-    let settings = vec![("CODELIA_SANDBOX_YIELDS", "true".to_owned())];
+    let settings = vec![("CODELIA_SANDBOX_CPU_IDLE", "true".to_owned())];
     let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

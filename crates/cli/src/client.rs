@@ -1,4 +1,4 @@
-//! The way to a server: where it is, who we are, the services.
+//! Connection to the API server: endpoint, credentials and service clients.
 
 use std::{path::Path, time::Duration};
 
@@ -19,13 +19,16 @@ use tonic::{
 
 use crate::config::Config;
 
-/// The file in the data directory that tells how to reach the local `up`.
+/// File in the data directory with the endpoint and key of the local `up`.
 pub(crate) const FILE: &str = "client.toml";
 
-/// Where distributions keep the certificates they trust.
+/// Certificates that the system trusts.
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What `client.toml` says.
+/// Contents of `client.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientFile {
@@ -34,7 +37,7 @@ pub(crate) struct ClientFile {
 }
 
 impl ClientFile {
-    /// Reads it from a data directory; `None` if there is none.
+    /// Reads the file in a data directory; `None` if it does not exist.
     pub(crate) fn read(data_dir: &Path) -> Result<Option<Self>> {
         let path = data_dir.join(FILE);
         let text = match std::fs::read_to_string(&path) {
@@ -46,19 +49,19 @@ impl ClientFile {
     }
 }
 
-pub(crate) type Service = InterceptedService<Channel, Key>;
+pub(crate) type Service = InterceptedService<Channel, ApiKey>;
 
-/// A connection to a server.
+/// An authenticated connection to a server. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     service: Service,
 }
 
-/// Puts our key on every call.
+/// Adds the API key to every call.
 #[derive(Debug, Clone)]
-pub(crate) struct Key(MetadataValue<Ascii>);
+pub(crate) struct ApiKey(MetadataValue<Ascii>);
 
-impl Interceptor for Key {
+impl Interceptor for ApiKey {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         request.metadata_mut().insert("authorization", self.0.clone());
         Ok(request)
@@ -66,21 +69,23 @@ impl Interceptor for Key {
 }
 
 impl Client {
-    /// Connects to the configured server, else to the local `up`.
+    /// Connects to the configured server, or to the local `up` if none is configured.
     pub(crate) async fn connect(config: &Config) -> Result<Self> {
-        let (endpoint, key) = find(config)?;
+        let (endpoint, key) = find_server(config)?;
         Self::connect_to(&endpoint, &key, config.client.tls_ca.as_deref()).await
     }
 
-    /// Connects to a server.
+    /// Connects to the server at `endpoint`.
     pub(crate) async fn connect_to(endpoint: &str, key: &SecretString, ca: Option<&Path>) -> Result<Self> {
         let mut header: MetadataValue<Ascii> = format!("Bearer {}", key.expose_secret())
             .parse()
-            .context("the API key has characters no key has")?;
+            .context("the API key contains characters that a header cannot hold")?;
         header.set_sensitive(true);
-        let reach = || format!("cannot reach {endpoint} (is the server running?)");
-        let channel = target(endpoint, ca)?.connect().await.with_context(reach)?;
-        Ok(Self { service: InterceptedService::new(channel, Key(header)) })
+        let channel = transport(endpoint, ca)?
+            .connect()
+            .await
+            .with_context(|| format!("cannot reach {endpoint} (is the server running?)"))?;
+        Ok(Self { service: InterceptedService::new(channel, ApiKey(header)) })
     }
 
     pub(crate) fn sessions(&self) -> SessionServiceClient<Service> {
@@ -104,8 +109,8 @@ impl Client {
     }
 }
 
-/// A setting of `endpoint` alone must not send the local key elsewhere.
-fn find(config: &Config) -> Result<(String, SecretString)> {
+/// Returns endpoint and key. The key in `client.toml` is never sent to a configured endpoint.
+fn find_server(config: &Config) -> Result<(String, SecretString)> {
     let client = &config.client;
     match (&client.endpoint, &client.api_key) {
         (Some(endpoint), Some(key)) => return Ok((endpoint.clone(), key.clone())),
@@ -114,7 +119,7 @@ fn find(config: &Config) -> Result<(String, SecretString)> {
     }
     let Some(file) = ClientFile::read(&config.data_dir)? else {
         bail!(
-            "no server is known: start one with `codelia up`, or set CODELIA_ENDPOINT and CODELIA_API_KEY (there is no {})",
+            "no server configured: start one with `codelia up`, or set CODELIA_ENDPOINT and CODELIA_API_KEY ({} does not exist)",
             config.data_dir.join(FILE).display()
         );
     };
@@ -122,49 +127,52 @@ fn find(config: &Config) -> Result<(String, SecretString)> {
     Ok((file.endpoint, key))
 }
 
-fn target(endpoint: &str, ca: Option<&Path>) -> Result<Endpoint> {
-    let target = Endpoint::from_shared(endpoint.to_owned())
-        .with_context(|| format!("{endpoint} is no endpoint, such as http://127.0.0.1:7300"))?
-        .connect_timeout(Duration::from_secs(5))
-        .http2_keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(10))
+fn transport(endpoint: &str, ca: Option<&Path>) -> Result<Endpoint> {
+    let transport = Endpoint::from_shared(endpoint.to_owned())
+        .with_context(|| {
+            format!("invalid endpoint {endpoint:?}: expected a URL such as http://127.0.0.1:7300")
+        })?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
-    if endpoint.starts_with("https:") { Ok(target.tls_config(tls(ca)?)?) } else { Ok(target) }
+    if endpoint.starts_with("https:") { Ok(transport.tls_config(tls(ca)?)?) } else { Ok(transport) }
 }
 
 fn tls(ca: Option<&Path>) -> Result<ClientTlsConfig> {
     let path = ca.unwrap_or(Path::new(SYSTEM_CERTIFICATES));
-    let pem =
-        std::fs::read(path).with_context(|| format!("cannot read the certificates in {}", path.display()))?;
+    let pem = std::fs::read(path)
+        .with_context(|| format!("cannot read CA certificates from {}", path.display()))?;
     Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 
-/// The things on the pages that `next` answers, page token by page token, until there are `limit`.
+/// Collects at most `limit` items from a paged list. `fetch` takes a page token and returns the
+/// items and the next token.
 pub(crate) async fn pages<T>(
     limit: usize,
-    mut next: impl AsyncFnMut(String) -> Result<(Vec<T>, String), Status>,
+    mut fetch: impl AsyncFnMut(String) -> Result<(Vec<T>, String), Status>,
 ) -> Result<Vec<T>> {
-    let mut things = Vec::new();
+    let mut items = Vec::new();
     let mut token = String::new();
     loop {
-        let (page, next_token) = next(token).await?;
-        things.extend(page);
-        if next_token.is_empty() || things.len() >= limit {
-            things.truncate(limit);
-            return Ok(things);
+        let (page, next_token) = fetch(token).await?;
+        items.extend(page);
+        if next_token.is_empty() || items.len() >= limit {
+            items.truncate(limit);
+            return Ok(items);
         }
         token = next_token;
     }
 }
 
-/// The resource name of a session given by id, alias or name.
-pub(crate) fn session_name(given: &str) -> String {
-    if given.starts_with("sessions/") { given.to_owned() } else { format!("sessions/{given}") }
+/// Returns the resource name of a session given by id, alias or resource name.
+pub(crate) fn session_name(session: &str) -> String {
+    if session.starts_with("sessions/") { session.to_owned() } else { format!("sessions/{session}") }
 }
 
-/// The resource name of a run given by id or name.
-pub(crate) fn run_name(given: &str) -> String {
-    if given.starts_with("sessions/") { given.to_owned() } else { format!("sessions/-/runs/{given}") }
+/// Returns the resource name of a run given by id or resource name.
+pub(crate) fn run_name(run: &str) -> String {
+    if run.starts_with("sessions/") { run.to_owned() } else { format!("sessions/-/runs/{run}") }
 }
 
 #[cfg(test)]
@@ -173,25 +181,25 @@ mod tests {
     use crate::config::tests::loaded;
 
     #[test]
-    fn the_local_key_is_not_sent_to_an_endpoint_that_was_set() {
+    fn local_key_is_not_sent_to_configured_endpoint() {
         let loaded = loaded(None, &[], &[("CODELIA_ENDPOINT", "http://elsewhere:1")]).unwrap();
-        assert!(find(&loaded.config).unwrap_err().to_string().contains("CODELIA_API_KEY"));
+        assert!(find_server(&loaded.config).unwrap_err().to_string().contains("CODELIA_API_KEY"));
     }
 
     #[test]
-    fn the_server_is_found_by_its_file_and_a_key_that_was_set_wins() {
+    fn configured_key_overrides_client_file() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(FILE), "endpoint = \"http://here:1\"\napi_key = \"cdl_a\"\n").unwrap();
         let data_dir = ("CODELIA_DATA_DIR", dir.path().to_str().unwrap());
-        let (endpoint, key) = find(&loaded(None, &[], &[data_dir]).unwrap().config).unwrap();
+        let (endpoint, key) = find_server(&loaded(None, &[], &[data_dir]).unwrap().config).unwrap();
         assert_eq!((endpoint.as_str(), key.expose_secret()), ("http://here:1", "cdl_a"));
         let both = [data_dir, ("CODELIA_API_KEY", "cdl_b")];
-        let (_, key) = find(&loaded(None, &[], &both).unwrap().config).unwrap();
+        let (_, key) = find_server(&loaded(None, &[], &both).unwrap().config).unwrap();
         assert_eq!(key.expose_secret(), "cdl_b");
     }
 
     #[tokio::test]
-    async fn pages_are_read_to_the_limit_or_the_end() {
+    async fn pages_stop_at_limit_or_end() {
         let page = async |token: String| {
             let next = if token.len() < 3 { format!("{token}x") } else { String::new() };
             Ok((vec![token.len(); 2], next))
@@ -201,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_as_they_are_and_ids_are_completed() {
+    fn ids_become_resource_names() {
         assert_eq!(session_name("work"), "sessions/work");
         assert_eq!(session_name("sessions/work"), "sessions/work");
         assert_eq!(run_name("7"), "sessions/-/runs/7");

@@ -1,29 +1,37 @@
-//! How a run's end is told: the exit code, the word, the sentence.
+//! How a run ended: exit code, outcome name and message.
 
-use codelia_proto::v1::{Outcome, ViolationEvent, outcome::Kind};
+use std::time::Duration;
 
-/// The exit code of `codelia run` when it was refused or we failed.
-pub(crate) const OUR_FAILURE: u8 = 125;
-/// … when the run was canceled.
+use codelia_policy::Ceilings;
+use codelia_proto::{
+    duration_from_proto,
+    v1::{Limits, Outcome, Run, ViolationEvent, outcome::Kind},
+};
+
+use crate::units;
+
+/// Exit code of `codelia run` if the run was refused or codelia failed.
+pub(crate) const FAILURE: u8 = 125;
+/// Exit code of `codelia run` if the run was canceled.
 pub(crate) const CANCELED: u8 = 130;
 const TIMED_OUT: u8 = 124;
 const KILLED: u8 = 137;
 
-/// What `codelia run` exits with.
+/// Returns the exit code of `codelia run` for an outcome.
 pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
     match &outcome.kind {
-        // A code is one byte, as wait(2) tells it.
-        Some(Kind::Exited(code)) => u8::try_from(code & 0xff).unwrap_or(OUR_FAILURE),
-        Some(Kind::Signaled(signal)) => u8::try_from(128 + signal).unwrap_or(OUR_FAILURE),
+        // wait(2) reports one byte.
+        Some(Kind::Exited(code)) => u8::try_from(code & 0xff).unwrap_or(FAILURE),
+        Some(Kind::Signaled(signal)) => u8::try_from(128 + signal).unwrap_or(FAILURE),
         Some(Kind::TimedOut(_)) => TIMED_OUT,
         Some(Kind::Canceled(_)) => CANCELED,
         Some(Kind::Oom(_) | Kind::Limit(_) | Kind::Violation(_)) => KILLED,
-        Some(Kind::Refused(_) | Kind::Lost(_)) | None => OUR_FAILURE,
+        Some(Kind::Refused(_) | Kind::Lost(_)) | None => FAILURE,
     }
 }
 
-/// The word for an outcome.
-pub(crate) fn word(outcome: &Outcome) -> &'static str {
+/// Returns the name of an outcome, as in `--json`.
+pub(crate) fn name(outcome: &Outcome) -> &'static str {
     match &outcome.kind {
         Some(Kind::Exited(_)) => "exited",
         Some(Kind::Signaled(_)) => "signaled",
@@ -38,7 +46,7 @@ pub(crate) fn word(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// What belongs to the word: the signal, the resource, the rule or the reason.
+/// Returns the signal, resource, rule or reason of an outcome, as in `--json`.
 pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
     match &outcome.kind {
         Some(Kind::Signaled(signal)) => Some(signal.to_string()),
@@ -48,35 +56,91 @@ pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// What people should know beside the exit code; nothing if the command ended by itself.
-pub(crate) fn note(outcome: &Outcome) -> Option<String> {
-    match &outcome.kind {
-        Some(Kind::Exited(_) | Kind::Signaled(_)) => None,
-        Some(Kind::TimedOut(_)) => Some("its time was over".to_owned()),
-        Some(Kind::Canceled(_)) => Some("it was canceled".to_owned()),
-        Some(Kind::Oom(_)) => Some("it used up its memory".to_owned()),
-        Some(Kind::Limit(resource)) => Some(format!("it used up its {resource}")),
-        Some(Kind::Violation(rule)) => Some(format!("it broke the rule {rule}")),
-        Some(Kind::Refused(refused)) => Some(format!("{} ({})", refused.message, refused.reason)),
-        Some(Kind::Lost(_)) => Some("its worker died after it had started".to_owned()),
-        None => Some("it ended without an outcome".to_owned()),
+/// Explains why a run ended; `None` if the command exited or a signal killed it.
+pub(crate) fn message(run: &Run) -> Option<String> {
+    let limits = run.limits.clone().unwrap_or_default();
+    let text = match run.outcome.as_ref().and_then(|outcome| outcome.kind.as_ref()) {
+        Some(Kind::Exited(_) | Kind::Signaled(_)) => return None,
+        Some(Kind::TimedOut(_)) => timed_out(&limits),
+        Some(Kind::Canceled(_)) => "canceled".to_owned(),
+        Some(Kind::Oom(_)) => format!("killed: out of memory{}", limit(size(limits.memory_bytes))),
+        Some(Kind::Limit(resource)) => limit_exceeded(resource, &limits),
+        Some(Kind::Violation(rule)) => format!("killed: policy violation {rule}"),
+        Some(Kind::Refused(refused)) => format!("{} ({})", refused.message, refused.reason),
+        Some(Kind::Lost(_)) => {
+            "worker died while the command was running (allow restarts with --retries)".to_owned()
+        }
+        None => "run ended without an outcome".to_owned(),
+    };
+    Some(text)
+}
+
+/// Explains that output was discarded.
+pub(crate) fn truncation_message(run: &Run) -> String {
+    let limit = run.limits.as_ref().and_then(|limits| limits.output_bytes).unwrap_or(run.output_bytes);
+    format!("output truncated at {}; the rest was discarded", size(Some(limit)).unwrap_or_default())
+}
+
+fn timed_out(limits: &Limits) -> String {
+    let max = Ceilings::default().0.timeout;
+    match time(limits.timeout.as_ref()) {
+        Some(timeout) if timeout >= max => {
+            format!("timed out after {} (the maximum)", units::duration(timeout))
+        }
+        Some(timeout) => format!(
+            "timed out after {} (raise with --timeout, max {})",
+            units::duration(timeout),
+            units::duration(max)
+        ),
+        None => format!("timed out (raise with --timeout, max {})", units::duration(max)),
     }
 }
 
-/// What a command tried against its policy.
-pub(crate) fn attempt(violation: &ViolationEvent) -> String {
+fn limit_exceeded(resource: &str, limits: &Limits) -> String {
+    match resource {
+        "pids" => {
+            format!("killed: too many processes{}", limit(limits.pids.map(|count| count.to_string())))
+        }
+        "cpu_time" => {
+            let time = time(limits.cpu_time.as_ref());
+            format!("killed: out of CPU time{}", limit(time.map(units::duration)))
+        }
+        "file_bytes" => format!("killed: file too large{}", limit(size(limits.file_bytes))),
+        other => format!("killed: limit {other} exceeded"),
+    }
+}
+
+fn limit(value: Option<String>) -> String {
+    value.map(|value| format!(" (limit {value})")).unwrap_or_default()
+}
+
+fn size(bytes: Option<i64>) -> Option<String> {
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).map(units::bytes)
+}
+
+fn time(duration: Option<&prost_types::Duration>) -> Option<Duration> {
+    duration.and_then(|duration| duration_from_proto(duration).ok())
+}
+
+/// Describes a system call that the policy blocked.
+pub(crate) fn blocked_call(violation: &ViolationEvent) -> String {
     let args: Vec<String> = violation.args.iter().map(|arg| format!("{arg:#x}")).collect();
     format!("{}: {}({})", violation.kind, violation.syscall, args.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
-    use codelia_proto::v1;
+    use codelia_proto::{duration_to_proto, v1};
 
     use super::*;
 
+    fn message_of(kind: Kind, limits: Limits) -> Option<String> {
+        let outcome = Some(Outcome { kind: Some(kind) });
+        message(&Run { outcome, limits: Some(limits), ..Run::default() })
+    }
+
     #[test]
-    fn every_outcome_has_the_exit_code_of_the_design() {
+    fn outcomes_map_to_documented_exit_codes() {
         let refused =
             v1::Refused { reason: "EXECUTABLE_NOT_FOUND".into(), message: "no such program".into() };
         for (kind, code) in [
@@ -99,7 +163,47 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_told_with_the_call_and_its_arguments() {
+    fn messages_include_the_limit() {
+        let seconds = |seconds| Some(duration_to_proto(Duration::from_secs(seconds)));
+        let limits = Limits {
+            timeout: seconds(120),
+            memory_bytes: Some(50 << 20),
+            pids: Some(3),
+            cpu_time: seconds(5),
+            file_bytes: Some(1 << 30),
+            ..Limits::default()
+        };
+        for (kind, expected) in [
+            (Kind::TimedOut(v1::TimedOut {}), "timed out after 2m (raise with --timeout, max 10m)"),
+            (Kind::Oom(v1::OutOfMemory {}), "killed: out of memory (limit 50 MiB)"),
+            (Kind::Limit("pids".into()), "killed: too many processes (limit 3)"),
+            (Kind::Limit("cpu_time".into()), "killed: out of CPU time (limit 5s)"),
+            (Kind::Limit("file_bytes".into()), "killed: file too large (limit 1 GiB)"),
+        ] {
+            assert_eq!(message_of(kind, limits.clone()).as_deref(), Some(expected));
+        }
+        let longest = Limits { timeout: seconds(600), ..Limits::default() };
+        let timed_out = message_of(Kind::TimedOut(v1::TimedOut {}), longest);
+        assert_eq!(timed_out.as_deref(), Some("timed out after 10m (the maximum)"));
+        assert_eq!(message_of(Kind::Exited(1), limits), None);
+    }
+
+    #[test]
+    fn message_without_limits_omits_them() {
+        let outcome = Some(Outcome { kind: Some(Kind::Oom(v1::OutOfMemory {})) });
+        let run = Run { outcome, ..Run::default() };
+        assert_eq!(message(&run).as_deref(), Some("killed: out of memory"));
+    }
+
+    #[test]
+    fn truncation_message_has_the_limit() {
+        let limits = Some(Limits { output_bytes: Some(10 << 20), ..Limits::default() });
+        let run = Run { limits, output_bytes: 10 << 20, ..Run::default() };
+        assert_eq!(truncation_message(&run), "output truncated at 10 MiB; the rest was discarded");
+    }
+
+    #[test]
+    fn blocked_call_shows_its_arguments() {
         let violation = ViolationEvent {
             kind: "SYSCALL_BLOCKED".into(),
             syscall: "socket".into(),
@@ -107,6 +211,6 @@ mod tests {
             args: vec![38, 5],
             count: 1,
         };
-        assert_eq!(attempt(&violation), "SYSCALL_BLOCKED: socket(0x26, 0x5)");
+        assert_eq!(blocked_call(&violation), "SYSCALL_BLOCKED: socket(0x26, 0x5)");
     }
 }

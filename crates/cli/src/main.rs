@@ -1,30 +1,23 @@
-//! The `codelia` binary: wiring and client commands.
+//! The `codelia` binary: parses the command line, loads the configuration, dispatches commands.
 
 #![forbid(unsafe_code)]
 
-mod admin;
 mod args;
+mod backends;
 mod client;
+mod commands;
 mod config;
-mod doctor;
 mod error_report;
 mod exec_stream;
 mod exit_status;
-mod files;
-mod modes;
 mod options;
 mod output;
-mod policies;
 mod record;
-mod run;
-mod runs;
-mod serve;
-mod sessions;
 mod signals;
 mod spinner;
 mod streams;
 mod terminal;
-mod up;
+mod units;
 
 use std::process::ExitCode;
 
@@ -34,60 +27,69 @@ use clap::{CommandFactory, Parser};
 use self::{
     args::{Cli, Command},
     client::Client,
-    config::{Flag, Loaded},
+    commands::{admin, doctor, files, policy, run, runs, serve, session, up},
+    config::Flag,
     output::{Output, StdoutClosed},
 };
 
-/// What a shell sees of a program that SIGPIPE ended.
+/// Exit code that a shell reports for a program killed by SIGPIPE.
 const BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let output = if cli.global.json { Output::Json } else { Output::People };
-    let is_like_command = matches!(cli.command, Command::Run(_) | Command::Attach(_));
+    let output = if cli.global.json { Output::Json } else { Output::Text };
+    let exits_like_command = matches!(cli.command, Command::Run(_) | Command::Attach(_));
     match execute(cli, output) {
         Ok(code) => code,
         Err(error) if error.is::<StdoutClosed>() => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
-            error_report::tell(&error, output);
-            if is_like_command { ExitCode::from(exit_status::OUR_FAILURE) } else { ExitCode::FAILURE }
+            error_report::print(&error, output);
+            if exits_like_command { ExitCode::from(exit_status::FAILURE) } else { ExitCode::FAILURE }
         }
     }
 }
 
 fn execute(cli: Cli, output: Output) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let ended = runtime.block_on(dispatch(cli, output));
-    // A read of stdin cannot be interrupted: do not wait for it.
+    let result = runtime.block_on(dispatch(cli, output));
+    // A blocking read of stdin cannot be interrupted: do not wait for it.
     runtime.shutdown_background();
-    ended
+    result
 }
 
 async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     if let Command::Completions { shell } = cli.command {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Cli::command(), "codelia", &mut script);
-        output::line(String::from_utf8(script)?.trim_end())?;
+        output::write_line(String::from_utf8(script)?.trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     let loaded = config::load(cli.global.config.as_deref(), &flags(&cli))?;
     let config = &loaded.config;
+    if !logs_warnings(&cli.command) {
+        loaded.print_warnings();
+    }
     match cli.command {
         Command::Up(args) => up::up(&loaded, &args, output).await?,
         Command::Down => up::down(&config.data_dir, output).await?,
-        Command::Api => serve::api(config, output).await?,
-        Command::Worker => serve::worker(config, output).await?,
+        Command::Api => serve::api(&loaded, output).await?,
+        Command::Worker => serve::worker(&loaded, output).await?,
         Command::Migrate => serve::migrate(config, output).await?,
         Command::Doctor => return doctor::doctor(config, output).await,
         Command::Config(args::Config::Show) => config::show(&loaded, output)?,
-        command => return ask(&loaded, command, output).await,
+        command => return dispatch_client(config, command, output).await,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The commands of a client.
-async fn ask(loaded: &Loaded, command: Command, output: Output) -> Result<ExitCode> {
-    let client = Client::connect(&loaded.config).await?;
+/// Services write configuration warnings to their log. `up --detach` starts a service that does.
+fn logs_warnings(command: &Command) -> bool {
+    matches!(command, Command::Up(_) | Command::Api | Command::Worker)
+}
+
+/// Runs a command that calls the API.
+async fn dispatch_client(config: &config::Config, command: Command, output: Output) -> Result<ExitCode> {
+    let client = Client::connect(config).await?;
     match command {
         Command::Run(args) => return run::run(&client, &args, output).await,
         Command::Attach(args) => return run::attach(&client, &args, output).await,
@@ -95,30 +97,30 @@ async fn ask(loaded: &Loaded, command: Command, output: Output) -> Result<ExitCo
         Command::Kill(args) => runs::kill(&client, &args, output).await?,
         Command::Cp(args) => files::cp(&client, &args, output).await?,
         Command::Ls(args) => files::ls(&client, &args, output).await?,
-        Command::Session(command) => sessions::session(&client, command, output).await?,
-        Command::Policy(command) => policies::policy(&client, command, output).await?,
+        Command::Session(command) => session::session(&client, command, output).await?,
+        Command::Policy(command) => policy::policy(&client, command, output).await?,
         Command::Tenants(command) => admin::tenants(&client, command, output).await?,
         Command::Keys(command) => admin::keys(&client, command, output).await?,
         Command::Workers(command) => admin::workers(&client, command, output).await?,
-        other => anyhow::bail!("{other:?} is no command of a client"),
+        other => anyhow::bail!("{other:?} is not a client command"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was given on the command line, as values of configuration keys.
+/// Returns the command-line flags that set configuration keys.
 fn flags(cli: &Cli) -> Vec<Flag> {
     let mut flags = Vec::new();
     if let Some(dir) = &cli.global.data_dir {
         flags.push(("data_dir", dir.display().to_string()));
     }
     if let Command::Up(up) = &cli.command {
-        let given = [
+        let values = [
             ("api.listen", up.listen.clone()),
             ("metrics.listen", up.metrics_listen.clone()),
             ("worker.slots", up.slots.clone()),
             ("sandbox.mode", up.mode.map(|mode| mode.to_string())),
         ];
-        flags.extend(given.into_iter().filter_map(|(path, value)| value.map(|value| (path, value))));
+        flags.extend(values.into_iter().filter_map(|(path, value)| value.map(|value| (path, value))));
     }
     flags
 }

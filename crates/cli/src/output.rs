@@ -1,4 +1,4 @@
-//! What goes to stdout: tables for people, JSON for programs.
+//! Results on stdout: text and tables, or JSON with `--json`.
 
 use std::io::{self, Write};
 
@@ -6,14 +6,14 @@ use anyhow::Result;
 use comfy_table::{Table, presets::NOTHING};
 use serde_json::Value;
 
-/// How results are printed.
+/// Format of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
-    People,
+    Text,
     Json,
 }
 
-/// Nobody reads our stdout any more: a reason to end, quietly.
+/// The reader of stdout is gone. The program exits without an error message.
 #[derive(Debug, thiserror::Error)]
 #[error("stdout is closed")]
 pub(crate) struct StdoutClosed;
@@ -23,54 +23,55 @@ impl Output {
         self == Self::Json
     }
 
-    /// Prints things: as one JSON array, or as a table with a row for each.
-    pub(crate) fn list<T>(
+    /// Prints items as a JSON array, or as a table with one row per item.
+    pub(crate) fn print_list<T>(
         self,
         header: &[&str],
-        things: &[T],
+        items: &[T],
         json: impl Fn(&T) -> Value,
         row: impl Fn(&T) -> Vec<String>,
     ) -> Result<()> {
         match self {
-            Self::Json => line(&Value::Array(things.iter().map(json).collect()).to_string()),
-            Self::People => line(&table(header, things.iter().map(row))),
+            Self::Json => write_line(&Value::Array(items.iter().map(json).collect()).to_string()),
+            Self::Text => write_line(&table(header, items.iter().map(row))),
         }
     }
 
-    /// Prints one thing: as a JSON object, or as text.
-    pub(crate) fn one(self, json: &Value, text: &str) -> Result<()> {
+    /// Prints a JSON object, or a text.
+    pub(crate) fn print(self, json: &Value, text: &str) -> Result<()> {
         match self {
-            Self::Json => line(&json.to_string()),
-            Self::People => line(text),
+            Self::Json => write_line(&json.to_string()),
+            Self::Text => write_line(text),
         }
     }
 
-    /// Prints one thing: as a JSON object, or as its fields, one a line.
-    pub(crate) fn record(self, json: &Value) -> Result<()> {
+    /// Prints a JSON object, or its non-empty fields, one per line.
+    pub(crate) fn print_fields(self, json: &Value) -> Result<()> {
         let fields = json.as_object().into_iter().flatten();
         let rows = fields
             .filter(|(_, value)| !is_empty(value))
             .map(|(name, value)| vec![name.clone(), plain(value)]);
         let table = table(&[], rows);
-        self.one(json, &table)
+        self.print(json, &table)
     }
 }
 
 /// Writes a line to stdout.
-pub(crate) fn line(text: &str) -> Result<()> {
+pub(crate) fn write_line(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.write_all(b"\n"))
         .and_then(|()| stdout.flush());
-    written.map_err(closed_or)
+    written.map_err(stdout_error)
 }
 
-/// Turns a failed write to stdout into an error that says whether its reader left.
-pub(crate) fn closed_or(error: io::Error) -> anyhow::Error {
+/// Converts an error of writing to stdout; a broken pipe becomes [`StdoutClosed`].
+pub(crate) fn stdout_error(error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::BrokenPipe { StdoutClosed.into() } else { error.into() }
 }
 
+/// Formats a table without borders.
 pub(crate) fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);

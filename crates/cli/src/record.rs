@@ -1,4 +1,4 @@
-//! Sessions, runs, tenants, keys and workers as JSON: the shapes that `--json` promises.
+//! Sessions, runs, tenants, keys and workers as JSON. The field names are a stable interface.
 
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::Mode;
@@ -7,18 +7,18 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::exit_status;
 
-/// A run's whole record.
+/// The full record of a run.
 pub(crate) fn run(run: &v1::Run) -> Value {
     json!({
         "run_id": run.run_id,
         "session_id": run.session_id,
-        "worker_id": text(&run.worker_id),
+        "worker_id": non_empty(&run.worker_id),
         "state": run_state(run),
         "command": run.command.as_ref().map(|command| &command.argv),
         "sandbox_mode": mode(run.mode()),
         "isolation": isolation(run.mode()),
-        "sandbox_root": text(&run.sandbox_root),
-        "outcome": run.outcome.as_ref().map(exit_status::word),
+        "sandbox_root": non_empty(&run.sandbox_root),
+        "outcome": run.outcome.as_ref().map(exit_status::name),
         "detail": run.outcome.as_ref().and_then(exit_status::detail),
         "exit_code": run.outcome.as_ref().map(exit_status::exit_code),
         "create_time": timestamp(run.create_time.as_ref()),
@@ -41,7 +41,7 @@ pub(crate) fn run(run: &v1::Run) -> Value {
 pub(crate) fn session(session: &v1::Session) -> Value {
     json!({
         "session_id": session.session_id,
-        "alias": text(&session.alias),
+        "alias": non_empty(&session.alias),
         "state": session_state(session),
         "end_reason": match session.end_reason() {
             v1::SessionEndReason::Unspecified => None,
@@ -56,7 +56,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "end_time": timestamp(session.end_time.as_ref()),
         "idle_ttl_ms": millis(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
-        "worker_id": text(&session.worker_id),
+        "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),
         "labels": session.labels,
@@ -81,11 +81,11 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
             "requests_per_second": quotas.requests_per_second,
             "output_bytes": quotas.output_bytes,
         })),
-        "usage": tenant.usage.as_ref().map(|used| json!({
-            "sessions": used.sessions,
-            "concurrent_runs": used.concurrent_runs,
-            "queued_runs": used.queued_runs,
-            "output_bytes": used.output_bytes,
+        "usage": tenant.usage.as_ref().map(|usage| json!({
+            "sessions": usage.sessions,
+            "concurrent_runs": usage.concurrent_runs,
+            "queued_runs": usage.queued_runs,
+            "output_bytes": usage.output_bytes,
         })),
     })
 }
@@ -93,9 +93,9 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
 /// A key, without its secret.
 pub(crate) fn key(key: &v1::Key) -> Value {
     json!({
-        "key_id": last(&key.name),
+        "key_id": last_segment(&key.name),
         "name": key.name,
-        "display_name": text(&key.display_name),
+        "display_name": non_empty(&key.display_name),
         "scopes": key.scopes().map(scope).collect::<Vec<_>>(),
         "create_time": timestamp(key.create_time.as_ref()),
         "revoke_time": timestamp(key.revoke_time.as_ref()),
@@ -116,7 +116,7 @@ pub(crate) fn worker(worker: &v1::Worker) -> Value {
     })
 }
 
-/// The word for a run's state.
+/// Name of a run's state.
 pub(crate) fn run_state(run: &v1::Run) -> &'static str {
     match run.state() {
         v1::RunState::Unspecified => "unknown",
@@ -126,7 +126,7 @@ pub(crate) fn run_state(run: &v1::Run) -> &'static str {
     }
 }
 
-/// The word for a session's state.
+/// Name of a session's state.
 pub(crate) fn session_state(session: &v1::Session) -> &'static str {
     match session.state() {
         v1::SessionState::Unspecified => "unknown",
@@ -135,7 +135,7 @@ pub(crate) fn session_state(session: &v1::Session) -> &'static str {
     }
 }
 
-/// The word for a worker's state.
+/// Name of a worker's state.
 pub(crate) fn worker_state(worker: &v1::Worker) -> &'static str {
     match worker.state() {
         v1::WorkerState::Unspecified => "unknown",
@@ -145,7 +145,7 @@ pub(crate) fn worker_state(worker: &v1::Worker) -> &'static str {
     }
 }
 
-/// The word for a scope.
+/// Name of a scope.
 pub(crate) fn scope(scope: v1::Scope) -> &'static str {
     match scope {
         v1::Scope::Unspecified => "unknown",
@@ -158,33 +158,33 @@ pub(crate) fn scope(scope: v1::Scope) -> &'static str {
     }
 }
 
-/// The word for a mode.
+/// Name of a mode; `None` if it is unspecified.
 pub(crate) fn mode(mode: v1::SandboxMode) -> Option<&'static str> {
     mode.to_mode().map(Mode::as_str)
 }
 
-/// A point in time as RFC 3339, to the second.
+/// Formats a time as RFC 3339, to the second.
 pub(crate) fn timestamp(time: Option<&prost_types::Timestamp>) -> Option<String> {
     let time = OffsetDateTime::from_unix_timestamp(time?.seconds).ok()?;
     time.format(&Rfc3339).ok()
 }
 
-/// A duration in milliseconds.
+/// Converts a duration to milliseconds.
 pub(crate) fn millis(duration: Option<&prost_types::Duration>) -> Option<f64> {
     duration.and_then(|wire| duration_from_proto(wire).ok()).map(|duration| duration.as_secs_f64() * 1000.0)
 }
 
-/// The id at the end of a resource name.
-pub(crate) fn last(name: &str) -> &str {
+/// Returns the id at the end of a resource name.
+pub(crate) fn last_segment(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-/// `logical` isolates nothing, and its record says so.
+/// Mode `logical` provides no isolation.
 fn isolation(mode: v1::SandboxMode) -> Option<&'static str> {
     mode.to_mode().map(|mode| if mode == Mode::Logical { "none" } else { mode.as_str() })
 }
 
-fn text(text: &str) -> Option<&str> {
+fn non_empty(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }
 
@@ -219,6 +219,7 @@ fn receipt(receipt: &v1::Receipt) -> Value {
     })
 }
 
+/// Limits of a run or session.
 pub(crate) fn limits(limits: &v1::Limits) -> Value {
     json!({
         "timeout_ms": millis(limits.timeout.as_ref()),
@@ -238,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_logical_run_says_that_nothing_isolated_it() {
+    fn logical_run_reports_no_isolation() {
         let record = run(&v1::Run { mode: v1::SandboxMode::Logical.into(), ..Default::default() });
         assert_eq!(record["isolation"], "none");
         assert_eq!(record["sandbox_mode"], "logical");
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setup_time_is_shown_in_milliseconds() {
+    fn setup_time_is_in_milliseconds() {
         let wire = prost_types::Duration { seconds: 1, nanos: 500_000 };
         assert_eq!(millis(Some(&wire)), Some(1000.5));
     }

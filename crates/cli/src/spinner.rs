@@ -1,19 +1,21 @@
-//! A sign of life on the terminal while something takes its time.
+//! A spinner on the terminal during slow steps.
 
 use std::{io::IsTerminal, time::Duration};
 
 use indicatif::ProgressBar;
 
-/// Spins until it is dropped; only where somebody can see it.
+const TICK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Spins until dropped. Hidden if stderr is not a terminal.
 #[derive(Debug)]
 pub(crate) struct Spinner(Option<ProgressBar>);
 
 impl Spinner {
-    /// Starts to spin beside `text`.
-    pub(crate) fn start(text: &'static str) -> Self {
+    /// Starts a spinner with a message.
+    pub(crate) fn start(message: &'static str) -> Self {
         Self(std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new_spinner().with_message(text);
-            bar.enable_steady_tick(Duration::from_millis(100));
+            let bar = ProgressBar::new_spinner().with_message(message);
+            bar.enable_steady_tick(TICK_INTERVAL);
             bar
         }))
     }

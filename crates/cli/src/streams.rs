@@ -1,4 +1,4 @@
-//! Our stdout and stderr as a command's: every byte as it came, at once.
+//! Output of a run on our stdout and stderr: every byte unchanged and unbuffered.
 
 use std::{fs::File, io, os::fd::AsFd};
 
@@ -6,44 +6,45 @@ use anyhow::Result;
 use codelia_proto::v1::{OutputEvent, OutputStream};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::output::closed_or;
+use crate::output::stdout_error;
 
-/// Where a command's output goes.
+/// Destination of a run's output.
 #[derive(Debug)]
 pub(crate) struct Streams {
     stdout: File,
     stderr: File,
-    /// Whether the next byte on stdout begins a line.
+    /// Whether the last byte on stdout ended a line.
     at_line_start: bool,
 }
 
 impl Streams {
-    /// Our own two streams, without a buffer between.
-    pub(crate) fn own() -> io::Result<Self> {
+    /// Opens stdout and stderr of this process, without buffers.
+    pub(crate) fn open() -> io::Result<Self> {
         let stdout = io::stdout().as_fd().try_clone_to_owned()?.into();
         let stderr = io::stderr().as_fd().try_clone_to_owned()?.into();
         Ok(Self { stdout, stderr, at_line_start: true })
     }
 
-    /// Writes what a command wrote. Blocks while nobody reads.
+    /// Writes output of the run. Blocks while the reader does not read.
     pub(crate) fn write(&mut self, output: &OutputEvent) -> Result<()> {
         match output.stream() {
-            OutputStream::Stderr => write_all(&self.stderr, &output.data).map_err(closed_or),
+            OutputStream::Stderr => write_all(&self.stderr, &output.data).map_err(stdout_error),
             OutputStream::Stdout | OutputStream::Unspecified => {
                 self.at_line_start = output.data.last().map_or(self.at_line_start, |last| *last == b'\n');
-                write_all(&self.stdout, &output.data).map_err(closed_or)
+                write_all(&self.stdout, &output.data).map_err(stdout_error)
             }
         }
     }
 
-    /// Writes a line of our own to stdout, on a line of its own.
-    pub(crate) fn last_line(&mut self, text: &str) -> Result<()> {
+    /// Writes a separate line to stdout, after the run's output.
+    pub(crate) fn write_line(&mut self, text: &str) -> Result<()> {
         let start = if self.at_line_start { "" } else { "\n" };
-        write_all(&self.stdout, format!("{start}{text}\n").as_bytes()).map_err(closed_or)
+        write_all(&self.stdout, format!("{start}{text}\n").as_bytes()).map_err(stdout_error)
     }
 }
 
-/// Whoever shares the stream may have made it non-blocking: then wait for room.
+/// Writes all bytes. The descriptor may be non-blocking, because another process shares it and made
+/// it so; then wait until it is writable.
 fn write_all(mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match io::Write::write(&mut to, bytes) {
@@ -77,10 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn the_record_gets_a_line_of_its_own_and_bytes_stay_as_they_are() {
+    fn record_is_on_its_own_line() {
         let (mut streams, mut reader) = piped();
         streams.write(&event(b"\xff\0no newline")).unwrap();
-        streams.last_line("{}").unwrap();
+        streams.write_line("{}").unwrap();
         drop(streams);
         let mut got = Vec::new();
         reader.read_to_end(&mut got).unwrap();
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_left_is_told_apart() {
+    fn closed_stdout_is_a_distinct_error() {
         let (mut streams, reader) = piped();
         drop(reader);
         let error = streams.write(&event(b"x")).unwrap_err();

@@ -1,32 +1,41 @@
-//! Every configuration key: its path, its variable, its default. Nothing else is accepted.
+//! All configuration keys with their environment variables and defaults. Others are refused.
 
-/// What kind of value a key takes.
+/// Type of a key's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
-    Whole,
-    Real,
-    Truth,
+    Integer,
+    Float,
+    Bool,
 }
 
-/// One key.
+/// A configuration key.
 #[derive(Debug)]
 pub(crate) struct Key {
-    /// Where it is in the file.
+    /// Path in the configuration file.
     pub(crate) path: &'static str,
-    /// Its environment variable.
+    /// Environment variable.
     pub(crate) env: &'static str,
     pub(crate) kind: Kind,
-    /// The value it has if nobody sets it.
+    /// Value if it is not set.
     pub(crate) default: Option<&'static str>,
-    /// What holds while it has no value.
+    /// What applies while there is no value.
     pub(crate) unset: &'static str,
-    /// Whether it must never be printed.
+    /// Never printed.
     pub(crate) secret: bool,
+    /// Former name, accepted with a warning until the next version.
+    pub(crate) former: Option<FormerName>,
+}
+
+/// A deprecated name of a key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FormerName {
+    pub(crate) path: &'static str,
+    pub(crate) env: &'static str,
 }
 
 const fn key(path: &'static str, env: &'static str, kind: Kind) -> Key {
-    Key { path, env, kind, default: None, unset: "", secret: false }
+    Key { path, env, kind, default: None, unset: "", secret: false, former: None }
 }
 
 impl Key {
@@ -41,17 +50,21 @@ impl Key {
     const fn secret(self) -> Self {
         Self { secret: true, ..self }
     }
+
+    const fn formerly(self, path: &'static str, env: &'static str) -> Self {
+        Self { former: Some(FormerName { path, env }), ..self }
+    }
 }
 
-use Kind::{Real, Text, Truth, Whole};
+use Kind::{Bool, Float, Integer, Text};
 
-/// All keys, in the order they are shown in.
+/// All keys, in the order of `codelia config show`.
 #[rustfmt::skip]
 pub(crate) const KEYS: &[Key] = &[
     key("data_dir", "CODELIA_DATA_DIR", Text),
     key("profile", "CODELIA_PROFILE", Text).or("dev"),
-    key("database.url", "CODELIA_DATABASE_URL", Text).secret().unset("`up` starts a private server"),
-    key("database.max_connections", "CODELIA_DATABASE_MAX_CONNECTIONS", Whole).or("16"),
+    key("database.url", "CODELIA_DATABASE_URL", Text).secret().unset("`up` starts a private one"),
+    key("database.max_connections", "CODELIA_DATABASE_MAX_CONNECTIONS", Integer).or("16"),
     key("api.listen", "CODELIA_API_LISTEN", Text).or("127.0.0.1:7300"),
     key("api.tls_cert", "CODELIA_API_TLS_CERT", Text).unset("no TLS"),
     key("api.tls_key", "CODELIA_API_TLS_KEY", Text).unset("no TLS"),
@@ -59,70 +72,73 @@ pub(crate) const KEYS: &[Key] = &[
     key("internal.tls_ca", "CODELIA_INTERNAL_TLS_CA", Text).unset("Unix sockets only"),
     key("internal.tls_cert", "CODELIA_INTERNAL_TLS_CERT", Text).unset("Unix sockets only"),
     key("internal.tls_key", "CODELIA_INTERNAL_TLS_KEY", Text).unset("Unix sockets only"),
-    key("worker.id", "CODELIA_WORKER_ID", Text).unset("from the host's name"),
-    key("worker.listen", "CODELIA_WORKER_LISTEN", Text).unset("a Unix socket in data_dir"),
+    key("worker.id", "CODELIA_WORKER_ID", Text).unset("the host name"),
+    key("worker.listen", "CODELIA_WORKER_LISTEN", Text).unset("a Unix socket in DATA_DIR"),
     key("worker.advertise", "CODELIA_WORKER_ADVERTISE", Text).unset("the address it listens on"),
-    key("worker.slots", "CODELIA_WORKER_SLOTS", Whole).unset("4 for each core"),
-    key("worker.lease_ttl_seconds", "CODELIA_WORKER_LEASE_TTL_SECONDS", Whole).or("15"),
-    key("worker.lease_margin_percent", "CODELIA_WORKER_LEASE_MARGIN_PERCENT", Whole).or("20"),
-    key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Whole).or("500"),
-    key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Whole).unset("30; 2 for `up`"),
-    key("worker.spare_memory_mb", "CODELIA_WORKER_SPARE_MEMORY_MB", Whole).or("256"),
-    key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable"),
-    key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("worker in data_dir"),
-    key("sandbox.ttl_seconds", "CODELIA_SANDBOX_TTL_SECONDS", Whole).or("3600"),
-    key("sandbox.network", "CODELIA_SANDBOX_NETWORK", Text).unset("what the mode can enforce"),
-    key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Real).or("1.0"),
-    key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Whole).or("512"),
-    key("sandbox.policy", "CODELIA_SANDBOX_POLICY", Text).unset("no path of the host is open"),
-    key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Truth).unset("true, but false in profile prod"),
-    key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Whole).or("200000"),
-    key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Whole).or("65536"),
-    key("sandbox.yields", "CODELIA_SANDBOX_YIELDS", Truth).or("false"),
+    key("worker.slots", "CODELIA_WORKER_SLOTS", Integer).unset("4 per core"),
+    key("worker.lease_ttl_seconds", "CODELIA_WORKER_LEASE_TTL_SECONDS", Integer).or("15"),
+    key("worker.lease_margin_percent", "CODELIA_WORKER_LEASE_MARGIN_PERCENT", Integer).or("20"),
+    key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Integer).or("500"),
+    key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Integer).unset("30; 2 for `up`"),
+    key("worker.min_free_memory_mb", "CODELIA_WORKER_MIN_FREE_MEMORY_MB", Integer).or("256").formerly("worker.spare_memory_mb", "CODELIA_WORKER_SPARE_MEMORY_MB"),
+    key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable mode"),
+    key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("DATA_DIR/worker"),
+    key("sandbox.ttl_seconds", "CODELIA_SANDBOX_TTL_SECONDS", Integer).or("3600"),
+    key("sandbox.network", "CODELIA_SANDBOX_NETWORK", Text).unset("the strictest the mode can enforce"),
+    key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Float).or("1.0"),
+    key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Integer).or("512"),
+    key("sandbox.policy", "CODELIA_SANDBOX_POLICY", Text).unset("no host paths are exposed"),
+    key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Bool).unset("true; false in profile prod"),
+    key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Integer).or("200000"),
+    key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Integer).or("65536"),
+    key("sandbox.cpu_idle", "CODELIA_SANDBOX_CPU_IDLE", Bool).or("false").formerly("sandbox.yields", "CODELIA_SANDBOX_YIELDS"),
     key("sandbox.bwrap", "CODELIA_BWRAP", Text).or("bwrap"),
     key("sandbox.nsjail", "CODELIA_NSJAIL", Text).or("nsjail"),
     key("sandbox.container_socket", "CODELIA_SANDBOX_CONTAINER_SOCKET", Text).or("/var/run/docker.sock"),
     key("sandbox.container_runtime", "CODELIA_SANDBOX_CONTAINER_RUNTIME", Text).unset("the engine's default"),
     key("sandbox.container_image", "CODELIA_SANDBOX_CONTAINER_IMAGE", Text).or("codelia-base"),
     key("sandbox.container_images", "CODELIA_SANDBOX_CONTAINER_IMAGES", Text).or("node=codelia-node,python=codelia-python,rust=codelia-rust"),
-    key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init beside codelia"),
+    key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init next to codelia"),
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
     key("otlp.endpoint", "CODELIA_OTLP_ENDPOINT", Text).unset("no export"),
-    key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("client.toml in data_dir"),
-    key("client.api_key", "CODELIA_API_KEY", Text).secret().unset("client.toml in data_dir"),
+    key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("DATA_DIR/client.toml"),
+    key("client.api_key", "CODELIA_API_KEY", Text).secret().unset("DATA_DIR/client.toml"),
     key("client.tls_ca", "CODELIA_CLIENT_TLS_CA", Text).unset("the system's certificates"),
 ];
 
-/// The variable that names the configuration file.
+/// Variable that names the configuration file.
 pub(crate) const FILE_VARIABLE: &str = "CODELIA_CONFIG";
 
-/// Variables of tests, which no configuration may know.
+/// Prefix of variables that only tests use.
 const TEST_PREFIX: &str = "CODELIA_TEST_";
 
-/// The key with this path.
+/// Largest edit distance of a suggested name.
+const MAX_HINT_DISTANCE: usize = 3;
+
+/// Finds a key by its path.
 pub(crate) fn by_path(path: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.path == path)
 }
 
-/// Whether a variable is ours to understand and nobody's name.
+/// Whether a variable has our prefix but belongs to no key.
 pub(crate) fn is_unknown_variable(name: &str) -> bool {
     name.starts_with("CODELIA_")
         && !name.starts_with(TEST_PREFIX)
         && name != FILE_VARIABLE
-        && KEYS.iter().all(|key| key.env != name)
+        && KEYS.iter().all(|key| key.env != name && key.former.is_none_or(|former| former.env != name))
 }
 
-/// `; did you mean X?` if one of `known` is near.
+/// Returns `; did you mean X?` if one of `known` is similar.
 pub(crate) fn hint<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> String {
     let nearest = known.map(|name| (distance(wrong, name), name)).min();
     nearest
-        .filter(|(far, _)| *far <= 3)
+        .filter(|(distance, _)| *distance <= MAX_HINT_DISTANCE)
         .map(|(_, name)| format!("; did you mean {name}?"))
         .unwrap_or_default()
 }
 
-/// How many letters must change to make one word of the other.
+/// Levenshtein distance.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -140,15 +156,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_is_named_after_its_key_but_for_the_listed_ones() {
-        let listed = ["sandbox.init", "sandbox.bwrap", "sandbox.nsjail", "client.endpoint", "client.api_key"];
-        for key in KEYS.iter().filter(|key| !listed.contains(&key.path)) {
+    fn variables_are_named_after_their_keys() {
+        let exceptions =
+            ["sandbox.init", "sandbox.bwrap", "sandbox.nsjail", "client.endpoint", "client.api_key"];
+        for key in KEYS.iter().filter(|key| !exceptions.contains(&key.path)) {
             assert_eq!(key.env, format!("CODELIA_{}", key.path.replace('.', "_").to_uppercase()));
         }
     }
 
     #[test]
-    fn a_near_miss_gets_a_hint_and_nonsense_none() {
+    fn similar_names_get_a_hint() {
         let names = || KEYS.iter().map(|key| key.path);
         assert_eq!(hint("sandbox.mod", names()), "; did you mean sandbox.mode?");
         assert_eq!(hint("completely.else", names()), "");

@@ -1,5 +1,7 @@
-//! Configuration: defaults < file < environment < flags. Unknown keys and variables are refused.
+//! Configuration. Precedence: flags, environment, file, defaults. Unknown keys and variables are
+//! refused.
 
+mod file;
 pub(crate) mod keys;
 mod show;
 
@@ -15,21 +17,24 @@ use anyhow::{Context, Result, bail};
 use codelia_types::{Mode, NetworkMode};
 use figment::{
     Figment, Metadata, Profile as FigmentProfile, Provider,
-    providers::{Format, Toml},
     value::{Dict, Map, Value},
 };
 use secrecy::SecretString;
 use serde::{Deserialize, Deserializer};
 
-use self::keys::{KEYS, Key, Kind};
+use self::{
+    file::ConfigFile,
+    keys::{KEYS, Key, Kind},
+};
 
 pub(crate) use show::show;
 
-/// The effective configuration, and where each value came from.
+/// The effective configuration, with the source of each value.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) config: Config,
     figment: Figment,
+    warnings: Vec<String>,
 }
 
 /// The effective configuration.
@@ -52,7 +57,7 @@ pub(crate) struct Config {
     pub(crate) client: Client,
 }
 
-/// What the installation is for.
+/// Purpose of the installation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Profile {
@@ -78,7 +83,7 @@ pub(crate) struct Api {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Metrics {
-    /// `None` if it was set to nothing.
+    /// `None` if it was set to the empty string.
     #[serde(deserialize_with = "address_or_off")]
     pub(crate) listen: Option<SocketAddr>,
 }
@@ -99,11 +104,12 @@ pub(crate) struct Worker {
     pub(crate) advertise: Option<String>,
     pub(crate) slots: Option<NonZeroUsize>,
     pub(crate) lease_ttl_seconds: NonZeroU64,
-    /// At most 50.
+    /// Safety margin before the lease expires, in percent of the lease time; at most 50.
     pub(crate) lease_margin_percent: u32,
     pub(crate) poll_interval_ms: NonZeroU64,
     pub(crate) drain_grace_seconds: Option<u64>,
-    pub(crate) spare_memory_mb: u64,
+    /// Below this, the worker discards prepared sandboxes.
+    pub(crate) min_free_memory_mb: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -114,31 +120,31 @@ pub(crate) struct Sandbox {
     pub(crate) ttl_seconds: NonZeroU64,
     pub(crate) network: Option<Network>,
     /// Cores.
-    #[serde(deserialize_with = "more_than_zero")]
+    #[serde(deserialize_with = "cpu_cores")]
     pub(crate) cpu_limit: f64,
     pub(crate) memory_limit_mb: NonZeroU64,
-    /// What any command may do, as a file.
+    /// Policy file that applies to every command.
     pub(crate) policy: Option<PathBuf>,
     pub(crate) allow_logical: Option<bool>,
-    /// Users and groups that sessions get as their own, where the worker is root.
+    /// User and group ids for sessions, if the worker is root.
     pub(crate) uid_base: NonZeroU32,
     pub(crate) uid_count: NonZeroU32,
-    /// Whether commands get only the processor time that everything else leaves.
-    pub(crate) yields: bool,
-    /// The tools of the modes, by path or by name.
+    /// Whether commands get only CPU time that nothing else uses (`cpu.idle`).
+    pub(crate) cpu_idle: bool,
+    /// Programs of the modes, by path or name.
     pub(crate) bwrap: PathBuf,
     pub(crate) nsjail: PathBuf,
-    /// The engine of mode `container`, the runtime it uses, and the image that brings the programs.
+    /// Mode `container`: engine socket, runtime and default image.
     pub(crate) container_socket: PathBuf,
     pub(crate) container_runtime: Option<String>,
     pub(crate) container_image: String,
-    /// The images of profiles: `python=codelia-python,…`.
+    /// Images of profiles: `python=codelia-python,…`.
     #[serde(deserialize_with = "pairs")]
     pub(crate) container_images: BTreeMap<String, String>,
     pub(crate) init: Option<PathBuf>,
 }
 
-/// Whether sandboxes have a network, in the words of `CODELIA_SANDBOX_NETWORK`.
+/// Value of `CODELIA_SANDBOX_NETWORK`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Network {
@@ -168,17 +174,17 @@ pub(crate) struct Client {
 }
 
 impl Config {
-    /// The directory a worker keeps its sessions in.
+    /// Directory of the worker's sessions.
     pub(crate) fn sandbox_root(&self) -> PathBuf {
         self.sandbox.root.clone().unwrap_or_else(|| self.data_dir.join("worker"))
     }
 
-    /// Whether runs without isolation are admitted.
+    /// Whether runs without isolation are allowed.
     pub(crate) fn allow_logical(&self) -> bool {
         self.sandbox.allow_logical.unwrap_or(self.profile == Profile::Dev)
     }
 
-    /// The network of runs that ask for none in particular.
+    /// Network of runs that request none.
     pub(crate) fn network(&self) -> Option<NetworkMode> {
         self.sandbox.network.map(|network| match network {
             Network::Disabled => NetworkMode::None,
@@ -186,20 +192,34 @@ impl Config {
         })
     }
 
-    /// Default time to live of a session.
+    /// Default lifetime of a session.
     pub(crate) fn session_ttl(&self) -> Duration {
         Duration::from_secs(self.sandbox.ttl_seconds.get())
     }
 }
 
 impl Loaded {
-    /// Whether somebody set this key.
+    /// Whether the key has a value other than its default.
     pub(crate) fn is_set(&self, path: &str) -> bool {
-        self.figment.find_metadata(path).is_some_and(|from| from.name != DEFAULT)
+        self.figment.find_metadata(path).is_some_and(|metadata| metadata.name != DEFAULT)
+    }
+
+    /// Prints warnings to stderr.
+    pub(crate) fn print_warnings(&self) {
+        for warning in &self.warnings {
+            eprintln!("codelia: warning: {warning}");
+        }
+    }
+
+    /// Logs warnings.
+    pub(crate) fn log_warnings(&self) {
+        for warning in &self.warnings {
+            tracing::warn!("{warning}");
+        }
     }
 }
 
-/// A value given on the command line: path of its key, and text.
+/// A value from the command line: the path of its key, and the text.
 pub(crate) type Flag = (&'static str, String);
 
 /// Loads the configuration of this process.
@@ -207,7 +227,8 @@ pub(crate) fn load(file: Option<&Path>, flags: &[Flag]) -> Result<Loaded> {
     let mut variables = BTreeMap::new();
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().filter(|name| name.starts_with("CODELIA_")) else { continue };
-        let value = value.into_string().ok().with_context(|| format!("the variable {name} is not UTF-8"))?;
+        let value =
+            value.into_string().ok().with_context(|| format!("environment variable {name} is not UTF-8"))?;
         variables.insert(name.to_owned(), value);
     }
     load_from(file, flags, &variables, &default_data_dir()?)
@@ -220,27 +241,58 @@ fn load_from(
     data_dir: &str,
 ) -> Result<Loaded> {
     if let Some(name) = variables.keys().find(|name| keys::is_unknown_variable(name)) {
-        bail!("unknown variable {name}{}", keys::hint(name, KEYS.iter().map(|key| key.env)));
+        let hint = keys::hint(name, KEYS.iter().map(|key| key.env));
+        bail!("unknown environment variable {name}{hint}");
     }
+    let file = file.or_else(|| variables.get(keys::FILE_VARIABLE).map(Path::new));
+    let file = file.map(ConfigFile::read).transpose()?;
+    let warnings = former_names(file.as_ref(), variables)?;
     let mut figment = defaults(data_dir);
-    if let Some(path) =
-        file.map(PathBuf::from).or_else(|| variables.get(keys::FILE_VARIABLE).map(PathBuf::from))
-    {
-        figment = figment.merge(checked_file(&path)?);
+    if let Some(file) = file {
+        figment = figment.merge(file);
     }
     for key in KEYS {
-        if let Some(text) = variables.get(key.env) {
-            figment = figment.merge(One::new(format!("env:{}", key.env), key, text));
+        let names = [Some(key.env), key.former.map(|former| former.env)];
+        for name in names.into_iter().flatten() {
+            if let Some(text) = variables.get(name) {
+                figment = figment.merge(SingleValue::new(format!("env:{name}"), key, text));
+            }
         }
     }
     for (path, text) in flags {
         let key = keys::by_path(path).with_context(|| format!("no key {path}"))?;
-        figment = figment.merge(One::new("flag".to_owned(), key, text));
+        figment = figment.merge(SingleValue::new("flag".to_owned(), key, text));
     }
-    let mut config: Config = figment.extract().map_err(explain)?;
-    // What is started from another directory must find the same one.
+    let mut config: Config = figment.extract().map_err(describe)?;
+    // A process started in another directory must find the same one.
     config.data_dir = std::path::absolute(&config.data_dir)?;
-    Ok(Loaded { config, figment })
+    Ok(Loaded { config, figment, warnings })
+}
+
+/// Returns a warning for each key set by its former name. Refuses a key set by both names.
+fn former_names(file: Option<&ConfigFile>, variables: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    for key in KEYS {
+        let Some(former) = key.former else { continue };
+        let in_file = |path: &str| file.is_some_and(|file| file.has(path));
+        let in_env = |name: &str| variables.contains_key(name);
+        let old: Vec<&str> =
+            [in_file(former.path).then_some(former.path), in_env(former.env).then_some(former.env)]
+                .into_iter()
+                .flatten()
+                .collect();
+        if let Some(old) = old.first()
+            && (in_file(key.path) || in_env(key.env))
+        {
+            let new = if in_file(key.path) { key.path } else { key.env };
+            bail!("{old} is the deprecated name of {new}: both are set, remove {old}");
+        }
+        warnings.extend(old.into_iter().map(|old| {
+            let new = if old == former.path { key.path } else { key.env };
+            format!("{old} is deprecated and will be removed in the next version: use {new}")
+        }));
+    }
+    Ok(warnings)
 }
 
 const DEFAULT: &str = "default";
@@ -248,25 +300,25 @@ const DEFAULT: &str = "default";
 fn defaults(data_dir: &str) -> Figment {
     let with_default = KEYS.iter().filter_map(|key| {
         let value = if key.path == "data_dir" { Some(data_dir) } else { key.default };
-        value.map(|value| One::new(DEFAULT.to_owned(), key, value))
+        value.map(|value| SingleValue::new(DEFAULT.to_owned(), key, value))
     });
     with_default.fold(Figment::new(), Figment::merge)
 }
 
-/// One value from one place.
-struct One {
+/// The value of one key from one source.
+struct SingleValue {
     source: String,
     path: &'static str,
     value: Value,
 }
 
-impl One {
+impl SingleValue {
     fn new(source: String, key: &Key, text: &str) -> Self {
         Self { source, path: key.path, value: typed(key.kind, text) }
     }
 }
 
-impl Provider for One {
+impl Provider for SingleValue {
     fn metadata(&self) -> Metadata {
         Metadata::named(self.source.clone())
     }
@@ -277,53 +329,30 @@ impl Provider for One {
     }
 }
 
-/// The value a text stands for. One that cannot be read stays a text, which its key then refuses.
+/// Parses a text. An invalid one stays a string, which its key refuses later.
 fn typed(kind: Kind, text: &str) -> Value {
-    let read = match kind {
+    let parsed = match kind {
         Kind::Text => None,
-        Kind::Whole => text.parse::<i64>().ok().map(Value::from),
-        Kind::Real => text.parse::<f64>().ok().map(Value::from),
-        Kind::Truth => text.parse::<bool>().ok().map(Value::from),
+        Kind::Integer => text.parse::<i64>().ok().map(Value::from),
+        Kind::Float => text.parse::<f64>().ok().map(Value::from),
+        Kind::Bool => text.parse::<bool>().ok().map(Value::from),
     };
-    read.unwrap_or_else(|| Value::from(text))
+    parsed.unwrap_or_else(|| Value::from(text))
 }
 
-/// The file as a source, if it can be read and has no unknown key.
-fn checked_file(path: &Path) -> Result<impl Provider> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let table: toml::Table = text.parse().with_context(|| format!("cannot read {}", path.display()))?;
-    let mut leaves = Vec::new();
-    collect_leaves("", &table, &mut leaves);
-    if let Some(wrong) = leaves.iter().find(|leaf| keys::by_path(leaf).is_none()) {
-        let hint = keys::hint(wrong, KEYS.iter().map(|key| key.path));
-        bail!("unknown key {wrong} in {}{hint}", path.display());
-    }
-    Ok(Toml::file_exact(path))
-}
-
-fn collect_leaves(prefix: &str, table: &toml::Table, leaves: &mut Vec<String>) {
-    for (name, value) in table {
-        let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-        match value {
-            toml::Value::Table(inner) => collect_leaves(&path, inner, leaves),
-            _ => leaves.push(path),
-        }
-    }
-}
-
-fn explain(error: figment::Error) -> anyhow::Error {
+/// Lists all problems, each with its key and source.
+fn describe(error: figment::Error) -> anyhow::Error {
     let lines: Vec<String> = error
         .into_iter()
         .map(|one| {
-            let from =
-                one.metadata.as_ref().map(|from| format!(" ({})", show::source(from))).unwrap_or_default();
-            format!("{}: {}{from}", one.path.join("."), one.kind)
+            let source = one.metadata.as_ref().map(|metadata| format!(" ({})", show::source(metadata)));
+            format!("{}: {}{}", one.path.join("."), one.kind, source.unwrap_or_default())
         })
         .collect();
-    anyhow::anyhow!("the configuration is wrong: {}", lines.join("; "))
+    anyhow::anyhow!("invalid configuration: {}", lines.join("; "))
 }
 
-/// Where `up` keeps its state if nobody says.
+/// Data directory of `up`, if none is configured.
 fn default_data_dir() -> Result<String> {
     let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     if rustix::process::geteuid().is_root() {
@@ -341,7 +370,7 @@ fn address_or_off<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAdd
     if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(serde::de::Error::custom) }
 }
 
-/// Names with a value each: `a=b,c=d`.
+/// Parses `a=b,c=d`.
 fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     let text = String::deserialize(from)?;
     let pair = |part: &str| match part.trim().split_once('=') {
@@ -353,7 +382,7 @@ fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>,
     text.split(',').filter(|part| !part.trim().is_empty()).map(pair).collect()
 }
 
-fn more_than_zero<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+fn cpu_cores<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(from)?;
     if value.is_finite() && value >= 0.001 {
         Ok(value)
@@ -385,7 +414,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_flag_wins_over_a_variable_over_the_file_over_the_default() {
+    fn flags_override_environment_file_and_defaults() {
         let file = file("[worker]\nslots = 2\n[sandbox]\nttl_seconds = 60\n");
         let variables = [("CODELIA_WORKER_SLOTS", "3")];
         let flags = [("worker.slots", "4".to_owned())];
@@ -400,19 +429,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_file_may_be_named_by_its_variable() {
+    fn variable_names_the_configuration_file() {
         let file = file("[worker]\nslots = 2\n");
         let variables = [("CODELIA_CONFIG", file.path().to_str().unwrap())];
         assert_eq!(slots(&loaded(None, &[], &variables).unwrap()), 2);
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_refused() {
+    fn missing_configuration_file_is_refused() {
         assert!(loaded(Some(Path::new("/nowhere.toml")), &[], &[]).is_err());
     }
 
     #[test]
-    fn unknown_keys_and_variables_are_refused_with_a_hint() {
+    fn unknown_names_are_refused_with_hint() {
         let file = file("[sandbox]\nmod = \"logical\"\n");
         let error = loaded(Some(file.path()), &[], &[]).unwrap_err().to_string();
         assert!(
@@ -425,7 +454,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_refused_with_its_key_and_source() {
+    fn invalid_value_error_names_key_and_source() {
         for (name, key, value) in [
             ("CODELIA_SANDBOX_MODE", "sandbox.mode", "jail"),
             ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl_seconds", "0"),
@@ -446,7 +475,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn images_of_profiles_are_named_in_one_value() {
+    fn profile_images_are_parsed_from_pairs() {
         let key = "CODELIA_SANDBOX_CONTAINER_IMAGES";
         let images =
             |text| loaded(None, &[], &[(key, text)]).map(|loaded| loaded.config.sandbox.container_images);
@@ -457,20 +486,61 @@ pub(crate) mod tests {
         );
         assert!(images("").unwrap().is_empty());
         assert!(images("python").is_err());
-        let usual = loaded(None, &[], &[]).unwrap().config.sandbox.container_images;
-        assert_eq!(usual.keys().collect::<Vec<_>>(), ["node", "python", "rust"]);
+        let default = loaded(None, &[], &[]).unwrap().config.sandbox.container_images;
+        assert_eq!(default.keys().collect::<Vec<_>>(), ["node", "python", "rust"]);
     }
 
     #[test]
-    fn an_empty_metrics_address_turns_the_page_off() {
+    fn empty_metrics_address_disables_metrics() {
         assert_eq!(loaded(None, &[], &[("CODELIA_METRICS_LISTEN", "")]).unwrap().config.metrics.listen, None);
     }
 
     #[test]
-    fn production_admits_no_logical_runs_unless_told_so() {
+    fn prod_profile_disallows_logical_runs_by_default() {
         let prod = ("CODELIA_PROFILE", "prod");
         assert!(!loaded(None, &[], &[prod]).unwrap().config.allow_logical());
-        let told = [prod, ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true")];
-        assert!(loaded(None, &[], &told).unwrap().config.allow_logical());
+        let allowed = [prod, ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true")];
+        assert!(loaded(None, &[], &allowed).unwrap().config.allow_logical());
+    }
+
+    #[test]
+    fn former_names_work_with_a_warning() {
+        let file = file("[sandbox]\nyields = true\n[worker]\nspare_memory_mb = 7\nslots = 2\n");
+        let by_file = loaded(Some(file.path()), &[], &[]).unwrap();
+        assert!(by_file.config.sandbox.cpu_idle);
+        assert_eq!((by_file.config.worker.min_free_memory_mb, slots(&by_file)), (7, 2));
+        let warning =
+            |old: &str, new: &str| by_file.warnings.iter().any(|w| w.contains(old) && w.contains(new));
+        assert_eq!(by_file.warnings.len(), 2);
+        assert!(warning("sandbox.yields", "sandbox.cpu_idle"), "{:?}", by_file.warnings);
+        assert!(warning("worker.spare_memory_mb", "worker.min_free_memory_mb"), "{:?}", by_file.warnings);
+
+        let variables = [("CODELIA_SANDBOX_YIELDS", "true"), ("CODELIA_WORKER_SPARE_MEMORY_MB", "9")];
+        let by_env = loaded(None, &[], &variables).unwrap();
+        assert!(by_env.config.sandbox.cpu_idle);
+        assert_eq!(by_env.config.worker.min_free_memory_mb, 9);
+        assert!(by_env.warnings[1].contains("use CODELIA_SANDBOX_CPU_IDLE"), "{:?}", by_env.warnings);
+    }
+
+    #[test]
+    fn current_names_give_no_warning() {
+        let file = file("[sandbox]\ncpu_idle = true\n");
+        let loaded = loaded(Some(file.path()), &[], &[("CODELIA_WORKER_MIN_FREE_MEMORY_MB", "9")]).unwrap();
+        assert!(loaded.config.sandbox.cpu_idle && loaded.config.worker.min_free_memory_mb == 9);
+        assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    }
+
+    #[test]
+    fn former_and_current_name_together_are_refused() {
+        let old = ("CODELIA_SANDBOX_YIELDS", "true");
+        let new = ("CODELIA_SANDBOX_CPU_IDLE", "true");
+        let old_file = file("[sandbox]\nyields = true\n");
+        let both_file = file("[sandbox]\nyields = true\ncpu_idle = true\n");
+        for (file, variables) in
+            [(None, vec![old, new]), (Some(old_file.path()), vec![new]), (Some(both_file.path()), vec![])]
+        {
+            let error = loaded(file, &[], &variables).unwrap_err().to_string();
+            assert!(error.contains("both are set"), "{error}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `codelia config show`: every key, its effective value and where it came from.
+//! `codelia config show`: every key with its effective value and source.
 
 use anyhow::Result;
 use figment::{Metadata, Source, value::Value};
@@ -15,7 +15,7 @@ const MASK: &str = "********";
 /// Prints every key with its value and source. Secrets are masked.
 pub(crate) fn show(loaded: &Loaded, output: Output) -> Result<()> {
     let rows: Vec<Row> = KEYS.iter().map(|key| row(loaded, key)).collect();
-    output.list(
+    output.print_list(
         &["KEY", "VALUE", "SOURCE", "VARIABLE"],
         &rows,
         |row| json!({ "key": row.key, "value": row.value, "source": row.source, "variable": row.variable }),
@@ -45,18 +45,18 @@ fn row(loaded: &Loaded, key: &Key) -> Row {
     }
 }
 
-/// Where a value came from: `default`, `file:PATH`, `env:NAME` or `flag`.
-pub(super) fn source(from: &Metadata) -> String {
-    match &from.source {
+/// Describes the source of a value: `default`, `file:PATH`, `env:NAME` or `flag`.
+pub(super) fn source(metadata: &Metadata) -> String {
+    match &metadata.source {
         Some(Source::File(path)) => format!("file:{}", path.display()),
-        _ => from.name.to_string(),
+        _ => metadata.name.to_string(),
     }
 }
 
 fn text(value: &Value) -> String {
     match value {
         Value::String(_, text) => text.clone(),
-        Value::Bool(_, truth) => truth.to_string(),
+        Value::Bool(_, value) => value.to_string(),
         Value::Num(_, number) => number
             .to_i128()
             .map(|n| n.to_string())
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_shown_with_its_source() {
+    fn values_are_shown_with_their_source() {
         let flags = [("worker.slots", "4".to_owned())];
         let loaded = loaded(None, &flags, &[("CODELIA_SANDBOX_CPU_LIMIT", "1.5")]).unwrap();
         assert_eq!(shown(&loaded, "worker.slots"), (Some("4".into()), "flag".into()));

@@ -9,16 +9,17 @@ use codelia_proto::{
     },
 };
 
+use super::{policy, run};
 use crate::{
     args,
     client::{Client, pages, session_name},
     output::Output,
-    policies, record, run,
+    record,
 };
 
-const NO_SESSION: &str = "the server told no session";
+const NO_SESSION: &str = "the server sent no session";
 
-/// Does what the command says.
+/// Executes `codelia session`.
 pub(crate) async fn session(client: &Client, command: args::Session, output: Output) -> Result<()> {
     match command {
         args::Session::Create(args) => create(client, &args, output).await,
@@ -28,29 +29,29 @@ pub(crate) async fn session(client: &Client, command: args::Session, output: Out
             let request =
                 ExtendSessionRequest { name: session_name(&session), ttl: Some(duration_to_proto(ttl)) };
             let extended = client.sessions().extend_session(request).await?.into_inner();
-            output.record(&record::session(&extended.session.context(NO_SESSION)?))
+            output.print_fields(&record::session(&extended.session.context(NO_SESSION)?))
         }
         args::Session::Close { sessions } => close(client, &sessions, output).await,
     }
 }
 
 async fn create(client: &Client, args: &args::CreateSession, output: Output) -> Result<()> {
-    let policy = &args.policy;
+    let sandbox = &args.sandbox;
     let request = CreateSessionRequest {
         alias: args.alias.clone().unwrap_or_default(),
-        mode: run::mode(policy),
-        limits: Some(run::limits(policy)),
-        network: run::network(policy),
+        mode: run::mode(sandbox),
+        limits: Some(run::limits(sandbox)),
+        network: run::network(sandbox),
         ttl: args.ttl.map(duration_to_proto),
         idle_ttl: args.idle_ttl.map(duration_to_proto),
-        labels: policy.labels.iter().cloned().collect(),
-        idempotency_key: policy.idempotency_key.clone().unwrap_or_default(),
-        policy: policies::asked(policy)?,
+        labels: sandbox.labels.iter().cloned().collect(),
+        idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
+        policy: policy::requested(sandbox)?,
         allow_data_loss: args.allow_data_loss,
     };
     let created = client.sessions().create_session(request).await?.into_inner();
     let session = created.session.context(NO_SESSION)?;
-    output.one(&record::session(&session), &session.session_id)
+    output.print(&record::session(&session), &session.session_id)
 }
 
 async fn list(client: &Client, all: bool, limit: usize, output: Output) -> Result<()> {
@@ -61,7 +62,7 @@ async fn list(client: &Client, all: bool, limit: usize, output: Output) -> Resul
         Ok((page.sessions, page.next_page_token))
     })
     .await?;
-    output.list(
+    output.print_list(
         &["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "CREATED", "ENDS"],
         &sessions,
         record::session,
@@ -83,8 +84,8 @@ fn row(session: &Session) -> Vec<String> {
 
 async fn show(client: &Client, session: &str, output: Output) -> Result<()> {
     let request = GetSessionRequest { name: session_name(session) };
-    let found = client.sessions().get_session(request).await?.into_inner();
-    output.record(&record::session(&found.session.context(NO_SESSION)?))
+    let found = client.sessions().get_session(request).await?;
+    output.print_fields(&record::session(&found.into_inner().session.context(NO_SESSION)?))
 }
 
 async fn close(client: &Client, sessions: &[String], output: Output) -> Result<()> {
@@ -94,5 +95,5 @@ async fn close(client: &Client, sessions: &[String], output: Output) -> Result<(
         let response = client.sessions().close_session(request).await?.into_inner();
         closed.push(response.session.context(NO_SESSION)?);
     }
-    output.list(&[], &closed, record::session, |session| vec![session.session_id.clone()])
+    output.print_list(&[], &closed, record::session, |session| vec![session.session_id.clone()])
 }

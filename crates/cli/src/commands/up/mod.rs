@@ -1,4 +1,4 @@
-//! `codelia up`: database, api and worker in one process, checked before it says `ready`.
+//! `codelia up`: database, API and worker on one machine, self-checked before it prints `ready`.
 
 mod background;
 mod check;
@@ -20,46 +20,47 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use self::data_dir::Home;
+use self::data_dir::DataDir;
+use super::serve::MetricsServer;
 use crate::{
-    args,
+    args, backends,
     client::{Client, ClientFile},
     config::{Config, Loaded},
-    modes, options,
+    options,
     output::Output,
-    record,
-    serve::Page,
-    signals,
+    record, signals,
     spinner::Spinner,
 };
 
 pub(crate) use background::down;
 
-/// The tenant of development.
+/// Tenant that `up` creates.
 const TENANT: &str = "dev";
-const NO_TENANT: &str = "the tenant of development is gone";
+const NO_TENANT: &str = "tenant \"dev\" not found";
+/// Name of the private database.
 const DATABASE: &str = "codelia";
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Starts everything, tells how to use it, and stops everything when told to.
+/// Starts everything, prints how to use it, and stops everything on a termination signal.
 pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Result<()> {
     let config = &loaded.config;
     if args.detach {
         return background::start(&config.data_dir).await;
     }
     if args.detached {
-        rustix::process::setsid().context("cannot leave the terminal")?;
+        rustix::process::setsid().context("cannot detach from the terminal")?;
     }
-    let home = Home::open(&config.data_dir)?;
-    let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia", options::TOGETHER)?)?;
+    let data_dir = DataDir::open(&config.data_dir)?;
+    let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia", options::ALL_IN_ONE)?)?;
+    loaded.log_warnings();
     let shutdown = signals::shutdown()?;
-    let database = Database::start(config, &home).await?;
-    let served = serve(loaded, &home, database.options.clone(), shutdown, output).await;
+    let database = Database::start(config, &data_dir).await?;
+    let served = serve(loaded, &data_dir, database.options.clone(), shutdown, output).await;
     let stopped = database.stop().await;
     served.and(stopped)
 }
 
-/// The database: our own, or one that is there.
+/// The database: a private server, or the configured one.
 #[derive(Debug)]
 struct Database {
     server: Option<LocalPostgres>,
@@ -67,11 +68,11 @@ struct Database {
 }
 
 impl Database {
-    async fn start(config: &Config, home: &Home) -> Result<Self> {
+    async fn start(config: &Config, data_dir: &DataDir) -> Result<Self> {
         if let Some(options) = options::store(config)? {
             return Ok(Self { server: None, options });
         }
-        let dir = home.postgres();
+        let dir = data_dir.postgres();
         let _spinner = Spinner::start(if dir.exists() {
             "starting the database…"
         } else {
@@ -86,7 +87,7 @@ impl Database {
 
     async fn stop(self) -> Result<()> {
         match self.server {
-            Some(server) => server.stop().await.context("the database did not stop"),
+            Some(server) => server.stop().await.context("cannot stop the database"),
             None => Ok(()),
         }
     }
@@ -94,96 +95,107 @@ impl Database {
 
 async fn serve(
     loaded: &Loaded,
-    home: &Home,
+    data_dir: &DataDir,
     database: codelia_store::Options,
     shutdown: CancellationToken,
     output: Output,
 ) -> Result<()> {
     let store = Store::connect(database).await.context("cannot connect to the database")?;
     store.migrate().await?;
-    let started = start(loaded, home, &store, &shutdown).await;
-    let ended = match started {
-        Ok(started) => started.until_stopped(loaded, home, &shutdown, output).await,
+    let started = start(loaded, data_dir, &store, &shutdown).await;
+    let result = match started {
+        Ok(services) => services.run(loaded, data_dir, &shutdown, output).await,
         Err(error) => Err(error),
     };
     store.close().await;
-    ended
+    result
 }
 
-/// An api and a worker at work.
+/// A running API server and worker.
 #[derive(Debug)]
-struct Started {
-    services: JoinHandle<Result<()>>,
+struct Services {
+    task: JoinHandle<Result<()>>,
     key: SecretString,
-    told: Told,
+    metrics: MetricsServer,
+    banner: Banner,
 }
 
-/// What people are told about it.
+/// What `up` prints when it is ready.
 #[derive(Debug)]
-struct Told {
+struct Banner {
     endpoint: String,
     key_file: String,
     metrics: Option<String>,
     mode: Mode,
-    page: Page,
 }
 
-async fn start(loaded: &Loaded, home: &Home, store: &Store, shutdown: &CancellationToken) -> Result<Started> {
+async fn start(
+    loaded: &Loaded,
+    data_dir: &DataDir,
+    store: &Store,
+    shutdown: &CancellationToken,
+) -> Result<Services> {
     let config = &with_free_ports(loaded);
-    let backends = modes::backends(config)?;
-    let mode = modes::choose(config, &modes::probe(config, &backends).await)?;
+    let backends = backends::create(config)?;
+    let mode = backends::choose_mode(config, &backends::probe(config, &backends).await)?;
     if mode == Mode::Logical {
-        tracing::warn!("runs are not isolated: `codelia doctor` tells what the other modes need");
+        tracing::warn!("runs are not isolated: `codelia doctor` shows what the other modes need");
     }
-    let worker_options = options::worker(config, &worker_id(home), home.socket(), options::TOGETHER)?;
-    let api_options = options::api(config, mode, options::TOGETHER)?;
-    let key = key(store, home).await?;
+    let worker_options =
+        options::worker(config, &worker_id(data_dir), data_dir.socket(), options::ALL_IN_ONE)?;
+    let api_options = options::api(config, mode, options::ALL_IN_ONE)?;
+    let key = api_key(store, data_dir).await?;
     if mode == Mode::Logical {
         allow_logical(store).await?;
     }
-    let page = Page::open(config.metrics.listen, shutdown.clone()).await?;
+    let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
     let api = codelia_api::Service::bind(api_options, store.clone()).await?;
     let endpoint = options::endpoint(config, api.local_addr());
     let key_file =
-        home.write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
-    let metrics = page.address().map(|address| format!("http://{}/metrics", options::reachable(address)));
-    let told = Told { endpoint, key_file: key_file.display().to_string(), metrics, mode, page };
-    // Nothing may fail between the worker's start and the task that also ends it.
+        data_dir.write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
+    let metrics_url =
+        metrics.address().map(|address| format!("http://{}/metrics", options::reachable(address)));
+    let banner = Banner { endpoint, key_file: key_file.display().to_string(), metrics: metrics_url, mode };
+    // Nothing may fail between the start of the worker and the task that stops it.
     let worker = codelia_worker::Service::start(worker_options, store.clone(), backends).await?;
-    let services = task::background("services", run_both(api, worker, shutdown.clone()));
-    Ok(Started { services, key: key.into(), told })
+    let task = task::background("services", run_both(api, worker, shutdown.clone()));
+    Ok(Services { task, key: key.into(), metrics, banner })
 }
 
-/// Each ends the other: one alone is of no use.
+/// Runs API server and worker until both have stopped. If one stops, so does the other.
 async fn run_both(
     api: codelia_api::Service,
     worker: codelia_worker::Service,
     shutdown: CancellationToken,
 ) -> Result<()> {
     let api = async {
-        let ended = api.serve(shutdown.clone()).await;
+        let result = api.serve(shutdown.clone()).await;
         shutdown.cancel();
-        ended.context("the api failed")
+        result.context("API server failed")
     };
     let worker = async {
-        let ended = worker.run(shutdown.clone()).await;
+        let result = worker.run(shutdown.clone()).await;
         shutdown.cancel();
-        ended.context("the worker failed")
+        result.context("worker failed")
     };
     let (api, worker) = tokio::join!(api, worker);
     api.and(worker)
 }
 
-impl Started {
-    async fn until_stopped(
+impl Services {
+    /// Checks the services, prints the banner and waits until they have stopped.
+    async fn run(
         self,
         loaded: &Loaded,
-        home: &Home,
+        data_dir: &DataDir,
         shutdown: &CancellationToken,
         output: Output,
     ) -> Result<()> {
         let ready = tokio::select! {
-            checked = self.check(&loaded.config) => checked.and_then(|run| self.told.tell(loaded, home, &run, output)),
+            checked = self.check(&loaded.config) => checked.and_then(|run| {
+                self.metrics.set_ready();
+                self.banner.print(loaded, data_dir, &run, output)
+            }),
             () = shutdown.cancelled() => Ok(()),
         };
         if ready.is_ok() {
@@ -191,35 +203,34 @@ impl Started {
         }
         shutdown.cancel();
         let _spinner = Spinner::start("stopping…");
-        ready.and(self.services.await?)
+        ready.and(self.task.await?)
     }
 
     async fn check(&self, config: &Config) -> Result<Run> {
         let ca = config.client.tls_ca.as_deref();
-        let client = Client::connect_to(&self.told.endpoint, &self.key, ca).await?;
+        let client = Client::connect_to(&self.banner.endpoint, &self.key, ca).await?;
         check::check(&client).await
     }
 }
 
-impl Told {
-    fn tell(&self, loaded: &Loaded, home: &Home, run: &Run, output: Output) -> Result<()> {
-        self.page.ready();
-        let setup_ms = record::millis(run.setup_time.as_ref()).unwrap_or_default();
+impl Banner {
+    /// Prints the banner. `run` is the run of the self-check.
+    fn print(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run, output: Output) -> Result<()> {
         let json = json!({
             "ready": self.endpoint,
             "key_file": self.key_file,
             "metrics": self.metrics,
-            "data_dir": home.dir(),
+            "data_dir": data_dir.path(),
             "sandbox_mode": self.mode,
             "self_check": record::run(run),
         });
-        output.one(&json, &self.text(loaded, home, run, setup_ms))
+        output.print(&json, &self.text(loaded, data_dir, run))
     }
 
-    fn text(&self, loaded: &Loaded, home: &Home, run: &Run, setup_ms: f64) -> String {
-        let dir = home.dir().display();
-        let data_dir = if loaded.is_set("data_dir") { format!(" --data-dir {dir}") } else { String::new() };
-        let warning = if self.mode == Mode::Logical { " (isolates nothing: for development)" } else { "" };
+    fn text(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run) -> String {
+        let dir = data_dir.path().display();
+        let flag = if loaded.is_set("data_dir") { format!(" --data-dir {dir}") } else { String::new() };
+        let warning = if self.mode == Mode::Logical { " (no isolation: for development only)" } else { "" };
         format!(
             "codelia {version}\n\n  \
              endpoint    {endpoint}\n  \
@@ -227,8 +238,8 @@ impl Told {
              metrics     {metrics}\n  \
              data        {dir}\n  \
              mode        {mode}{warning}\n  \
-             self-check  run {run} `echo codelia` exited with 0, set up in {setup_ms:.2} ms\n\n  \
-             try         codelia run{data_dir} -- sh -c 'echo hello from $PWD'\n\n\
+             self-check  run {run} `echo codelia` exited with 0, sandbox ready in {setup_ms:.2} ms\n\n  \
+             try         codelia run{flag} -- sh -c 'echo hello from $PWD'\n\n\
              ready {endpoint}",
             version = env!("CARGO_PKG_VERSION"),
             endpoint = self.endpoint,
@@ -236,13 +247,14 @@ impl Told {
             metrics = self.metrics.as_deref().unwrap_or("off"),
             mode = self.mode,
             run = run.run_id,
+            setup_ms = record::millis(run.setup_time.as_ref()).unwrap_or_default(),
         )
     }
 }
 
-/// The key in `client.toml` if it is still good, else a new one for the tenant of development.
-async fn key(store: &Store, home: &Home) -> Result<String> {
-    if let Some(file) = home.client_file()?
+/// Returns the key in `client.toml` if it is valid, or a new key of the development tenant.
+async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
+    if let Some(file) = data_dir.client_file()?
         && store.key_caller(&codelia_api::hash_secret(&file.api_key)).await?.is_some()
     {
         return Ok(file.api_key);
@@ -250,7 +262,7 @@ async fn key(store: &Store, home: &Home) -> Result<String> {
     let tenant: TenantId = TENANT.parse()?;
     if store.tenant_get(&tenant).await?.is_none() {
         match store.tenant_create(&tenant, Quotas::default()).await {
-            // Another `up` on the same database was faster.
+            // Another `up` on the same database may have created it.
             Ok(_) | Err(codelia_store::Error::AlreadyExists { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -261,37 +273,37 @@ async fn key(store: &Store, home: &Home) -> Result<String> {
     Ok(secret)
 }
 
-/// Records that the tenant of development may do without isolation: where nothing better can be had, or
-/// somebody chose so, it is what it was started for.
+/// Allows the development tenant to run without isolation, because `up` was started in mode logical.
 async fn allow_logical(store: &Store) -> Result<()> {
     let tenant: TenantId = TENANT.parse()?;
-    let known = store.tenant_get(&tenant).await?.context(NO_TENANT)?;
-    if known.floor.level > IsolationLevel::None {
+    let current = store.tenant_get(&tenant).await?.context(NO_TENANT)?;
+    if current.floor.level > IsolationLevel::None {
         let reason = "codelia up was started in mode logical";
         store.tenant_set_floor(&tenant, IsolationLevel::None, reason, None).await?.context(NO_TENANT)?;
     }
     Ok(())
 }
 
-/// A name that two data directories on one host do not share.
-fn worker_id(home: &Home) -> String {
-    let hash = codelia_api::hash_secret(&home.dir().display().to_string());
-    format!("{}-{:02x}{:02x}{:02x}", options::host_name(), hash[0], hash[1], hash[2])
+/// Returns a worker id that is unique to the host and data directory.
+fn worker_id(data_dir: &DataDir) -> String {
+    let hash = codelia_api::hash_secret(&data_dir.path().display().to_string());
+    format!("{}-{:02x}{:02x}{:02x}", options::host_id(), hash[0], hash[1], hash[2])
 }
 
-/// Addresses nobody asked for give way to others that are there already.
+/// Replaces default ports that are in use by free ones. Configured ports stay as they are.
 fn with_free_ports(loaded: &Loaded) -> Config {
     let mut config = loaded.config.clone();
     if !loaded.is_set("api.listen") {
-        config.api.listen = free(config.api.listen);
+        config.api.listen = free_address(config.api.listen);
     }
     if !loaded.is_set("metrics.listen") {
-        config.metrics.listen = config.metrics.listen.map(free);
+        config.metrics.listen = config.metrics.listen.map(free_address);
     }
     config
 }
 
-fn free(address: SocketAddr) -> SocketAddr {
+/// Returns the address, or port 0 if its port is in use.
+fn free_address(address: SocketAddr) -> SocketAddr {
     match TcpListener::bind(address) {
         Ok(_) => address,
         Err(_) => SocketAddr::new(address.ip(), 0),
@@ -303,11 +315,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_in_use_gives_way_to_a_free_port() {
+    fn port_in_use_is_replaced() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
-        assert_eq!(free(address).port(), 0);
+        assert_eq!(free_address(address).port(), 0);
         drop(taken);
-        assert_eq!(free(address), address);
+        assert_eq!(free_address(address), address);
     }
 }

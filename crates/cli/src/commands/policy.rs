@@ -1,4 +1,4 @@
-//! `codelia policy …`, and policies from files.
+//! `codelia policy …`, and reading policy files.
 
 use std::path::Path;
 
@@ -17,23 +17,23 @@ use crate::{
     record,
 };
 
-/// Does what the command says.
-pub(crate) async fn policy(client: &Client, command: args::PolicyCommand, output: Output) -> Result<()> {
+/// Executes `codelia policy`.
+pub(crate) async fn policy(client: &Client, command: args::Policy, output: Output) -> Result<()> {
     match command {
-        args::PolicyCommand::Check { file, mode } => check(client, &file, mode, output).await,
-        args::PolicyCommand::Explain { session, policy, mode } => {
+        args::Policy::Check { file, mode } => check(client, &file, mode, output).await,
+        args::Policy::Explain { session, policy, mode } => {
             let request = ExplainPolicyRequest {
-                session: session.map(|given| session_name(&given)).unwrap_or_default(),
+                session: session.as_deref().map(session_name).unwrap_or_default(),
                 policy: load(policy.as_deref())?,
-                mode: wire_mode(mode),
+                mode: mode_to_proto(mode),
             };
             let explained = client.policies().explain_policy(request).await?.into_inner();
-            output.one(&explanation(&explained)?, &for_people(&explained))
+            output.print(&to_json(&explained)?, &to_text(&explained))
         }
     }
 }
 
-/// Reads a policy from a file, in the format that its extension names.
+/// Reads a policy file. Its extension names the format.
 pub(crate) fn read(file: &Path) -> Result<Policy> {
     let name = || file.display().to_string();
     let format = Format::of(file).with_context(name)?;
@@ -41,68 +41,68 @@ pub(crate) fn read(file: &Path) -> Result<Policy> {
     Policy::parse(&text, format).with_context(name)
 }
 
-/// Reads a policy from a file, if there is one, for the wire.
-pub(crate) fn load(file: Option<&Path>) -> Result<Option<v1::Policy>> {
+/// Reads a policy file, if given, into its protobuf message.
+fn load(file: Option<&Path>) -> Result<Option<v1::Policy>> {
     file.map(|file| read(file).map(|policy| (&policy).into())).transpose()
 }
 
-/// The policy of a run or session as it was asked for: a file, and what flags add to it.
-pub(crate) fn asked(args: &args::Policy) -> Result<Option<v1::Policy>> {
-    let policy = args.file.as_deref().map(read).transpose()?;
-    let mut whole = policy.clone().unwrap_or_default();
-    add(&mut whole, &args.files);
-    Ok((policy.is_some() || whole != Policy::default()).then(|| (&whole).into()))
+/// Returns the policy that a run or session requests: its file, plus the filesystem flags.
+pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> {
+    let file = args.policy_file.as_deref().map(read).transpose()?;
+    let mut policy = file.clone().unwrap_or_default();
+    apply_flags(&mut policy, &args.filesystem);
+    Ok((file.is_some() || policy != Policy::default()).then(|| (&policy).into()))
 }
 
-fn add(policy: &mut Policy, flags: &args::Files) {
-    let files = &mut policy.filesystem;
+fn apply_flags(policy: &mut Policy, flags: &args::FilesystemArgs) {
+    let filesystem = &mut policy.filesystem;
     if flags.is_static {
-        files.mode = Some(FilesystemMode::Static);
+        filesystem.mode = Some(FilesystemMode::Static);
     }
     let lists = [
-        (&mut files.read_only_paths, &flags.ro),
-        (&mut files.read_write_paths, &flags.rw),
-        (&mut files.overlay_paths, &flags.overlay),
+        (&mut filesystem.read_only_paths, &flags.ro),
+        (&mut filesystem.read_write_paths, &flags.rw),
+        (&mut filesystem.overlay_paths, &flags.overlay),
     ];
-    for (list, more) in lists.into_iter().filter(|(_, more)| !more.is_empty()) {
-        list.get_or_insert_default().extend(more.iter().cloned());
+    for (list, added) in lists.into_iter().filter(|(_, added)| !added.is_empty()) {
+        list.get_or_insert_default().extend(added.iter().cloned());
     }
-    files.denied_paths.extend(flags.deny.iter().cloned());
+    filesystem.denied_paths.extend(flags.deny.iter().cloned());
     if flags.image_profile.is_some() {
         policy.container.profile.clone_from(&flags.image_profile);
     }
 }
 
 async fn check(client: &Client, file: &Path, mode: Option<Mode>, output: Output) -> Result<()> {
-    let request = CheckPolicyRequest { policy: load(Some(file))?, mode: wire_mode(mode) };
+    let request = CheckPolicyRequest { policy: load(Some(file))?, mode: mode_to_proto(mode) };
     let checked = client.policies().check_policy(request).await?.into_inner();
-    let policy = from_wire(checked.policy)?;
-    output.one(&serde_json::to_value(&policy)?, policy.write(Format::Yaml)?.trim_end())
+    let policy = policy_from_proto(checked.policy)?;
+    output.print(&serde_json::to_value(&policy)?, policy.write(Format::Yaml)?.trim_end())
 }
 
-fn wire_mode(mode: Option<Mode>) -> i32 {
+fn mode_to_proto(mode: Option<Mode>) -> i32 {
     mode.map_or(SandboxMode::Unspecified, SandboxMode::from).into()
 }
 
-fn from_wire(policy: Option<v1::Policy>) -> Result<Policy, PolicyError> {
+fn policy_from_proto(policy: Option<v1::Policy>) -> Result<Policy, PolicyError> {
     Policy::try_from(policy.unwrap_or_default())
 }
 
-fn explanation(explained: &ExplainPolicyResponse) -> Result<Value> {
+fn to_json(explained: &ExplainPolicyResponse) -> Result<Value> {
     let fields = explained
         .fields
         .iter()
         .map(|field| json!({ "field": field.field, "value": field.value, "source": source(field.source()) }));
     Ok(json!({
         "mode": record::mode(explained.mode()),
-        "policy": from_wire(explained.policy.clone())?,
+        "policy": policy_from_proto(explained.policy.clone())?,
         "limits": explained.limits.as_ref().map(record::limits),
         "fields": fields.collect::<Vec<_>>(),
         "mounts": explained.mounts,
     }))
 }
 
-fn for_people(explained: &ExplainPolicyResponse) -> String {
+fn to_text(explained: &ExplainPolicyResponse) -> String {
     let fields = explained
         .fields
         .iter()
@@ -111,17 +111,17 @@ fn for_people(explained: &ExplainPolicyResponse) -> String {
     let limits = limits.as_object().into_iter().flatten();
     let limits = limits.map(|(name, value)| vec![name.clone(), value.to_string()]);
     let mounts = explained.mounts.iter().map(|mount| {
-        let (target, how) = mount.split_once(' ').unwrap_or((mount, ""));
-        vec![target.to_owned(), how.to_owned()]
+        let (target, options) = mount.split_once(' ').unwrap_or((mount, ""));
+        vec![target.to_owned(), options.to_owned()]
     });
     let parts = [
         format!("mode {}", record::mode(explained.mode()).unwrap_or_default()),
-        table(&["FIELD", "VALUE", "DECIDED BY"], fields),
+        table(&["FIELD", "VALUE", "SOURCE"], fields),
         table(&["LIMIT", "VALUE"], limits),
-        table(&["MOUNT", "HOW"], mounts),
+        table(&["MOUNT", "OPTIONS"], mounts),
     ];
-    let shown = parts.len() - usize::from(explained.mounts.is_empty());
-    parts[..shown].join("\n\n")
+    let count = parts.len() - usize::from(explained.mounts.is_empty());
+    parts[..count].join("\n\n")
 }
 
 fn source(source: PolicySource) -> &'static str {
@@ -138,12 +138,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_add_to_a_policy() {
+    fn flags_extend_the_policy() {
         let mut policy = Policy::default();
-        add(&mut policy, &args::Files::default());
+        apply_flags(&mut policy, &args::FilesystemArgs::default());
         assert_eq!(policy, Policy::default());
         policy.filesystem.overlay_paths = Some(vec!["/a".into()]);
-        let flags = args::Files {
+        let flags = args::FilesystemArgs {
             is_static: true,
             ro: vec!["/r".into()],
             overlay: vec!["/b".into()],
@@ -151,7 +151,7 @@ mod tests {
             image_profile: Some("python".to_owned()),
             ..Default::default()
         };
-        add(&mut policy, &flags);
+        apply_flags(&mut policy, &flags);
         let text =
             "filesystem: {mode: static, read_only_paths: [/r], overlay_paths: [/a, /b], denied_paths: [/r/d]}
 container: {profile: python}";

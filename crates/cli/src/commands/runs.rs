@@ -1,7 +1,7 @@
 //! `codelia ps` and `codelia kill`.
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{CancelRunRequest, ListRunsRequest, Run, RunState};
+use codelia_proto::v1::{CancelRunRequest, ListRunsRequest, Outcome, Run, RunState};
 
 use crate::{
     args,
@@ -11,6 +11,9 @@ use crate::{
     record,
 };
 
+/// Maximum characters of a command in the table.
+const MAX_COMMAND_CHARS: usize = 40;
+
 /// Lists runs, newest first.
 pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
     let states: &[RunState] =
@@ -19,10 +22,10 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
     for state in states {
         runs.extend(list(client, args, *state).await?);
     }
-    // Ids sort by the time they were made at.
+    // Ids sort by creation time.
     runs.sort_by(|a, b| b.run_id.cmp(&a.run_id));
     runs.truncate(args.limit);
-    output.list(
+    output.print_list(
         &["RUN", "SESSION", "STATE", "OUTCOME", "MODE", "WORKER", "CREATED", "COMMAND"],
         &runs,
         record::run,
@@ -34,21 +37,23 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
 pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<()> {
     let mut canceled = Vec::new();
     for run in &args.runs {
-        let response = client.runs().cancel_run(CancelRunRequest { name: run_name(run) }).await?.into_inner();
-        canceled.push(response.run.context("the server told no run")?);
+        let request = CancelRunRequest { name: run_name(run) };
+        let response = client.runs().cancel_run(request).await?;
+        canceled.push(response.into_inner().run.context("the server sent no run")?);
     }
-    output.list(&[], &canceled, record::run, |run| vec![run.run_id.clone()])
+    output.print_list(&[], &canceled, record::run, |run| vec![run.run_id.clone()])
 }
 
 async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<Run>> {
-    let parent = session_name(args.session.as_deref().unwrap_or("-"));
-    pages(args.limit, async |page_token| {
+    let session = args.session.as_deref().unwrap_or("-");
+    let parent = session_name(session);
+    let listed = pages(args.limit, async |page_token| {
         let request =
             ListRunsRequest { parent: parent.clone(), page_token, state: state.into(), ..Default::default() };
         let page = client.runs().list_runs(request).await?.into_inner();
         Ok((page.runs, page.next_page_token))
-    })
-    .await
+    });
+    listed.await
 }
 
 fn row(run: &Run) -> Vec<String> {
@@ -60,18 +65,18 @@ fn row(run: &Run) -> Vec<String> {
         record::mode(run.mode()).unwrap_or_default().to_owned(),
         run.worker_id.clone(),
         record::timestamp(run.create_time.as_ref()).unwrap_or_default(),
-        run.command.as_ref().map(|command| shortened(&command.argv.join(" "))).unwrap_or_default(),
+        run.command.as_ref().map(|command| shorten(&command.argv.join(" "))).unwrap_or_default(),
     ]
 }
 
-fn outcome(outcome: &codelia_proto::v1::Outcome) -> String {
-    format!("{} ({})", exit_status::word(outcome), exit_status::exit_code(outcome))
+fn outcome(outcome: &Outcome) -> String {
+    format!("{} ({})", exit_status::name(outcome), exit_status::exit_code(outcome))
 }
 
-/// A command fits in its row, and cannot draw on the terminal.
-fn shortened(command: &str) -> String {
+/// Shortens a command to fit its column, and removes control characters.
+fn shorten(command: &str) -> String {
     let plain: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    match plain.char_indices().nth(40) {
+    match plain.char_indices().nth(MAX_COMMAND_CHARS) {
         Some((end, _)) => format!("{}…", &plain[..end]),
         None => plain,
     }
@@ -82,8 +87,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_in_a_table_is_short_and_has_no_control_characters() {
-        assert_eq!(shortened("sh -c \x1b[31m\n"), "sh -c  [31m ");
-        assert_eq!(shortened(&"é".repeat(50)), format!("{}…", "é".repeat(40)));
+    fn command_in_table_is_short_and_printable() {
+        assert_eq!(shorten("sh -c \x1b[31m\n"), "sh -c  [31m ");
+        assert_eq!(shorten(&"é".repeat(50)), format!("{}…", "é".repeat(40)));
     }
 }

@@ -1,4 +1,4 @@
-//! The data directory of one `up`: who owns it now, where things are in it.
+//! The data directory of `codelia up`: its lock and the files in it.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions, Permissions},
@@ -16,67 +16,67 @@ use tempfile::TempDir;
 
 use crate::client::{self, ClientFile};
 
-/// Names the owner's process and is locked by it.
+/// Holds the pid of the owner, which locks the file.
 const PID_FILE: &str = "up.pid";
-/// The kernel takes no longer path for a Unix socket, with its closing zero.
-const SOCKET_PATH_BYTES: usize = 108;
+/// Longest path of a Unix socket that the kernel accepts, with its terminating zero.
+const MAX_SOCKET_PATH_BYTES: usize = 108;
 
-/// A data directory that is ours until this is dropped.
+/// A data directory that this process owns until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Home {
-    dir: PathBuf,
+pub(crate) struct DataDir {
+    path: PathBuf,
     socket: PathBuf,
-    _short: Option<TempDir>,
+    _socket_dir: Option<TempDir>,
     _lock: File,
 }
 
-impl Home {
-    /// Makes the directory if it is new, and takes it.
+impl DataDir {
+    /// Creates the directory if needed, and locks it.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
-        make(dir)?;
+        create(dir)?;
         let dir = dir.canonicalize()?;
         let mut lock = pid_file(&dir, true)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!("another `codelia up` has {} ({})", dir.display(), owner(&mut lock));
+            bail!("another `codelia up` uses {} ({})", dir.display(), owner(&mut lock));
         }
         lock.set_len(0)?;
         write!(lock, "{}", std::process::id())?;
-        let (socket, short) = socket(&dir)?;
-        Ok(Self { dir, socket, _short: short, _lock: lock })
+        let (socket, socket_dir) = socket(&dir)?;
+        Ok(Self { path: dir, socket, _socket_dir: socket_dir, _lock: lock })
     }
 
-    /// Where the private database is.
+    /// Directory of the private database.
     pub(crate) fn postgres(&self) -> PathBuf {
-        self.dir.join("postgres")
+        self.path.join("postgres")
     }
 
-    /// Where the worker listens.
+    /// Socket of the worker.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The directory itself.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+    /// Absolute path of the directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// The file that tells clients where to go, if it was written before.
+    /// Reads `client.toml`; `None` if it does not exist.
     pub(crate) fn client_file(&self) -> Result<Option<ClientFile>> {
-        ClientFile::read(&self.dir)
+        ClientFile::read(&self.path)
     }
 
-    /// Writes that file, for our own eyes only; a reader finds the old one or the new one.
+    /// Writes `client.toml` atomically, readable only by its owner.
     pub(crate) fn write_client_file(&self, file: &ClientFile) -> Result<PathBuf> {
-        let path = self.dir.join(client::FILE);
-        let mut new = tempfile::NamedTempFile::new_in(&self.dir)?;
+        let path = self.path.join(client::FILE);
+        let mut new = tempfile::NamedTempFile::new_in(&self.path)?;
         new.write_all(toml::to_string(file)?.as_bytes())?;
         new.persist(&path)?;
         Ok(path)
     }
 }
 
-/// The process that has this data directory, if one has.
-pub(crate) fn running(dir: &Path) -> Result<Option<Pid>> {
+/// Returns the pid of the `up` that owns the directory; `None` if there is none.
+pub(crate) fn owner_pid(dir: &Path) -> Result<Option<Pid>> {
     let mut lock = match pid_file(dir, false) {
         Ok(lock) => lock,
         Err(error) if is_not_found(&error) => return Ok(None),
@@ -88,12 +88,13 @@ pub(crate) fn running(dir: &Path) -> Result<Option<Pid>> {
     let mut text = String::new();
     lock.read_to_string(&mut text)?;
     let pid = text.trim().parse().ok().and_then(Pid::from_raw);
-    pid.map(Some).with_context(|| format!("{} is taken, but does not say by whom", dir.display()))
+    pid.map(Some).with_context(|| format!("{} is locked, but {PID_FILE} holds no pid", dir.display()))
 }
 
-/// Makes the directory of an `up`. Root's database runs as another user, who must get through.
-pub(crate) fn make(dir: &Path) -> Result<()> {
-    let make = || {
+/// Creates a data directory. If we are root, the database runs as another user, which needs search
+/// permission.
+pub(crate) fn create(dir: &Path) -> Result<()> {
+    let create = || {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let mode = dir.metadata()?.permissions().mode();
         if geteuid().is_root() && mode & 0o001 == 0 {
@@ -101,7 +102,7 @@ pub(crate) fn make(dir: &Path) -> Result<()> {
         }
         Ok::<_, std::io::Error>(())
     };
-    make().with_context(|| format!("cannot make {}", dir.display()))
+    create().with_context(|| format!("cannot create {}", dir.display()))
 }
 
 fn pid_file(dir: &Path, create: bool) -> Result<File> {
@@ -119,21 +120,22 @@ fn owner(lock: &mut File) -> String {
     let mut pid = String::new();
     match lock.rewind().and_then(|()| lock.read_to_string(&mut pid)) {
         Ok(_) if !pid.is_empty() => format!("pid {pid}"),
-        _ => "it is starting".to_owned(),
+        _ => "which is starting".to_owned(),
     }
 }
 
-/// A path for the worker's socket: in the directory, or in a temporary one if that is too deep.
+/// Returns a path for the worker's socket: in the data directory, or in a temporary one if that path
+/// would be too long.
 fn socket(dir: &Path) -> Result<(PathBuf, Option<TempDir>)> {
     let run = dir.join("run");
     let path = run.join("worker.sock");
-    if path.as_os_str().len() < SOCKET_PATH_BYTES {
+    if path.as_os_str().len() < MAX_SOCKET_PATH_BYTES {
         DirBuilder::new().recursive(true).mode(0o700).create(&run)?;
         return Ok((path, None));
     }
     let private = Permissions::from_mode(0o700);
-    let short = tempfile::Builder::new().prefix("codelia-").permissions(private).tempdir_in("/tmp")?;
-    Ok((short.path().join("worker.sock"), Some(short)))
+    let temporary = tempfile::Builder::new().prefix("codelia-").permissions(private).tempdir_in("/tmp")?;
+    Ok((temporary.path().join("worker.sock"), Some(temporary)))
 }
 
 #[cfg(test)]
@@ -141,38 +143,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_owner_is_refused_with_the_pid_of_the_first() {
+    fn second_owner_is_refused_with_pid() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(running(dir.path()).unwrap(), None);
-        let first = Home::open(dir.path()).unwrap();
+        assert_eq!(owner_pid(dir.path()).unwrap(), None);
+        let first = DataDir::open(dir.path()).unwrap();
         let pid = std::process::id();
-        let refusal = Home::open(dir.path()).unwrap_err().to_string();
-        assert!(refusal.contains(&format!("pid {pid}")), "{refusal}");
-        assert_eq!(running(dir.path()).unwrap(), Pid::from_raw(pid.cast_signed()));
+        let error = DataDir::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("pid {pid}")), "{error}");
+        assert_eq!(owner_pid(dir.path()).unwrap(), Pid::from_raw(pid.cast_signed()));
         drop(first);
-        assert_eq!(running(dir.path()).unwrap(), None);
-        assert!(Home::open(dir.path()).is_ok());
+        assert_eq!(owner_pid(dir.path()).unwrap(), None);
+        assert!(DataDir::open(dir.path()).is_ok());
     }
 
     #[test]
-    fn the_client_file_is_for_its_owner_only_and_is_read_back() {
+    fn client_file_is_private_and_readable() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::open(dir.path()).unwrap();
+        let data_dir = DataDir::open(dir.path()).unwrap();
         let file = ClientFile { endpoint: "http://127.0.0.1:1".into(), api_key: "cdl_x".into() };
-        let path = home.write_client_file(&file).unwrap();
+        let path = data_dir.write_client_file(&file).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(home.client_file().unwrap(), Some(file));
+        assert_eq!(data_dir.client_file().unwrap(), Some(file));
     }
 
     #[test]
-    fn a_socket_path_that_is_too_long_moves_to_a_private_short_one() {
+    fn long_socket_path_moves_to_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("d".repeat(100));
-        let home = Home::open(&deep).unwrap();
-        assert!(home.socket().as_os_str().len() < SOCKET_PATH_BYTES);
-        let parent = home.socket().parent().unwrap().to_owned();
+        let data_dir = DataDir::open(&deep).unwrap();
+        assert!(data_dir.socket().as_os_str().len() < MAX_SOCKET_PATH_BYTES);
+        let parent = data_dir.socket().parent().unwrap().to_owned();
         assert_eq!(parent.metadata().unwrap().permissions().mode() & 0o777, 0o700);
-        drop(home);
+        drop(data_dir);
         assert!(!parent.exists());
     }
 }

@@ -14,16 +14,16 @@ use crate::{
     record,
 };
 
-const NO_TENANT: &str = "the server told no tenant";
-const NO_KEY: &str = "the server told no key";
+const NO_TENANT: &str = "the server sent no tenant";
+const NO_KEY: &str = "the server sent no key";
 
-/// Does what `codelia tenants` says.
+/// Executes `codelia tenants`.
 pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Output) -> Result<()> {
     let mut admin = client.admin();
     let tenant = match command {
         args::Tenants::List => return list_tenants(client, output).await,
         args::Tenants::Create { tenant, quotas } => {
-            let request = CreateTenantRequest { tenant_id: tenant, quotas: Some(wanted(&quotas)) };
+            let request = CreateTenantRequest { tenant_id: tenant, quotas: Some(quotas_to_proto(&quotas)) };
             admin.create_tenant(request).await?.into_inner().tenant
         }
         args::Tenants::Show { tenant } => {
@@ -31,7 +31,8 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             admin.get_tenant(request).await?.into_inner().tenant
         }
         args::Tenants::Quota { tenant, quotas } => {
-            let request = UpdateQuotasRequest { name: tenant_name(&tenant), quotas: Some(wanted(&quotas)) };
+            let request =
+                UpdateQuotasRequest { name: tenant_name(&tenant), quotas: Some(quotas_to_proto(&quotas)) };
             admin.update_quotas(request).await?.into_inner().tenant
         }
         args::Tenants::Floor { tenant, level, reason } => {
@@ -40,10 +41,10 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             admin.set_isolation_floor(request).await?.into_inner().tenant
         }
     };
-    output.record(&record::tenant(&tenant.context(NO_TENANT)?))
+    output.print_fields(&record::tenant(&tenant.context(NO_TENANT)?))
 }
 
-/// Does what `codelia keys` says.
+/// Executes `codelia keys`.
 pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -> Result<()> {
     match command {
         args::Keys::List { tenant } => list_keys(client, &tenant, output).await,
@@ -53,19 +54,19 @@ pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -
         args::Keys::Revoke { tenant, key } => {
             let name = if key.contains('/') { key } else { format!("{}/keys/{key}", tenant_name(&tenant)) };
             let revoked = client.admin().revoke_key(RevokeKeyRequest { name }).await?.into_inner();
-            output.record(&record::key(&revoked.key.context(NO_KEY)?))
+            output.print_fields(&record::key(&revoked.key.context(NO_KEY)?))
         }
     }
 }
 
-/// Does what `codelia workers` says.
+/// Executes `codelia workers`.
 pub(crate) async fn workers(client: &Client, command: args::Workers, output: Output) -> Result<()> {
     match command {
         args::Workers::List => list_workers(client, output).await,
         args::Workers::Drain { worker } => {
             let name = if worker.contains('/') { worker } else { format!("workers/{worker}") };
             let drained = client.admin().drain_worker(DrainWorkerRequest { name }).await?.into_inner();
-            output.record(&record::worker(&drained.worker.context("the server told no worker")?))
+            output.print_fields(&record::worker(&drained.worker.context("the server sent no worker")?))
         }
     }
 }
@@ -77,7 +78,7 @@ async fn list_tenants(client: &Client, output: Output) -> Result<()> {
         Ok((page.tenants, page.next_page_token))
     })
     .await?;
-    output.list(&["TENANT", "CREATED"], &tenants, record::tenant, |tenant: &Tenant| {
+    output.print_list(&["TENANT", "CREATED"], &tenants, record::tenant, |tenant: &Tenant| {
         vec![tenant.tenant_id.clone(), record::timestamp(tenant.create_time.as_ref()).unwrap_or_default()]
     })
 }
@@ -89,9 +90,9 @@ async fn list_keys(client: &Client, tenant: &str, output: Output) -> Result<()> 
         Ok((page.keys, page.next_page_token))
     })
     .await?;
-    output.list(&["KEY", "NAME", "SCOPES", "CREATED", "REVOKED"], &keys, record::key, |key: &Key| {
+    output.print_list(&["KEY", "NAME", "SCOPES", "CREATED", "REVOKED"], &keys, record::key, |key: &Key| {
         vec![
-            record::last(&key.name).to_owned(),
+            record::last_segment(&key.name).to_owned(),
             key.display_name.clone(),
             key.scopes().map(record::scope).collect::<Vec<_>>().join(","),
             record::timestamp(key.create_time.as_ref()).unwrap_or_default(),
@@ -112,7 +113,7 @@ async fn create_key(
     let created = client.admin().create_key(request).await?.into_inner();
     let mut json = record::key(&created.key.context(NO_KEY)?);
     json["secret"] = created.secret.into();
-    output.record(&json)
+    output.print_fields(&json)
 }
 
 async fn list_workers(client: &Client, output: Output) -> Result<()> {
@@ -123,7 +124,7 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
     })
     .await?;
     let header = ["WORKER", "STATE", "MODES", "BUSY", "SLOTS", "SESSIONS", "HEARTBEAT", "VERSION"];
-    output.list(&header, &workers, record::worker, |worker: &Worker| {
+    output.print_list(&header, &workers, record::worker, |worker: &Worker| {
         vec![
             worker.worker_id.clone(),
             record::worker_state(worker).to_owned(),
@@ -137,11 +138,11 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
     })
 }
 
-fn tenant_name(given: &str) -> String {
-    if given.starts_with("tenants/") { given.to_owned() } else { format!("tenants/{given}") }
+fn tenant_name(tenant: &str) -> String {
+    if tenant.starts_with("tenants/") { tenant.to_owned() } else { format!("tenants/{tenant}") }
 }
 
-fn wanted(quotas: &args::Quotas) -> v1::Quotas {
+fn quotas_to_proto(quotas: &args::Quotas) -> v1::Quotas {
     v1::Quotas {
         sessions: quotas.sessions,
         concurrent_runs: quotas.concurrent_runs,

@@ -1,0 +1,136 @@
+//! Arguments of `codelia tenants`, `keys` and `workers`.
+
+use clap::{Args, Subcommand, ValueEnum};
+use codelia_policy::IsolationLevel;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Tenants {
+    /// List tenants
+    List,
+    /// Create a tenant
+    #[command(after_help = "\
+Quotas that are not given are: 1000 sessions, 1000 concurrent runs, 1000 queued runs, 5000 requests
+per second, 10 GiB of output.
+
+Example:
+  codelia tenants create team-7 --sessions 100")]
+    Create {
+        /// Tenant id: [a-z0-9-]{1,63}
+        tenant: String,
+        #[command(flatten)]
+        quotas: Quotas,
+    },
+    /// Show a tenant with its quotas and usage
+    Show {
+        /// Tenant id [default: your own]
+        #[arg(default_value = "-", hide_default_value = true)]
+        tenant: String,
+    },
+    /// Change a tenant's quotas
+    #[command(after_help = "\
+Quotas that are not given stay as they are.
+
+Example:
+  codelia tenants quota team-7 --concurrent-runs 50")]
+    Quota {
+        /// Tenant id
+        tenant: String,
+        #[command(flatten)]
+        quotas: Quotas,
+    },
+    /// Set the minimum isolation level of a tenant's sessions and runs
+    #[command(after_help = "\
+LEVEL_0 allows mode logical, which isolates nothing. The reason is stored with the decision.
+
+Example:
+  codelia tenants floor team-7 LEVEL_0 --reason 'trusted build tools'")]
+    Floor {
+        /// Tenant id
+        tenant: String,
+        /// Minimum level: LEVEL_0, LEVEL_1 or LEVEL_2
+        level: IsolationLevel,
+        /// Record why the level was chosen
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Quotas {
+    /// Maximum number of open sessions
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) sessions: Option<i64>,
+    /// Maximum number of runs that have not ended
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) concurrent_runs: Option<i64>,
+    /// Maximum number of runs that wait for a slot
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) queued_runs: Option<i64>,
+    /// Maximum requests per second, for each API process
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) requests_per_second: Option<i64>,
+    /// Maximum stored run output, in bytes
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) output_bytes: Option<i64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Keys {
+    /// List a tenant's keys
+    List {
+        /// Tenant id [default: your own]
+        #[arg(long, default_value = "-", hide_default_value = true)]
+        tenant: String,
+    },
+    /// Create a key and print its secret, which is shown only once
+    #[command(
+        after_help = "Example:\n  codelia keys create --tenant team-7 --name ci --scope run --scope files"
+    )]
+    Create {
+        /// Tenant id [default: your own]
+        #[arg(long, default_value = "-", hide_default_value = true)]
+        tenant: String,
+        /// Display name
+        #[arg(long, default_value = "", hide_default_value = true)]
+        name: String,
+        /// Grant this scope (repeatable)
+        #[arg(long = "scope", value_enum, required = true)]
+        scopes: Vec<Scope>,
+    },
+    /// Revoke a key immediately
+    Revoke {
+        /// Tenant id [default: your own]
+        #[arg(long, default_value = "-", hide_default_value = true)]
+        tenant: String,
+        /// Id or resource name of the key
+        key: String,
+    },
+}
+
+/// Permission of a key.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Scope {
+    /// Use sessions and runs
+    Run,
+    /// Read and write files
+    Files,
+    /// Decide approvals
+    Approve,
+    /// Read the audit log
+    Audit,
+    /// Administer the key's own tenant
+    Admin,
+    /// Administer the installation
+    Operator,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Workers {
+    /// List workers
+    List,
+    /// Drain a worker: finish its runs, accept no new ones
+    Drain {
+        /// Worker id
+        worker: String,
+    },
+}

@@ -1,0 +1,174 @@
+//! Command-line arguments, as clap parses them. One file per noun.
+
+mod admin;
+#[cfg(test)]
+mod documents;
+mod files;
+mod policy;
+mod run;
+mod sandbox;
+mod server;
+mod session;
+mod values;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use self::{
+    admin::{Keys, Quotas, Scope, Tenants, Workers},
+    files::{CopyPath, Cp, Ls},
+    policy::Policy,
+    run::{Attach, Kill, Ps, Run},
+    sandbox::{FilesystemArgs, SandboxArgs},
+    server::{Config, Up},
+    session::{CreateSession, Session},
+};
+
+/// Run commands in sandboxes, for many tenants
+#[derive(Debug, Parser)]
+#[command(
+    name = "codelia",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  codelia up --detach                  start everything on this machine
+  codelia run -- echo hello            run a command in a new sandbox
+  codelia session create --alias work  create a session …
+  codelia run -s work -- make test     … and run a command in it
+  codelia cp work:out.log .            copy a file out of it
+  codelia down                         stop what `up` started"
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Print results as JSON: one object or array on stdout
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Read the configuration from this TOML file [env: CODELIA_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Use this data directory of `codelia up` [env: CODELIA_DATA_DIR]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start database, API and worker on this machine
+    Up(Up),
+    /// Stop what `up` started
+    Down,
+    /// Serve the public API
+    Api,
+    /// Execute runs as a worker
+    Worker,
+    /// Apply pending database migrations
+    Migrate,
+    /// Check which sandbox modes and limits this machine supports
+    Doctor,
+    /// Run a command
+    Run(Box<Run>),
+    /// Attach to a run: replay its output, then follow it
+    Attach(Attach),
+    /// List runs
+    Ps(Ps),
+    /// Cancel runs
+    Kill(Kill),
+    /// Manage sessions: workspaces that runs share
+    #[command(subcommand)]
+    Session(Session),
+    /// Copy a file to or from a session
+    Cp(Cp),
+    /// List the files of a session
+    Ls(Ls),
+    /// Validate and explain policies
+    #[command(subcommand)]
+    Policy(Policy),
+    /// Manage tenants, their quotas and isolation floors
+    #[command(subcommand)]
+    Tenants(Tenants),
+    /// Manage API keys
+    #[command(subcommand)]
+    Keys(Keys),
+    /// List and drain workers
+    #[command(subcommand)]
+    Workers(Workers),
+    /// Show the configuration
+    #[command(subcommand)]
+    Config(Config),
+    /// Print a shell completion script
+    #[command(after_help = "Example:\n  codelia completions bash > /etc/bash_completion.d/codelia")]
+    Completions {
+        /// Shell to generate the script for
+        shell: clap_complete::Shell,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use codelia_policy::{Ceilings, Limits};
+
+    use super::*;
+
+    fn run(line: &str) -> Run {
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        match cli.command {
+            Command::Run(run) => *run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn clap_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_after_the_command_belong_to_it() {
+        let run = run("codelia run -s work --cpus 0.5 --memory-mb 2 --env A=b=c -- sh -c --json -t");
+        assert_eq!(run.command, ["sh", "-c", "--json", "-t"]);
+        assert_eq!((run.session.as_deref(), run.tty), (Some("work"), false));
+        assert_eq!((run.sandbox.cpu_millis, run.sandbox.memory_bytes), (Some(500), Some(2 * 1024 * 1024)));
+        assert_eq!(run.env, [("A".to_owned(), "b=c".to_owned())]);
+    }
+
+    #[test]
+    fn unknown_flag_is_not_taken_as_command() {
+        let parse = |line: &str| Cli::try_parse_from(line.split_whitespace());
+        assert!(parse("codelia run --timout 5s -- true").is_err());
+        assert_eq!(run("codelia run echo -n --json").command, ["echo", "-n", "--json"]);
+        assert_eq!(run("codelia run -- --odd-name").command, ["--odd-name"]);
+    }
+
+    #[test]
+    fn help_states_default_and_maximum_limits() {
+        let run = Cli::command().find_subcommand("run").unwrap().clone();
+        let help = |flag: &str| {
+            let argument = run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
+            argument.get_help().unwrap().to_string()
+        };
+        let (defaults, maxima) = (Limits::default(), Ceilings::default().0);
+        let duration = |duration| humantime::format_duration(duration).to_string();
+        let mebibytes = |bytes: u64| (bytes / 1024 / 1024).to_string();
+        let cores = |millis: u64| (millis / 1000).to_string();
+        for (flag, default, max) in [
+            ("timeout", duration(defaults.timeout), duration(maxima.timeout)),
+            ("memory-mb", mebibytes(defaults.memory_bytes), mebibytes(maxima.memory_bytes)),
+            ("cpus", cores(defaults.cpu_millis), cores(maxima.cpu_millis)),
+            ("pids", defaults.pids.to_string(), maxima.pids.to_string()),
+        ] {
+            let stated = format!("[default: {default}, max: {max}]");
+            assert!(help(flag).ends_with(&stated), "--{flag}: {} lacks {stated}", help(flag));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Arguments of `codelia run`, `attach`, `ps` and `kill`.
+
+use clap::Args;
+
+use super::{sandbox::SandboxArgs, values::key_value};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exits with the command's exit code, or 128+n if signal n killed it; 124 timed out, 125 refused or
+codelia failed, 130 canceled, 137 killed or out of memory.
+
+Examples:
+  codelia run -- sh -c 'echo out; echo err >&2; exit 7'
+  codelia run -t -- bash
+  tar c . | codelia run -s work -- tar x
+  codelia run --timeout 10m --memory-mb 256 --env CI=1 -- make test
+  codelia run -d -s work -- ./server         print the run's id; see `codelia attach`
+  codelia run --static --overlay /usr/local -- pip install .
+  codelia run --json -- true | tail -n 1     print the run's record")]
+pub(crate) struct Run {
+    /// Run in this session, by id or alias [default: a new session for this run]
+    #[arg(short, long)]
+    pub(crate) session: Option<String>,
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
+    /// Set an environment variable (repeatable)
+    #[arg(long = "env", value_name = "K=V", value_parser = key_value)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Start the command in this directory, relative to the session's root
+    #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true)]
+    pub(crate) workdir: String,
+    /// Forward stdin even if it is a terminal
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+    /// Allocate a terminal for the command
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// Start the command, print the run's id and return
+    #[arg(short, long, conflicts_with = "tty")]
+    pub(crate) detach: bool,
+    /// Restart the command at most this many times if its worker dies
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) retries: i32,
+    /// Command to run, with its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exits like `codelia run`. Ctrl-C detaches; the run continues.
+
+Example:
+  codelia attach $(codelia run -d -- make test)")]
+pub(crate) struct Attach {
+    /// Id or resource name of the run
+    pub(crate) run: String,
+    /// Forward stdin to the run
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+    /// Connect this terminal to the run's terminal
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  codelia ps\n  codelia ps --all --session work --limit 10")]
+pub(crate) struct Ps {
+    /// Include runs that have ended
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// List only the runs of this session
+    #[arg(short, long)]
+    pub(crate) session: Option<String>,
+    /// List at most this many runs, newest first
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub(crate) limit: usize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+pub(crate) struct Kill {
+    /// Ids or resource names of the runs
+    #[arg(required = true)]
+    pub(crate) runs: Vec<String>,
+}

@@ -1,0 +1,65 @@
+//! Arguments that runs and sessions share: mode, network, limits, policy.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use codelia_types::{Mode, NetworkMode};
+
+use super::values::{cpu_millis, duration, key_value, mebibytes};
+
+/// Host files to expose, in addition to the policy file.
+#[derive(Debug, Default, Args)]
+pub(crate) struct FilesystemArgs {
+    /// Never modify host files: writable paths become overlays
+    #[arg(long = "static")]
+    pub(crate) is_static: bool,
+    /// Expose this host path read-only (repeatable)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ro: Vec<PathBuf>,
+    /// Expose this host path read-write (repeatable)
+    #[arg(long, value_name = "PATH", conflicts_with = "is_static")]
+    pub(crate) rw: Vec<PathBuf>,
+    /// Expose this host directory as an overlay: changes stay in the session (repeatable)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) overlay: Vec<PathBuf>,
+    /// Deny access to this path (repeatable)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) deny: Vec<PathBuf>,
+    /// Use the image of this profile in mode container, such as python
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image_profile: Option<String>,
+}
+
+/// Sandbox of a run or session. The server validates the values.
+#[derive(Debug, Args)]
+pub(crate) struct SandboxArgs {
+    /// Sandbox mode: logical, bwrap, nsjail or container [default: the server's]
+    #[arg(long)]
+    pub(crate) mode: Option<Mode>,
+    /// Network access: none, proxy or host [default: the server's]
+    #[arg(long)]
+    pub(crate) network: Option<NetworkMode>,
+    /// Kill the command after this long [default: 2m, max: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Limit the memory of all processes together, in MiB [default: 512, max: 2048]
+    #[arg(long = "memory-mb", value_name = "N", value_parser = mebibytes, allow_negative_numbers = true)]
+    pub(crate) memory_bytes: Option<i64>,
+    /// Limit the CPU rate, in cores such as 0.5 [default: 1, max: 2]
+    #[arg(long = "cpus", value_name = "N", value_parser = cpu_millis, allow_negative_numbers = true)]
+    pub(crate) cpu_millis: Option<i64>,
+    /// Limit the number of processes and threads [default: 100, max: 500]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) pids: Option<i64>,
+    /// Apply the policy in this .json, .yaml or .toml file
+    #[arg(long = "policy", value_name = "FILE")]
+    pub(crate) policy_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) filesystem: FilesystemArgs,
+    /// Attach a label (repeatable)
+    #[arg(long = "label", value_name = "K=V", value_parser = key_value)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Make retries safe: retrying with the same key returns the first result
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+}

@@ -1,0 +1,62 @@
+//! Arguments of `codelia session`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::{sandbox::SandboxArgs, values::duration};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Session {
+    /// Create a session
+    #[command(after_help = "Example:\n  codelia session create --alias work --ttl 2h --idle-ttl 10m")]
+    Create(Box<CreateSession>),
+    /// List sessions
+    List {
+        /// Include sessions that have ended
+        #[arg(short, long)]
+        all: bool,
+        /// List at most this many sessions, newest first
+        #[arg(long, value_name = "N", default_value_t = 50)]
+        limit: usize,
+    },
+    /// Show a session
+    Show {
+        /// Id or alias
+        session: String,
+    },
+    /// Extend a session's lifetime
+    #[command(after_help = "Example:\n  codelia session extend work --ttl 2h")]
+    Extend {
+        /// Id or alias
+        session: String,
+        /// End the session this long from now [max: 24h]
+        #[arg(long, value_name = "DURATION", value_parser = duration)]
+        ttl: Duration,
+    },
+    /// Close sessions: cancel their runs and remove their files
+    Close {
+        /// Ids or aliases
+        #[arg(required = true)]
+        sessions: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateSession {
+    /// Name the session: [a-z0-9-]{1,63}
+    #[arg(long)]
+    pub(crate) alias: Option<String>,
+    /// End the session after this long [default: 1h, max: 24h]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// End the session after this long without a run or file call [default: no idle limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) idle_ttl: Option<Duration>,
+    /// If the files are lost or their worker is unavailable, continue with an empty workspace instead
+    /// of refusing runs
+    #[arg(long)]
+    pub(crate) allow_data_loss: bool,
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
+}

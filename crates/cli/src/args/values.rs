@@ -1,0 +1,45 @@
+//! Parsers for argument values.
+
+use std::time::Duration;
+
+/// Parses a duration such as `500ms`, `2s` or `10m`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error} (use a duration such as 500ms, 2s, 10m)"))
+}
+
+/// Parses `K=V`. The value may contain `=`.
+pub(super) fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected K=V")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// Parses a number of MiB and returns bytes.
+pub(super) fn mebibytes(text: &str) -> Result<i64, String> {
+    let count: i64 = text.parse().map_err(|_| "not an integer")?;
+    count.checked_mul(1024 * 1024).ok_or_else(|| "too large".to_owned())
+}
+
+/// Parses a number of cores and returns thousandths of a core.
+pub(super) fn cpu_millis(text: &str) -> Result<i64, String> {
+    let cores: f64 = text.parse().map_err(|_| "not a number")?;
+    if cores.abs() > 1e6 || cores.is_nan() {
+        return Err("not a number of cores".to_owned());
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "checked above")]
+    Ok((cores * 1000.0).round() as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2s"), Ok(Duration::from_secs(2)));
+        assert_eq!(duration("10m"), Ok(Duration::from_secs(600)));
+        assert!(duration("soon").is_err());
+        assert!(duration("-2s").is_err());
+    }
+}

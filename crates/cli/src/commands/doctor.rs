@@ -1,0 +1,209 @@
+//! `codelia doctor`: what this machine supports, and how to fix what is missing.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use codelia_backends::Capabilities;
+use codelia_store::Store;
+use codelia_types::Mode;
+use serde_json::{Value, json};
+
+use crate::{
+    backends,
+    config::Config,
+    error_report, options,
+    output::{self, Output},
+};
+
+/// Controllers that limits need.
+const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// Result of checking one requirement.
+#[derive(Debug)]
+struct Check {
+    name: &'static str,
+    ok: bool,
+    found: String,
+    remedy: &'static str,
+}
+
+/// Result of probing one sandbox mode.
+#[derive(Debug)]
+struct ModeCheck {
+    mode: Mode,
+    usable: bool,
+    gaps: Vec<Gap>,
+}
+
+/// Something that is missing, and how to get it.
+#[derive(Debug)]
+struct Gap {
+    missing: String,
+    remedy: String,
+}
+
+/// Checks everything. Fails if no mode is usable.
+pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> {
+    let modes = check_modes(config).await;
+    let checks =
+        [check_postgres(), check_database(config).await?, check_user_namespaces().await, check_cgroups()];
+    if output.is_json() {
+        let modes: Vec<Value> = modes.iter().map(mode_json).collect();
+        let checks: Vec<Value> = checks.iter().map(check_json).collect();
+        output::write_line(&json!({ "modes": modes, "checks": checks }).to_string())?;
+    } else {
+        output.print_list(&["MODE", "USABLE", "MISSING", "FIX"], &modes, mode_json, mode_row)?;
+        output::write_line("")?;
+        output.print_list(&["CHECK", "OK", "FOUND", "FIX"], &checks, check_json, check_row)?;
+    }
+    let usable = modes.iter().any(|check| check.usable);
+    Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn check_modes(config: &Config) -> Vec<ModeCheck> {
+    let (capabilities, problem) = match backends::create(config) {
+        Ok(backends) => (backends::probe(config, &backends).await, None),
+        Err(error) => (Vec::new(), Some(error_report::chain(&error))),
+    };
+    Mode::ALL.into_iter().map(|mode| check_mode(mode, &capabilities, problem.as_deref())).collect()
+}
+
+/// `problem` is why no backend could be created.
+fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) -> ModeCheck {
+    let unusable = |missing: &str| ModeCheck {
+        mode,
+        usable: false,
+        gaps: vec![Gap { missing: missing.to_owned(), remedy: String::new() }],
+    };
+    match (capabilities.iter().find(|found| found.mode == mode), problem) {
+        (Some(found), _) => {
+            let gaps = found.gaps.iter();
+            let gaps =
+                gaps.map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() }).collect();
+            ModeCheck { mode, usable: found.usable, gaps }
+        }
+        (None, Some(problem)) if mode == Mode::Logical => unusable(problem),
+        (None, _) => unusable("not available in this build or configuration"),
+    }
+}
+
+fn check_postgres() -> Check {
+    let found = find_program("postgres").and_then(|_| find_program("initdb"));
+    Check {
+        name: "PostgreSQL server",
+        ok: found.is_some(),
+        found: found.map_or_else(|| "not found".to_owned(), |path| path.display().to_string()),
+        remedy: "install Debian's `postgresql`, or set CODELIA_DATABASE_URL",
+    }
+}
+
+/// Searches where `up` does: PATH and Debian's PostgreSQL directories.
+fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let debian = versions.map(|version| version.path().join("bin"));
+    std::env::split_paths(&path).chain(debian).map(|dir| dir.join(name)).find(|program| program.is_file())
+}
+
+async fn check_database(config: &Config) -> Result<Check> {
+    let check = |ok, found: String| Check { name: "database", ok, found, remedy: "run `codelia migrate`" };
+    let Some(options) = options::store(config)? else {
+        return Ok(check(true, "not configured: `codelia up` starts a private one".to_owned()));
+    };
+    let store = match Store::connect(options).await {
+        Ok(store) => store,
+        Err(error) => {
+            let found = error_report::chain(&error.into());
+            return Ok(Check { remedy: "check CODELIA_DATABASE_URL", ..check(false, found) });
+        }
+    };
+    let migrated = store.check_migrated().await;
+    store.close().await;
+    Ok(match migrated {
+        Ok(()) => check(true, "reachable and migrated".to_owned()),
+        Err(error) => check(false, error_report::chain(&error.into())),
+    })
+}
+
+/// Creates a user namespace, because many settings can forbid it.
+async fn check_user_namespaces() -> Check {
+    let unshare =
+        tokio::process::Command::new("unshare").args(["--user", "--map-root-user", "true"]).output().await;
+    let (ok, found) = match unshare {
+        Ok(output) if output.status.success() => (true, "available".to_owned()),
+        Ok(output) => (false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(_) => (false, "not checked: `unshare` not found".to_owned()),
+    };
+    Check {
+        name: "user namespaces",
+        ok,
+        found,
+        remedy: "allow them: sysctl kernel.unprivileged_userns_clone=1",
+    }
+}
+
+fn check_cgroups() -> Check {
+    let v2 = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").map(|text| ("v2", text));
+    let found =
+        v2.or_else(|_| std::fs::read_to_string("/proc/cgroups").map(|text| ("v1", enabled_v1(&text))));
+    let (version, controllers) = found.unwrap_or(("none", String::new()));
+    let ok = CONTROLLERS
+        .iter()
+        .all(|needed| controllers.split_whitespace().any(|controller| controller == *needed));
+    Check {
+        name: "cgroup controllers",
+        ok,
+        found: format!("{version}: {}", controllers.trim()),
+        remedy: "enable cpu, memory and pids: limits need them",
+    }
+}
+
+/// Returns the controllers that `/proc/cgroups` lists as enabled (last column).
+fn enabled_v1(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && line.ends_with('1'));
+    lines.filter_map(|line| line.split_whitespace().next()).collect::<Vec<_>>().join(" ")
+}
+
+fn mode_json(check: &ModeCheck) -> Value {
+    let gaps = check.gaps.iter().map(|gap| json!({ "missing": gap.missing, "remedy": gap.remedy }));
+    json!({ "mode": check.mode, "usable": check.usable, "gaps": gaps.collect::<Vec<_>>() })
+}
+
+fn mode_row(check: &ModeCheck) -> Vec<String> {
+    let column = |pick: fn(&Gap) -> &str| check.gaps.iter().map(pick).collect::<Vec<_>>().join("\n");
+    vec![
+        check.mode.to_string(),
+        yes_or_no(check.usable),
+        column(|gap| &gap.missing),
+        column(|gap| &gap.remedy),
+    ]
+}
+
+fn check_json(check: &Check) -> Value {
+    json!({ "check": check.name, "good": check.ok, "found": check.found, "remedy": remedy(check) })
+}
+
+fn check_row(check: &Check) -> Vec<String> {
+    let remedy = remedy(check).unwrap_or_default().to_owned();
+    vec![check.name.to_owned(), yes_or_no(check.ok), check.found.clone(), remedy]
+}
+
+fn remedy(check: &Check) -> Option<&'static str> {
+    (!check.ok).then_some(check.remedy)
+}
+
+fn yes_or_no(value: bool) -> String {
+    if value { "yes" } else { "no" }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroup_v1_controllers_come_from_proc() {
+        let text =
+            "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t3\t1\t1\nmemory\t0\t1\t0\npids\t5\t1\t1\n";
+        assert_eq!(enabled_v1(text), "cpu pids");
+    }
+}

@@ -1,0 +1,11 @@
+//! The commands, one module each.
+
+pub(crate) mod admin;
+pub(crate) mod doctor;
+pub(crate) mod files;
+pub(crate) mod policy;
+pub(crate) mod run;
+pub(crate) mod runs;
+pub(crate) mod serve;
+pub(crate) mod session;
+pub(crate) mod up;

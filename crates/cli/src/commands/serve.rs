@@ -1,0 +1,127 @@
+//! `codelia api`, `codelia worker` and `codelia migrate`: each part as a separate process.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::{Context, Result};
+use codelia_store::Store;
+use codelia_telemetry::task;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    backends,
+    config::{Config, Loaded},
+    options,
+    output::Output,
+    signals,
+};
+
+/// Serves the public API until a termination signal arrives.
+pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
+    let config = &loaded.config;
+    let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia-api", options::SEPARATE)?)?;
+    loaded.log_warnings();
+    let shutdown = signals::shutdown()?;
+    let options = options::api(config, backends::configured_mode(config)?, options::SEPARATE)?;
+    let store = connect(config).await?;
+    store.check_migrated().await?;
+    let service = codelia_api::Service::bind(options, store.clone()).await?;
+    let address = service.local_addr();
+    let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
+    metrics.set_ready();
+    output.print(&json!({ "ready": "api", "address": address }), &format!("ready api {address}"))?;
+    service.serve(shutdown).await?;
+    store.close().await;
+    Ok(())
+}
+
+/// Executes runs until a termination signal arrives, then drains.
+pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
+    let config = &loaded.config;
+    let _telemetry =
+        codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
+    loaded.log_warnings();
+    let shutdown = signals::shutdown()?;
+    let backends = backends::create(config)?;
+    let default_id = options::host_id();
+    let id = config.worker.id.as_deref().unwrap_or(&default_id);
+    let socket = config.data_dir.join(format!("run/{id}.sock"));
+    let options = options::worker(config, &default_id, &socket, options::SEPARATE)?;
+    let store = connect(config).await?;
+    store.check_migrated().await?;
+    let id = options.id.clone();
+    let service = codelia_worker::Service::start(options, store.clone(), backends).await?;
+    let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
+    metrics.set_ready();
+    let address = service.address().to_owned();
+    let text = format!("ready worker {id} {address}");
+    output.print(&json!({ "ready": "worker", "worker_id": id, "address": address }), &text)?;
+    service.run(shutdown).await?;
+    store.close().await;
+    Ok(())
+}
+
+/// Applies pending migrations.
+pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
+    let store = connect(config).await?;
+    let applied = store.migrate().await?;
+    store.close().await;
+    let text = match applied {
+        0 => "database is up to date".to_owned(),
+        1 => "applied 1 migration".to_owned(),
+        n => format!("applied {n} migrations"),
+    };
+    output.print(&json!({ "applied": applied }), &text)
+}
+
+async fn connect(config: &Config) -> Result<Store> {
+    let options = options::store(config)?
+        .context("no database configured: set database.url or CODELIA_DATABASE_URL")?;
+    Store::connect(options).await.context("cannot connect to the database")
+}
+
+/// Serves metrics and readiness over HTTP.
+#[derive(Debug)]
+pub(crate) struct MetricsServer {
+    ready: Arc<AtomicBool>,
+    address: Option<SocketAddr>,
+}
+
+impl MetricsServer {
+    /// Starts serving on `listen`, if given. It reports "not ready" once `shutdown` is canceled, but
+    /// serves metrics until the process exits.
+    pub(crate) async fn start(listen: Option<SocketAddr>, shutdown: CancellationToken) -> Result<Self> {
+        let ready = Arc::new(AtomicBool::new(false));
+        let Some(listen) = listen else { return Ok(Self { ready, address: None }) };
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("metrics.listen: cannot listen on {listen}"))?;
+        let address = Some(listener.local_addr()?);
+        let flag = Arc::clone(&ready);
+        let is_ready = move || flag.load(Ordering::Acquire) && !shutdown.is_cancelled();
+        let server = codelia_telemetry::serve_metrics(listener, CancellationToken::new(), is_ready);
+        task::background("metrics", async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "metrics server failed");
+            }
+        });
+        Ok(Self { ready, address })
+    }
+
+    /// Reports "ready" from now on.
+    pub(crate) fn set_ready(&self) {
+        self.ready.store(true, Ordering::Release);
+    }
+
+    /// Returns the bound address; `None` if metrics are off.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+}

@@ -1,0 +1,97 @@
+//! `up --detach` and `down`: a background `up`.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Read, Seek, SeekFrom},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    process::Stdio,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use serde_json::json;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+};
+
+use super::data_dir;
+use crate::output::{self, Output};
+
+const LOG_FILE: &str = "up.log";
+/// How long `down` waits: longer than the usual shutdown grace.
+const STOP_TIMEOUT_SECONDS: i64 = 120;
+
+/// Starts the same `up` in the background and returns when it is ready.
+pub(crate) async fn start(data_dir: &Path) -> Result<()> {
+    data_dir::create(data_dir)?;
+    let path = data_dir.join(LOG_FILE);
+    let mut log = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(&path)?;
+    let start = log.seek(SeekFrom::End(0))?;
+    let mut child = spawn(&log)?;
+    if relay_until_ready(&mut child).await? {
+        return Ok(());
+    }
+    let status = child.wait().await?;
+    log.seek(SeekFrom::Start(start))?;
+    let mut text = String::new();
+    log.read_to_string(&mut text)?;
+    let reason = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or("see the log");
+    bail!("`codelia up` did not start ({status}): {reason} (log: {})", path.display())
+}
+
+/// Stops the `up` that owns the data directory, and waits until it has exited.
+pub(crate) async fn down(data_dir: &Path, output: Output) -> Result<()> {
+    let Some(pid) = data_dir::owner_pid(data_dir)? else {
+        let text = format!("no `codelia up` runs in {}", data_dir.display());
+        return output.print(&json!({ "stopped": null }), &text);
+    };
+    let process =
+        pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot open {}", show(pid)))?;
+    // If the pid was reused in the meantime, the directory has no owner.
+    if data_dir::owner_pid(data_dir)? == Some(pid) {
+        pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot signal {}", show(pid)))?;
+    }
+    // A pidfd becomes readable when its process exits.
+    let exited = tokio::task::spawn_blocking(move || {
+        let timeout = Timespec { tv_sec: STOP_TIMEOUT_SECONDS, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout))
+    });
+    if exited.await?? == 0 {
+        bail!("{} is still running {STOP_TIMEOUT_SECONDS}s after SIGTERM", show(pid));
+    }
+    output.print(&json!({ "stopped": pid.as_raw_nonzero() }), &format!("stopped ({})", show(pid)))
+}
+
+fn show(pid: Pid) -> String {
+    format!("pid {}", pid.as_raw_nonzero())
+}
+
+fn spawn(log: &File) -> Result<Child> {
+    let args =
+        std::env::args_os().skip(1).map(|arg| if arg == "--detach" { "--detached".into() } else { arg });
+    let spawned = Command::new(std::env::current_exe()?)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log.try_clone()?)
+        .spawn();
+    spawned.context("cannot start `codelia up` in the background")
+}
+
+/// Prints the output of the background `up` until it is ready. Returns false if it exits before.
+async fn relay_until_ready(child: &mut Child) -> Result<bool> {
+    let stdout = child.stdout.take().context("the background process has no stdout")?;
+    let mut lines = BufReader::new(stdout).lines();
+    while let Some(line) = lines.next_line().await? {
+        output::write_line(&line)?;
+        if line.starts_with("ready") || line.starts_with('{') {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,58 @@
+//! The self-check: one run through the whole service, the way clients run commands.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use codelia_proto::{
+    duration_to_proto,
+    v1::{
+        CloseSessionRequest, CommandSpec, CreateSessionRequest, Outcome, Run, StartRunRequest,
+        WatchRunRequest, outcome, run_event::Kind,
+    },
+};
+
+use crate::client::Client;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const SESSION_TTL: Duration = Duration::from_secs(60);
+const WORD: &str = "codelia";
+
+/// Runs `echo codelia` and verifies its output and exit code.
+pub(crate) async fn check(client: &Client) -> Result<Run> {
+    let checked = tokio::time::timeout(TIMEOUT, run_echo(client)).await;
+    checked.with_context(|| format!("no result after {TIMEOUT:?}")).flatten().context("self-check failed")
+}
+
+async fn run_echo(client: &Client) -> Result<Run> {
+    let request = CreateSessionRequest { ttl: Some(duration_to_proto(SESSION_TTL)), ..Default::default() };
+    let created = client.sessions().create_session(request).await?.into_inner();
+    let session = created.session.context("the server sent no session")?;
+    let result = echo(client, &session.name).await;
+    client.sessions().close_session(CloseSessionRequest { name: session.name }).await?;
+    let (run, output) = result?;
+    let succeeded = matches!(run.outcome, Some(Outcome { kind: Some(outcome::Kind::Exited(0)) }));
+    ensure!(succeeded, "`echo {WORD}` ended with {:?}", run.outcome);
+    let text = String::from_utf8_lossy(&output);
+    ensure!(text == format!("{WORD}\n"), "`echo {WORD}` printed {text:?}");
+    Ok(run)
+}
+
+async fn echo(client: &Client, session: &str) -> Result<(Run, Vec<u8>)> {
+    let command = CommandSpec { argv: vec!["echo".into(), WORD.into()], ..Default::default() };
+    let request =
+        StartRunRequest { parent: session.to_owned(), command: Some(command), ..Default::default() };
+    let started = client.runs().start_run(request).await?.into_inner();
+    let name = started.run.context("the server sent no run")?.name;
+    let mut events = client.runs().watch_run(WatchRunRequest { name, position: 0 }).await?.into_inner();
+    let mut output = Vec::new();
+    while let Some(response) = events.message().await? {
+        match response.event.and_then(|event| event.kind) {
+            Some(Kind::Output(chunk)) => output.extend_from_slice(&chunk.data),
+            Some(Kind::Finished(finished)) => {
+                return Ok((finished.run.context("the server sent no run record")?, output));
+            }
+            _ => {}
+        }
+    }
+    anyhow::bail!("the server closed the stream before the run ended")
+}

@@ -1,0 +1,133 @@
+//! Options of the API server.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_types::Mode;
+
+use super::{MIB, ServiceDefaults, shutdown_grace, tls};
+use crate::{
+    commands::policy,
+    config::{Config, Profile},
+};
+
+/// Maximum lifetime of a session.
+const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// Options of the API server. `mode` is the mode of sessions that request none.
+pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Result<codelia_api::Options> {
+    let limits = default_limits(config);
+    let ceilings = ceilings(&limits);
+    let tls = tls::public(config)?;
+    if tls.is_none() && config.profile == Profile::Prod && !config.api.listen.ip().is_loopback() {
+        tracing::warn!(listen = %config.api.listen, "API served without TLS");
+    }
+    Ok(codelia_api::Options {
+        listen: config.api.listen,
+        tls: tls.map(|(cert_pem, key_pem)| codelia_api::ServerTls { cert_pem, key_pem }),
+        internal_tls: tls::internal(config)?.map(|tls| codelia_api::InternalTls {
+            ca_pem: tls.ca_pem,
+            cert_pem: tls.cert_pem,
+            key_pem: tls.key_pem,
+        }),
+        policy: installation_policy(config, &ceilings)?,
+        ceilings,
+        defaults: limits,
+        default_mode: mode,
+        default_network: config.network(),
+        session_ttl: config.session_ttl(),
+        max_session_ttl: MAX_SESSION_TTL.max(config.session_ttl()),
+        allow_logical: config.allow_logical(),
+        shutdown_grace: shutdown_grace(config, defaults),
+    })
+}
+
+/// Policy that applies to every command.
+fn installation_policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
+    let Some(file) = &config.sandbox.policy else { return Ok(Policy::installation()) };
+    let policy = policy::read(file).context("sandbox.policy")?;
+    policy.validate(ceilings).with_context(|| format!("sandbox.policy: {}", file.display()))?;
+    Ok(policy.as_installation())
+}
+
+fn default_limits(config: &Config) -> Limits {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "validated when the configuration was loaded"
+    )]
+    let cpu_millis = (config.sandbox.cpu_limit * 1000.0).round() as u64;
+    Limits {
+        cpu_millis,
+        memory_bytes: config.sandbox.memory_limit_mb.get().saturating_mul(MIB),
+        ..Limits::default()
+    }
+}
+
+/// A configured default above the built-in ceiling raises the ceiling.
+fn ceilings(defaults: &Limits) -> Ceilings {
+    let built_in = Ceilings::default().0;
+    Ceilings(Limits {
+        cpu_millis: built_in.cpu_millis.max(defaults.cpu_millis),
+        memory_bytes: built_in.memory_bytes.max(defaults.memory_bytes),
+        ..built_in
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use codelia_types::NetworkMode;
+
+    use super::*;
+    use crate::{
+        backends,
+        options::{SEPARATE, tests::config, worker},
+    };
+
+    fn api_of(variables: &[(&str, &str)]) -> codelia_api::Options {
+        let config = config(variables);
+        api(&config, backends::configured_mode(&config).unwrap(), SEPARATE).unwrap()
+    }
+
+    #[test]
+    fn sandbox_variables_set_the_options() {
+        let variables = [
+            ("CODELIA_SANDBOX_MODE", "bwrap"),
+            ("CODELIA_SANDBOX_ROOT", "/srv/sessions"),
+            ("CODELIA_SANDBOX_TTL_SECONDS", "77"),
+            ("CODELIA_SANDBOX_NETWORK", "disabled"),
+            ("CODELIA_SANDBOX_CPU_LIMIT", "1.5"),
+            ("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "64"),
+        ];
+        let api = api_of(&variables);
+        assert_eq!(api.default_mode, Mode::Bwrap);
+        assert_eq!(api.session_ttl, Duration::from_secs(77));
+        assert_eq!(api.default_network, Some(NetworkMode::None));
+        assert_eq!((api.defaults.cpu_millis, api.defaults.memory_bytes), (1500, 64 * MIB));
+        let worker = worker(&config(&variables), "w", Path::new("/run/w.sock"), SEPARATE).unwrap();
+        assert_eq!(worker.root, Path::new("/srv/sessions"));
+    }
+
+    #[test]
+    fn unset_variables_keep_default_limits() {
+        let api = api_of(&[]);
+        assert_eq!(api.defaults, Limits::default());
+        assert_eq!(api.ceilings, Ceilings::default());
+        assert_eq!(api.default_network, None);
+        assert_eq!(
+            api_of(&[("CODELIA_SANDBOX_NETWORK", "enabled")]).default_network,
+            Some(NetworkMode::Host)
+        );
+    }
+
+    #[test]
+    fn default_above_ceiling_raises_ceiling() {
+        let api =
+            api_of(&[("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "4096"), ("CODELIA_SANDBOX_TTL_SECONDS", "999999")]);
+        assert_eq!(api.ceilings.0.memory_bytes, 4096 * MIB);
+        assert_eq!(api.max_session_ttl, Duration::from_secs(999_999));
+    }
+}

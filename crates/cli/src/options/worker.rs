@@ -1,0 +1,102 @@
+//! Options of the worker.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use codelia_types::WorkerId;
+use codelia_worker::Listen;
+
+use super::{MIB, ServiceDefaults, shutdown_grace, tls};
+use crate::config::Config;
+
+/// How long the output of ended runs is kept.
+const OUTPUT_RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// Time from SIGTERM to SIGKILL.
+const KILL_GRACE: Duration = Duration::from_secs(2);
+const SLOTS_PER_CORE: usize = 4;
+/// Leaves room for a suffix: ids have at most 63 characters.
+const MAX_HOST_ID_CHARS: usize = 48;
+
+/// Options of the worker. `id` and `socket` apply if none is configured.
+pub(crate) fn worker(
+    config: &Config,
+    id: &str,
+    socket: &Path,
+    defaults: ServiceDefaults,
+) -> Result<codelia_worker::Options> {
+    let worker = &config.worker;
+    let lease_ttl = Duration::from_secs(worker.lease_ttl_seconds.get());
+    Ok(codelia_worker::Options {
+        id: worker_id(worker.id.as_deref().unwrap_or(id))?,
+        root: std::path::absolute(config.sandbox_root())?,
+        listen: worker.listen.as_deref().map_or_else(|| Ok(Listen::Unix(socket.to_owned())), listen)?,
+        advertise: worker.advertise.clone(),
+        internal_tls: tls::internal(config)?,
+        slots: worker.slots.map_or_else(default_slots, NonZeroUsize::get),
+        lease_ttl,
+        lease_margin: lease_ttl * worker.lease_margin_percent / 100,
+        poll_interval: Duration::from_millis(worker.poll_interval_ms.get()),
+        drain_grace: shutdown_grace(config, defaults),
+        kill_grace: KILL_GRACE,
+        output_retention: OUTPUT_RETENTION,
+        min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
+        uids: uids(config),
+    })
+}
+
+/// Returns the user ids to give to sessions. Only root can change file owners.
+pub(crate) fn uids(config: &Config) -> Option<codelia_worker::UidRange> {
+    rustix::process::geteuid().is_root().then_some(codelia_worker::UidRange {
+        base: config.sandbox.uid_base.get(),
+        count: config.sandbox.uid_count.get(),
+    })
+}
+
+/// Returns the host name as a valid id: `[a-z0-9-]`.
+pub(crate) fn host_id() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let id: String = name
+        .trim()
+        .chars()
+        .map(|c| c.to_ascii_lowercase())
+        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+        .take(MAX_HOST_ID_CHARS)
+        .collect();
+    if id.is_empty() { "worker".to_owned() } else { id }
+}
+
+fn default_slots() -> usize {
+    SLOTS_PER_CORE * std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+fn worker_id(id: &str) -> Result<WorkerId> {
+    id.parse().with_context(|| format!("worker.id: {id:?} is not [a-z0-9-]{{1,63}}"))
+}
+
+fn listen(text: &str) -> Result<Listen> {
+    match text.strip_prefix("unix:") {
+        Some(path) if path.starts_with('/') => Ok(Listen::Unix(PathBuf::from(path))),
+        Some(_) => bail!("worker.listen: the path in {text:?} is not absolute"),
+        None => text
+            .parse()
+            .map(Listen::Tcp)
+            .with_context(|| format!("worker.listen: {text:?} is neither IP:PORT nor unix:/PATH")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_listens_on_socket_or_address() {
+        assert!(matches!(listen("unix:/run/w.sock"), Ok(Listen::Unix(_))));
+        assert!(matches!(listen("0.0.0.0:7400"), Ok(Listen::Tcp(_))));
+        assert!(listen("unix:w.sock").unwrap_err().to_string().contains("worker.listen"));
+        assert!(listen("somewhere").unwrap_err().to_string().contains("worker.listen"));
+    }
+}

@@ -1,0 +1,48 @@
+//! Sizes and durations as text.
+
+use std::time::Duration;
+
+const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+/// Formats a size in the largest unit that fits, such as `10 MiB` or `1.5 GiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    let Some((unit, size)) = UNITS.into_iter().find(|(_, size)| count >= *size) else {
+        return format!("{count} B");
+    };
+    let tenths = u128::from(count) * 10 / u128::from(size);
+    match (tenths / 10, tenths % 10) {
+        (whole, 0) => format!("{whole} {unit}"),
+        (whole, tenth) => format!("{whole}.{tenth} {unit}"),
+    }
+}
+
+/// Formats a duration the way `--timeout` takes it, such as `2m` or `1m 30s`.
+pub(crate) fn duration(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_use_the_largest_unit() {
+        for (count, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (50 << 20, "50 MiB"),
+            (10 << 20, "10 MiB"),
+            (3 << 29, "1.5 GiB"),
+            ((1 << 20) + 1, "1 MiB"),
+            (2 << 30, "2 GiB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn durations_read_like_flag_values() {
+        assert_eq!(duration(Duration::from_secs(120)), "2m");
+        assert_eq!(duration(Duration::from_millis(1500)), "1s 500ms");
+    }
+}
