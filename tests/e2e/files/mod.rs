@@ -1,0 +1,11 @@
+//! File calls: what they do, what they refuse, and that they stay inside the workspace.
+
+mod cli;
+mod content;
+mod directories;
+mod links;
+mod permissions;
+mod refusals;
+mod sessions;
+mod uploads;
+mod workspace;

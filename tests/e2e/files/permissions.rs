@@ -1,0 +1,142 @@
+//! File calls have the permissions of the session's user and policy.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy};
+use codelia_store::{EventKind, NewSession, Quotas, SessionSpec};
+use codelia_tests::{Cluster, available, is_root};
+use codelia_types::{Mode, SessionId};
+use tonic::Code;
+
+use super::workspace::{Isolated, Workspace, outcome, refused};
+
+#[tokio::test]
+async fn file_calls_act_as_session_user() -> Result<()> {
+    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
+        return Ok(());
+    };
+    if !available("root", (!is_root()).then_some("only root can give sessions their own users")) {
+        return cluster.end().await;
+    }
+    let name = &session.name;
+    let workspace = Workspace::new(&client, name);
+    workspace.make_directory("made/deep", true).await?;
+    workspace.copy("inside", "copied", false).await?;
+    client.put(name, "inside", "inside again").await?;
+    let owner = fs::metadata(&directory)?.uid();
+    assert!(owner >= 200_000, "the session has its own user, got {owner}");
+    for made in ["inside", "copied", "made", "made/deep"] {
+        let found = fs::metadata(directory.join(made))?;
+        assert_eq!((found.uid(), found.gid()), (owner, owner), "{made}");
+    }
+    // A hard link to a file that only root may read, as a wrong mount could expose it.
+    let secret = outside.join("f");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600))?;
+    fs::hard_link(&secret, directory.join("second-name"))?;
+    let denied = refused(Code::PermissionDenied, "FILE_PERMISSION");
+    assert_eq!(outcome(client.get(name, "second-name").await), denied);
+    let command = client.exec(name, "cat second-name || echo denied").await?;
+    assert_eq!(command.stdout_text(), "denied\n", "the control: a command may not either");
+    // Writing replaces the name; the linked file does not change.
+    client.put(name, "second-name", "taken").await?;
+    assert_eq!(fs::read_to_string(&secret)?, "outside");
+    client.exec(name, "echo x > shut; chmod 000 shut; mkdir closed; chmod 000 closed").await?;
+    client.exec(name, "mkdir -p fixed/sub; echo x > fixed/x; chmod 555 fixed").await?;
+    for (path, recursive) in [("fixed/sub", true), ("fixed/sub", false), ("fixed/x", false)] {
+        assert_eq!(outcome(workspace.remove(path, recursive).await), denied, "{path}");
+    }
+    assert_eq!(outcome(client.put(name, "fixed/x", "x").await), denied);
+    assert_eq!(outcome(workspace.rename("fixed/x", "x", false).await), denied);
+    assert_eq!(outcome(client.get(name, "shut").await), denied);
+    assert_eq!(outcome(client.put(name, "closed/x", "x").await), denied);
+    assert_eq!(outcome(workspace.list("closed", 0).await), denied);
+    let setuid = client.exec(name, "cp /bin/sh own; chmod 4755 own; echo done").await?;
+    assert_eq!(setuid.stdout_text(), "done\n");
+    let copied = client.put(name, "own", "#!/bin/sh").await?;
+    assert_eq!(copied.mode, 0o755, "the set-user-id bit is dropped");
+    cluster.end().await
+}
+
+/// Creates a session with a policy for its workspace directly in the store, because callers cannot
+/// request one yet.
+async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Limits) -> Result<String> {
+    let spec = SessionSpec {
+        mode: Mode::Logical,
+        limits,
+        requested_limits: LimitsRequest::default(),
+        network: None,
+        policy: Policy { filesystem, ..Policy::default() },
+    };
+    let id = SessionId::generate();
+    let new = NewSession {
+        id,
+        tenant: &"a".parse()?,
+        alias: None,
+        spec: &spec,
+        labels: &BTreeMap::new(),
+        ttl: Duration::from_secs(600),
+        idle_ttl: None,
+        allow_data_loss: false,
+        idempotency: None,
+    };
+    cluster.store.session_create(new, Quotas::default()).await?;
+    Ok(format!("sessions/{id}"))
+}
+
+#[tokio::test]
+async fn session_policy_applies_to_file_calls() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let policy = FilesystemPolicy {
+        read_only_paths: Some(vec!["/workspace/fixed".into()]),
+        denied_paths: vec!["/workspace/a/secret".into()],
+        ..FilesystemPolicy::default()
+    };
+    let limits = Limits { file_bytes: 1000, ..Limits::default() };
+    let name = with_policy(&cluster, policy, limits).await?;
+    let workspace = Workspace::new(&client, &name);
+    workspace.make_directory("a", false).await?;
+    let files = cluster.session_directories()?.into_iter().next().context("a directory")?;
+    fs::create_dir(files.join("fixed"))?;
+    fs::write(files.join("fixed/file"), "fixed")?;
+    fs::write(files.join("a/secret"), "secret")?;
+    symlink("secret", files.join("a/alias"))?;
+    symlink("/workspace/fixed", files.join("other"))?;
+    let denied = refused(Code::PermissionDenied, "PATH_DENIED");
+    for path in ["a/secret", "a/alias"] {
+        assert_eq!(outcome(client.get(&name, path).await), denied, "{path}");
+        assert_eq!(outcome(client.put(&name, path, "x").await), denied, "{path}");
+        assert_eq!(outcome(workspace.stat(path).await), denied, "{path}");
+    }
+    assert_eq!(outcome(workspace.remove("a/secret", false).await), denied);
+    assert_eq!(outcome(workspace.remove("a", true).await), denied);
+    assert_eq!(outcome(workspace.rename("a", "b", false).await), denied);
+    assert_eq!(workspace.list("a", 0).await?, [["a/alias"]], "denied paths are not listed");
+    for path in ["fixed/file", "other/file"] {
+        assert_eq!(client.get(&name, path).await?, "fixed");
+        assert_eq!(outcome(client.put(&name, path, "x").await), denied, "{path}");
+        assert_eq!(outcome(workspace.remove(path, false).await), denied, "{path}");
+    }
+    assert_eq!(outcome(workspace.make_directory("fixed/new", false).await), denied);
+    assert_eq!(outcome(workspace.rename("a/alias", "fixed/x", false).await), denied);
+    // The control: other paths may be changed.
+    client.put(&name, "free", "x").await?;
+    workspace.rename("free", "a/free", false).await?;
+    workspace.remove("a/alias", false).await?;
+    let too_large = refused(Code::ResourceExhausted, "FILE_TOO_LARGE");
+    client.put(&name, "exact", &"x".repeat(1000)).await?;
+    assert_eq!(outcome(client.put(&name, "more", &"x".repeat(1001)).await), too_large);
+    assert_eq!(outcome(workspace.stat("more").await).0, Code::NotFound);
+    let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::FileRefused), None, 100).await?;
+    let rules: Vec<_> = events.iter().filter_map(|event| event.body.field.as_deref()).collect();
+    for rule in ["policy.filesystem.denied_paths", "policy.filesystem.read_only_paths"] {
+        assert!(rules.contains(&rule), "{rules:?}");
+    }
+    cluster.end().await
+}
