@@ -71,8 +71,8 @@ async fn doctor_reports_gaps_and_remedies() -> Result<()> {
     ];
     let found = diagnosis(&cluster, &bare).await?;
     for (mode, missing, remedy) in [
-        ("bwrap", "/no/bwrap was not found", "install bubblewrap"),
-        ("nsjail", "/no/nsjail was not found", "install nsjail"),
+        ("bwrap", "/no/bwrap not found", "install bubblewrap"),
+        ("nsjail", "/no/nsjail not found", "install nsjail"),
         ("container", "/no/engine", "start Docker or Podman"),
     ] {
         let rows = found["modes"].as_array().context("modes")?;

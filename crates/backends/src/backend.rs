@@ -1,4 +1,4 @@
-//! The plug point: what every mode provides.
+//! The traits that every mode implements.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -9,45 +9,99 @@ use tokio::sync::mpsc;
 
 use crate::Error;
 
-/// A mode. The worker calls `probe` once at its start, then `prepare` for each sandbox, and `sweep`
-/// beside that.
+/// One mode of isolation. To add a mode, implement this trait and run the conformance suite
+/// (`tests/conformance`) against it.
+///
+/// The worker calls, in this order:
+///
+/// 1. [`probe`](Backend::probe), once at start: may this mode be offered, and what can it enforce?
+/// 2. [`sweep`](Backend::sweep) at start and then periodically, concurrently with everything else.
+/// 3. For each run: [`prepare`](Backend::prepare), then either [`Prepared::launch`],
+///    [`Running::wait`] and [`Running::destroy`], or [`Prepared::discard`].
+/// 4. [`shutdown`](Backend::shutdown), once, after the last sandbox was destroyed.
+///
+/// After an error nothing of the sandbox is left: neither `prepare` nor `launch` needs cleanup by
+/// the caller. A failing command is not an error but an [`Outcome`].
+///
+/// # Example
+///
+/// Run one command in a mode, or report why this host cannot:
+///
+/// ```no_run
+/// use codelia_backends::{Backend, Error, Stdio};
+/// use codelia_policy::Plan;
+/// use codelia_types::{CommandSpec, Outcome};
+///
+/// async fn run_once(
+///     backend: &dyn Backend,
+///     plan: &Plan,
+///     argv: &[&str],
+///     stdio: Stdio,
+/// ) -> Result<Outcome, Error> {
+///     let capabilities = backend.probe().await;
+///     for gap in &capabilities.gaps {
+///         eprintln!("{}: missing {} ({})", capabilities.mode, gap.missing, gap.remedy);
+///     }
+///
+///     // Namespaces, mounts, limits and filters are in place when this returns.
+///     let prepared = backend.prepare(plan).await?;
+///     // Only hands the command over. Consumes the sandbox; it is gone after an error.
+///     let launched = prepared.launch(&CommandSpec::new(argv.iter().copied()), stdio).await?;
+///     println!("setup took {:?}", launched.setup_time);
+///
+///     let mut running = launched.running;
+///     let (outcome, usage) = running.wait().await;
+///     println!("{outcome:?} after {:?}", usage.wall_time);
+///
+///     // Every process of the run is dead by now. The receipt counts what could not be removed.
+///     let receipt = running.destroy().await;
+///     assert!(receipt.is_clean(), "{receipt:?}");
+///     Ok(outcome)
+/// }
+/// ```
 #[async_trait]
 pub trait Backend: Send + Sync + std::fmt::Debug {
-    /// Which mode it is.
+    /// The mode that this backend implements.
     fn mode(&self) -> Mode;
 
-    /// Finds out by trying what this host can enforce. Never fails: a gap is part of the answer.
+    /// Finds out by trying what this host can enforce. Does not fail: what is missing is part of
+    /// the result.
     async fn probe(&self) -> Capabilities;
 
-    /// Removes what the sandboxes of workers that were killed left on this host, and tells how much
-    /// it removed. Idempotent; the worker calls it at its start and again and again.
+    /// Removes what the sandboxes of killed workers left on this host and returns how many items it
+    /// removed. Idempotent.
     ///
     /// # Errors
-    /// It could not be looked for.
+    /// The leftovers could not be listed or removed. Call again later.
     async fn sweep(&self) -> Result<usize, Error>;
 
-    /// Takes away what the sandboxes of this process share on the host, when none of them is left.
+    /// Removes what the sandboxes of this process share on the host, such as a parent control
+    /// group. Call it when no sandbox is left.
     fn shutdown(&self) {}
 
-    /// Carries out the whole plan, with `codelia-init` waiting inside for its command.
+    /// Creates a sandbox that enforces the whole plan, with `codelia-init` waiting inside for its
+    /// command.
     ///
     /// # Errors
-    /// Nothing of the sandbox is left after an error.
+    /// [`Error::Unenforceable`] if this mode or host cannot enforce the plan. After any error
+    /// nothing of the sandbox is left.
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error>;
 }
 
-/// A sandbox that waits for its command. It ends by `launch` or by `discard`; dropped, it is
-/// destroyed in the background.
+/// A sandbox that waits for its command. End it with `launch` or `discard`; dropping it destroys it
+/// in the background.
 #[async_trait]
 pub trait Prepared: Send + Sync + std::fmt::Debug {
-    /// Hands the command over and returns when it was executed (its `execve` succeeded).
+    /// Hands the command over. Returns once its `execve` has succeeded.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the command cannot be executed (not found, not executable, bad working
-    /// directory): an outcome for the caller. Nothing of the sandbox is left after any error.
+    /// [`Error::Refused`] if the command cannot be executed (not found, not executable, invalid
+    /// working directory): an outcome for the caller. After any error nothing of the sandbox is
+    /// left.
     async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error>;
 
-    /// Whether it still waits: something may have ended it meanwhile. Such a one can only be discarded.
+    /// Whether the sandbox can still be launched. One that died while waiting can only be
+    /// discarded.
     fn is_alive(&self) -> bool {
         true
     }
@@ -61,31 +115,32 @@ pub trait Prepared: Send + Sync + std::fmt::Debug {
 pub struct Launched {
     /// The sandbox it runs in.
     pub running: Box<dyn Running>,
-    /// From the launch being asked for to the command's `execve`.
+    /// Time from the call of [`Prepared::launch`] to the command's `execve`.
     pub setup_time: Duration,
 }
 
-/// A sandbox whose command was started. It ends by `destroy`; dropped, it is destroyed in the
-/// background.
+/// A sandbox whose command was started. Call `wait`, then `destroy`; dropping it kills the command
+/// and destroys the sandbox in the background.
 #[async_trait]
 pub trait Running: Send + Sync + std::fmt::Debug {
-    /// Waits for the command's end. Every process it left behind is dead when this returns, so
-    /// its pipes are at their end. Cancel-safe; may be called again and answers the same.
+    /// Waits until the command ends. When this returns every process it left behind is dead, so
+    /// its pipes are at their end. Cancel-safe; further calls return the same result.
     async fn wait(&mut self) -> (Outcome, Usage);
 
     /// Sends a signal to the command's process group.
     async fn signal(&self, signal: i32);
 
-    /// Lets the command go on for so long from now, unless this is said again: even if nobody is there to do it, it is
-    /// killed then. Before it is first said nothing ends a command that its worker stands still beside.
+    /// Lets the command run for at most `time` from now, until the next call. `codelia-init` kills
+    /// it then, even if the worker hangs or is stopped. Before the first call there is no such
+    /// deadline.
     async fn keep_alive(&self, time: Duration);
 
-    /// Has the command go after those that began later where processors are short: said of one that takes its time, so
-    /// that short ones need not wait for it. Of a container's group the engine decides.
+    /// Lowers the command's CPU weight, so that commands that started later run first when
+    /// processors are short. Has no effect on containers: their engine sets the weight.
     fn lower_priority(&self);
 
-    /// What the command tries against its policy, as it tries it: bounded, and at its end when the
-    /// command is. Given once; `None` where nothing watches for it (mode `logical`).
+    /// The violations of the policy as they happen: a bounded channel that closes when the command
+    /// ends. `None` on the second call, and in modes that do not report violations (`logical`).
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
         None
     }
@@ -93,12 +148,12 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// Kills every process of the sandbox; `wait` then returns.
     async fn kill_tree(&self);
 
-    /// Removes all that is left and counts what could not be removed.
+    /// Removes the sandbox and counts what could not be removed.
     async fn destroy(self: Box<Self>) -> Receipt;
 }
 
-/// The command's three streams. With a terminal all three are its other side, and it becomes the
-/// controlling terminal.
+/// The command's standard streams. If the command has a terminal, all three are its other side, and
+/// it becomes the controlling terminal.
 #[derive(Debug)]
 pub struct Stdio {
     /// Standard input.
@@ -114,15 +169,15 @@ pub struct Stdio {
 pub struct Capabilities {
     /// The mode.
     pub mode: Mode,
-    /// Whether a sandbox of this mode was started and destroyed successfully.
+    /// Whether the probe could start and destroy a sandbox of this mode.
     pub usable: bool,
-    /// Which parts of a plan can be enforced.
+    /// The parts of a plan that can be enforced.
     pub enforceable: Enforceable,
     /// What is missing, and how to get it.
     pub gaps: Vec<Gap>,
 }
 
-/// Something a host lacks.
+/// Something that this host lacks.
 #[derive(Debug, Clone)]
 pub struct Gap {
     /// What is missing.

@@ -1,123 +1,126 @@
-//! How a sandbox can fail us.
+//! Errors of backends.
+//!
+//! Messages contain their cause and have no `source`: they reach users as a single line
+//! (`codelia doctor`, refusals) and must not be printed twice where a chain is printed.
 
 use std::{io, path::PathBuf};
 
 use codelia_init::{Failure, FrameError, Step};
 use codelia_sys::Errno;
 use codelia_types::{Mode, Reason, Refusal};
+use libseccomp::error::SeccompError;
 
-/// A sandbox could not be prepared or launched.
+/// A sandbox could not be prepared or launched, or leftovers could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The command cannot be executed; the caller's to mend.
+    /// The command cannot be executed. The caller can fix it.
     #[error("{}: {}", .0.reason, .0.message)]
     Refused(Refusal),
-    /// The plan asks for what this mode or host cannot enforce.
-    #[error("mode cannot enforce {field} on this host")]
+    /// The plan asks for something that this mode or host cannot enforce.
+    #[error("this mode cannot enforce {field} on this host")]
     Unenforceable {
         /// The field of the plan.
         field: &'static str,
     },
-    /// A step of the host's side failed.
+    /// A system call on the host failed.
     #[error(transparent)]
-    Host(#[from] codelia_sys::Error),
+    System(#[from] codelia_sys::Error),
     /// The session's directory cannot be opened.
-    #[error("open the root {}: {errno}", path.display())]
+    #[error("cannot open the session directory {}: {errno}", path.display())]
     Root {
         /// The directory.
         path: PathBuf,
-        /// How the kernel refused.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// `codelia-init` is not where it should be.
-    #[error("codelia-init is not at {}; set CODELIA_INIT to its path", path.display())]
+    /// `codelia-init` does not exist.
+    #[error("codelia-init not found at {}; set CODELIA_INIT to its path", path.display())]
     InitMissing {
-        /// Where it was looked for.
+        /// The path that was tried.
         path: PathBuf,
     },
     /// `codelia-init` cannot be started.
-    #[error("start {}: {source}", path.display())]
+    #[error("cannot start codelia-init at {}: {cause}", path.display())]
     InitStart {
         /// Its path.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
-    /// The filter of system calls cannot be made.
-    #[error("filter of system calls: {0}")]
-    Filter(#[from] libseccomp::error::SeccompError),
-    /// The tool of a mode is not there.
-    #[error("{} was not found", path.display())]
+    /// The seccomp filter cannot be built.
+    #[error("cannot build the seccomp filter: {0}")]
+    Filter(SeccompError),
+    /// The tool of a mode does not exist.
+    #[error("{} not found", path.display())]
     ToolMissing {
-        /// Where it was looked for.
+        /// The path that was tried.
         path: PathBuf,
     },
     /// The tool of a mode cannot be started.
-    #[error("start {}: {source}", path.display())]
+    #[error("cannot start {}: {cause}", path.display())]
     ToolStart {
         /// Its path.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
-    /// The tool of a mode could not make the sandbox.
-    #[error("{mode}: {complaint}")]
+    /// The tool of a mode could not create the sandbox.
+    #[error("{mode} failed: {message}")]
     Tool {
         /// The mode.
         mode: Mode,
-        /// In its own words.
-        complaint: String,
+        /// The tool's own message.
+        message: String,
     },
-    /// The container engine cannot be spoken to.
-    #[error("no container engine answers at {}: {complaint}", socket.display())]
+    /// The container engine cannot be reached.
+    #[error("no container engine responds at {}: {message}", socket.display())]
     EngineMissing {
         /// Its socket.
         socket: PathBuf,
         /// Why.
-        complaint: String,
+        message: String,
     },
-    /// The container engine did not do what it was asked.
-    #[error("container engine: {step}: {complaint}")]
+    /// A request to the container engine failed.
+    #[error("container engine: cannot {step}: {message}")]
     Engine {
-        /// What it was asked.
+        /// What was requested.
         step: &'static str,
-        /// In its own words.
-        complaint: String,
+        /// The engine's own message.
+        message: String,
     },
-    /// Who connected to the control socket is not in the container.
-    #[error("a stranger connected to the control socket")]
-    Stranger,
-    /// A plan for a kernel that is not the host's, which is asked for less.
-    #[error("the container runtime shares the host's kernel")]
+    /// A process outside the container connected to the control socket.
+    #[error("a process outside the container connected to the control socket")]
+    UnknownPeer,
+    /// The plan is for a runtime with its own kernel, but the runtime uses the host's.
+    #[error("the container runtime shares the host's kernel, the plan needs one with its own")]
     SharedKernel,
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
     InitFailed(Failure),
     /// An overlay cannot be mounted.
-    #[error("overlays of directories of the host: {0}")]
+    #[error("cannot mount an overlay: {0}")]
     Overlay(Failure),
-    /// What killed workers left cannot be looked for.
-    #[error("looking for leftovers: {0}")]
-    Sweep(#[source] io::Error),
+    /// The leftovers of killed workers cannot be listed or removed.
+    #[error("cannot remove the leftovers of killed workers: {0}")]
+    Sweep(io::Error),
     /// The control socket failed.
     #[error("control socket: {0}")]
-    Control(#[from] io::Error),
-    /// `codelia-init` said what it should not, or could not be told something.
+    Control(io::Error),
+    /// A message on the control socket cannot be encoded or decoded.
     #[error("control protocol: {0}")]
-    Frame(#[from] FrameError),
-    /// `codelia-init` answered out of turn.
-    #[error("codelia-init answered out of turn")]
-    OutOfTurn,
-    /// `codelia-init` ended without a word.
-    #[error("codelia-init ended unexpectedly")]
-    InitEnded,
-    /// `codelia-init` did not answer in time.
-    #[error("codelia-init did not answer in time")]
-    Unresponsive,
+    Frame(FrameError),
+    /// `codelia-init` sent a message that was not expected at this point.
+    #[error("codelia-init sent an unexpected message")]
+    UnexpectedMessage,
+    /// `codelia-init` exited without reporting why.
+    #[error("codelia-init exited unexpectedly")]
+    InitExited,
+    /// `codelia-init` did not respond in time.
+    #[error("codelia-init did not respond in time")]
+    InitTimeout,
 }
 
 impl Error {
-    /// The reason word for a command that cannot be executed.
     pub(crate) fn refused(reason: Reason, message: impl Into<String>) -> Self {
         Self::Refused(Refusal { reason, message: message.into() })
     }
@@ -126,11 +129,12 @@ impl Error {
     pub(crate) fn launch(failure: Failure, program: &str) -> Self {
         match (failure.step, Errno::from_raw_os_error(failure.errno)) {
             (Step::Execute, Errno::NOENT | Errno::NOTDIR) => {
-                Self::refused(Reason::ExecutableNotFound, format!("{program:?} was not found"))
+                Self::refused(Reason::ExecutableNotFound, format!("executable {program:?} not found"))
             }
-            (Step::Execute, Errno::ACCESS | Errno::PERM | Errno::ISDIR) => {
-                Self::refused(Reason::ExecutableNotPermitted, format!("{program:?} may not be executed"))
-            }
+            (Step::Execute, Errno::ACCESS | Errno::PERM | Errno::ISDIR) => Self::refused(
+                Reason::ExecutableNotPermitted,
+                format!("{program:?} is not executable, or the policy does not allow it"),
+            ),
             (Step::WorkingDirectory, errno) => Self::working_directory(errno),
             _ => Self::refused(Reason::LaunchFailed, failure.to_string()),
         }
@@ -140,8 +144,26 @@ impl Error {
         let message = match errno {
             Errno::XDEV => "the working directory is outside the session's root".to_owned(),
             Errno::NOENT => "the working directory does not exist".to_owned(),
-            errno => format!("the working directory cannot be entered: {errno}"),
+            errno => format!("cannot enter the working directory: {errno}"),
         };
         Self::refused(Reason::WorkingDirectoryInvalid, message)
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::Control(error)
+    }
+}
+
+impl From<FrameError> for Error {
+    fn from(error: FrameError) -> Self {
+        Self::Frame(error)
+    }
+}
+
+impl From<SeccompError> for Error {
+    fn from(error: SeccompError) -> Self {
+        Self::Filter(error)
     }
 }

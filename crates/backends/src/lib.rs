@@ -1,8 +1,10 @@
-//! Sandboxes: the traits, the modes, the probe.
+//! Sandboxes: the traits, the modes and the probe.
 //!
-//! `policy → plan → backend`. A backend carries a plan out whole or refuses it; there is no weaker
-//! second try. The same `codelia-init` waits inside every sandbox, so a plan means the same thing
-//! in every mode.
+//! `policy → plan → backend`. A backend enforces the whole plan or refuses it; there is no weaker
+//! fallback. The same `codelia-init` runs inside every sandbox, so a plan means the same in every
+//! mode.
+//!
+//! Start reading at [`Backend`]. The modes: [`Logical`], [`bwrap`], [`nsjail`], [`container`].
 
 #![forbid(unsafe_code)]
 
@@ -10,8 +12,10 @@ mod backend;
 mod container;
 mod error;
 mod host_runtime;
-mod init;
+mod init_binary;
+mod isolation;
 mod logical;
+mod mask;
 mod probe;
 mod sandbox;
 mod seccomp;
@@ -22,6 +26,6 @@ pub use codelia_sys::cgroup::CgroupParent;
 pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use host_runtime::host_runtime;
-pub use init::find_init;
+pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};
-pub use tool::{bwrap::bwrap, nsjail::nsjail, tool_backend::ToolOptions};
+pub use tool::{ToolOptions, bwrap::bwrap, nsjail::nsjail};

@@ -1,4 +1,4 @@
-//! The sandbox of the probe: it runs a command that does nothing.
+//! The probe's sandbox: it runs a trivial command to find out whether a mode works on this host.
 
 use std::{
     collections::BTreeMap,
@@ -12,25 +12,27 @@ use codelia_policy::{
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
 
-use crate::{Error, Prepared, Stdio};
+use crate::{Error, Gap, Prepared, Stdio};
 
-/// Who has no files, for a worker that may choose: each worker another one, so that they do not meet.
-fn nobody() -> Ids {
-    let id = FIRST_NOBODY + std::process::id();
+/// User ids of probes start here. Nothing else uses ids this high.
+const FIRST_PROBE_UID: u32 = 0x7000_0000;
+
+/// The largest process id that Linux assigns.
+const MAX_PID: u32 = 4 * 1024 * 1024;
+
+const MIB: u64 = 1024 * 1024;
+
+/// The user of a probe by a worker that is root: unprivileged, without files, and different for
+/// each worker process, so that concurrent probes do not interfere.
+fn probe_ids() -> Ids {
+    let id = FIRST_PROBE_UID + std::process::id();
     Ids { uid: id, gid: id }
 }
 
-const FIRST_NOBODY: u32 = 0x7000_0000;
-
-/// The kernel gives no process a larger id.
-const MOST_PROCESSES: u32 = 4 * 1024 * 1024;
-
-/// Whether this is somebody whom only a probe was.
-pub(crate) fn is_nobody(uid: u32) -> bool {
-    (FIRST_NOBODY..=FIRST_NOBODY + MOST_PROCESSES).contains(&uid)
+/// Whether only probes run as this user.
+pub(crate) fn is_probe_uid(uid: u32) -> bool {
+    (FIRST_PROBE_UID..=FIRST_PROBE_UID + MAX_PID).contains(&uid)
 }
-
-const MIB: u64 = 1024 * 1024;
 
 /// A plan with the limits that this host can enforce and nothing else.
 pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
@@ -55,12 +57,16 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
     }
 }
 
-/// The same isolated, with the default policy. If only it may be executed, `codelia-init` is the
-/// program at this path.
-pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Result<Plan, Error> {
+/// An isolated plan with the default policy. With `only_executable` nothing but the program at this
+/// path may be executed.
+pub(crate) fn isolated_plan(
+    mode: Mode,
+    host: Enforceable,
+    only_executable: Option<&Path>,
+) -> Result<Plan, Error> {
     let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
     let mut spec = RunSpec {
-        command: version(Path::new("")),
+        command: CommandSpec::default(),
         mode,
         network: None,
         limits: Limits::default(),
@@ -68,42 +74,34 @@ pub(crate) fn isolated(mode: Mode, host: Enforceable, only: Option<&Path>) -> Re
         policy: Policy::default(),
         ends_with_caller: false,
     };
-    spec.policy.process.allowed_executables = only.map(|path| vec![path.to_owned()]);
+    spec.policy.process.allowed_executables = only_executable.map(|path| vec![path.to_owned()]);
     let enforceable = Enforceable { violations: host.violations, ..Enforceable::EVERYTHING };
     let assumed = HostInfo { enforceable, ..HostInfo::default() };
-    let ids = if own.uid == 0 { nobody() } else { own };
-    let less = plan(mode, host);
-    let plan = Plan::isolated(
-        PlanTarget { sandbox: less.sandbox, session: less.session, root: less.root },
-        &spec,
-        &assumed,
-        ids,
-    )
-    .map_err(|error| Error::Unenforceable { field: error.field })?;
+    let ids = if own.uid == 0 { probe_ids() } else { own };
+    let base = plan(mode, host);
+    let target = PlanTarget { sandbox: base.sandbox, session: base.session, root: base.root };
+    let plan = Plan::isolated(target, &spec, &assumed, ids)
+        .map_err(|error| Error::Unenforceable { field: error.field })?;
     Ok(Plan {
         workspace: "/tmp".into(),
         mounts: vec![Mount::Proc, Mount::Dev, Mount::Tmpfs { target: "/tmp".into(), size_bytes: MIB }],
-        unenforced: less.unenforced,
+        unenforced: base.unenforced,
         ..plan
     })
 }
 
-/// Runs `codelia-init`, which is there in every sandbox, for its version.
+/// Runs `codelia-init --version`: the one program that exists in every sandbox.
 pub(crate) async fn run(prepared: Box<dyn Prepared>, init: &Path) -> Result<(), Error> {
-    let mut running = prepared.launch(&version(init), null_stdio()?).await?.running;
+    let command = CommandSpec::new([init.display().to_string(), "--version".to_owned()]);
+    let mut running = prepared.launch(&command, null_stdio()?).await?.running;
     let (outcome, _) = running.wait().await;
     let receipt = running.destroy().await;
-    if outcome == Outcome::Exited(0) && receipt.is_clean() { Ok(()) } else { Err(Error::InitEnded) }
+    if outcome == Outcome::Exited(0) && receipt.is_clean() { Ok(()) } else { Err(Error::InitExited) }
 }
 
-fn version(init: &Path) -> CommandSpec {
-    CommandSpec {
-        argv: vec![init.display().to_string(), "--version".to_owned()],
-        env: BTreeMap::new(),
-        working_directory: String::new(),
-        terminal: None,
-        stdin: false,
-    }
+/// The gap of a host on which the probe's sandbox failed.
+pub(crate) fn sandbox_gap(error: &Error, remedy: String) -> Gap {
+    Gap { missing: format!("a working sandbox: {error}"), remedy }
 }
 
 fn null_stdio() -> Result<Stdio, Error> {

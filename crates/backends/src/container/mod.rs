@@ -1,10 +1,12 @@
-//! Mode `container`: a container for each sandbox, made by an engine that speaks Docker's API. The image
-//! brings the programs; `codelia-init` comes in by a mount, is connected to over a socket of the sandbox's
-//! own, and does the rest as in every mode.
+//! Mode `container`: one container for each sandbox, created by an engine with Docker's API.
+//!
+//! The image provides the programs. `codelia-init` is mounted into the container, connects to the
+//! sandbox's own socket, and does the rest as in every mode.
 
-mod channel;
-mod container_process;
+mod control_dir;
 mod engine;
+mod mounts;
+mod process;
 mod spec;
 mod sweep;
 
@@ -20,31 +22,32 @@ use codelia_sys::{process_id::ProcessId, rlimit::Resource};
 use codelia_types::{Mode, Reason};
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared, probe,
-    sandbox::prepared,
-    sandbox::setup,
-    tool::tool_backend::{self, INIT},
+    Backend, Capabilities, Error, Gap, Prepared,
+    isolation::{self, INIT},
+    probe,
+    sandbox::{Sandbox, prepared, process::SandboxProcess, setup},
 };
-use channel::Channel;
-use container_process::Holder;
-use engine::{Engine, Family};
+use control_dir::ControlDir;
+use engine::{Engine, EngineKind};
+use process::ContainerProcess;
 
-/// What the mode needs to know.
+/// Configuration of mode `container`.
 #[derive(Debug, Clone)]
 pub struct ContainerOptions {
     /// Path of `codelia-init`, as the engine sees it.
     pub init: PathBuf,
     /// The engine's socket.
     pub socket: PathBuf,
-    /// The engine's name for the runtime that makes the containers; `None` for its default.
+    /// The engine's name for the OCI runtime. `None` for its default.
     pub runtime: Option<String>,
-    /// The image that brings the programs.
+    /// The default image.
     pub image: String,
-    /// The images of profiles, by name. The profile `base` is the image above if it is not here.
+    /// The images of profiles, by name. Profile `base` falls back to the default image.
     pub profile_images: BTreeMap<String, String>,
-    /// Where each sandbox gets a directory for its control socket, as the engine sees it too.
+    /// Where each sandbox gets a directory for its control socket. The engine must see it under
+    /// the same path.
     pub control_dir: PathBuf,
-    /// Whose the containers are, for whoever lists them.
+    /// The worker's name, for the label of its containers.
     pub worker: String,
 }
 
@@ -60,7 +63,7 @@ impl ContainerOptions {
     }
 }
 
-/// Mode `container`.
+/// Creates the backend of mode `container`.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -72,63 +75,64 @@ pub fn container(options: ContainerOptions) -> Result<impl Backend + 'static, Er
 #[derive(Debug)]
 struct Container {
     engine: Engine,
+    /// This process. Its containers are removed by the sweep of the next worker once it is gone.
     owner: ProcessId,
     options: ContainerOptions,
 }
 
 impl Container {
-    async fn carry_out(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        let family = self.engine.family().await?;
-        let setup = self.setup(plan, family)?;
-        let mut channel = Channel::open(&self.options.control_dir, self.owner, plan)?;
-        let body = spec::container(plan, &self.options, family, self.owner, &mut channel)?;
-        // From here on the container takes itself down.
-        let mut holder = Holder::new(self.engine.clone(), channel);
-        match holder.start(body, plan).await {
+    async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let kind = self.engine.kind().await?;
+        let setup = self.setup(plan, kind)?;
+        let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;
+        let body = spec::create_body(plan, &self.options, kind, self.owner, &mut control_dir)?;
+        let mut process = ContainerProcess::new(self.engine.clone(), control_dir);
+        match process.start(body, plan).await {
             Ok((control, group)) => {
-                let sandbox = crate::sandbox::sandbox::Sandbox::new(control, Box::new(holder), Some(group));
+                let sandbox = Sandbox::new(control, Box::new(process), Some(group));
                 prepared::prepare(sandbox, plan, setup, None).await
             }
             Err(error) => {
-                crate::sandbox::sandbox_process::Holder::remove(&mut holder).await;
+                process.remove().await;
                 Err(self.explain(error, plan))
             }
         }
     }
 
-    /// The engine gives a container no user ids of its own. A runtime with a kernel of its own, which tells
-    /// nobody of system calls, lets no descriptor out either, and its namespaces are not numbered by ours.
-    fn setup(&self, plan: &Plan, family: Family) -> Result<Setup, Error> {
+    /// Adapts the setup: the engine creates no user namespace. A runtime with its own kernel sends
+    /// no notifications and passes no descriptors out, and its namespaces have other numbers.
+    fn setup(&self, plan: &Plan, kind: EngineKind) -> Result<Setup, Error> {
         let mut setup = Setup { stay_after_exit: true, ..setup::of(plan)? };
-        let ids = tool_backend::ids(plan)?;
+        let ids = isolation::ids(plan)?;
         if let Some(security) = &mut setup.security {
             setup.relay_launch = spec::has_own_kernel(plan);
             let expected = &mut security.expected;
-            let shared = |name: &str| name == "user" || name == "cgroup" && family.lacks_cgroup_namespaces();
-            expected.host_namespaces.retain(|name, _| !setup.relay_launch && !shared(name));
+            let is_shared = |name: &str| name == "user" || name == "cgroup" && kind.lacks_cgroup_namespaces();
+            expected.host_namespaces.retain(|name, _| !setup.relay_launch && !is_shared(name));
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
         }
         if setup.relay_launch {
-            // Such a kernel guesses how long a process has run. The group counts it.
+            // Such a kernel only estimates CPU time. The control group counts it.
             setup.rlimits.retain(|limit| limit.resource != Resource::CpuSeconds);
         }
         Ok(setup)
     }
 
-    /// A run is refused for want of an image by its name, so that somebody can bring it.
+    /// Turns a missing image into a refusal that names it.
     fn explain(&self, error: Error, plan: &Plan) -> Error {
         match &error {
-            Error::Engine { complaint, .. } if is_image_missing(complaint) => {
+            Error::Engine { message, .. } if is_image_missing(message) => {
                 let image = self.options.image(plan).unwrap_or_default();
-                Error::refused(Reason::ImageMissing, format!("the worker's engine has no image {image:?}"))
+                let message = format!("the worker's container engine does not have the image {image:?}");
+                Error::refused(Reason::ImageMissing, message)
             }
             _ => error,
         }
     }
 
-    /// Runs a command that does nothing through a whole sandbox.
-    async fn try_sandbox(&self, host: Enforceable, only: Option<&Path>) -> Result<(), Error> {
-        let prepared = self.carry_out(&probe::isolated(Mode::Container, host, only)?).await?;
+    /// Runs a trivial command through a whole sandbox.
+    async fn try_sandbox(&self, host: Enforceable, only_executable: Option<&Path>) -> Result<(), Error> {
+        let prepared = self.create(&probe::isolated_plan(Mode::Container, host, only_executable)?).await?;
         probe::run(prepared, Path::new(INIT)).await
     }
 
@@ -136,38 +140,39 @@ impl Container {
         let ContainerOptions { image, socket, .. } = &self.options;
         let remedy = match error {
             Error::EngineMissing { .. } => format!(
-                "start Docker or Podman and let the worker's user use {}, or set sandbox.container_socket",
+                "start Docker or Podman and give the worker's user access to {}, or set sandbox.container_socket",
                 socket.display()
             ),
             Error::Refused(_) => format!(
-                "build it (docker build -t {image} deploy/docker/base), or set sandbox.container_image to one that is there"
+                "build it (docker build -t {image} deploy/docker/base), or set sandbox.container_image to an \
+                 image that the engine has"
             ),
-            Error::Engine { complaint, .. } if complaint.contains("runtime") => {
+            Error::Engine { message, .. } if message.contains("runtime") => {
                 "register the runtime with the engine, or set sandbox.container_runtime".to_owned()
             }
-            _ => "run codelia-init in a container of this engine by hand to see what it lacks".to_owned(),
+            _ => "run codelia-init manually in a container of this engine to see what it lacks".to_owned(),
         };
         Gap { missing: error.to_string(), remedy }
     }
 }
 
-fn no_cgroup_namespace() -> Gap {
+fn cgroup_namespace_gap() -> Gap {
     Gap {
-        missing: "control-group namespaces: a command is told the name of its group on the host".to_owned(),
-        remedy: "boot with control groups of version 2, or use Docker".to_owned(),
+        missing: "cgroup namespaces: commands see the name of their control group on the host".to_owned(),
+        remedy: "boot with cgroup v2, or use Docker".to_owned(),
     }
 }
 
-fn nobody_is_told(error: &Error) -> Gap {
+fn violations_gap(error: &Error) -> Gap {
     Gap {
-        missing: format!("events of blocked system calls, which are refused all the same: {error}"),
-        remedy: "use a runtime on the host's own kernel (runc) where they are needed".to_owned(),
+        missing: format!("reports of blocked system calls (they are still denied): {error}"),
+        remedy: "use a runtime that runs on the host's kernel (runc) if you need the reports".to_owned(),
     }
 }
 
-fn is_image_missing(complaint: &str) -> bool {
-    let complaint = complaint.to_lowercase();
-    complaint.contains("no such image") || complaint.contains("image not known")
+fn is_image_missing(message: &str) -> bool {
+    let message = message.to_lowercase();
+    message.contains("no such image") || message.contains("image not known")
 }
 
 #[async_trait]
@@ -178,36 +183,36 @@ impl Backend for Container {
 
     async fn probe(&self) -> Capabilities {
         let mut gaps = Vec::new();
-        let found =
+        let capabilities =
             |usable, enforceable, gaps| Capabilities { mode: Mode::Container, usable, enforceable, gaps };
         let limits = match self.engine.limits(&mut gaps).await {
             Ok(limits) => limits,
-            Err(error) => return found(false, Enforceable::default(), vec![self.gap(&error)]),
+            Err(error) => return capabilities(false, Enforceable::default(), vec![self.gap(&error)]),
         };
-        if self.engine.family().await.is_ok_and(Family::lacks_cgroup_namespaces) {
-            gaps.push(no_cgroup_namespace());
+        if self.engine.kind().await.is_ok_and(EngineKind::lacks_cgroup_namespaces) {
+            gaps.push(cgroup_namespace_gap());
         }
         let limits = Enforceable { violations: true, ..limits };
         let limits = match self.try_sandbox(limits, None).await {
             Ok(()) => limits,
             Err(error) => {
-                let less = Enforceable { violations: false, ..limits };
-                if !matches!(error, Error::InitFailed(_)) || self.try_sandbox(less, None).await.is_err() {
+                let without = Enforceable { violations: false, ..limits };
+                if !matches!(error, Error::InitFailed(_)) || self.try_sandbox(without, None).await.is_err() {
                     gaps.push(self.gap(&error));
-                    return found(false, less, gaps);
+                    return capabilities(false, without, gaps);
                 }
-                gaps.push(nobody_is_told(&error));
-                less
+                gaps.push(violations_gap(&error));
+                without
             }
         };
         let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
             Ok(()) => true,
             Err(error) => {
-                gaps.push(tool_backend::no_list_of_executables(&error));
+                gaps.push(isolation::executables_gap(&error));
                 false
             }
         };
-        found(true, Enforceable { network: true, syscalls: true, executables, ..limits }, gaps)
+        capabilities(true, Enforceable { network: true, syscalls: true, executables, ..limits }, gaps)
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
@@ -216,7 +221,7 @@ impl Backend for Container {
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        tool_backend::refuse_what_does_not_isolate(plan, Mode::Container)?;
-        self.carry_out(plan).await
+        isolation::require_isolating(plan, Mode::Container)?;
+        self.create(plan).await
     }
 }

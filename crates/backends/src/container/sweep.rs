@@ -1,4 +1,5 @@
-//! What workers that were killed left: containers by their labels, directories by their names.
+//! Removes what killed workers left: containers by their labels, control directories by their
+//! names.
 
 use std::{fs, io, path::Path};
 
@@ -7,14 +8,14 @@ use codelia_sys::process_id::ProcessId;
 use super::{engine::Engine, spec};
 use crate::Error;
 
-/// Removes the containers whose owner was a process of our own process namespace and is gone. Of any
-/// other nobody here can tell.
+/// Removes the containers whose owner was a process of our PID namespace and is gone. Owners in
+/// other namespaces cannot be checked from here.
 pub(super) async fn containers(engine: &Engine) -> Result<usize, Error> {
     let mut removed = 0;
-    let place = format!("{}={}", spec::PLACE, spec::place()?);
-    for container in engine.labelled(&place).await? {
+    let label = format!("{}={}", spec::NAMESPACE_LABEL, spec::pid_namespace()?);
+    for container in engine.list_by_label(&label).await? {
         let labels = container.labels.unwrap_or_default();
-        let owner = labels.get(spec::OWNER).and_then(|owner| owner.parse::<ProcessId>().ok());
+        let owner = labels.get(spec::OWNER_LABEL).and_then(|owner| owner.parse::<ProcessId>().ok());
         if let (Some(id), Some(false)) = (container.id, owner.map(ProcessId::is_alive)) {
             engine.remove(&id).await?;
             removed += 1;
@@ -23,7 +24,7 @@ pub(super) async fn containers(engine: &Engine) -> Result<usize, Error> {
     Ok(removed)
 }
 
-/// The same for the directories of control sockets.
+/// Removes the control directories whose owner is gone.
 pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
     let entries = match fs::read_dir(parent) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

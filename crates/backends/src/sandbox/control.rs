@@ -13,24 +13,23 @@ use tokio::{io::Interest, net::UnixStream};
 
 use crate::Error;
 
-/// Both directions of a socket to `codelia-init`. The end of the control socket is the end of the
-/// sandbox.
+/// A socket to `codelia-init`. Closing the control socket ends the sandbox.
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: UnixStream,
     decoder: Decoder,
-    /// Descriptors that arrived, in order.
+    /// Descriptors that were received and not yet taken, in order.
     descriptors: VecDeque<OwnedFd>,
 }
 
 impl Control {
-    /// A new socket and its other end, for `codelia-init`.
+    /// A new socket pair: our end, and the end for `codelia-init`.
     pub(crate) fn pair() -> Result<(Self, OwnedFd), Error> {
-        let (here, there) = fd::socket_pair().map_err(io::Error::from)?;
-        Ok((Self::new(here)?, there))
+        let (local, remote) = fd::socket_pair().map_err(io::Error::from)?;
+        Ok((Self::new(local)?, remote))
     }
 
-    /// One end of a connected socket.
+    /// Wraps a connected socket.
     pub(crate) fn new(socket: OwnedFd) -> Result<Self, Error> {
         let stream = std::os::unix::net::UnixStream::from(socket);
         stream.set_nonblocking(true)?;
@@ -38,8 +37,8 @@ impl Control {
         Ok(Self { stream, decoder: Decoder::default(), descriptors: VecDeque::new() })
     }
 
-    /// Says something, with descriptors. A small request without any goes in one piece, so that
-    /// several may be said at once.
+    /// Sends a request with descriptors. A small request without descriptors is written in one
+    /// piece, so concurrent calls do not mix.
     pub(crate) async fn send(&self, request: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let frame = encode(request)?;
         let mut sent = self.send_some(&frame, fds).await?;
@@ -54,7 +53,7 @@ impl Control {
         self.stream.async_io(Interest::WRITABLE, send).await
     }
 
-    /// Waits for the next report; `None` is the end of the socket. Cancel-safe.
+    /// Waits for the next report. `None` is the end of the socket. Cancel-safe.
     pub(crate) async fn receive(&mut self) -> Result<Option<Report>, Error> {
         loop {
             if let Some(report) = self.decoder.next_message()? {
@@ -63,7 +62,7 @@ impl Control {
             let (mut bytes, mut descriptors) = ([0; 1024], Vec::new());
             let count = match self.read(&mut bytes, &mut descriptors).await {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
-                answer => answer?,
+                result => result?,
             };
             self.descriptors.extend(descriptors);
             if count == 0 {
@@ -73,35 +72,34 @@ impl Control {
         }
     }
 
-    /// Another descriptor of the same socket, to see whether it has ended.
-    pub(crate) fn witness(&self) -> Result<OwnedFd, Error> {
+    async fn read(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        let receive = || fd::receive(&self.stream, bytes, descriptors).map_err(io::Error::from);
+        self.stream.async_io(Interest::READABLE, receive).await
+    }
+
+    /// Duplicates the socket's descriptor, to check whether the other end was closed.
+    pub(crate) fn try_clone_fd(&self) -> Result<OwnedFd, Error> {
         Ok(self.stream.as_fd().try_clone_to_owned()?)
     }
 
-    /// Whether somebody holds the other side. One that cannot be looked at is not open.
+    /// Whether the other end is open. A socket that cannot be checked counts as closed.
     pub(crate) fn is_open(&self) -> bool {
         fd::is_peer_closed(&self.stream).is_ok_and(|closed| !closed)
     }
 
-    /// Tells the other side that this is the end, and answers the socket, to see whether it was closed
-    /// there.
-    pub(crate) fn end(&self) -> Result<OwnedFd, Error> {
+    /// Shuts down writing and returns the socket, to check whether the other end was closed.
+    pub(crate) fn shut_down(&self) -> Result<OwnedFd, Error> {
         fd::shutdown_write(&self.stream).map_err(io::Error::from)?;
-        self.witness()
+        self.try_clone_fd()
     }
 
-    /// The next descriptor that came with a report.
+    /// Takes the next descriptor that arrived with a report.
     pub(crate) fn take_descriptor(&mut self) -> Result<OwnedFd, Error> {
-        self.descriptors.pop_front().ok_or(Error::OutOfTurn)
+        self.descriptors.pop_front().ok_or(Error::UnexpectedMessage)
     }
 
-    /// All that came and were not taken.
+    /// Takes all descriptors that arrived and were not taken.
     pub(crate) fn take_descriptors(self) -> Vec<OwnedFd> {
         self.descriptors.into()
-    }
-
-    async fn read(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
-        let receive = || fd::receive(&self.stream, bytes, descriptors).map_err(io::Error::from);
-        self.stream.async_io(Interest::READABLE, receive).await
     }
 }

@@ -1,13 +1,182 @@
-//! One sandbox as the host sees it, shared by every mode.
+//! One sandbox as the host sees it, shared by every mode: the control socket, the process around
+//! `codelia-init`, and the control group. It never outlives its value.
+//!
+//! A mode creates the control group and starts `codelia-init` in the sandbox with the other end of
+//! [`control::Control::pair`] as its standard input and no other descriptor (or has it connect,
+//! where nothing can be inherited). It makes a [`Sandbox`] of them and passes it to
+//! [`prepared::prepare`] with the setup of [`setup::of`].
+//!
+//! In an isolating mode init must be PID 1, must already have the ids of the command, and must
+//! either hold `CAP_SETPCAP` in its user namespace or have an empty bounding set. It drops all
+//! privileges itself and fails if it cannot.
 
+pub(crate) mod cgroups;
+pub(crate) mod child;
+mod cleanup;
 pub(crate) mod control;
-pub(crate) mod groups;
-pub(crate) mod outcome;
+mod outcome;
 pub(crate) mod prepared;
 pub(crate) mod process;
-pub(crate) mod running;
-#[allow(clippy::module_inception)]
-pub(crate) mod sandbox;
-pub(crate) mod sandbox_process;
+mod running;
 pub(crate) mod setup;
-pub(crate) mod supervisor;
+mod supervisor;
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use codelia_init::{Report, Request, Setup};
+use codelia_sys::cgroup::Group;
+use codelia_telemetry::task;
+use codelia_types::Receipt;
+use tokio::{runtime::Handle, time::timeout};
+
+use crate::Error;
+use cleanup::Cleanup;
+use control::Control;
+use process::SandboxProcess;
+
+/// How long `codelia-init` may take to report that it is ready.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A live sandbox. Dropping it destroys it in the background.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    control: Control,
+    /// Taken when the sandbox is destroyed.
+    cleanup: Option<Cleanup>,
+}
+
+/// What `codelia-init` sends when it is ready.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    /// Socket to the command's process. `None` if init relays the launch.
+    pub(crate) launch: Option<Control>,
+    /// Receives the system calls that the filter blocks. `None` without a filter that notifies.
+    pub(crate) listener: Option<OwnedFd>,
+}
+
+impl Sandbox {
+    pub(crate) fn new(control: Control, process: Box<dyn SandboxProcess>, group: Option<Group>) -> Self {
+        Self { control, cleanup: Some(Cleanup::new(process, group)) }
+    }
+
+    /// Has `codelia-init` join its control groups and restrict itself. Waits until it is ready.
+    pub(crate) async fn set_up(&mut self, setup: Setup) -> Result<Ready, Error> {
+        let join_fds = self.group().map(Group::join_fds).transpose()?.unwrap_or_default();
+        let fds: Vec<_> = join_fds.iter().map(AsFd::as_fd).collect();
+        let notifies = setup.security.as_ref().is_some_and(|security| security.notify);
+        let relays = setup.relay_launch;
+        let request = Request::Setup(Setup { cgroup_fds: fds.len(), ..setup });
+        let sent = self.control.send(&request, &fds).await;
+        // If sending failed, init may have reported why before it exited.
+        match self.receive_report().await.or_else(|error| sent.and(Err(error)))? {
+            Report::Ready => Ok(Ready {
+                launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
+                listener: notifies.then(|| self.control.take_descriptor()).transpose()?,
+            }),
+            Report::Failed(failure) => Err(Error::InitFailed(failure)),
+            Report::Launched | Report::Exited(_) => Err(Error::UnexpectedMessage),
+        }
+    }
+
+    async fn receive_report(&mut self) -> Result<Report, Error> {
+        let report = timeout(SETUP_TIMEOUT, self.control.receive()).await.map_err(|_| Error::InitTimeout)?;
+        report?.ok_or(Error::InitExited)
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// The control socket and the group, to use both at the same time.
+    pub(crate) fn parts(&mut self) -> (&mut Control, Option<&Group>) {
+        (&mut self.control, self.cleanup.as_ref().and_then(Cleanup::group))
+    }
+
+    pub(crate) fn group(&self) -> Option<&Group> {
+        self.cleanup.as_ref()?.group()
+    }
+
+    /// Lifts the group's CPU limit so that `codelia-init` can kill its processes quickly. Where init
+    /// shares our PID namespace, also kills every process but init: it may be outrun by forks.
+    pub(crate) fn kill_group(&self) -> Result<(), Error> {
+        let Some(group) = self.group() else { return Ok(()) };
+        group.lift_cpu_limit()?;
+        match self.cleanup.as_ref().and_then(Cleanup::init_in_host_namespace) {
+            Some(init) => Ok(group.kill_others(init)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Kills `codelia-init` too. Its children die with it or with the group.
+    pub(crate) async fn kill_init(&mut self) {
+        if let Some(cleanup) = &mut self.cleanup {
+            cleanup.kill().await;
+        }
+    }
+
+    /// Whether the sandbox ended because it ran out of memory. Ask once it has ended.
+    pub(crate) async fn ran_out_of_memory(&mut self) -> bool {
+        match &mut self.cleanup {
+            Some(cleanup) => cleanup.ran_out_of_memory().await,
+            None => false,
+        }
+    }
+
+    /// Ends the sandbox and counts what is left.
+    pub(crate) async fn destroy(mut self) -> Receipt {
+        match self.cleanup.take() {
+            Some(cleanup) => cleanup.run(self.shut_down_control()).await,
+            None => Receipt::default(),
+        }
+    }
+
+    /// Shuts the control socket down, which orders init to end. Returns our end of the socket, or
+    /// `None` if it could not be kept.
+    fn shut_down_control(&self) -> Option<OwnedFd> {
+        let socket = self.control.shut_down();
+        socket.inspect_err(|error| tracing::warn!(%error, "control socket not shut down")).ok()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        // Without a runtime, dropping the cleanup removes what it can.
+        if let (Some(cleanup), Ok(_)) = (self.cleanup.take(), Handle::try_current()) {
+            task::background("sandbox teardown", cleanup.run(self.shut_down_control()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+
+    /// A process that has ended and left nothing.
+    #[derive(Debug)]
+    struct Ended;
+
+    #[async_trait]
+    impl SandboxProcess for Ended {
+        async fn wait(&mut self) -> bool {
+            true
+        }
+
+        async fn kill(&mut self) {}
+    }
+
+    #[tokio::test]
+    async fn open_socket_is_counted_in_the_receipt() {
+        for (is_held, sockets) in [(true, 1), (false, 0)] {
+            let (control, remote) = Control::pair().unwrap();
+            let held = is_held.then_some(remote);
+            let receipt = Sandbox::new(control, Box::new(Ended), None).destroy().await;
+            assert_eq!(receipt, Receipt { sockets, ..Receipt::default() });
+            drop(held);
+        }
+    }
+}

@@ -15,31 +15,35 @@ use tokio::time::timeout;
 
 use crate::{
     Error, Launched, Prepared, Stdio,
-    sandbox::control::Control,
-    sandbox::running::{RunningCommand, Watch},
-    sandbox::sandbox::Sandbox,
-    sandbox::supervisor::Supervisor,
+    sandbox::{
+        Sandbox,
+        control::Control,
+        running::{CpuBudget, RunningCommand},
+        supervisor::Supervisor,
+    },
 };
 
-/// How long the command's process may take to execute it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the command's process may take to call `execve`.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sandbox with `codelia-init` waiting in it.
 #[derive(Debug)]
 pub(crate) struct WaitingSandbox {
     sandbox: Sandbox,
-    /// To the command's process; without it the launch goes through the control socket.
+    /// Socket to the command's process. `None` if the launch goes through the control socket.
     launch: Option<Control>,
     supervisor: Option<Supervisor>,
-    /// The session's directory, where the command sees the host's.
+    /// The session's directory, if the command sees the host's file system.
     root: Option<OwnedFd>,
-    /// The environment below the command's own.
+    /// The plan's environment. The command's own variables override it.
     env: BTreeMap<String, String>,
-    watch: Watch,
+    cpu_budget: CpuBudget,
 }
 
-/// Sets a sandbox up by its plan; destroys it if that fails. With a `root` working directories are
-/// opened below it by us, without one below the set-up's workspace by `codelia-init`.
+/// Sets a sandbox up for its plan, or destroys it if that fails.
+///
+/// Working directories are opened below `root` by us, or, without a `root`, below the workspace of
+/// the setup by `codelia-init`.
 pub(crate) async fn prepare(
     mut sandbox: Sandbox,
     plan: &Plan,
@@ -48,8 +52,8 @@ pub(crate) async fn prepare(
 ) -> Result<Box<dyn Prepared>, Error> {
     match set_up(&mut sandbox, plan, setup).await {
         Ok((launch, supervisor)) => {
-            let (env, watch) = (plan.env.clone(), Watch::of(plan));
-            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, watch }))
+            let (env, cpu_budget) = (plan.env.clone(), CpuBudget::of(plan));
+            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, cpu_budget }))
         }
         Err(error) => {
             sandbox.destroy().await;
@@ -67,7 +71,7 @@ async fn set_up(
     let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
     let supervisor = match (ready.listener, &ready.launch, &plan.security, limit) {
         (Some(listener), Some(launch), Some(security), Some(limit)) => {
-            Some(Supervisor::start(listener, launch.witness()?, security, limit)?)
+            Some(Supervisor::start(listener, launch.try_clone_fd()?, security, limit)?)
         }
         _ => None,
     };
@@ -77,12 +81,12 @@ async fn set_up(
 #[async_trait]
 impl Prepared for WaitingSandbox {
     async fn launch(mut self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         match self.start(command, stdio).await {
             Ok(()) => {
                 let started = Instant::now();
-                let running = RunningCommand::new(self.sandbox, self.supervisor, self.watch, started);
-                Ok(Launched { running: Box::new(running), setup_time: started - asked })
+                let running = RunningCommand::new(self.sandbox, self.supervisor, self.cpu_budget, started);
+                Ok(Launched { running: Box::new(running), setup_time: started - requested })
             }
             Err(error) => {
                 self.sandbox.destroy().await;
@@ -103,24 +107,25 @@ impl Prepared for WaitingSandbox {
 impl WaitingSandbox {
     async fn start(&mut self, command: &CommandSpec, stdio: Stdio) -> Result<(), Error> {
         let directory = self.open_directory(command)?;
-        let request = Request::Launch(self.order(command));
+        let request = Request::Launch(self.launch_request(command));
         let mut fds = vec![stdio.stdin.as_fd(), stdio.stdout.as_fd(), stdio.stderr.as_fd()];
         fds.extend(directory.iter().map(AsFd::as_fd));
         let is_relayed = self.launch.is_none();
-        let (control, _) = self.sandbox.ends();
+        let (control, _) = self.sandbox.parts();
         let launch = self.launch.as_mut().unwrap_or(control);
         launch.send(&request, &fds).await?;
-        // The command alone holds its streams, so that they end with it.
+        // Only the command may hold its streams, so that they end with it.
         drop((stdio, directory));
-        let answer = timeout(PATIENCE, launch.receive()).await.map_err(|_| Error::Unresponsive)?;
-        match answer? {
-            None if is_relayed => Err(Error::InitEnded),
+        let report = timeout(LAUNCH_TIMEOUT, launch.receive()).await.map_err(|_| Error::InitTimeout)?;
+        match report? {
+            None if is_relayed => Err(Error::InitExited),
+            // The launch socket is close-on-exec: its end means that `execve` succeeded.
             None => Ok(()),
             Some(Report::Launched) if is_relayed => Ok(()),
             Some(Report::Failed(failure)) => {
                 Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)))
             }
-            Some(Report::Ready | Report::Launched | Report::Exited(_)) => Err(Error::OutOfTurn),
+            Some(Report::Ready | Report::Launched | Report::Exited(_)) => Err(Error::UnexpectedMessage),
         }
     }
 
@@ -129,7 +134,7 @@ impl WaitingSandbox {
         self.root.as_ref().map(open).transpose().map_err(Error::working_directory)
     }
 
-    fn order(&mut self, command: &CommandSpec) -> Launch {
+    fn launch_request(&mut self, command: &CommandSpec) -> Launch {
         let mut env = std::mem::take(&mut self.env);
         env.extend(command.env.clone());
         Launch {

@@ -1,4 +1,4 @@
-//! From a plan to what `codelia-init` is told at its set-up.
+//! Converts a plan into the setup request for `codelia-init`.
 
 use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
 
@@ -9,19 +9,19 @@ use codelia_types::NetworkMode;
 
 use crate::{Error, seccomp};
 
-/// The namespaces of this process that no isolated command may be in, by name and number.
+/// Names and numbers of this process's namespaces. An isolated command must not be in any of them.
 static OWN_NAMESPACES: LazyLock<Vec<(&str, u64)>> = LazyLock::new(|| {
     let number = |name| Some((name, fs::metadata(format!("/proc/self/ns/{name}")).ok()?.ino()));
     ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"].into_iter().filter_map(number).collect()
 });
 
-/// What a plan means to `codelia-init`. A mode that is made differently changes `expected` before it
-/// hands it to the sandbox; the control groups are the sandbox's to add.
+/// The setup for a plan. A mode that differs changes `expected` before it hands the setup to the
+/// sandbox; the sandbox adds the control groups.
 ///
 /// # Errors
-/// The plan's system calls cannot be filtered.
+/// No filter can be built for the plan's system calls.
 pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
-    let security = plan.security.as_ref().map(|security| security_of(plan, security)).transpose()?;
+    let security = plan.security.as_ref().map(|security| security_setup(plan, security)).transpose()?;
     Ok(Setup {
         cgroup_fds: 0,
         rlimits: rlimits(plan),
@@ -32,7 +32,8 @@ pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
     })
 }
 
-/// No limit of processes: the kernel counts it for each user of the host, the group for the sandbox.
+/// Does not limit the number of processes: the kernel counts that rlimit per host user, while the
+/// group counts it per sandbox.
 fn rlimits(plan: &Plan) -> Vec<Rlimit> {
     let limits = &plan.limits;
     let whole_seconds = limits.cpu_time.as_secs() + u64::from(limits.cpu_time.subsec_nanos() > 0);
@@ -40,26 +41,26 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
         Rlimit { resource: Resource::OpenFiles, max: limits.open_files },
         Rlimit { resource: Resource::CoreBytes, max: 0 },
         Rlimit { resource: Resource::FileBytes, max: limits.file_bytes },
-        // The group counts exactly and ends the command; this is for when nobody watches it.
+        // A fallback: the group's CPU time is exact, and the worker kills the command by it.
         Rlimit { resource: Resource::CpuSeconds, max: whole_seconds + 1 },
     ]
 }
 
-fn security_of(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {
+fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {
     Ok(SecuritySetup {
-        expected: expected(plan),
+        expected: expected_environment(plan),
         executables: security.executables.clone(),
         filter: seccomp::filter(security)?.to_vec(),
         notify: security.violation_limit.is_some(),
     })
 }
 
-fn expected(plan: &Plan) -> ExpectedEnvironment {
-    let shared = |name: &str| name == "net" && plan.network == NetworkMode::Host;
+fn expected_environment(plan: &Plan) -> ExpectedEnvironment {
+    let is_shared = |name: &str| name == "net" && plan.network == NetworkMode::Host;
     ExpectedEnvironment {
         host_namespaces: OWN_NAMESPACES
             .iter()
-            .filter(|(name, _)| !shared(name))
+            .filter(|(name, _)| !is_shared(name))
             .map(|&(name, number)| (name.to_owned(), number))
             .collect(),
         mounts: plan.mounts.iter().filter_map(expected_mount).collect(),
@@ -69,7 +70,7 @@ fn expected(plan: &Plan) -> ExpectedEnvironment {
     }
 }
 
-/// What a mode makes otherwise than by a mount of its own is not looked for.
+/// `None` for what some mode creates without a separate mount: init does not check it.
 fn expected_mount(mount: &Mount) -> Option<ExpectedMount> {
     let (target, writable) = match mount {
         Mount::Bind { target, writable, .. } => (target.clone(), Some(*writable)),

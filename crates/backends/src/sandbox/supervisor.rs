@@ -1,4 +1,4 @@
-//! Answers for the system calls that a filter does not let pass: refuses them, tells of them, counts them.
+//! Responds to the system calls that the filter blocks: denies, reports and counts them.
 
 use std::{
     io,
@@ -22,61 +22,61 @@ use tokio::{
     task::AbortHandle,
 };
 
-use crate::{Error, sandbox::process::watched, seccomp};
+use crate::{Error, sandbox::child::async_fd, seccomp};
 
-/// The word for a call that was refused.
+/// The kind of violation that a blocked system call is.
 const SYSCALL_BLOCKED: &str = "SYSCALL_BLOCKED";
 
-/// So many wait to be heard of; more are only counted.
-const MOST_UNHEARD: usize = 256;
+/// Violations buffered for the receiver. More are counted but not reported.
+const MAX_BUFFERED: usize = 256;
 
-/// The supervisor of one sandbox. It ends with its value.
+/// The supervisor of one sandbox. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     task: AbortHandle,
-    limit: Arc<Limit>,
+    limit: Arc<ViolationLimit>,
     violations: Option<mpsc::Receiver<Violation>>,
 }
 
-/// Whether there were too many.
+/// Whether the limit of violations was exceeded.
 #[derive(Debug, Default)]
-struct Limit {
+struct ViolationLimit {
     is_exceeded: AtomicBool,
     exceeded: Notify,
 }
 
 impl Supervisor {
-    /// Starts to answer. The launch socket says whether the command was executed already: until
-    /// then a call is one of `codelia-init`.
+    /// Starts responding. The end of the launch socket shows that the command was executed: until
+    /// then a call comes from `codelia-init`.
     pub(crate) fn start(
         listener: OwnedFd,
         launch: OwnedFd,
         security: &Security,
         limit: u32,
     ) -> Result<Self, Error> {
-        let (sender, violations) = mpsc::channel(MOST_UNHEARD);
-        let exceeded = Arc::new(Limit::default());
-        let watch = Watch {
-            listener: watched(listener).map_err(|(_, error)| error)?,
+        let (sender, violations) = mpsc::channel(MAX_BUFFERED);
+        let exceeded = Arc::new(ViolationLimit::default());
+        let responder = Responder {
+            listener: async_fd(listener).map_err(|(_, error)| error)?,
             launch,
-            exec: security.exec,
-            left: limit.max(1),
+            exec_allowed: security.exec,
+            remaining: limit.max(1),
             sender,
-            unheard: 0,
+            unreported: 0,
             limit: Arc::clone(&exceeded),
         };
-        let task = task::background("sandbox supervisor", watch.run()).abort_handle();
+        let task = task::background("sandbox supervisor", responder.run()).abort_handle();
         Ok(Self { task, limit: exceeded, violations: Some(violations) })
     }
 
-    /// The violations as they happen. Given once.
+    /// The violations as they happen. `None` on the second call.
     pub(crate) fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
         self.violations.take()
     }
 
-    /// Waits until there are too many. The call that was too much is never answered.
+    /// Waits until there are too many violations. The last call never gets a response.
     pub(crate) async fn exceeded(&self) {
-        // Stored by `notify_one` if nobody waits yet; asked for again it must still hold.
+        // `notify_one` stores a permit if nothing waits yet. The flag keeps later calls true.
         while !self.is_exceeded() {
             self.limit.exceeded.notified().await;
         }
@@ -93,51 +93,54 @@ impl Drop for Supervisor {
     }
 }
 
-struct Watch {
+/// The task behind a [`Supervisor`].
+struct Responder {
     listener: AsyncFd<OwnedFd>,
     launch: OwnedFd,
-    /// Whether the command may execute.
-    exec: bool,
-    /// How many more end the run.
-    left: u32,
+    /// Whether the command may call `execve`.
+    exec_allowed: bool,
+    /// Violations until the limit is exceeded.
+    remaining: u32,
     sender: mpsc::Sender<Violation>,
-    unheard: u64,
-    limit: Arc<Limit>,
+    /// Violations that did not fit into the buffer.
+    unreported: u64,
+    limit: Arc<ViolationLimit>,
 }
 
-impl Watch {
-    /// Until the last process under the filter has ended, or there were too many.
+impl Responder {
+    /// Runs until the last process under the filter has ended or the limit is exceeded.
     async fn run(mut self) {
-        while self.left > 0 {
+        while self.remaining > 0 {
             match self.next().await {
                 Ok(Some(call)) => {
                     if let Err(errno) = self.handle(call) {
-                        tracing::warn!(%errno, "a blocked call was not answered");
+                        tracing::warn!(%errno, "no response to blocked system call sent");
                     }
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    // What is not answered does not pass.
-                    tracing::error!(%error, "blocked calls are not heard of any more");
+                    // Fails closed: a call without a response does not pass.
+                    tracing::error!(%error, "blocked system calls can no longer be received");
                     break;
                 }
             }
         }
-        if self.unheard > 0 {
-            tracing::warn!(count = self.unheard, "violations came faster than they were heard");
+        if self.unreported > 0 {
+            tracing::warn!(count = self.unreported, "violations dropped, buffer full");
         }
-        if self.left == 0 {
+        if self.remaining == 0 {
             self.limit.is_exceeded.store(true, Ordering::Release);
             self.limit.exceeded.notify_one();
-            // Who listens need not wait for what never comes.
+            // No more violations follow, so let the receiver end.
             drop(self.sender);
-            // Closed, the listener would have the kernel answer what waits. The supervisor's end ends this.
+            // If the listener were closed, the kernel would let the pending call return. Keep it
+            // open until the supervisor is dropped.
             let _open = self.listener;
             std::future::pending().await
         }
     }
 
-    /// The next call; `None` when none can come any more.
+    /// The next blocked call. `None` when no process is left that could make one.
     async fn next(&self) -> io::Result<Option<Notification>> {
         loop {
             let mut guard = self.listener.readable().await?;
@@ -151,7 +154,7 @@ impl Watch {
             }
             match listener::receive(self.listener.get_ref()) {
                 Ok(call) => return Ok(Some(call)),
-                // Its process was killed meanwhile.
+                // The calling process was killed in the meantime.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -163,28 +166,29 @@ impl Watch {
         if self.is_launch(name.as_deref())? {
             return listener::respond(self.listener.get_ref(), call, Response::Continue);
         }
-        // What is newer than we know is answered as by a kernel that does not know it either.
+        // Unknown calls fail as on a kernel that does not have them.
         let errno = if name.is_some() { Errno::PERM } else { Errno::NOSYS };
-        self.tell(call, name.unwrap_or_else(|| format!("#{}", call.nr)));
-        self.left -= 1;
-        if self.left == 0 {
+        self.report(call, name.unwrap_or_else(|| format!("#{}", call.nr)));
+        self.remaining -= 1;
+        if self.remaining == 0 {
             Ok(())
         } else {
             listener::respond(self.listener.get_ref(), call, Response::Fail(errno))
         }
     }
 
-    /// Until the command is executed its process is `codelia-init`'s own, with one thread: what it
-    /// asked for cannot change between our answer and the kernel's look at it.
+    /// Whether this is the `execve` of the launch. Until then the process belongs to `codelia-init`
+    /// and has one thread, so the arguments cannot change between our response and the kernel's
+    /// reading of them.
     fn is_launch(&self, name: Option<&str>) -> Result<bool, Errno> {
-        Ok(!self.exec && name == Some("execve") && !fd::is_eof(&self.launch)?)
+        Ok(!self.exec_allowed && name == Some("execve") && !fd::is_eof(&self.launch)?)
     }
 
-    fn tell(&mut self, call: Notification, syscall: String) {
-        tracing::info!(syscall, nr = call.nr, args = ?call.args, "a system call was blocked");
+    fn report(&mut self, call: Notification, syscall: String) {
+        tracing::info!(syscall, nr = call.nr, args = ?call.args, "system call blocked");
         let violation = Violation { kind: SYSCALL_BLOCKED.to_owned(), syscall, nr: call.nr, args: call.args };
         if self.sender.try_send(violation).is_err() {
-            self.unheard += 1;
+            self.unreported += 1;
         }
     }
 }

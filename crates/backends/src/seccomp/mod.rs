@@ -1,9 +1,9 @@
-//! The filter of system calls: from what a plan allows to the BPF program that `codelia-init` installs.
+//! Builds the seccomp filter of a plan: the BPF program that `codelia-init` installs.
 //!
-//! Allowed calls pass, all others are notified of and answered by the supervisor, or refused with `EPERM`
-//! where nobody can be told. Two things are decided
-//! in the kernel alone: `clone3` is answered with `ENOSYS`, since its flags are in memory that no filter
-//! can read and C libraries fall back to `clone`; a call by another ABI (ia32, x32) kills the process.
+//! Allowed calls pass. All others are sent to the supervisor, or fail with `EPERM` in runtimes
+//! without notifications. The filter decides two cases itself: `clone3` fails with `ENOSYS`, because
+//! its flags are in memory that no filter can read and C libraries fall back to `clone`; a call of a
+//! foreign ABI (ia32, x32) kills the process.
 
 mod names;
 mod rules;
@@ -23,9 +23,9 @@ use crate::Error;
 
 pub(crate) use names::{name, number};
 
-/// What the command's process calls between the filter and the command. A plan that forbids one of them
-/// could not be carried out as it is meant.
-const NEEDED: [&str; 14] = [
+/// Calls that the command's process makes between installing the filter and `execve`. A plan that
+/// denies one of them cannot be enforced.
+const REQUIRED: [&str; 14] = [
     "sendmsg",
     "recvmsg",
     "close",
@@ -42,10 +42,10 @@ const NEEDED: [&str; 14] = [
     "exit_group",
 ];
 
-/// So many filters are kept: making one takes milliseconds, and most sandboxes have the same.
-const MOST_KEPT: usize = 16;
+/// Building a filter takes milliseconds, and most sandboxes have the same.
+const MAX_CACHED: usize = 16;
 
-static KEPT: Mutex<VecDeque<(Rules, Arc<[u64]>)>> = Mutex::new(VecDeque::new());
+static CACHE: Mutex<VecDeque<(Rules, Arc<[u64]>)>> = Mutex::new(VecDeque::new());
 
 /// What a filter depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,14 +53,14 @@ struct Rules {
     allowed: BTreeSet<String>,
     fork: bool,
     exec: bool,
-    /// Whether only named files may be executed.
+    /// Whether files without a name must not be executed.
     only_named: bool,
-    /// Whether somebody is told of what does not pass.
-    tells: bool,
+    /// Whether denied calls are sent to the supervisor.
+    notify: bool,
 }
 
 impl Rules {
-    /// All but some calls means: all of the default list but these.
+    /// A deny list removes calls from the default list.
     fn of(security: &Security) -> Self {
         let allowed = match &security.syscalls {
             SyscallRules::Allow(names) => names.iter().cloned().collect(),
@@ -69,59 +69,58 @@ impl Rules {
             }
         };
         let only_named = security.executables.is_some();
-        let tells = security.violation_limit.is_some();
-        Self { allowed, fork: security.fork, exec: security.exec, only_named, tells }
+        let notify = security.violation_limit.is_some();
+        Self { allowed, fork: security.fork, exec: security.exec, only_named, notify }
     }
 }
 
-/// The filter for a plan, one instruction in each word.
+/// The filter for a plan, one BPF instruction per word.
 ///
 /// # Errors
-/// [`Error::Unenforceable`] if it forbids what every launch needs.
+/// [`Error::Unenforceable`] if the plan denies a call that every launch needs.
 pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
     let rules = Rules::of(security);
-    if let Some(filter) = kept(&rules) {
+    if let Some(filter) = cached(&rules) {
         return Ok(filter);
     }
-    if NEEDED.iter().any(|name| !rules.allowed.contains(*name)) {
+    if REQUIRED.iter().any(|name| !rules.allowed.contains(*name)) {
         return Err(Error::Unenforceable { field: "policy.syscalls" });
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
-    keep(rules, Arc::clone(&filter));
+    cache(rules, Arc::clone(&filter));
     Ok(filter)
 }
 
-fn kept(rules: &Rules) -> Option<Arc<[u64]>> {
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.iter().find(|(known, _)| known == rules).map(|(_, filter)| Arc::clone(filter))
+fn cached(rules: &Rules) -> Option<Arc<[u64]>> {
+    let cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    cache.iter().find(|(known, _)| known == rules).map(|(_, filter)| Arc::clone(filter))
 }
 
-fn keep(rules: Rules, filter: Arc<[u64]>) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.push_back((rules, filter));
-    if kept.len() > MOST_KEPT {
-        kept.pop_front();
+fn cache(rules: Rules, filter: Arc<[u64]>) {
+    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    cache.push_back((rules, filter));
+    if cache.len() > MAX_CACHED {
+        cache.pop_front();
     }
 }
 
 fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
-    let refusal =
-        if rules.tells { ScmpAction::Notify } else { ScmpAction::Errno(Errno::PERM.raw_os_error()) };
-    let mut context = ScmpFilterContext::new(refusal)?;
+    let deny = if rules.notify { ScmpAction::Notify } else { ScmpAction::Errno(Errno::PERM.raw_os_error()) };
+    let mut context = ScmpFilterContext::new(deny)?;
     context.set_act_badarch(ScmpAction::KillProcess)?;
-    // A search tree: a call costs a few comparisons, not hundreds.
+    // A binary tree: a call costs a few comparisons instead of hundreds.
     context.set_ctl_optimize(2)?;
-    add(&mut context, "clone3", ScmpAction::Errno(Errno::NOSYS.raw_os_error()), &[])?;
+    add_rule(&mut context, "clone3", ScmpAction::Errno(Errno::NOSYS.raw_os_error()), &[])?;
     for name in &rules.allowed {
         for condition in rules::conditions(name, rules) {
-            add(&mut context, name, ScmpAction::Allow, &condition)?;
+            add_rule(&mut context, name, ScmpAction::Allow, &condition)?;
         }
     }
     export(&context)
 }
 
-/// A call that this machine does not have needs no rule.
-fn add(
+/// Adds a rule, unless this machine does not have the call.
+fn add_rule(
     context: &mut ScmpFilterContext,
     name: &str,
     action: ScmpAction,
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_is_made_once_and_differs_with_its_rules() {
+    fn filter_is_cached_by_its_rules() {
         let all = security(SyscallRules::Allow(syscalls::allowed(false)));
         let first = filter(&all).unwrap();
         assert!(Arc::ptr_eq(&first, &filter(&all).unwrap()));
@@ -166,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_forbids_what_a_launch_needs_is_refused() {
-        for name in NEEDED {
+    fn denying_a_required_call_is_refused() {
+        for name in REQUIRED {
             let error = filter(&security(SyscallRules::Deny(vec![name.to_owned()]))).unwrap_err();
             assert!(matches!(error, Error::Unenforceable { field: "policy.syscalls" }), "{name}: {error}");
         }
     }
 
     #[test]
-    fn every_call_of_the_default_list_has_a_number_on_x86_64() {
+    fn every_default_call_has_a_number() {
         let without: Vec<_> =
             syscalls::allowed(true).into_iter().filter(|name| number(name).is_none()).collect();
         assert_eq!(without, Vec::<String>::new());

@@ -1,10 +1,10 @@
-//! Names and numbers of system calls on this machine.
+//! Names and numbers of this machine's system calls.
 
 use libseccomp::ScmpSyscall;
 
-/// Calls that the installed library may be too old to know. Calls this new have one number on every
-/// machine.
-const NEW: [(&str, i32); 19] = [
+/// Calls that the installed libseccomp may be too old to know. Recent calls have the same number on
+/// every architecture.
+const RECENT: [(&str, i32); 19] = [
     ("cachestat", 451),
     ("fchmodat2", 452),
     ("map_shadow_stack", 453),
@@ -26,18 +26,18 @@ const NEW: [(&str, i32); 19] = [
     ("file_setattr", 469),
 ];
 
-/// The number of a call; `None` if this machine has no such call.
+/// The number of a call. `None` if this machine does not have it.
 pub(crate) fn number(name: &str) -> Option<i32> {
-    if let Some((_, number)) = NEW.iter().find(|(new, _)| *new == name) {
+    if let Some((_, number)) = RECENT.iter().find(|(recent, _)| *recent == name) {
         return Some(*number);
     }
-    // Calls of other machines have negative numbers.
+    // libseccomp gives calls of other architectures negative numbers.
     ScmpSyscall::from_name(name).ok().map(ScmpSyscall::as_raw_syscall).filter(|number| *number >= 0)
 }
 
-/// The name of a call; `None` if it is newer than we know.
+/// The name of a call. `None` if it is too new to be known.
 pub(crate) fn name(number: i32) -> Option<String> {
-    if let Some((name, _)) = NEW.iter().find(|(_, new)| *new == number) {
+    if let Some((name, _)) = RECENT.iter().find(|(_, recent)| *recent == number) {
         return Some((*name).to_owned());
     }
     ScmpSyscall::from_raw_syscall(number).get_name().ok()
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_belong_together() {
+    fn names_and_numbers_match() {
         for known in ["read", "ptrace", "umount2", "mseal", "openat2"] {
             assert_eq!(name(number(known).unwrap()).as_deref(), Some(known));
         }

@@ -1,7 +1,7 @@
-//! What an allowed call may say: rules about arguments, as data.
+//! Conditions on the arguments of allowed calls.
 //!
-//! Arguments are compared as the kernel's registers hold them. Where it reads fewer bits than that, a
-//! rule is a mask of those bits, or refuses what has others set.
+//! The filter compares whole 64-bit registers. Where the kernel reads fewer bits, a rule masks them,
+//! or denies values with other bits set.
 
 use libseccomp::{
     ScmpArgCompare,
@@ -10,7 +10,7 @@ use libseccomp::{
 
 use super::Rules;
 
-// Flags of clone(2): each makes a namespace.
+// Flags of clone(2) that create a namespace.
 const CLONE_NEWNS: u64 = 0x0002_0000;
 const CLONE_NEWCGROUP: u64 = 0x0200_0000;
 const CLONE_NEWUTS: u64 = 0x0400_0000;
@@ -20,48 +20,49 @@ const CLONE_NEWPID: u64 = 0x2000_0000;
 const CLONE_NEWNET: u64 = 0x4000_0000;
 const CLONE_NAMESPACES: u64 =
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
-/// And this one a thread.
+/// Creates a thread instead of a process.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
 const AF_UNIX: u64 = 1;
 const AF_INET: u64 = 2;
 const AF_INET6: u64 = 10;
 const AF_NETLINK: u64 = 16;
-/// The bits of a socket's type beside its flags.
+/// The bits of a socket's type, without its flags.
 const SOCK_TYPE: u64 = 0xf;
 const SOCK_STREAM: u64 = 1;
 const SOCK_DGRAM: u64 = 2;
 const NETLINK_ROUTE: u64 = 0;
 
-/// A file in memory that can never be executed.
+/// The memfd can never be executed.
 const MFD_NOEXEC_SEAL: u64 = 0x8;
 
-/// Would take the notifications that are ours.
+/// Would replace the supervisor as the receiver of notifications.
 const SECCOMP_FILTER_FLAG_NEW_LISTENER: u64 = 0x8;
 
 type Condition = Vec<ScmpArgCompare>;
 
-/// On which conditions a call passes, any of them: an empty one holds always, none at all never.
+/// The conditions under which a call is allowed. One of them must hold; an empty condition always
+/// holds, and an empty list denies the call.
 pub(super) fn conditions(name: &str, rules: &Rules) -> Vec<Condition> {
     match name {
         "clone" if rules.fork => vec![vec![masked(0, CLONE_NAMESPACES, 0)]],
         "clone" => vec![vec![masked(0, CLONE_NAMESPACES | CLONE_THREAD, CLONE_THREAD)]],
-        // Never allowed, whatever the list says: it could not be filtered.
+        // Never allowed, even if the policy lists it: its flags cannot be filtered.
         "clone3" => Vec::new(),
-        "fork" | "vfork" => when(rules.fork),
-        // The first one is the launch itself; the supervisor tells it from others.
-        "execve" | "execveat" => when(rules.exec),
-        // Landlock does not ask about files without a name.
+        "fork" | "vfork" => allow_if(rules.fork),
+        // If denied, the supervisor still lets the first `execve` pass: the launch.
+        "execve" | "execveat" => allow_if(rules.exec),
+        // Landlock does not check files without a name.
         "memfd_create" if rules.only_named => vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]],
         "seccomp" => vec![vec![masked(1, SECCOMP_FILTER_FLAG_NEW_LISTENER, 0)]],
         "socket" => sockets(),
         "socketpair" => vec![vec![argument(0, Equal, AF_UNIX)]],
-        _ => when(true),
+        _ => allow_if(true),
     }
 }
 
-/// Neither raw nor packet sockets, nor a family with a history, nor netlink but for what C libraries ask:
-/// which addresses there are.
+/// Unix, TCP and UDP sockets, and the netlink family with which C libraries list addresses. No raw
+/// or packet sockets, and no rarely used families, which have a history of kernel bugs.
 fn sockets() -> Vec<Condition> {
     let mut allowed = vec![
         vec![argument(0, Equal, AF_UNIX)],
@@ -75,7 +76,7 @@ fn sockets() -> Vec<Condition> {
     allowed
 }
 
-fn when(allowed: bool) -> Vec<Condition> {
+fn allow_if(allowed: bool) -> Vec<Condition> {
     if allowed { vec![Vec::new()] } else { Vec::new() }
 }
 

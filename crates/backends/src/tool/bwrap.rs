@@ -6,14 +6,18 @@ use codelia_policy::{Mount, Plan, SANDBOX_IDS};
 use codelia_types::Mode;
 
 use crate::{
-    Backend, Error, probe,
-    tool::mask::{self, Hidden},
-    tool::orphans,
-    tool::overlay,
-    tool::tool_backend::{INIT, Inherited, Tool, ToolBackend, ToolOptions, ToolPaths},
+    Backend, Error,
+    isolation::{INIT, utf8},
+    mask::{self, MaskTarget},
+    probe,
 };
 
-/// Mode `bwrap`.
+use super::{
+    backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
+    orphans, overlay,
+};
+
+/// Creates the backend of mode `bwrap`.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -29,48 +33,48 @@ struct Bwrap {
 impl Tool for Bwrap {
     const MODE: Mode = Mode::Bwrap;
 
-    /// All but the command itself goes through a descriptor: other users of the host see the
+    /// Passes everything but the command through a descriptor: other users of the host can see the
     /// arguments of a process.
     fn arguments(
         &self,
         plan: &Plan,
-        host: &ToolPaths,
-        inherited: &mut Inherited,
+        paths: &ToolPaths,
+        inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let arguments = sandbox(plan, &host.init, inherited)?;
+        let arguments = sandbox_arguments(plan, &paths.init, inherited)?;
         let list: Vec<u8> = arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
-        let list = inherited.add("arguments", &list)?;
-        Ok(["--args", &list, "--", INIT].map(str::to_owned).to_vec())
+        let descriptor = inherited.add("arguments", &list)?;
+        Ok(["--args", &descriptor, "--", INIT].map(str::to_owned).to_vec())
     }
 
-    fn sweep(&self, host: &ToolPaths) -> io::Result<usize> {
-        let is_ours =
-            |uid| self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_nobody(uid);
-        orphans::kill(&host.program, is_ours)
+    fn sweep(&self, paths: &ToolPaths) -> io::Result<usize> {
+        let is_sandbox_uid = |uid| {
+            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_probe_uid(uid)
+        };
+        orphans::kill(&paths.program, is_sandbox_uid)
     }
 
-    fn remedy(&self, complaint: &str) -> String {
-        match complaint {
-            "" => "install bubblewrap (Debian and Ubuntu: apt-get install bubblewrap)",
-            text if text.contains("namespace") => {
+    fn remedy(&self, message: Option<&str>) -> &'static str {
+        match message {
+            None => "install bubblewrap (Debian and Ubuntu: apt-get install bubblewrap)",
+            Some(text) if text.contains("namespace") => {
                 "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; on \
                  Ubuntu kernel.apparmor_restrict_unprivileged_userns=0 or a profile for bwrap)"
             }
-            text if text.contains("proc") => {
+            Some(text) if text.contains("proc") => {
                 "give the worker's container an unmasked /proc (Kubernetes: procMount: Unmasked)"
             }
-            text if text.contains("Permission denied") => {
-                "let sandboxes pass through the directories above codelia-init and the sessions (mode 0711)"
+            Some(text) if text.contains("Permission denied") => {
+                "make the directories above codelia-init and the sessions traversable (mode 0711)"
             }
-            _ => "run bwrap by hand to see what it lacks",
+            Some(_) => "run bwrap manually to see what it lacks",
         }
-        .to_owned()
     }
 }
 
-/// Always, for every plan. `codelia-init` begins a session of its own before it does anything, and
-/// gives up the one capability it gets once it has locked the way back to any.
-const NAMESPACES: [&str; 14] = [
+/// The same for every plan. `codelia-init` starts its own session first, and drops its one
+/// capability after it has locked the secure bits, so that it cannot regain any.
+const BASE_ARGUMENTS: [&str; 14] = [
     "--unshare-user",
     "--unshare-pid",
     "--unshare-net",
@@ -87,17 +91,17 @@ const NAMESPACES: [&str; 14] = [
     "--uid",
 ];
 
-fn sandbox(plan: &Plan, init: &Path, inherited: &mut Inherited) -> Result<Vec<String>, Error> {
-    let mut list = Arguments { words: NAMESPACES.map(str::to_owned).to_vec(), inherited };
+fn sandbox_arguments(plan: &Plan, init: &Path, inherited: &mut InheritedFiles) -> Result<Vec<String>, Error> {
+    let mut list = Arguments { words: BASE_ARGUMENTS.map(str::to_owned).to_vec(), inherited };
     list.add([&SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
     if let Some(name) = &plan.hostname {
         list.add(["--hostname", name]);
     }
-    list.add(["--ro-bind", text(init)?, INIT]);
+    list.add(["--ro-bind", utf8(init)?, INIT]);
     for (index, mount) in plan.mounts.iter().enumerate() {
         list.mount(mount, &plan.mounts[..index])?;
     }
-    // Mounts below these stay as they are.
+    // Remounting read-only does not change the mounts below.
     if plan.mounts.contains(&Mount::Dev) {
         list.add(["--remount-ro", "/dev"]);
     }
@@ -107,7 +111,7 @@ fn sandbox(plan: &Plan, init: &Path, inherited: &mut Inherited) -> Result<Vec<St
 
 struct Arguments<'a> {
     words: Vec<String>,
-    inherited: &'a mut Inherited,
+    inherited: &'a mut InheritedFiles,
 }
 
 impl Arguments<'_> {
@@ -115,44 +119,43 @@ impl Arguments<'_> {
         self.words.extend(words.map(str::to_owned));
     }
 
-    fn mount(&mut self, mount: &Mount, made: &[Mount]) -> Result<(), Error> {
+    /// Adds a mount. `previous` are the mounts of the plan before it.
+    fn mount(&mut self, mount: &Mount, previous: &[Mount]) -> Result<(), Error> {
         match mount {
             Mount::Bind { source, target, writable } => {
-                let how = if *writable { "--bind" } else { "--ro-bind" };
-                self.add([how, text(source)?, text(target)?]);
+                let option = if *writable { "--bind" } else { "--ro-bind" };
+                self.add([option, utf8(source)?, utf8(target)?]);
             }
             Mount::Overlay { target, layer, .. } => {
-                self.add(["--bind", text(&overlay::place(layer))?, text(target)?]);
+                self.add(["--bind", utf8(&overlay::mount_point(layer))?, utf8(target)?]);
             }
             Mount::Tmpfs { target, size_bytes } => {
-                self.add(["--perms", "1777", "--size", &size_bytes.to_string(), "--tmpfs", text(target)?]);
+                self.add(["--perms", "1777", "--size", &size_bytes.to_string(), "--tmpfs", utf8(target)?]);
             }
             Mount::Proc => self.add(["--proc", "/proc"]),
             Mount::Dev => self.add(["--dev", "/dev"]),
-            Mount::Symlink { target, to } => self.add(["--symlink", text(to)?, text(target)?]),
-            // A copy in the root, which becomes read-only: a mount for each would take longer.
-            Mount::File { target, text: content } => self.file("--file", "0444", target, content)?,
-            Mount::Hidden { target, even_if_absent } => match mask::find(made, target, *even_if_absent)? {
-                Hidden::Directory(place) => {
-                    let place = text(&place)?;
-                    self.add(["--perms", "0000", "--tmpfs", place, "--remount-ro", place]);
+            Mount::Symlink { target, to } => self.add(["--symlink", utf8(to)?, utf8(target)?]),
+            // A copy in the root, which becomes read-only: faster than a mount for each file.
+            Mount::File { target, text } => self.file("--file", "0444", target, text)?,
+            Mount::Hidden { target, even_if_absent } => {
+                match mask::resolve(previous, target, *even_if_absent)? {
+                    MaskTarget::Directory(path) => {
+                        let path = utf8(&path)?;
+                        self.add(["--perms", "0000", "--tmpfs", path, "--remount-ro", path]);
+                    }
+                    MaskTarget::File(path) => self.file("--ro-bind-data", "0000", &path, "")?,
+                    MaskTarget::Absent => {}
                 }
-                Hidden::File(place) => self.file("--ro-bind-data", "0000", &place, "")?,
-                Hidden::Nothing => {}
-            },
+            }
         }
         Ok(())
     }
 
-    fn file(&mut self, how: &str, permissions: &str, target: &Path, content: &str) -> Result<(), Error> {
+    fn file(&mut self, option: &str, permissions: &str, target: &Path, content: &str) -> Result<(), Error> {
         let descriptor = self.inherited.add("file", content.as_bytes())?;
-        self.add(["--perms", permissions, how, &descriptor, text(target)?]);
+        self.add(["--perms", permissions, option, &descriptor, utf8(target)?]);
         Ok(())
     }
-}
-
-fn text(path: &Path) -> Result<&str, Error> {
-    path.to_str().ok_or(Error::Unenforceable { field: "mounts" })
 }
 
 #[cfg(test)]
@@ -160,13 +163,13 @@ mod tests {
     use super::*;
 
     fn words(mounts: Vec<Mount>) -> Vec<String> {
-        let mut plan = probe::isolated(Mode::Bwrap, Default::default(), None).unwrap();
+        let mut plan = probe::isolated_plan(Mode::Bwrap, Default::default(), None).unwrap();
         plan.mounts = mounts;
-        sandbox(&plan, Path::new("/init"), &mut Inherited::default()).unwrap()
+        sandbox_arguments(&plan, Path::new("/init"), &mut InheritedFiles::default()).unwrap()
     }
 
     #[test]
-    fn every_namespace_is_new_whatever_the_plan() {
+    fn every_namespace_is_new() {
         let words = words(Vec::new());
         for kind in ["user", "pid", "net", "ipc", "uts", "cgroup"] {
             assert!(words.contains(&format!("--unshare-{kind}")), "{kind}");
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_made_in_the_order_of_the_plan_and_the_root_closes_last() {
+    fn mounts_keep_order_and_root_becomes_read_only_last() {
         let line = words(vec![
             Mount::Bind { source: "/usr".into(), target: "/usr".into(), writable: false },
             Mount::Symlink { target: "/bin".into(), to: "usr/bin".into() },
@@ -202,10 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn files_are_handed_over_as_descriptors() {
+    fn files_are_passed_as_descriptors() {
         let words = words(vec![Mount::File { target: "/etc/passwd".into(), text: "root".into() }]);
-        let at = words.iter().position(|word| word == "--file").unwrap();
-        assert!(words[at + 1].parse::<u32>().is_ok());
-        assert_eq!(words[at + 2], "/etc/passwd");
+        let index = words.iter().position(|word| word == "--file").unwrap();
+        assert!(words[index + 1].parse::<u32>().is_ok());
+        assert_eq!(words[index + 2], "/etc/passwd");
     }
 }

@@ -1,5 +1,5 @@
-//! Mode `nsjail`: namespaces and mounts through nsjail, which is given a configuration in the text
-//! form of its protocol buffers. Its own limits, groups and filters are off: ours hold.
+//! Mode `nsjail`: namespaces and mounts through nsjail, which reads a configuration in protobuf
+//! text format. Its own limits, cgroups and filters are off: ours apply.
 
 use std::{
     fmt::Write,
@@ -13,14 +13,18 @@ use codelia_sys::process;
 use codelia_types::Mode;
 
 use crate::{
-    Backend, Error, probe,
-    tool::mask::{self, Hidden},
-    tool::overlay,
-    tool::tool_backend::{self, INIT, Inherited, Tool, ToolBackend, ToolOptions, ToolPaths},
-    tool::tool_dirs,
+    Backend, Error,
+    isolation::{self, INIT, utf8},
+    mask::{self, MaskTarget},
+    probe,
 };
 
-/// Mode `nsjail`.
+use super::{
+    backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
+    dirs, overlay,
+};
+
+/// Creates the backend of mode `nsjail`.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -34,13 +38,13 @@ struct Nsjail {
 }
 
 impl Nsjail {
-    /// Whose directory one of this name is, if it is one that a sandbox of ours had.
-    fn user_of(&self, name: &str) -> Option<u32> {
-        let uid = name.strip_prefix("nsjail.")?;
+    /// The user for which nsjail created a directory of this name, if only sandboxes use that user.
+    fn owner_of(&self, directory: &str) -> Option<u32> {
+        let uid = directory.strip_prefix("nsjail.")?;
         let uid = uid.strip_suffix(".root").or(uid.strip_suffix(".tmp"))?.parse().ok()?;
-        let is_ours =
-            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_nobody(uid);
-        is_ours.then_some(uid)
+        let is_sandbox_uid =
+            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_probe_uid(uid);
+        is_sandbox_uid.then_some(uid)
     }
 }
 
@@ -50,54 +54,53 @@ impl Tool for Nsjail {
     fn arguments(
         &self,
         plan: &Plan,
-        host: &ToolPaths,
-        inherited: &mut Inherited,
+        paths: &ToolPaths,
+        inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let config = config(plan, &host.init)?;
+        let config = config(plan, &paths.init)?;
         let descriptor = inherited.add("nsjail.cfg", config.as_bytes())?;
         Ok(vec!["--config".to_owned(), format!("/proc/self/fd/{descriptor}")])
     }
 
-    /// It makes them for each user and leaves them. Those of our own user stay: other programs of
-    /// that user may be about to use them.
-    fn scratch(&self, ids: Ids) -> Vec<PathBuf> {
+    /// None for the worker's own user: other programs of that user may be about to use them.
+    fn directories(&self, ids: Ids) -> Vec<PathBuf> {
         if ids.uid == process::own_uid() {
             return Vec::new();
         }
         let uid = ids.uid;
-        let base = [
+        let prefixes = [
             format!("/run/user/{uid}/nsjail/"),
             format!("/run/user/nsjail.{uid}."),
             format!("/tmp/nsjail.{uid}."),
         ];
-        base.iter()
-            .flat_map(|base| ["root", "tmp"].map(|name| PathBuf::from(format!("{base}{name}"))))
+        prefixes
+            .iter()
+            .flat_map(|prefix| ["root", "tmp"].map(|name| PathBuf::from(format!("{prefix}{name}"))))
             .collect()
     }
 
     fn sweep(&self, _: &ToolPaths) -> io::Result<usize> {
-        let places = ["/run/user", "/tmp"].map(Path::new);
-        places.into_iter().map(|place| tool_dirs::remove_abandoned(place, |name| self.user_of(name))).sum()
+        let parents = ["/run/user", "/tmp"].map(Path::new);
+        parents.into_iter().map(|parent| dirs::remove_abandoned(parent, |name| self.owner_of(name))).sum()
     }
 
-    fn remedy(&self, complaint: &str) -> String {
-        match complaint {
-            "" => "install nsjail, or give its path",
-            text if text.contains("CLONE_NEWUSER") || text.contains("clone") => {
+    fn remedy(&self, message: Option<&str>) -> &'static str {
+        match message {
+            None => "install nsjail, or set sandbox.nsjail to its path",
+            Some(text) if text.contains("CLONE_NEWUSER") || text.contains("clone") => {
                 "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone)"
             }
-            text if text.contains("Permission denied") => {
-                "let sandboxes pass through the directories above codelia-init and the sessions (mode 0711)"
+            Some(text) if text.contains("Permission denied") => {
+                "make the directories above codelia-init and the sessions traversable (mode 0711)"
             }
-            _ => "run nsjail by hand to see what it lacks",
+            Some(_) => "run nsjail manually to see what it lacks",
         }
-        .to_owned()
     }
 }
 
-/// The same for every plan. `codelia-init` begins a session of its own before it does anything, and
-/// gives up the one capability it gets once it has locked the way back to any.
-const BASE: &str = "\
+/// The same for every plan. `codelia-init` starts its own session first, and drops its one
+/// capability after it has locked the secure bits, so that it cannot regain any.
+const BASE_CONFIG: &str = "\
 mode: ONCE
 cwd: \"/\"
 log_level: ERROR
@@ -118,7 +121,7 @@ clone_newuts: true
 clone_newcgroup: true
 ";
 
-/// What a minimal `/dev` has.
+/// The entries of a minimal `/dev`.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 const DEVICE_LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
@@ -132,17 +135,12 @@ const BIND: &str = "is_bind: true nosuid: true nodev: true";
 const TMPFS: &str = "fstype: \"tmpfs\" nosuid: true nodev: true";
 
 fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
-    let ids = tool_backend::ids(plan)?;
-    let mut config = Config(BASE.to_owned());
+    let ids = isolation::ids(plan)?;
+    let inside = SANDBOX_IDS;
+    let mut config = Config(BASE_CONFIG.to_owned());
     config.line(&format!("hostname: {}", quoted(plan.hostname.as_deref().unwrap_or_default())));
-    config.line(&format!(
-        "uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}",
-        SANDBOX_IDS.uid, ids.uid
-    ));
-    config.line(&format!(
-        "gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}",
-        SANDBOX_IDS.gid, ids.gid
-    ));
+    config.line(&format!("uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.uid, ids.uid));
+    config.line(&format!("gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.gid, ids.gid));
     config.bind(init, Path::new(INIT), false)?;
     for (index, mount) in plan.mounts.iter().enumerate() {
         config.mount(mount, &plan.mounts[..index])?;
@@ -151,7 +149,7 @@ fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
     Ok(config.0)
 }
 
-/// The configuration as it grows.
+/// A configuration under construction.
 struct Config(String);
 
 impl Config {
@@ -160,43 +158,48 @@ impl Config {
         self.0.push('\n');
     }
 
-    fn mount(&mut self, mount: &Mount, made: &[Mount]) -> Result<(), Error> {
+    /// Adds a mount. `previous` are the mounts of the plan before it.
+    fn mount(&mut self, mount: &Mount, previous: &[Mount]) -> Result<(), Error> {
         match mount {
             Mount::Bind { source, target, writable } => self.bind(source, target, *writable),
-            Mount::Overlay { target, layer, .. } => self.bind(&overlay::place(layer), target, true),
+            Mount::Overlay { target, layer, .. } => self.bind(&overlay::mount_point(layer), target, true),
             Mount::Tmpfs { target, size_bytes } => {
                 self.tmpfs(target, &format!("size={size_bytes},mode=1777"), true)
             }
             Mount::Proc => {
-                self.line("mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }");
+                self.line(
+                    "mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }",
+                );
                 Ok(())
             }
             Mount::Dev => self.dev(),
-            Mount::Symlink { target, to } => self.link(text(to)?, text(target)?),
-            Mount::File { target, text: content } => {
-                let (target, content) = (quoted(text(target)?), quoted(content));
+            Mount::Symlink { target, to } => self.link(utf8(to)?, utf8(target)?),
+            Mount::File { target, text } => {
+                let (target, content) = (quoted(utf8(target)?), quoted(text));
                 self.line(&format!(
                     "mount {{ dst: {target} src_content: {content} nosuid: true nodev: true }}"
                 ));
                 Ok(())
             }
-            Mount::Hidden { target, even_if_absent } => match mask::find(made, target, *even_if_absent)? {
-                Hidden::Directory(place) => self.tmpfs(&place, "size=4096,mode=0000", false),
-                // A device that may not be opened.
-                Hidden::File(place) => self.bind(Path::new("/dev/null"), &place, false),
-                Hidden::Nothing => Ok(()),
-            },
+            Mount::Hidden { target, even_if_absent } => {
+                match mask::resolve(previous, target, *even_if_absent)? {
+                    MaskTarget::Directory(path) => self.tmpfs(&path, "size=4096,mode=0000", false),
+                    // Mounted with `nodev`, so it cannot be opened.
+                    MaskTarget::File(path) => self.bind(Path::new("/dev/null"), &path, false),
+                    MaskTarget::Absent => Ok(()),
+                }
+            }
         }
     }
 
     fn bind(&mut self, source: &Path, target: &Path, writable: bool) -> Result<(), Error> {
-        let (source, target) = (quoted(text(source)?), quoted(text(target)?));
+        let (source, target) = (quoted(utf8(source)?), quoted(utf8(target)?));
         self.line(&format!("mount {{ src: {source} dst: {target} {BIND} rw: {writable} }}"));
         Ok(())
     }
 
     fn tmpfs(&mut self, target: &Path, options: &str, writable: bool) -> Result<(), Error> {
-        let target = quoted(text(target)?);
+        let target = quoted(utf8(target)?);
         self.line(&format!("mount {{ dst: {target} {TMPFS} options: \"{options}\" rw: {writable} }}"));
         Ok(())
     }
@@ -206,7 +209,7 @@ impl Config {
         Ok(())
     }
 
-    /// It becomes read-only when everything is in it.
+    /// nsjail makes it read-only after everything was mounted in it.
     fn dev(&mut self) -> Result<(), Error> {
         self.tmpfs(Path::new("/dev"), "size=65536,mode=0755", false)?;
         for name in DEVICES {
@@ -222,11 +225,7 @@ impl Config {
     }
 }
 
-fn text(path: &Path) -> Result<&str, Error> {
-    path.to_str().ok_or(Error::Unenforceable { field: "mounts" })
-}
-
-/// A string of the text form: what is not plain is written as octal bytes.
+/// A string literal of the text format. Bytes that are not plain are written in octal.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for byte in text.bytes() {
@@ -245,14 +244,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_directories_of_its_users_are_its_own() {
+    fn only_directories_of_sandbox_users_are_swept() {
         let tool = Nsjail { sandbox_uids: Some(300..=399) };
-        let own = |name| tool.user_of(name);
-        assert_eq!([own("nsjail.300.root"), own("nsjail.399.tmp")], [Some(300), Some(399)]);
+        let owner = |name| tool.owner_of(name);
+        assert_eq!([owner("nsjail.300.root"), owner("nsjail.399.tmp")], [Some(300), Some(399)]);
         for name in ["nsjail.400.root", "nsjail.300.other", "nsjail.root", "jail.300.root", "nsjail.-1.tmp"] {
-            assert_eq!(own(name), None, "{name}");
+            assert_eq!(owner(name), None, "{name}");
         }
-        assert_eq!(Nsjail { sandbox_uids: None }.user_of("nsjail.300.root"), None);
+        assert_eq!(Nsjail { sandbox_uids: None }.owner_of("nsjail.300.root"), None);
     }
 
     #[test]
@@ -262,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_becomes_mounts_in_its_order_with_flags() {
-        let mut plan = probe::isolated(Mode::Nsjail, Default::default(), None).unwrap();
+    fn mounts_keep_order_and_flags() {
+        let mut plan = probe::isolated_plan(Mode::Nsjail, Default::default(), None).unwrap();
         plan.ids = Some(Ids { uid: 7, gid: 8 });
         plan.mounts = vec![
             Mount::Bind { source: "/s".into(), target: "/workspace".into(), writable: true },
@@ -286,10 +285,10 @@ mod tests {
     }
 
     #[test]
-    fn every_namespace_is_new_and_nothing_of_its_own_limits() {
+    fn every_namespace_is_new_and_own_limits_are_off() {
         for kind in ["user", "ns", "pid", "net", "ipc", "uts", "cgroup"] {
-            assert!(BASE.contains(&format!("clone_new{kind}: true")), "{kind}");
+            assert!(BASE_CONFIG.contains(&format!("clone_new{kind}: true")), "{kind}");
         }
-        assert!(!BASE.contains("seccomp") && !BASE.contains("cgroup_"));
+        assert!(!BASE_CONFIG.contains("seccomp") && !BASE_CONFIG.contains("cgroup_"));
     }
 }

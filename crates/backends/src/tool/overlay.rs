@@ -1,5 +1,8 @@
-//! The overlays of sessions. One is mounted once for all sandboxes of its session that live, since two mounts of one layer
-//! would not agree, in namespaces that nobody is in but the tools that start there. With the last sandbox they are gone.
+//! The overlays of sessions.
+//!
+//! An overlay is mounted once for all live sandboxes of its session, because two mounts of one
+//! layer would be inconsistent. It is mounted in namespaces that only the session's tools enter,
+//! and is gone with the last sandbox.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,137 +18,141 @@ use codelia_policy::{Ids, Mount, Plan};
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use crate::{
-    Error, init,
+    Error, init_binary, isolation,
+    mask::{self, MaskTarget},
     sandbox::control::Control,
-    tool::mask::{self, Hidden},
-    tool::tool_backend,
 };
 
-/// The field of a policy that overlays are for.
+/// The policy field that requests overlays.
 const FIELD: &str = "policy.filesystem.overlay_paths";
 
-/// How long `codelia-init` may take to mount them: a directory may be on a file system that does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long `codelia-init` may take to mount overlays: a source may be on a file system that hangs.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The overlays that are mounted, by the directory of their layers.
+/// The mounted overlays, by the directory of their layers.
 #[derive(Debug, Default)]
-pub(crate) struct Overlays(Mutex<HashMap<PathBuf, Arc<AsyncMutex<Mounted>>>>);
+pub(super) struct Overlays(Mutex<HashMap<PathBuf, Arc<AsyncMutex<SessionOverlays>>>>);
 
-/// What is mounted for a session.
+/// The overlays of one session.
 #[derive(Debug, Default)]
-struct Mounted {
-    spaces: Weak<Spaces>,
-    /// What is left out of each, by its name.
+struct SessionOverlays {
+    namespaces: Weak<Namespaces>,
+    /// The paths hidden in each mounted overlay, by the overlay's name.
     hidden: BTreeMap<String, Vec<PathBuf>>,
 }
 
-/// The namespaces in which the overlays of a session are, as long as somebody holds them.
+/// The namespaces in which a session's overlays are mounted. They exist while this value does.
 #[derive(Debug)]
-pub(crate) struct Spaces(Vec<OwnedFd>);
+pub(super) struct Namespaces(Vec<OwnedFd>);
 
-impl Spaces {
-    /// For a process that starts in them.
-    pub(crate) fn copies(&self) -> io::Result<Vec<OwnedFd>> {
+impl Namespaces {
+    /// Duplicates the descriptors for a process that enters the namespaces.
+    pub(super) fn try_clone_fds(&self) -> io::Result<Vec<OwnedFd>> {
         self.0.iter().map(OwnedFd::try_clone).collect()
     }
 }
 
 impl Overlays {
-    /// Mounts what the plan wants and is not mounted; `None` if it wants none.
-    pub(crate) async fn hold(&self, init: &Path, plan: &Plan) -> Result<Option<Arc<Spaces>>, Error> {
-        let Some(wanted) = wanted(plan)? else { return Ok(None) };
-        let session = self.session(&wanted.directory);
-        // One at a time: what one mounts the next one must know of.
-        let mounting = async { session.lock().await.mount(init, wanted).await };
-        timeout(PATIENCE, mounting).await.map_err(|_| Error::Unresponsive)?.map(Some)
+    /// Mounts the overlays of a plan that are not mounted yet. Returns `None` if it has none.
+    pub(super) async fn mount(&self, init: &Path, plan: &Plan) -> Result<Option<Arc<Namespaces>>, Error> {
+        let Some(request) = overlay_request(plan)? else { return Ok(None) };
+        let session = self.session(&request.directory);
+        // The lock serializes mounts of a session: each must know what is mounted already.
+        let mounting = async { session.lock().await.mount(init, request).await };
+        timeout(MOUNT_TIMEOUT, mounting).await.map_err(|_| Error::InitTimeout)?.map(Some)
     }
 
-    /// What is mounted for one; forgets those whose sandboxes are gone.
-    fn session(&self, directory: &Path) -> Arc<AsyncMutex<Mounted>> {
+    /// The overlays of one session. Drops the entries of sessions without live sandboxes.
+    fn session(&self, directory: &Path) -> Arc<AsyncMutex<SessionOverlays>> {
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.retain(|_, one| one.try_lock().map_or(true, |mounted| mounted.spaces.strong_count() > 0));
+        sessions.retain(|_, session| {
+            session.try_lock().map_or(true, |mounted| mounted.namespaces.strong_count() > 0)
+        });
         sessions.entry(directory.to_owned()).or_default().clone()
     }
 }
 
-impl Mounted {
-    async fn mount(&mut self, init: &Path, wanted: OverlayRequest) -> Result<Arc<Spaces>, Error> {
-        let there = self.spaces.upgrade();
-        if there.is_none() {
+impl SessionOverlays {
+    async fn mount(&mut self, init: &Path, request: OverlayRequest) -> Result<Arc<Namespaces>, Error> {
+        let existing = self.namespaces.upgrade();
+        if existing.is_none() {
             self.hidden.clear();
         }
-        let disagrees = |one: &Overlay| self.hidden.get(&one.name).is_some_and(|known| *known != one.hidden);
-        // Somebody moved in whose secrets a living overlay shows.
-        if wanted.overlays.iter().any(disagrees) {
+        let differs =
+            |overlay: &Overlay| self.hidden.get(&overlay.name).is_some_and(|known| *known != overlay.hidden);
+        // A mounted overlay shows something that this plan hides, or the reverse.
+        if request.overlays.iter().any(differs) {
             return Err(Error::Unenforceable { field: FIELD });
         }
-        let is_all = wanted.overlays.iter().all(|one| self.hidden.contains_key(&one.name));
-        let spaces = match there {
-            Some(there) if is_all => there,
-            Some(there) => ask(init, &wanted, &there.0).await.map(|_| there)?,
-            None => Arc::new(Spaces(ask(init, &wanted, &[]).await?)),
+        let all_mounted = request.overlays.iter().all(|overlay| self.hidden.contains_key(&overlay.name));
+        let namespaces = match existing {
+            Some(existing) if all_mounted => existing,
+            Some(existing) => run_init(init, &request, &existing.0).await.map(|_| existing)?,
+            None => Arc::new(Namespaces(run_init(init, &request, &[]).await?)),
         };
-        self.spaces = Arc::downgrade(&spaces);
-        self.hidden.extend(wanted.overlays.into_iter().map(|one| (one.name, one.hidden)));
-        Ok(spaces)
+        self.namespaces = Arc::downgrade(&namespaces);
+        self.hidden.extend(request.overlays.into_iter().map(|overlay| (overlay.name, overlay.hidden)));
+        Ok(namespaces)
     }
 }
 
-/// What a plan wants.
-fn wanted(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
+/// The overlays of a plan. `None` if it has none.
+fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     let mut overlays = Vec::new();
     let mut directory = None;
     for mount in &plan.mounts {
         let Mount::Overlay { source, target, layer } = mount else { continue };
-        let (Some(above), Some(name)) = (layer.parent(), layer.file_name().and_then(|name| name.to_str()))
+        let (Some(parent), Some(name)) = (layer.parent(), layer.file_name().and_then(|name| name.to_str()))
         else {
             return Err(Error::Unenforceable { field: FIELD });
         };
         if !source.is_dir() {
             return Err(Error::Unenforceable { field: FIELD });
         }
-        directory = Some(above.to_owned());
-        let hidden = left_out(plan, source, target)?;
+        directory = Some(parent.to_owned());
+        let hidden = hidden_paths(plan, source, target)?;
         overlays.push(Overlay { source: source.clone(), name: name.to_owned(), hidden });
     }
     let Some(directory) = directory else { return Ok(None) };
-    let Ids { uid, gid } = tool_backend::ids(plan)?;
+    let Ids { uid, gid } = isolation::ids(plan)?;
     Ok(Some(OverlayRequest { directory, uid, gid, overlays }))
 }
 
-/// What the plan hides in an overlay, from its source on.
-fn left_out(plan: &Plan, source: &Path, target: &Path) -> Result<Vec<PathBuf>, Error> {
+/// The paths that the plan hides in an overlay, relative to its source.
+fn hidden_paths(plan: &Plan, source: &Path, target: &Path) -> Result<Vec<PathBuf>, Error> {
     let shown = [Mount::Bind { source: source.to_owned(), target: target.to_owned(), writable: false }];
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     for mount in &plan.mounts {
-        let Mount::Hidden { target: secret, even_if_absent } = mount else { continue };
-        if !secret.starts_with(target) {
+        let Mount::Hidden { target: hidden, even_if_absent } = mount else { continue };
+        if !hidden.starts_with(target) {
             continue;
         }
-        let (Hidden::Directory(place) | Hidden::File(place)) = mask::find(&shown, secret, *even_if_absent)?
+        let (MaskTarget::Directory(path) | MaskTarget::File(path)) =
+            mask::resolve(&shown, hidden, *even_if_absent)?
         else {
             continue;
         };
-        // The whole of it is covered by a mount.
-        if let Ok(below) = place.strip_prefix(target)
-            && !below.as_os_str().is_empty()
+        // If the whole overlay is hidden, a mount covers it.
+        if let Ok(relative) = path.strip_prefix(target)
+            && !relative.as_os_str().is_empty()
         {
-            found.push(below.to_owned());
+            paths.push(relative.to_owned());
         }
     }
-    Ok(found)
+    Ok(paths)
 }
 
-/// Where an overlay is mounted, for those that start in its namespaces.
-pub(crate) fn place(layer: &Path) -> PathBuf {
+/// Where an overlay is mounted inside the session's namespaces.
+pub(super) fn mount_point(layer: &Path) -> PathBuf {
     let name = layer.file_name().unwrap_or_default();
     layer.parent().unwrap_or(layer).join(OVERLAY_MOUNTS_DIR).join(name)
 }
 
-/// Removes the layers of a probe. Of what the kernel made for itself there not everybody may look into.
-pub(crate) fn remove(layers: &Path) -> io::Result<()> {
-    let Ok(found) = fs::read_dir(layers) else { return Ok(()) };
-    for layer in found {
+/// Removes the layers of a probe. The kernel's `work/work` directories are removed first: they are
+/// empty, but only root can list them.
+pub(super) fn remove_layers(layers: &Path) -> io::Result<()> {
+    let Ok(entries) = fs::read_dir(layers) else { return Ok(()) };
+    for layer in entries {
         let work = layer?.path().join("work/work");
         if work.exists() {
             fs::remove_dir(work)?;
@@ -154,20 +161,25 @@ pub(crate) fn remove(layers: &Path) -> io::Result<()> {
     fs::remove_dir_all(layers)
 }
 
-/// Has `codelia-init` mount them; answers the namespaces. It ends with this.
-async fn ask(init: &Path, wanted: &OverlayRequest, spaces: &[OwnedFd]) -> Result<Vec<OwnedFd>, Error> {
-    let (mut control, there) = Control::pair()?;
-    let mut process = init::start(init, &["--overlays"], there)?;
-    let fds: Vec<_> = spaces.iter().map(AsFd::as_fd).collect();
-    let sent = control.send(wanted, &fds).await;
-    // Who does not listen may have said why.
+/// Has a separate `codelia-init` mount the overlays, in these namespaces or in new ones. Returns the
+/// new namespaces.
+async fn run_init(
+    init: &Path,
+    request: &OverlayRequest,
+    namespaces: &[OwnedFd],
+) -> Result<Vec<OwnedFd>, Error> {
+    let (mut control, remote) = Control::pair()?;
+    let mut process = init_binary::start(init, &["--overlays"], remote)?;
+    let fds: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
+    let sent = control.send(request, &fds).await;
+    // If sending failed, init may have reported why before it exited.
     let report = control.receive().await?;
-    process.ended().await?;
+    process.wait().await?;
     match report {
         Some(Report::Ready) => Ok(control.take_descriptors()),
         Some(Report::Failed(failure)) => Err(Error::Overlay(failure)),
-        Some(Report::Launched | Report::Exited(_)) => Err(Error::OutOfTurn),
-        None => sent.and(Err(Error::InitEnded)),
+        Some(Report::Launched | Report::Exited(_)) => Err(Error::UnexpectedMessage),
+        None => sent.and(Err(Error::InitExited)),
     }
 }
 
@@ -181,41 +193,42 @@ mod tests {
     use super::*;
     use crate::probe;
 
-    /// A plan with an overlay whose layer is there.
+    /// A plan with one overlay.
     fn plan(layers: &Path) -> Plan {
-        let mut plan = probe::isolated(Mode::Bwrap, Enforceable::EVERYTHING, None).unwrap();
+        let mut plan = probe::isolated_plan(Mode::Bwrap, Enforceable::EVERYTHING, None).unwrap();
         let (source, target) = ("/usr".into(), "/usr".into());
         plan.mounts.push(Mount::Overlay { source, target, layer: layers.join("usr") });
         plan
     }
 
     #[tokio::test]
-    async fn a_session_whose_overlays_do_not_come_is_refused_in_time_holds_up_no_other_and_leaves_no_process()
-    {
+    async fn hanging_mount_times_out_without_blocking_other_sessions() {
         let temp = tempfile::tempdir().unwrap();
-        let [silent, alive, one, other] =
-            ["silent", "alive", "one", "other"].map(|name| temp.path().join(name));
-        fs::write(&silent, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", alive.display())).unwrap();
+        let [silent, pid_file, one, other] =
+            ["silent", "pid", "one", "other"].map(|name| temp.path().join(name));
+        let script = format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", pid_file.display());
+        fs::write(&silent, script).unwrap();
         fs::set_permissions(&silent, fs::Permissions::from_mode(0o700)).unwrap();
         let overlays = Overlays::default();
         let (one, other) = (plan(&one), plan(&other));
 
-        let mut stuck = Box::pin(overlays.hold(&silent, &one));
+        let mut stuck = Box::pin(overlays.mount(&silent, &one));
         let started = async {
-            while fs::read_to_string(&alive).map_or(true, |pid| !pid.ends_with('\n')) {
+            while fs::read_to_string(&pid_file).map_or(true, |pid| !pid.ends_with('\n')) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::select! {
-            done = &mut stuck => panic!("it does not end: {done:?}"),
+            result = &mut stuck => panic!("the mount ended: {result:?}"),
             () = started => {}
         }
-        let answer = overlays.hold(Path::new("/bin/true"), &other).await;
-        assert!(matches!(answer, Err(Error::InitEnded | Error::Control(_))), "{answer:?}");
+        let result = overlays.mount(Path::new("/bin/true"), &other).await;
+        assert!(matches!(result, Err(Error::InitExited | Error::Control(_))), "{result:?}");
 
-        let answer = stuck.await;
-        assert!(matches!(answer, Err(Error::Unresponsive)), "{answer:?}");
-        let pid = fs::read_to_string(&alive).unwrap();
+        let result = stuck.await;
+        assert!(matches!(result, Err(Error::InitTimeout)), "{result:?}");
+        // No process is left.
+        let pid = fs::read_to_string(&pid_file).unwrap();
         while Path::new("/proc").join(pid.trim()).exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -196,7 +196,7 @@ async fn probe_reports_missing_cgroup_namespace(fixture: Fixture) {
     let own = std::fs::read_link("/proc/self/ns/cgroup").unwrap();
     let inside = fixture.stdout_of("readlink /proc/self/ns/cgroup").await;
     let found = fixture.backend.probe().await;
-    let is_reported = found.gaps.iter().any(|gap| gap.missing.contains("control-group namespaces"));
+    let is_reported = found.gaps.iter().any(|gap| gap.missing.contains("cgroup namespaces"));
     assert_eq!(is_reported, own.to_string_lossy() == inside.trim(), "{inside}: {found:?}");
 }
 

@@ -11,27 +11,32 @@ use codelia_telemetry::task;
 use codelia_types::{Mode, Receipt};
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{Channel, Engine, spec};
-use crate::{Error, sandbox::control::Control, tool::tool_backend::INIT};
+use super::{ControlDir, Engine, spec};
+use crate::{
+    Error,
+    isolation::INIT,
+    sandbox::{control::Control, process::SandboxProcess},
+};
 
 /// How long a container may take from its start until `codelia-init` has connected.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A container and its directory. Dropped, it is removed in the background.
+/// A container and its control directory. Dropping it removes both in the background.
 #[derive(Debug)]
-pub(super) struct Holder {
+pub(super) struct ContainerProcess {
     engine: Engine,
     name: String,
-    channel: Channel,
+    control_dir: ControlDir,
     is_removed: bool,
 }
 
-impl Holder {
-    pub(super) fn new(engine: Engine, channel: Channel) -> Self {
-        Self { engine, name: channel.name(), channel, is_removed: false }
+impl ContainerProcess {
+    pub(super) fn new(engine: Engine, control_dir: ControlDir) -> Self {
+        Self { engine, name: control_dir.container_name(), control_dir, is_removed: false }
     }
 
-    /// Starts it and waits for `codelia-init`; answers also the groups that the engine made for it.
+    /// Starts the container and waits until `codelia-init` connects. Also returns the control groups
+    /// that the engine created for it.
     pub(super) async fn start(
         &mut self,
         body: ContainerCreateBody,
@@ -40,82 +45,86 @@ impl Holder {
         let id = self.engine.create(&self.name, body).await?;
         self.engine.start(&self.name).await?;
         let (mut control, peer) = tokio::select! {
-            connected = timeout(PATIENCE, self.channel.accept()) => connected.map_err(|_| Error::Unresponsive)??,
-            _ = self.engine.ended(&self.name) => return Err(self.complaint().await),
+            accepted = timeout(CONNECT_TIMEOUT, self.control_dir.accept()) => {
+                accepted.map_err(|_| Error::InitTimeout)??
+            }
+            _ = self.engine.wait(&self.name) => return Err(self.exit_error().await),
         };
-        if spec::has_own_kernel(plan) && is_init(peer) {
+        if spec::has_own_kernel(plan) && is_init_on_host(peer) {
             return Err(Error::SharedKernel);
         }
-        // Who is in the container's own groups is in the container.
+        // A peer in the container's control groups is a process of the container.
         let group = match Group::of_process(peer, &id) {
             Ok(group) => group,
-            Err(error) => return Err(last_words(&mut control).await.unwrap_or(error.into())),
+            Err(error) => return Err(receive_failure(&mut control).await.unwrap_or(error.into())),
         };
-        if let Some(most) = spec::later_pids(plan)
-            && !self.engine.limit_pids(&self.name, most).await?
+        if let Some(max) = spec::pids_after_start(plan)
+            && !self.engine.limit_pids(&self.name, max).await?
         {
-            group.limit_pids(most.unsigned_abs())?;
+            group.limit_pids(max.unsigned_abs())?;
         }
         Ok((control, group))
     }
 
-    /// Why it ended before `codelia-init` connected.
-    async fn complaint(&self) -> Error {
+    /// Why the container exited before `codelia-init` connected.
+    async fn exit_error(&self) -> Error {
         match self.engine.state(&self.name).await {
             Ok(state) => {
                 let (error, code) = (state.error.unwrap_or_default(), state.exit_code.unwrap_or_default());
                 Error::Tool {
                     mode: Mode::Container,
-                    complaint: format!("codelia-init ended with {code} {error}"),
+                    message: format!("codelia-init exited with code {code} {error}").trim_end().to_owned(),
                 }
             }
             Err(error) => error,
         }
     }
 
-    /// What of it is on the host's list of mounts, if we see the engine's.
+    /// The container's mounts that are visible in our own namespace.
     fn mounts_left(&self) -> usize {
         let mounts = fs::read_to_string("/proc/self/mountinfo");
+        // If the list cannot be read, assume that a mount is left.
         mounts.map_or(1, |mounts| mounts.lines().filter(|line| line.contains(&self.name)).count())
     }
 }
 
-/// Whether the host knows it as `codelia-init`: a runtime with a kernel of its own has its own processes there.
-fn is_init(peer: Pid) -> bool {
+/// Whether the peer is `codelia-init` itself. With a runtime that has its own kernel, the peer is a
+/// process of the runtime.
+fn is_init_on_host(peer: Pid) -> bool {
     let name = fs::read_to_string(format!("/proc/{peer}/comm"));
     name.is_ok_and(|name| Some(name.trim()) == INIT.strip_prefix('/'))
 }
 
-/// What `codelia-init` said if it ended at once.
-async fn last_words(control: &mut Control) -> Option<Error> {
-    match timeout(PATIENCE, control.receive()).await {
+/// The failure that `codelia-init` reported if it exited right after it had connected.
+async fn receive_failure(control: &mut Control) -> Option<Error> {
+    match timeout(CONNECT_TIMEOUT, control.receive()).await {
         Ok(Ok(Some(Report::Failed(failure)))) => Some(Error::InitFailed(failure)),
         _ => None,
     }
 }
 
 #[async_trait]
-impl crate::sandbox::sandbox_process::Holder for Holder {
-    async fn ended(&mut self) -> bool {
-        matches!(self.engine.ended(&self.name).await, Ok(Some(0) | None))
+impl SandboxProcess for ContainerProcess {
+    async fn wait(&mut self) -> bool {
+        matches!(self.engine.wait(&self.name).await, Ok(Some(0) | None))
     }
 
     async fn kill(&mut self) {
         if let Err(error) = self.engine.kill(&self.name).await {
-            tracing::warn!(%error, container = self.name, "a container was not killed");
+            tracing::warn!(%error, container = self.name, "container not killed");
         }
     }
 
     async fn remove(&mut self) -> Receipt {
         let removed = self.engine.remove(&self.name).await;
         if let Err(error) = &removed {
-            tracing::error!(%error, container = self.name, "a container is left");
+            tracing::error!(%error, container = self.name, "container not removed");
         }
         self.is_removed = removed.is_ok();
         Receipt {
             processes: u32::from(removed.is_err()),
             mounts: u32::try_from(self.mounts_left()).unwrap_or(u32::MAX),
-            directories: u32::from(!self.channel.remove()),
+            directories: u32::from(!self.control_dir.remove()),
             ..Receipt::default()
         }
     }
@@ -125,8 +134,9 @@ impl crate::sandbox::sandbox_process::Holder for Holder {
     }
 }
 
-impl Drop for Holder {
-    /// Without a runtime it is left to the next worker that sweeps: `codelia-init` ends with its socket.
+impl Drop for ContainerProcess {
+    /// Without a runtime the container is left to the sweep of the next worker; `codelia-init` exits
+    /// when its socket closes.
     fn drop(&mut self) {
         if self.is_removed || Handle::try_current().is_err() {
             return;
@@ -134,7 +144,7 @@ impl Drop for Holder {
         let (engine, name) = (self.engine.clone(), self.name.clone());
         task::background("container removal", async move {
             if let Err(error) = engine.remove(&name).await {
-                tracing::error!(%error, container = name, "a container is left");
+                tracing::error!(%error, container = name, "container not removed");
             }
         });
     }

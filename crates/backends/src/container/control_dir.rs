@@ -1,5 +1,5 @@
-//! The directory of one sandbox on the host: the socket that `codelia-init` connects to, and the small
-//! files of its plan. It is the worker's alone and goes with the sandbox.
+//! The directory of one sandbox on the host: the socket that `codelia-init` connects to, and the
+//! small files of its plan. Only the worker can access it; it is removed with the sandbox.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -15,33 +15,34 @@ use codelia_policy::{Ids, Plan};
 use codelia_sys::{Pid, process, process_id::ProcessId};
 use tokio::net::UnixListener;
 
-use crate::{Error, sandbox::control::Control, tool::tool_backend};
+use crate::{Error, isolation, sandbox::control::Control};
 
 const SOCKET: &str = "socket";
 
-/// The directory, until it is removed or dropped.
+/// A control directory. Dropping it removes it.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(super) struct ControlDir {
     directory: PathBuf,
-    /// There until somebody has connected.
+    /// Taken when a connection is accepted.
     listener: Option<UnixListener>,
+    /// Number of files added, for their names.
     files: usize,
 }
 
-impl Channel {
-    /// Makes it below `parent`; its name tells its owner and its sandbox.
-    pub(super) fn open(parent: &Path, owner: ProcessId, plan: &Plan) -> Result<Self, Error> {
+impl ControlDir {
+    /// Creates it below `parent`. Its name contains the owner and the sandbox.
+    pub(super) fn create(parent: &Path, owner: ProcessId, plan: &Plan) -> Result<Self, Error> {
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         let directory = parent.join(format!("{owner}-{}", plan.sandbox));
         DirBuilder::new().mode(0o700).create(&directory)?;
-        // From here on it removes itself.
-        let mut channel = Self { directory, listener: None, files: 0 };
-        channel.listener = Some(listen(&channel.directory, tool_backend::ids(plan)?)?);
-        Ok(channel)
+        // From here on, an error drops the value, which removes the directory.
+        let mut control_dir = Self { directory, listener: None, files: 0 };
+        control_dir.listener = Some(listen(&control_dir.directory, isolation::ids(plan)?)?);
+        Ok(control_dir)
     }
 
-    /// What names the container: it is the directory's name too.
-    pub(super) fn name(&self) -> String {
+    /// The container's name, made of the directory's.
+    pub(super) fn container_name(&self) -> String {
         let name = self.directory.file_name().unwrap_or_default().to_string_lossy();
         format!("codelia-{name}")
     }
@@ -50,30 +51,31 @@ impl Channel {
         self.directory.join(SOCKET)
     }
 
-    /// Puts a file into it.
+    /// Creates a file in it and returns its path.
     pub(super) fn add_file(&mut self, text: &str, mode: u32) -> Result<PathBuf, Error> {
         self.files += 1;
         let path = self.directory.join(format!("file-{}", self.files));
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&path)?;
         file.write_all(text.as_bytes())?;
+        // The mode above was subject to the umask.
         file.set_permissions(Permissions::from_mode(mode))?;
         Ok(path)
     }
 
-    /// Takes the one connection there will be; answers also which process it came from.
+    /// Accepts the only connection and removes the socket. Also returns the peer's process.
     pub(super) async fn accept(&mut self) -> Result<(Control, Pid), Error> {
-        let listener = self.listener.take().ok_or(Error::OutOfTurn)?;
+        let listener = self.listener.take().ok_or(Error::UnexpectedMessage)?;
         let (stream, _) = listener.accept().await?;
         fs::remove_file(self.socket())?;
-        let peer = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(Error::Stranger)?;
+        let peer = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(Error::UnknownPeer)?;
         Ok((Control::new(stream.into_std()?.into())?, peer))
     }
 
-    /// Tells whether it is gone.
+    /// Removes it. Returns whether it is gone.
     pub(super) fn remove(&mut self) -> bool {
         match fs::remove_dir_all(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, directory = %self.directory.display(), "a sandbox's directory is left");
+                tracing::warn!(%error, directory = %self.directory.display(), "control directory not removed");
                 false
             }
             _ => true,
@@ -81,13 +83,14 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for ControlDir {
     fn drop(&mut self) {
         self.remove();
     }
 }
 
-/// A socket that the command's user may connect to. Its path may be longer than a socket's name can be.
+/// Creates a socket that the command's user may connect to. Binds through `/proc/self/fd`, because
+/// the real path may be too long for a socket address.
 fn listen(directory: &Path, ids: Ids) -> Result<UnixListener, Error> {
     let open = File::open(directory)?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd())).join(SOCKET);

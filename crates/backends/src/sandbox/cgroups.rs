@@ -1,4 +1,4 @@
-//! The control groups of a mode: made for a plan, tried by the probe.
+//! The control groups of a mode: created for a plan, tried by the probe.
 
 use codelia_policy::{Enforceable, IoLimits, Limit, Plan};
 use codelia_sys::{
@@ -9,26 +9,26 @@ use codelia_types::RunId;
 
 use crate::{Error, Gap};
 
-/// Where a mode makes the groups of its sandboxes.
+/// Where a mode creates the control groups of its sandboxes.
 #[derive(Debug)]
-pub(crate) struct Groups {
+pub(crate) struct Cgroups {
     hierarchy: Hierarchy,
 }
 
-impl Groups {
-    /// Below this group in each hierarchy.
+impl Cgroups {
+    /// Detects the hierarchies of this host. Groups are created below `parent` in each.
     pub(crate) fn detect(parent: &CgroupParent) -> Result<Self, Error> {
         Ok(Self { hierarchy: Hierarchy::detect(parent)? })
     }
 
-    /// The group of a sandbox; `None` if its plan is held to no limit of a group.
+    /// Creates the group of a sandbox. `None` if the plan enforces no limit that needs a group.
     pub(crate) fn create(&self, plan: &Plan) -> Result<Option<Group>, Error> {
         let limits = limits(plan);
         if limits == cgroup::Limits::default() {
             return Ok(None);
         }
         let mut group = Group::create(&self.hierarchy, &plan.sandbox.to_string(), limits)?;
-        match self.restrict(&mut group, plan) {
+        match self.apply_optional_limits(&mut group, plan) {
             Ok(()) => Ok(Some(group)),
             Err(error) => {
                 group.remove()?;
@@ -37,65 +37,74 @@ impl Groups {
         }
     }
 
-    /// Holds a group to what only some plans ask for.
-    fn restrict(&self, group: &mut Group, plan: &Plan) -> Result<(), Error> {
-        let refuse = |field| {
+    /// Applies the limits that only some plans have: CPU affinity and device I/O.
+    fn apply_optional_limits(&self, group: &mut Group, plan: &Plan) -> Result<(), Error> {
+        let unenforceable = |field| {
             move |error: codelia_sys::Error| {
-                tracing::info!(%error, field, "a control group cannot be held to it");
+                tracing::info!(%error, field, "control group limit not applied");
                 Error::Unenforceable { field }
             }
         };
         if let Some(cpus) = &plan.cpus {
-            group.limit_cpus(&self.hierarchy, cpus).map_err(refuse("policy.resources.cpus"))?;
+            group.limit_cpus(&self.hierarchy, cpus).map_err(unenforceable("policy.resources.cpus"))?;
         }
         if let Some(field) = plan.io.field() {
             let limits = Device::of(&plan.root).map(|device| device_limits(device, plan.io));
             let limited = limits.and_then(|limits| group.limit_device(&self.hierarchy, Some(limits)));
-            limited.map_err(refuse(field))?;
+            limited.map_err(unenforceable(field))?;
         }
         Ok(())
     }
 
-    /// Removes what all groups of this process share.
-    pub(crate) fn leave(&self) {
+    /// Removes the parent groups that all sandboxes of this process share.
+    pub(crate) fn shutdown(&self) {
         self.hierarchy.remove_parents();
     }
 
-    /// Removes the groups that workers which were killed left empty.
+    /// Removes the empty groups of killed workers.
     pub(crate) fn remove_orphans(&self) -> Result<usize, Error> {
         Ok(self.hierarchy.remove_orphans()?)
     }
 
-    /// Which controllers can limit, found by limiting an empty group.
+    /// Tries each controller on an empty group.
     pub(crate) fn probe(&self, gaps: &mut Vec<Gap>) -> Enforceable {
-        let mut can = |controller| match self.try_controller(controller) {
+        let mut try_limit = |controller| match self.try_limit(controller) {
             Ok(()) => true,
             Err(error) => {
-                gaps.push(gap(controller, &error));
+                gaps.push(controller_gap(
+                    controller,
+                    &error,
+                    "give the worker a delegated control group that contains no processes".to_owned(),
+                ));
                 false
             }
         };
-        let [memory, pids, cpu] = Controller::LIMITING.map(&mut can);
-        let mut more = |controller| match self.try_more(controller) {
+        let [memory, pids, cpu] = Controller::LIMITING.map(&mut try_limit);
+        let mut try_optional = |controller: Controller| match self.try_optional_limit(controller) {
             Ok(()) => true,
             Err(error) => {
-                gaps.push(gap_of_more(controller, &error));
+                let remedy = format!("also delegate {} to the worker's control group", controller.as_str());
+                gaps.push(controller_gap(controller, &error, remedy));
                 false
             }
         };
-        let [reads, cpus] = [Controller::Io, Controller::Cpuset].map(&mut more);
+        let [reads, cpus] = [Controller::Io, Controller::Cpuset].map(&mut try_optional);
         let writes = reads && self.hierarchy.limits_writes();
         if reads && !writes {
             gaps.push(Gap {
-                missing: "limits of writing to devices, which the kernel does on nobody's account".to_owned(),
-                remedy: "boot with control groups of version 2".to_owned(),
+                missing: "write-rate limits (need cgroup v2)".to_owned(),
+                remedy: "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1)".to_owned(),
             });
         }
         Enforceable { memory, cpu, pids, reads, writes, cpus, ..Enforceable::default() }
     }
 
-    /// The same for what only some groups are held to.
-    fn try_more(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
+    fn try_limit(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
+        let name = format!("probe-{}", RunId::generate());
+        Group::create(&self.hierarchy, &name, smallest_limit(controller))?.remove()
+    }
+
+    fn try_optional_limit(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
         let name = format!("probe-{}", RunId::generate());
         let mut group = Group::create(&self.hierarchy, &name, smallest_limit(Controller::Pids))?;
         let limited = match controller {
@@ -104,14 +113,9 @@ impl Groups {
         };
         limited.and(group.remove())
     }
-
-    fn try_controller(&self, controller: Controller) -> Result<(), codelia_sys::Error> {
-        let name = format!("probe-{}", RunId::generate());
-        Group::create(&self.hierarchy, &name, smallest_limit(controller))?.remove()
-    }
 }
 
-/// The limits that the plan holds its command to, and only those.
+/// The limits of a plan that a group enforces.
 fn limits(plan: &Plan) -> cgroup::Limits {
     let enforced = |limit, value| (!plan.unenforced.contains(&limit)).then_some(value);
     cgroup::Limits {
@@ -142,16 +146,6 @@ fn device_limits(device: Device, io: IoLimits) -> DeviceLimits {
     }
 }
 
-fn gap_of_more(controller: Controller, error: &codelia_sys::Error) -> Gap {
-    Gap {
-        missing: format!("limits by the {} controller: {error}", controller.as_str()),
-        remedy: format!("delegate {} to the worker's control group too", controller.as_str()),
-    }
-}
-
-fn gap(controller: Controller, error: &codelia_sys::Error) -> Gap {
-    Gap {
-        missing: format!("limits by the {} controller: {error}", controller.as_str()),
-        remedy: "give the worker a delegated control group without processes of its own".to_owned(),
-    }
+fn controller_gap(controller: Controller, error: &codelia_sys::Error, remedy: String) -> Gap {
+    Gap { missing: format!("limits of the {} controller: {error}", controller.as_str()), remedy }
 }

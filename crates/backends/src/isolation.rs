@@ -1,0 +1,52 @@
+//! What the isolating modes (bwrap, nsjail, container) share.
+
+use std::path::Path;
+
+use codelia_policy::{Ids, Plan};
+use codelia_sys::process;
+use codelia_types::{Mode, NetworkMode};
+
+use crate::{Error, Gap};
+
+/// Path of `codelia-init` inside every sandbox.
+pub(crate) const INIT: &str = "/.codelia-init";
+
+/// Refuses a plan that is not for this mode or does not isolate.
+pub(crate) fn require_isolating(plan: &Plan, mode: Mode) -> Result<(), Error> {
+    let own = process::own_uid();
+    let checks = [
+        ("mode", plan.mode == mode),
+        // A command is never root on the host, and only root can run it as another user.
+        ("ids", plan.ids.is_some_and(|ids| ids.uid != 0 && (own == 0 || ids.uid == own))),
+        ("hostname", plan.hostname.is_some()),
+        ("network", plan.network == NetworkMode::None),
+        ("security", plan.security.is_some()),
+        ("limits", plan.unenforced.is_empty()),
+    ];
+    require(&checks)
+}
+
+/// Returns an error that names the first field whose check failed.
+pub(crate) fn require(checks: &[(&'static str, bool)]) -> Result<(), Error> {
+    match checks.iter().find(|(_, holds)| !holds) {
+        Some((field, _)) => Err(Error::Unenforceable { field }),
+        None => Ok(()),
+    }
+}
+
+/// The command's user and group on the host. Every isolating plan has them.
+pub(crate) fn ids(plan: &Plan) -> Result<Ids, Error> {
+    plan.ids.ok_or(Error::Unenforceable { field: "ids" })
+}
+
+/// A path as text. Tools and engines take their mounts as text.
+pub(crate) fn utf8(path: &Path) -> Result<&str, Error> {
+    path.to_str().ok_or(Error::Unenforceable { field: "mounts" })
+}
+
+pub(crate) fn executables_gap(error: &Error) -> Gap {
+    Gap {
+        missing: format!("allow-list of executables: {error}"),
+        remedy: "use a kernel with Landlock (5.13 or later, `landlock` in its lsm= list)".to_owned(),
+    }
+}

@@ -1,0 +1,152 @@
+//! Resolves the paths that a plan hides to what must be masked: a tool or engine masks directories
+//! and files differently.
+
+use std::path::{Component, Path, PathBuf};
+
+use codelia_policy::Mount;
+
+use crate::Error;
+
+/// What must be masked, at its path inside the sandbox with symbolic links resolved.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum MaskTarget {
+    /// A directory, or a path at which the command could create one.
+    Directory(PathBuf),
+    /// A file.
+    File(PathBuf),
+    /// Nothing exists there and nothing can be created there.
+    Absent,
+}
+
+/// As many symbolic links are followed as the kernel follows.
+const MAX_LINKS: u32 = 40;
+
+/// Resolves `target` in the mounts made so far. With `even_if_absent` a path that does not exist
+/// but could be created is masked too.
+///
+/// # Errors
+/// A symbolic link of the host leaves its mount, so its target inside is unknown. Not an error
+/// without `even_if_absent`: then the path counts as absent.
+pub(crate) fn resolve(mounts: &[Mount], target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+    match follow_links(mounts, target, even_if_absent) {
+        Err(Error::Unenforceable { .. }) if !even_if_absent => Ok(MaskTarget::Absent),
+        resolved => resolved,
+    }
+}
+
+fn follow_links(mounts: &[Mount], target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+    let mut target = target.to_owned();
+    for _ in 0..MAX_LINKS {
+        match mount_of(mounts, &target) {
+            Some((Mount::Symlink { target: link, to }, rest)) => {
+                target = normalize(&link.parent().unwrap_or(link).join(to).join(rest));
+            }
+            Some((mount, rest)) => return in_mount(mount, rest, &target, even_if_absent),
+            None => return Ok(MaskTarget::Absent),
+        }
+    }
+    Err(Error::Unenforceable { field: "mounts" })
+}
+
+/// The last mount that contains the path, and the path relative to it.
+fn mount_of<'a>(mounts: &'a [Mount], target: &'a Path) -> Option<(&'a Mount, &'a Path)> {
+    mounts.iter().rev().find_map(|mount| Some((mount, target.strip_prefix(mount.target()).ok()?)))
+}
+
+fn in_mount(mount: &Mount, rest: &Path, target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+    match mount {
+        Mount::Bind { source, target: mounted, writable } => {
+            in_bind(source, mounted, rest, *writable && even_if_absent)
+        }
+        // Paths below were left out when the overlay was mounted.
+        Mount::Overlay { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::Directory(target.to_owned())),
+        Mount::Overlay { .. } => Ok(MaskTarget::Absent),
+        Mount::Tmpfs { .. } if !even_if_absent => Ok(MaskTarget::Absent),
+        Mount::Tmpfs { .. } => Ok(MaskTarget::Directory(target.to_owned())),
+        // The sandbox's /proc and /dev have the same entries as the host's.
+        Mount::Proc | Mount::Dev if target.is_dir() => Ok(MaskTarget::Directory(target.to_owned())),
+        Mount::Proc | Mount::Dev if target.exists() => Ok(MaskTarget::File(target.to_owned())),
+        Mount::File { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::File(target.to_owned())),
+        Mount::Proc | Mount::Dev | Mount::File { .. } | Mount::Hidden { .. } | Mount::Symlink { .. } => {
+            Ok(MaskTarget::Absent)
+        }
+    }
+}
+
+fn in_bind(source: &Path, mounted: &Path, rest: &Path, may_appear: bool) -> Result<MaskTarget, Error> {
+    let outside = source.join(rest);
+    if !outside.exists() {
+        return Ok(if may_appear { MaskTarget::Directory(mounted.join(rest)) } else { MaskTarget::Absent });
+    }
+    let (outside, source) = (outside.canonicalize()?, source.canonicalize()?);
+    let rest = outside.strip_prefix(&source).map_err(|_| Error::Unenforceable { field: "mounts" })?;
+    // Joining an empty path would append a slash.
+    let inside = if rest.as_os_str().is_empty() { mounted.to_owned() } else { mounted.join(rest) };
+    Ok(if outside.is_dir() { MaskTarget::Directory(inside) } else { MaskTarget::File(inside) })
+}
+
+/// Removes `.` and `..` without looking at the file system.
+fn normalize(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut path, component| {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => drop(path.pop()),
+            other => path.push(other),
+        }
+        path
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bind(source: &Path, target: &str, writable: bool) -> Mount {
+        Mount::Bind { source: source.to_owned(), target: target.into(), writable }
+    }
+
+    #[test]
+    fn files_directories_and_links_are_distinguished() {
+        let host = tempfile::tempdir().unwrap();
+        std::fs::create_dir(host.path().join("dir")).unwrap();
+        std::fs::write(host.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink("file", host.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", host.path().join("out")).unwrap();
+        let mounts =
+            [bind(host.path(), "/data", false), Mount::Symlink { target: "/d".into(), to: "data".into() }];
+        let resolve = |target: &str| resolve(&mounts, Path::new(target), true);
+        assert_eq!(resolve("/data/dir").unwrap(), MaskTarget::Directory("/data/dir".into()));
+        assert_eq!(resolve("/d/file").unwrap(), MaskTarget::File("/data/file".into()));
+        assert_eq!(resolve("/data/link").unwrap(), MaskTarget::File("/data/file".into()));
+        assert_eq!(resolve("/data").unwrap(), MaskTarget::Directory("/data".into()));
+        assert_eq!(resolve("/data/absent").unwrap(), MaskTarget::Absent);
+        assert_eq!(resolve("/elsewhere").unwrap(), MaskTarget::Absent);
+        assert!(matches!(resolve("/data/out"), Err(Error::Unenforceable { .. })));
+    }
+
+    #[test]
+    fn writable_path_is_masked_before_it_exists() {
+        let host = tempfile::tempdir().unwrap();
+        let mounts = [bind(host.path(), "/workspace", true)];
+        let target = resolve(&mounts, Path::new("/workspace/absent"), true).unwrap();
+        assert_eq!(target, MaskTarget::Directory("/workspace/absent".into()));
+    }
+
+    #[test]
+    fn absent_path_is_not_created_on_the_host() {
+        let host = tempfile::tempdir().unwrap();
+        std::fs::create_dir(host.path().join("present")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", host.path().join("out")).unwrap();
+        let mounts = [bind(host.path(), "/home/ann", true)];
+        let resolve = |target: &str| resolve(&mounts, Path::new(target), false).unwrap();
+        assert_eq!(resolve("/home/ann/present"), MaskTarget::Directory("/home/ann/present".into()));
+        assert_eq!(resolve("/home/ann/absent"), MaskTarget::Absent);
+        assert_eq!(resolve("/home/ann/out"), MaskTarget::Absent);
+    }
+
+    #[test]
+    fn circular_links_are_refused() {
+        let link = |from: &str, to: &str| Mount::Symlink { target: from.into(), to: to.into() };
+        assert!(resolve(&[link("/a", "b"), link("/b", "a")], Path::new("/a/x"), true).is_err());
+    }
+}

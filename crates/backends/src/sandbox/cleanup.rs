@@ -1,0 +1,143 @@
+//! Teardown of a sandbox: end the process, remove the control group, count what is left.
+
+use std::{os::fd::OwnedFd, thread, time::Duration};
+
+use codelia_sys::{Pid, cgroup::Group, fd};
+use codelia_types::Receipt;
+use tokio::time::timeout;
+
+use crate::sandbox::process::SandboxProcess;
+
+/// How long the sandbox's process may take to end, on request and again after it was killed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Attempts to remove a group, and the delay between them: its last process may still be exiting.
+const MAX_REMOVALS: u32 = 300;
+const RETRY_DELAY: Duration = Duration::from_millis(10);
+
+/// The same without a runtime, where the thread blocks.
+const MAX_BLOCKING_REMOVALS: u32 = 20;
+const BLOCKING_RETRY_DELAY: Duration = Duration::from_millis(1);
+
+/// Checks of a socket before it counts as left open.
+const MAX_SOCKET_CHECKS: u32 = 50;
+
+/// What must be removed when a sandbox ends.
+#[derive(Debug)]
+pub(super) struct Cleanup {
+    process: Box<dyn SandboxProcess>,
+    group: Option<Group>,
+}
+
+impl Cleanup {
+    pub(super) fn new(process: Box<dyn SandboxProcess>, group: Option<Group>) -> Self {
+        Self { process, group }
+    }
+
+    pub(super) fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+
+    pub(super) fn init_in_host_namespace(&self) -> Option<Pid> {
+        self.process.init_in_host_namespace()
+    }
+
+    pub(super) async fn ran_out_of_memory(&mut self) -> bool {
+        self.process.ran_out_of_memory().await
+    }
+
+    /// Waits for the end that the shutdown of the control socket has ordered, kills what does not
+    /// end, removes everything. `socket` is our end of the control socket.
+    pub(super) async fn run(mut self, socket: Option<OwnedFd>) -> Receipt {
+        let exited = match timeout(EXIT_TIMEOUT, self.process.wait()).await {
+            Ok(exited) => exited,
+            Err(_) => {
+                self.kill().await;
+                false
+            }
+        };
+        let mut receipt = match self.group.take() {
+            Some(group) => remove_group(group).await,
+            // Init exits only once it has no descendants. If it was killed, nothing is known.
+            None => Receipt { processes: u32::from(!exited), ..Receipt::default() },
+        };
+        // Last, because killed processes may have needed until now to die.
+        let left = self.process.remove().await;
+        receipt.processes += left.processes;
+        receipt.mounts += left.mounts;
+        receipt.cgroups += left.cgroups;
+        receipt.directories += left.directories;
+        let is_closed = match socket {
+            Some(socket) => is_peer_closed_soon(&socket).await,
+            None => false,
+        };
+        receipt.sockets += left.sockets + u32::from(!is_closed);
+        if !receipt.is_clean() {
+            tracing::error!(?receipt, "sandbox left something behind");
+        }
+        receipt
+    }
+
+    pub(super) async fn kill(&mut self) {
+        self.process.kill().await;
+        if let Some(group) = &self.group {
+            log_failure(group.lift_cpu_limit());
+            log_failure(group.kill_all());
+        }
+        if timeout(EXIT_TIMEOUT, self.process.wait()).await.is_err() {
+            tracing::error!("codelia-init survived SIGKILL");
+        }
+    }
+}
+
+/// Blocking cleanup for when the runtime is gone or shutting down.
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        let Some(mut group) = self.group.take() else { return };
+        for _ in 0..MAX_BLOCKING_REMOVALS {
+            log_failure(group.kill_all());
+            if group.remove().is_ok() {
+                return;
+            }
+            thread::sleep(BLOCKING_RETRY_DELAY);
+        }
+        tracing::error!(?group, "control group not removed");
+    }
+}
+
+/// Whether every copy of the other end gets closed. A program that is being started holds copies of
+/// all our descriptors until its `execve`. A socket that cannot be checked counts as open.
+async fn is_peer_closed_soon(socket: &OwnedFd) -> bool {
+    for _ in 0..MAX_SOCKET_CHECKS {
+        if fd::is_peer_closed(socket).unwrap_or(false) {
+            return true;
+        }
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
+    false
+}
+
+async fn remove_group(mut group: Group) -> Receipt {
+    for _ in 0..MAX_REMOVALS {
+        match group.remove() {
+            Ok(()) => return Receipt::default(),
+            Err(error) => tracing::debug!(%error, "control group not removed yet"),
+        }
+        log_failure(group.lift_cpu_limit());
+        log_failure(group.kill_all());
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
+    let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+    Receipt {
+        // If the list cannot be read, assume that a process is left.
+        processes: group.processes().map_or(1, |processes| count(processes.len())),
+        cgroups: count(group.directories().count()),
+        ..Receipt::default()
+    }
+}
+
+fn log_failure(result: Result<(), codelia_sys::Error>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "control group not killed");
+    }
+}

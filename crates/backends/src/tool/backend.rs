@@ -1,0 +1,298 @@
+//! A mode whose sandboxes are created by a tool. The tool creates the namespaces and mounts of a
+//! plan and then executes `codelia-init`, which does the rest. Only the way to instruct the tool
+//! differs between modes.
+
+use std::{
+    env,
+    fs::File,
+    io,
+    ops::RangeInclusive,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use codelia_policy::{Enforceable, Ids, Mount, Plan};
+use codelia_sys::{
+    cgroup::{CgroupParent, Group},
+    fd, process,
+    spawn::Program,
+};
+use codelia_types::Mode;
+
+use crate::{
+    Backend, Capabilities, Error, Gap, Prepared,
+    isolation::{self, INIT},
+    probe,
+    sandbox::{Sandbox, cgroups::Cgroups, child::ChildProcess, control::Control, prepared, setup},
+};
+
+use super::{
+    dirs::ToolDirs,
+    overlay::{self, Namespaces, Overlays},
+    process::ToolProcess,
+};
+
+/// How much of a tool's error output is reported.
+const MAX_STDERR: usize = 4096;
+
+/// A program that creates namespaces and mounts.
+pub(super) trait Tool: Send + Sync + std::fmt::Debug {
+    /// The mode it implements.
+    const MODE: Mode;
+
+    /// The arguments with which the tool carries out the plan and executes `codelia-init`.
+    fn arguments(
+        &self,
+        plan: &Plan,
+        paths: &ToolPaths,
+        inherited: &mut InheritedFiles,
+    ) -> Result<Vec<String>, Error>;
+
+    /// The directories that the tool creates on the host for a user and does not remove.
+    fn directories(&self, _: Ids) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// Removes what killed tools and workers left: unused directories, processes that wait for a
+    /// dead tool. Returns how many items it removed.
+    fn sweep(&self, paths: &ToolPaths) -> io::Result<usize>;
+
+    /// How to install the tool (`None`), or how to fix what it reports.
+    fn remedy(&self, message: Option<&str>) -> &'static str;
+}
+
+/// Configuration of a mode that starts a tool for each sandbox.
+#[derive(Debug, Clone)]
+pub struct ToolOptions {
+    /// Path of `codelia-init`.
+    pub init: PathBuf,
+    /// Path of the tool, or its name to look up in `PATH`.
+    pub program: PathBuf,
+    /// Where the control groups of sandboxes are created.
+    pub cgroup_parent: CgroupParent,
+    /// User ids that only sandboxes use. The sweep removes what killed tools left for them.
+    pub sandbox_uids: Option<RangeInclusive<u32>>,
+}
+
+/// The programs of a mode on the host.
+#[derive(Debug)]
+pub(super) struct ToolPaths {
+    /// Path of `codelia-init`.
+    pub(super) init: PathBuf,
+    /// Path of the tool.
+    pub(super) program: PathBuf,
+}
+
+/// Files in memory that a tool inherits as descriptors.
+#[derive(Debug, Default)]
+pub(super) struct InheritedFiles(Vec<OwnedFd>);
+
+impl InheritedFiles {
+    /// Adds a file and returns its descriptor's number.
+    pub(super) fn add(&mut self, name: &str, content: &[u8]) -> Result<String, Error> {
+        let file = fd::memfd(name, content).map_err(io::Error::from)?;
+        let number = file.as_raw_fd().to_string();
+        self.0.push(file);
+        Ok(number)
+    }
+}
+
+/// The backend of a tool.
+#[derive(Debug)]
+pub(super) struct ToolBackend<T> {
+    tool: T,
+    paths: ToolPaths,
+    cgroups: Cgroups,
+    overlays: Overlays,
+}
+
+impl<T: Tool> ToolBackend<T> {
+    /// Finds the tool and detects the control groups of this host.
+    pub(super) fn new(tool: T, options: ToolOptions) -> Result<Self, Error> {
+        let paths = ToolPaths { init: options.init, program: find_in_path(options.program) };
+        let cgroups = Cgroups::detect(&options.cgroup_parent)?;
+        Ok(Self { tool, paths, cgroups, overlays: Overlays::default() })
+    }
+
+    async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let setup = setup::of(plan)?;
+        let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
+        let namespaces = self.overlays.mount(&self.paths.init, plan).await?;
+        let sandbox = self.start(plan, self.cgroups.create(plan)?, namespaces, &stderr)?;
+        let prepared = prepared::prepare(sandbox, plan, setup, None).await;
+        prepared.map_err(|error| explain(T::MODE, error, &stderr))
+    }
+
+    /// Starts the tool. Removes the group if that fails; the sandbox removes it otherwise.
+    fn start(
+        &self,
+        plan: &Plan,
+        mut group: Option<Group>,
+        namespaces: Option<Arc<Namespaces>>,
+        stderr: &File,
+    ) -> Result<Sandbox, Error> {
+        let ids = isolation::ids(plan)?;
+        let dirs = ToolDirs::acquire(ids.uid, self.tool.directories(ids));
+        let started = Control::pair().and_then(|(control, remote)| {
+            let program = self.program(plan, remote, namespaces.as_deref(), stderr)?;
+            let process = ChildProcess::start(&program).map_err(|cause| self.start_error(cause))?;
+            Ok((control, process))
+        });
+        match started {
+            Ok((control, process)) => {
+                let process = ToolProcess::new(process, plan, dirs, namespaces);
+                Ok(Sandbox::new(control, Box::new(process), group))
+            }
+            Err(error) => {
+                group.as_mut().map(Group::remove).transpose()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The tool runs as the session's user from its first instruction, without privileges.
+    fn program(
+        &self,
+        plan: &Plan,
+        control: OwnedFd,
+        namespaces: Option<&Namespaces>,
+        stderr: &File,
+    ) -> Result<Program, Error> {
+        let mut inherited = InheritedFiles::default();
+        let arguments = self.tool.arguments(plan, &self.paths, &mut inherited)?;
+        let streams = [control, fd::dev_null().map_err(io::Error::from)?, stderr.try_clone()?.into()];
+        let program = Program::new(&self.paths.program, arguments, streams).map_err(io::Error::from)?;
+        let program = program
+            .new_process_group()
+            .inherit_fds(inherited.0)
+            .enter_namespaces(namespaces.map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default());
+        // Only root can change users. For others the plan has their own ids.
+        if process::own_uid() != 0 {
+            return Ok(program);
+        }
+        let Ids { uid, gid } = isolation::ids(plan)?;
+        Ok(program.as_user(uid, gid))
+    }
+
+    fn start_error(&self, cause: io::Error) -> Error {
+        let path = self.paths.program.clone();
+        match cause.kind() {
+            io::ErrorKind::NotFound => Error::ToolMissing { path },
+            _ => Error::ToolStart { path, cause },
+        }
+    }
+
+    fn gap(&self, error: &Error) -> Gap {
+        let remedy = match error {
+            Error::Tool { message, .. } => self.tool.remedy(Some(message)),
+            Error::ToolMissing { .. } => self.tool.remedy(None),
+            Error::ToolStart { .. } => "make the tool executable for the worker's user",
+            _ => "fix what the error names; the worker's log has details",
+        };
+        probe::sandbox_gap(error, remedy.to_owned())
+    }
+
+    /// Runs a trivial command through a whole sandbox.
+    async fn try_sandbox(&self, host: Enforceable, only_executable: Option<&Path>) -> Result<(), Error> {
+        let prepared = self.create(&probe::isolated_plan(T::MODE, host, only_executable)?).await?;
+        probe::run(prepared, Path::new(INIT)).await
+    }
+
+    /// The same with an overlay over `/usr`.
+    async fn try_overlay(&self, host: Enforceable) -> Result<(), Error> {
+        let mut plan = probe::isolated_plan(T::MODE, host, None)?;
+        let layers = env::temp_dir().join(plan.sandbox.to_string());
+        plan.mounts.push(Mount::Overlay {
+            source: "/usr".into(),
+            target: "/usr".into(),
+            layer: layers.join("usr"),
+        });
+        let tried = match self.create(&plan).await {
+            Ok(prepared) => probe::run(prepared, Path::new(INIT)).await,
+            Err(error) => Err(error),
+        };
+        let removed = overlay::remove_layers(&layers);
+        tried.and(Ok(removed?))
+    }
+}
+
+#[async_trait]
+impl<T: Tool> Backend for ToolBackend<T> {
+    fn mode(&self) -> Mode {
+        T::MODE
+    }
+
+    async fn probe(&self) -> Capabilities {
+        let mut gaps = Vec::new();
+        let limits = Enforceable { violations: true, ..self.cgroups.probe(&mut gaps) };
+        if let Err(error) = self.try_sandbox(limits, None).await {
+            gaps.push(self.gap(&error));
+            return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };
+        }
+        let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(isolation::executables_gap(&error));
+                false
+            }
+        };
+        let overlays = match self.try_overlay(limits).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(overlay_gap(&error));
+                false
+            }
+        };
+        let enforceable = Enforceable { network: true, syscalls: true, executables, overlays, ..limits };
+        Capabilities { mode: T::MODE, usable: true, enforceable, gaps }
+    }
+
+    async fn sweep(&self) -> Result<usize, Error> {
+        Ok(self.cgroups.remove_orphans()? + self.tool.sweep(&self.paths).map_err(Error::Sweep)?)
+    }
+
+    fn shutdown(&self) {
+        self.cgroups.shutdown();
+    }
+
+    async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        isolation::require_isolating(plan, T::MODE)?;
+        self.create(plan).await
+    }
+}
+
+/// Looks a bare name up in `PATH`. A program that is not found fails when it is started.
+fn find_in_path(program: PathBuf) -> PathBuf {
+    if program.components().count() != 1 {
+        return program;
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|dir| dir.join(&program)).find(|path| path.is_file());
+    found.unwrap_or(program)
+}
+
+fn overlay_gap(error: &Error) -> Gap {
+    Gap {
+        missing: format!("overlays of host directories: {error}"),
+        remedy: "use a kernel that lets the worker mount overlays (5.19 or later as root, 5.11 or later for \
+                 other users), with programs and temporary files on ext4, xfs or btrfs"
+            .to_owned(),
+    }
+}
+
+/// Replaces the symptom, that `codelia-init` does not respond, by the tool's own error output.
+fn explain(mode: Mode, error: Error, stderr: &File) -> Error {
+    let mut text = vec![0; MAX_STDERR];
+    let count = stderr.read_at(&mut text, 0).unwrap_or_default();
+    match (error, String::from_utf8_lossy(&text[..count]).trim()) {
+        (Error::InitExited | Error::Control(_), message) if !message.is_empty() => {
+            Error::Tool { mode, message: message.to_owned() }
+        }
+        (error, _) => error,
+    }
+}
