@@ -9,7 +9,7 @@ use codelia_types::CommandSpec;
 use time::OffsetDateTime;
 
 fn time(at: OffsetDateTime) -> prost_types::Timestamp {
-    timestamp_to_proto(at.unix_timestamp_nanos())
+    timestamp_to_proto(at)
 }
 
 pub(crate) fn session(session: Session) -> v1::Session {

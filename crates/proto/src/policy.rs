@@ -124,7 +124,7 @@ fn read_command(wire: v1::CommandPolicy) -> CommandPolicy {
 
 fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, PolicyError> {
     E::try_from(value)
-        .map_err(|_| PolicyError { field: field.to_owned(), message: "is no value of its kind".to_owned() })
+        .map_err(|_| PolicyError { field: field.to_owned(), message: format!("unknown value {value}") })
 }
 
 fn texts(list: Option<v1::TextList>) -> Option<Vec<String>> {

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use crate::{Outcome, Receipt, Usage, Violations};
 
 /// A run's result, as its row keeps it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunResult {
     /// How it ended.
     pub outcome: Outcome,
@@ -33,7 +33,7 @@ pub struct RunResult {
 }
 
 /// A result that is stored: with it a run that was read before is whole, without being read again.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedRun {
     /// The result.
     pub result: RunResult,

@@ -39,13 +39,9 @@ impl Dispatch {
     pub(crate) async fn push(&self, run: &Run, incarnation: Incarnation) {
         let Some(address) = &run.worker_address else { return };
         let started = Instant::now();
-        let pushed = match push_request(run, incarnation) {
-            Ok(request) => {
-                self.call(address, async |mut client| client.start_run(request).await).await.map(drop)
-            }
-            Err(error) => Err(error),
-        };
-        log_failure("push", address, pushed);
+        let request = push_request(run, incarnation);
+        let pushed = self.call(address, async |mut client| client.start_run(request).await).await;
+        log_failure("push", address, pushed.map(drop));
         metrics().step(Step::Dispatch, started.elapsed());
     }
 
@@ -141,17 +137,17 @@ fn log_failure(call: &'static str, address: &str, result: Result<(), Error>) {
 }
 
 /// The request that pushes a run to the worker's incarnation that it is recorded for.
-pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> Result<wire::StartRunRequest, Error> {
-    Ok(wire::StartRunRequest {
+pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> wire::StartRunRequest {
+    wire::StartRunRequest {
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),
         tenant_id: run.tenant.to_string(),
         incarnation: incarnation.to_string(),
         lease_epoch: run.lease_epoch.map_or(0, |epoch| epoch.0),
-        create_time: Some(timestamp_to_proto(run.created_at.unix_timestamp_nanos())),
-        spec_json: serde_json::to_string(&run.spec)?,
+        create_time: Some(timestamp_to_proto(run.created_at)),
         attempt: run.attempt,
-    })
+        spec: Some((&run.spec).into()),
+    }
 }
 
 /// Sorts candidates, least loaded first.

@@ -15,8 +15,6 @@ pub(crate) enum Error {
     TimedOut,
     #[error("worker refused the call: {}", .0.message())]
     Refused(Status),
-    #[error("cannot serialize the run specification")]
-    Spec(#[from] serde_json::Error),
 }
 
 impl Error {
@@ -30,7 +28,7 @@ impl Error {
         match self {
             Self::TimedOut | Self::Channel(_) => true,
             Self::Refused(status) => matches!(status.code(), Code::Unavailable | Code::Unknown),
-            Self::Address { .. } | Self::TlsNotConfigured { .. } | Self::Spec(_) => false,
+            Self::Address { .. } | Self::TlsNotConfigured { .. } => false,
         }
     }
 }

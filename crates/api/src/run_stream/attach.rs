@@ -95,7 +95,7 @@ impl Attacher {
         for _ in 0..MAX_ATTEMPTS {
             let (input, requests) = mpsc::channel(INPUT_BUFFER);
             let (started, pushes) = (Instant::now(), self.push_to.is_some());
-            input.try_send(self.request(run, position)?).ok()?;
+            input.try_send(self.request(run, position)).ok()?;
             match self.context.dispatch.attach(address, ReceiverStream::new(requests)).await {
                 Ok(stream) => {
                     if pushes {
@@ -120,14 +120,11 @@ impl Attacher {
 
     /// The attach request. The first one pushes a new run; if it is lost, the worker's poll finds
     /// the run.
-    fn request(&mut self, run: &Run, position: i64) -> Option<AttachRunRequest> {
+    fn request(&mut self, run: &Run, position: i64) -> AttachRunRequest {
         let start = self.push_to.take().map(|incarnation| dispatch::push_request(run, incarnation));
-        let start = start.transpose();
-        let start =
-            start.inspect_err(|error| tracing::error!(run = %run.id, %error, "cannot push run")).ok()?;
         let owner = self.owner.load(Ordering::Relaxed);
         let attach = Attach { run_id: run.id.to_string(), position, owner, start };
-        Some(AttachRunRequest { kind: Some(Kind::Attach(attach)) })
+        AttachRunRequest { kind: Some(Kind::Attach(attach)) }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use codelia_proto::internal::v1::{AttachRunResponse, Committed, attach_run_response::Kind};
 use codelia_store::{Run, RunState};
 use codelia_telemetry::backoff::Backoff;
-use codelia_types::{Incarnation, TenantId};
+use codelia_types::{EndedRun, Incarnation, TenantId};
 use tokio::{sync::watch, task::JoinHandle};
 use tonic::Streaming;
 
@@ -128,7 +128,7 @@ impl EventStreamer {
             let is_complete = match message.kind {
                 Some(Kind::Event(event)) => self.delivery.worker_event(run, event, &mut violations).await?,
                 Some(Kind::StoredUntil(end)) => self.delivery.stored_output(run.id, end).await?,
-                Some(Kind::Committed(committed)) => return Ok(ended_run(run, &committed)),
+                Some(Kind::Committed(committed)) => return Ok(ended_run(run, committed)),
                 None => true,
             };
             if !is_complete {
@@ -139,10 +139,9 @@ impl EventStreamer {
 }
 
 /// The run with the result that its worker stored; `None` if the row must be read.
-fn ended_run(run: &Run, committed: &Committed) -> Option<Run> {
-    let ended = serde_json::from_str(&committed.ended_json);
-    ended
-        .inspect_err(|error| tracing::warn!(run = %run.id, %error, "cannot parse run result"))
+fn ended_run(run: &Run, committed: Committed) -> Option<Run> {
+    EndedRun::try_from(committed.ended?)
+        .inspect_err(|error| tracing::warn!(run = %run.id, %error, "worker sent an invalid run result"))
         .ok()
         .and_then(|ended| run.ended(ended))
 }

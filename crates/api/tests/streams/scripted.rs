@@ -67,7 +67,7 @@ pub(crate) struct Attached {
 
 impl Attached {
     fn committed(&self) -> wire::Committed {
-        wire::Committed { ended_json: serde_json::to_string(&self.ended).expect("result serializes") }
+        wire::Committed { ended: self.ended.as_ref().map(Into::into) }
     }
 
     /// Plays these steps.

@@ -2,6 +2,7 @@
 
 use std::{pin::Pin, str::FromStr, sync::Arc, time::Duration};
 
+use codelia_policy::RunSpec;
 use codelia_proto::internal::v1::{
     Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse, CloseSessionRequest,
     CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult, StartRunRequest,
@@ -130,11 +131,14 @@ fn is_old(request: &StartRunRequest, current: &Current) -> Result<bool, Status> 
 }
 
 fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
+    let spec = request.spec.ok_or_else(|| Status::invalid_argument("spec: is missing"))?;
+    let spec = RunSpec::try_from(spec)
+        .map_err(|error| Status::invalid_argument(error.within("spec").to_string()))?;
     Ok(AssignedRun {
         id: parse::<RunId>("run_id", &request.run_id)?,
         session: parse("session_id", &request.session_id)?,
         tenant: parse("tenant_id", &request.tenant_id)?,
-        spec: serde_json::from_str(&request.spec_json).map_err(|_| Status::invalid_argument("spec_json"))?,
+        spec,
         epoch: LeaseEpoch(request.lease_epoch),
         attempt: request.attempt,
         // Only what was recorded for this worker at once is pushed.

@@ -173,11 +173,7 @@ impl Watcher {
         let phase = phase_when(&mut self.phase, over).await;
         self.stage = Stage::Over;
         let Phase::Committed(ended) = phase else { return None };
-        // Without a result the api reads it from the store.
-        let ended_json = serde_json::to_string(&*ended)
-            .inspect_err(|error| tracing::error!(%error, "a result cannot be told"))
-            .unwrap_or_default();
-        Some(Answer::Committed(Committed { ended_json }))
+        Some(Answer::Committed(Committed { ended: Some((&*ended).into()) }))
     }
 
     fn started(&self, started: Started) -> StartedEvent {

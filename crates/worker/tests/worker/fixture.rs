@@ -237,9 +237,9 @@ fn push_request(run: &Run, incarnation: Option<Incarnation>) -> StartRunRequest 
         tenant_id: run.tenant.to_string(),
         incarnation: incarnation.unwrap().to_string(),
         lease_epoch: run.lease_epoch.unwrap().0,
-        create_time: Some(timestamp_to_proto(run.created_at.unix_timestamp_nanos())),
-        spec_json: serde_json::to_string(&run.spec).unwrap(),
+        create_time: Some(timestamp_to_proto(run.created_at)),
         attempt: run.attempt,
+        spec: Some((&run.spec).into()),
     }
 }
 

@@ -10,7 +10,7 @@ use codelia_proto::{
 };
 use codelia_store::RunState;
 use codelia_tests::eventually;
-use codelia_types::{Outcome, Reason};
+use codelia_types::{EndedRun, Outcome, Reason};
 
 use crate::fixture::{Fixture, Settings, shell};
 
@@ -98,7 +98,7 @@ async fn attach_with_push_returns_committed_result() {
     let mut caller = fixture.push_and_attach(&run, incarnation).await;
     let ended = loop {
         if let Some(Answer::Committed(committed)) = caller.next().await {
-            break serde_json::from_str(&committed.ended_json).unwrap();
+            break EndedRun::try_from(committed.ended.unwrap()).unwrap();
         }
     };
     let (reported, stored) = (run.ended(ended).unwrap(), fixture.row(run.id).await);

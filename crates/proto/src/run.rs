@@ -1,0 +1,157 @@
+//! Commands, outcomes, usage, receipts and violations.
+
+use codelia_types::{
+    CommandSpec, CountedViolation, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage, Violation,
+};
+
+use crate::{
+    duration_to_proto,
+    error::{InvalidField, integer, required},
+    time::read_duration,
+    v1,
+};
+
+impl From<&CommandSpec> for v1::CommandSpec {
+    fn from(command: &CommandSpec) -> Self {
+        Self {
+            argv: command.argv.clone(),
+            env: command.env.clone().into_iter().collect(),
+            working_directory: command.working_directory.clone(),
+            terminal: command.terminal.map(Into::into),
+            stdin: command.stdin,
+        }
+    }
+}
+
+/// Converts the command of an internal message.
+pub(crate) fn read_command(wire: v1::CommandSpec) -> Result<CommandSpec, InvalidField> {
+    let terminal = |wire: v1::Terminal| -> Result<_, InvalidField> {
+        Ok(TerminalSize {
+            columns: integer("terminal.columns", wire.columns)?,
+            rows: integer("terminal.rows", wire.rows)?,
+        })
+    };
+    Ok(CommandSpec {
+        argv: wire.argv,
+        env: wire.env.into_iter().collect(),
+        working_directory: wire.working_directory,
+        terminal: wire.terminal.map(terminal).transpose()?,
+        stdin: wire.stdin,
+    })
+}
+
+impl From<TerminalSize> for v1::Terminal {
+    fn from(size: TerminalSize) -> Self {
+        Self { columns: size.columns.into(), rows: size.rows.into() }
+    }
+}
+
+impl From<&Outcome> for v1::Outcome {
+    fn from(outcome: &Outcome) -> Self {
+        use v1::outcome::Kind;
+        let kind = match outcome {
+            Outcome::Exited(code) => Kind::Exited(*code),
+            Outcome::Signaled(signal) => Kind::Signaled(*signal),
+            Outcome::TimedOut => Kind::TimedOut(v1::TimedOut {}),
+            Outcome::Canceled => Kind::Canceled(v1::Canceled {}),
+            Outcome::Oom => Kind::Oom(v1::OutOfMemory {}),
+            Outcome::Limit(resource) => Kind::Limit(resource.clone()),
+            Outcome::Violation(rule) => Kind::Violation(rule.clone()),
+            Outcome::Refused(refusal) => Kind::Refused(v1::Refused {
+                reason: refusal.reason.to_string(),
+                message: refusal.message.clone(),
+            }),
+            Outcome::Lost => Kind::Lost(v1::Lost {}),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl From<&Usage> for v1::Usage {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            cpu_time: Some(duration_to_proto(usage.cpu_time)),
+            peak_memory_bytes: usage.peak_memory_bytes.cast_signed(),
+            wall_time: Some(duration_to_proto(usage.wall_time)),
+            read_bytes: usage.read_bytes.cast_signed(),
+            written_bytes: usage.written_bytes.cast_signed(),
+            peak_processes: usage.peak_processes.cast_signed(),
+        }
+    }
+}
+
+impl From<&CountedViolation> for v1::ViolationEvent {
+    fn from(counted: &CountedViolation) -> Self {
+        let violation = &counted.violation;
+        Self {
+            kind: violation.kind.clone(),
+            syscall: violation.syscall.clone(),
+            number: violation.nr,
+            args: violation.args.to_vec(),
+            count: counted.count.cast_signed(),
+        }
+    }
+}
+
+impl From<&Receipt> for v1::Receipt {
+    fn from(receipt: &Receipt) -> Self {
+        Self {
+            processes: receipt.processes.cast_signed(),
+            mounts: receipt.mounts.cast_signed(),
+            cgroups: receipt.cgroups.cast_signed(),
+            sockets: receipt.sockets.cast_signed(),
+            directories: receipt.directories.cast_signed(),
+        }
+    }
+}
+
+/// Converts the outcome of an internal message.
+pub(crate) fn read_outcome(wire: v1::Outcome) -> Result<Outcome, InvalidField> {
+    use v1::outcome::Kind;
+    Ok(match required("kind", wire.kind)? {
+        Kind::Exited(code) => Outcome::Exited(code),
+        Kind::Signaled(signal) => Outcome::Signaled(signal),
+        Kind::TimedOut(v1::TimedOut {}) => Outcome::TimedOut,
+        Kind::Canceled(v1::Canceled {}) => Outcome::Canceled,
+        Kind::Oom(v1::OutOfMemory {}) => Outcome::Oom,
+        Kind::Limit(resource) => Outcome::Limit(resource),
+        Kind::Violation(rule) => Outcome::Violation(rule),
+        Kind::Refused(v1::Refused { reason, message }) => {
+            Outcome::Refused(Refusal { reason: Reason::parse(&reason), message })
+        }
+        Kind::Lost(v1::Lost {}) => Outcome::Lost,
+    })
+}
+
+/// Converts the usage of an internal message.
+pub(crate) fn read_usage(wire: &v1::Usage) -> Result<Usage, InvalidField> {
+    let time = |field: &str, wire: &Option<prost_types::Duration>| {
+        read_duration(field, &required(field, wire.as_ref().copied())?)
+    };
+    Ok(Usage {
+        cpu_time: time("cpu_time", &wire.cpu_time)?,
+        peak_memory_bytes: integer("peak_memory_bytes", wire.peak_memory_bytes)?,
+        wall_time: time("wall_time", &wire.wall_time)?,
+        read_bytes: integer("read_bytes", wire.read_bytes)?,
+        written_bytes: integer("written_bytes", wire.written_bytes)?,
+        peak_processes: integer("peak_processes", wire.peak_processes)?,
+    })
+}
+
+/// Converts the receipt of an internal message.
+pub(crate) fn read_receipt(wire: &v1::Receipt) -> Result<Receipt, InvalidField> {
+    Ok(Receipt {
+        processes: integer("processes", wire.processes)?,
+        mounts: integer("mounts", wire.mounts)?,
+        cgroups: integer("cgroups", wire.cgroups)?,
+        sockets: integer("sockets", wire.sockets)?,
+        directories: integer("directories", wire.directories)?,
+    })
+}
+
+/// Converts a violation of an internal message.
+pub(crate) fn read_violation(wire: v1::ViolationEvent) -> Result<CountedViolation, InvalidField> {
+    let args = wire.args.try_into().map_err(|_| InvalidField::new("args", "must have 6 values"))?;
+    let violation = Violation { kind: wire.kind, syscall: wire.syscall, nr: wire.number, args };
+    Ok(CountedViolation { violation, count: integer("count", wire.count)? })
+}

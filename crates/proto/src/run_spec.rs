@@ -1,0 +1,46 @@
+//! The specification of a run, as an api pushes it to a worker.
+
+use codelia_policy::{Policy, RunSpec};
+
+use crate::{
+    error::{InvalidField, enum_value, required},
+    internal::v1 as internal,
+    run::read_command,
+    sandbox::{read_limits, read_requested_limits},
+    v1,
+};
+
+impl From<&RunSpec> for internal::RunSpec {
+    fn from(spec: &RunSpec) -> Self {
+        Self {
+            command: Some((&spec.command).into()),
+            mode: v1::SandboxMode::from(spec.mode).into(),
+            network: spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
+            limits: Some((&spec.limits).into()),
+            requested_limits: Some((&spec.requested_limits).into()),
+            policy: Some((&spec.policy).into()),
+            ends_with_caller: spec.ends_with_caller,
+        }
+    }
+}
+
+impl TryFrom<internal::RunSpec> for RunSpec {
+    type Error = InvalidField;
+
+    fn try_from(wire: internal::RunSpec) -> Result<Self, InvalidField> {
+        let mode: v1::SandboxMode = enum_value("mode", wire.mode)?;
+        let network: v1::NetworkMode = enum_value("network", wire.network)?;
+        let command = read_command(required("command", wire.command)?);
+        let requested = read_requested_limits(&required("requested_limits", wire.requested_limits)?);
+        let policy = Policy::try_from(required("policy", wire.policy)?);
+        Ok(Self {
+            command: command.map_err(|error| error.within("command"))?,
+            mode: required("mode", mode.to_mode())?,
+            network: network.to_mode(),
+            limits: read_limits(&required("limits", wire.limits)?)?,
+            requested_limits: requested.map_err(|error| error.within("requested_limits"))?,
+            policy: policy.map_err(|error| InvalidField::from(error).within("policy"))?,
+            ends_with_caller: wire.ends_with_caller,
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! Sandbox modes, network modes and limits.
+
+use codelia_policy::{Limit, Limits, LimitsRequest};
+use codelia_types::{Mode, NetworkMode};
+
+use crate::{
+    duration_to_proto,
+    error::{InvalidField, integer, required},
+    time::read_duration,
+    v1,
+};
+
+impl v1::SandboxMode {
+    /// The mode, or `None` if it is unspecified.
+    #[must_use]
+    pub fn to_mode(self) -> Option<Mode> {
+        match self {
+            Self::Unspecified => None,
+            Self::Logical => Some(Mode::Logical),
+            Self::Bwrap => Some(Mode::Bwrap),
+            Self::Nsjail => Some(Mode::Nsjail),
+            Self::Container => Some(Mode::Container),
+        }
+    }
+}
+
+impl From<Mode> for v1::SandboxMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Logical => Self::Logical,
+            Mode::Bwrap => Self::Bwrap,
+            Mode::Nsjail => Self::Nsjail,
+            Mode::Container => Self::Container,
+        }
+    }
+}
+
+impl v1::NetworkMode {
+    /// The mode, or `None` if it is unspecified.
+    #[must_use]
+    pub fn to_mode(self) -> Option<NetworkMode> {
+        match self {
+            Self::Unspecified => None,
+            Self::None => Some(NetworkMode::None),
+            Self::Proxy => Some(NetworkMode::Proxy),
+            Self::Host => Some(NetworkMode::Host),
+        }
+    }
+}
+
+impl From<NetworkMode> for v1::NetworkMode {
+    fn from(mode: NetworkMode) -> Self {
+        match mode {
+            NetworkMode::None => Self::None,
+            NetworkMode::Proxy => Self::Proxy,
+            NetworkMode::Host => Self::Host,
+        }
+    }
+}
+
+impl From<&Limits> for v1::Limits {
+    fn from(limits: &Limits) -> Self {
+        Self {
+            timeout: Some(duration_to_proto(limits.timeout)),
+            memory_bytes: Some(limits.memory_bytes.cast_signed()),
+            cpu_millis: Some(limits.cpu_millis.cast_signed()),
+            pids: Some(limits.pids.cast_signed()),
+            open_files: Some(limits.open_files.cast_signed()),
+            output_bytes: Some(limits.output_bytes.cast_signed()),
+            cpu_time: Some(duration_to_proto(limits.cpu_time)),
+            file_bytes: Some(limits.file_bytes.cast_signed()),
+            tmp_bytes: Some(limits.tmp_bytes.cast_signed()),
+        }
+    }
+}
+
+impl From<&LimitsRequest> for v1::Limits {
+    fn from(limits: &LimitsRequest) -> Self {
+        Self {
+            timeout: limits.timeout.map(duration_to_proto),
+            memory_bytes: limits.memory_bytes.map(u64::cast_signed),
+            cpu_millis: limits.cpu_millis.map(u64::cast_signed),
+            pids: limits.pids.map(u64::cast_signed),
+            open_files: limits.open_files.map(u64::cast_signed),
+            output_bytes: limits.output_bytes.map(u64::cast_signed),
+            cpu_time: limits.cpu_time.map(duration_to_proto),
+            file_bytes: limits.file_bytes.map(u64::cast_signed),
+            tmp_bytes: limits.tmp_bytes.map(u64::cast_signed),
+        }
+    }
+}
+
+/// Converts limits of an internal message: not checked against ceilings, which the api has done.
+pub(crate) fn read_requested_limits(wire: &v1::Limits) -> Result<LimitsRequest, InvalidField> {
+    let time = |limit: Limit, wire: &Option<prost_types::Duration>| {
+        wire.as_ref().map(|wire| read_duration(limit.field(), wire)).transpose()
+    };
+    // An amount above `i64::MAX` arrives as a negative number and is refused here.
+    let amount = |limit: Limit, wire: Option<i64>| wire.map(|wire| integer(limit.field(), wire)).transpose();
+    Ok(LimitsRequest {
+        timeout: time(Limit::Timeout, &wire.timeout)?,
+        memory_bytes: amount(Limit::MemoryBytes, wire.memory_bytes)?,
+        cpu_millis: amount(Limit::CpuMillis, wire.cpu_millis)?,
+        pids: amount(Limit::Pids, wire.pids)?,
+        open_files: amount(Limit::OpenFiles, wire.open_files)?,
+        output_bytes: amount(Limit::OutputBytes, wire.output_bytes)?,
+        cpu_time: time(Limit::CpuTime, &wire.cpu_time)?,
+        file_bytes: amount(Limit::FileBytes, wire.file_bytes)?,
+        tmp_bytes: amount(Limit::TmpBytes, wire.tmp_bytes)?,
+    })
+}
+
+/// Converts limits of an internal message that must all be present.
+pub(crate) fn read_limits(wire: &v1::Limits) -> Result<Limits, InvalidField> {
+    let read = read_requested_limits(wire)?;
+    Ok(Limits {
+        timeout: required(Limit::Timeout.field(), read.timeout)?,
+        memory_bytes: required(Limit::MemoryBytes.field(), read.memory_bytes)?,
+        cpu_millis: required(Limit::CpuMillis.field(), read.cpu_millis)?,
+        pids: required(Limit::Pids.field(), read.pids)?,
+        open_files: required(Limit::OpenFiles.field(), read.open_files)?,
+        output_bytes: required(Limit::OutputBytes.field(), read.output_bytes)?,
+        cpu_time: required(Limit::CpuTime.field(), read.cpu_time)?,
+        file_bytes: required(Limit::FileBytes.field(), read.file_bytes)?,
+        tmp_bytes: required(Limit::TmpBytes.field(), read.tmp_bytes)?,
+    })
+}

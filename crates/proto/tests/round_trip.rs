@@ -1,0 +1,474 @@
+//! Every value of the internal protocol survives the way from Rust to the wire and back.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use codelia_policy::{
+    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
+    IsolationLevel, Limits, LimitsRequest, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
+    SyscallMode, SyscallPolicy,
+};
+use codelia_proto::{InvalidField, internal::v1 as internal, v1};
+use codelia_types::{
+    CommandSpec, CountedViolation, EndedRun, Mode, NetworkMode, Outcome, Reason, Receipt, Refusal, RunResult,
+    TerminalSize, Usage, Violation, Violations,
+};
+use proptest::{
+    array::uniform6,
+    collection::{btree_map, vec},
+    option::of,
+    prelude::*,
+    sample::select,
+};
+use prost::Message;
+use time::OffsetDateTime;
+
+/// Amounts that the wire can carry: it has `int64`.
+fn amount() -> impl Strategy<Value = u64> + Clone {
+    prop_oneof![Just(0), Just(i64::MAX.unsigned_abs()), 0..=i64::MAX.unsigned_abs()]
+}
+
+fn duration() -> impl Strategy<Value = Duration> + Clone {
+    (0..315_576_000_000_u64, 0..1_000_000_000_u32).prop_map(|(seconds, nanos)| Duration::new(seconds, nanos))
+}
+
+/// Times between the years 1969 and 2200, with nanoseconds.
+fn timestamp() -> impl Strategy<Value = OffsetDateTime> {
+    (-10_000_000_000_000_000..7_000_000_000_000_000_000_i128)
+        .prop_map(|nanos| OffsetDateTime::from_unix_timestamp_nanos(nanos).unwrap())
+}
+
+fn texts() -> impl Strategy<Value = Vec<String>> {
+    vec(any::<String>(), 0..4)
+}
+
+fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
+    vec("/[a-zé/]{0,12}".prop_map(PathBuf::from), 0..4)
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (duration(), duration(), [amount(), amount(), amount(), amount(), amount(), amount(), amount()]).prop_map(
+        |(
+            timeout,
+            cpu_time,
+            [memory_bytes, cpu_millis, pids, open_files, output_bytes, file_bytes, tmp_bytes],
+        )| {
+            Limits {
+                timeout,
+                memory_bytes,
+                cpu_millis,
+                pids,
+                open_files,
+                output_bytes,
+                cpu_time,
+                file_bytes,
+                tmp_bytes,
+            }
+        },
+    )
+}
+
+fn requested_limits() -> impl Strategy<Value = LimitsRequest> {
+    let amount = || of(amount());
+    (of(duration()), of(duration()), [amount(), amount(), amount(), amount(), amount(), amount(), amount()])
+        .prop_map(
+            |(
+                timeout,
+                cpu_time,
+                [memory_bytes, cpu_millis, pids, open_files, output_bytes, file_bytes, tmp_bytes],
+            )| {
+                LimitsRequest {
+                    timeout,
+                    memory_bytes,
+                    cpu_millis,
+                    pids,
+                    open_files,
+                    output_bytes,
+                    cpu_time,
+                    file_bytes,
+                    tmp_bytes,
+                }
+            },
+        )
+}
+
+fn command() -> impl Strategy<Value = CommandSpec> {
+    let env = btree_map(any::<String>(), any::<String>(), 0..4);
+    let terminal = of((any::<u16>(), any::<u16>()));
+    (texts(), env, any::<String>(), terminal, any::<bool>()).prop_map(
+        |(argv, env, working_directory, terminal, stdin)| CommandSpec {
+            argv,
+            env,
+            working_directory,
+            terminal: terminal.map(|(columns, rows)| TerminalSize { columns, rows }),
+            stdin,
+        },
+    )
+}
+
+fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
+    (
+        of(Just(FilesystemMode::Static)),
+        of(Just(PathBuf::from("/workspace"))),
+        (of(paths()), of(paths()), of(paths()), paths()),
+        of(any::<u64>()),
+        of(any::<u64>()),
+    )
+        .prop_map(|(mode, root_path, (read_only, read_write, overlay, denied), file, total)| {
+            FilesystemPolicy {
+                mode,
+                root_path,
+                read_only_paths: read_only,
+                read_write_paths: read_write,
+                overlay_paths: overlay,
+                denied_paths: denied,
+                max_file_bytes: file,
+                max_total_bytes: total,
+            }
+        })
+}
+
+fn process() -> impl Strategy<Value = ProcessPolicy> {
+    (of(any::<u64>()), of(any::<bool>()), of(any::<bool>()), of(paths()), of(any::<bool>())).prop_map(
+        |(max_processes, allow_fork, allow_exec, allowed_executables, debug)| ProcessPolicy {
+            max_processes,
+            allow_fork,
+            allow_exec,
+            allowed_executables,
+            debug,
+        },
+    )
+}
+
+fn network_mode() -> impl Strategy<Value = NetworkMode> {
+    select(vec![NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host])
+}
+
+fn network() -> impl Strategy<Value = NetworkPolicy> {
+    (of(network_mode()), of(texts()), of(vec(any::<u16>(), 0..4)), of(any::<u32>())).prop_map(
+        |(mode, allowed_hosts, allowed_ports, max_connections)| NetworkPolicy {
+            mode,
+            allowed_hosts,
+            allowed_ports,
+            max_connections,
+        },
+    )
+}
+
+fn resources() -> impl Strategy<Value = ResourcePolicy> {
+    (vec(of(any::<u64>()), 13), of(vec(any::<u32>(), 0..4))).prop_map(|(amounts, cpus)| ResourcePolicy {
+        max_cpu_ms: amounts[0],
+        max_cpu_millis: amounts[1],
+        max_wall_ms: amounts[2],
+        max_memory_bytes: amounts[3],
+        max_open_files: amounts[4],
+        max_threads: amounts[5],
+        max_output_bytes: amounts[6],
+        max_tmp_bytes: amounts[7],
+        max_read_bytes_per_second: amounts[8],
+        max_write_bytes_per_second: amounts[9],
+        max_reads_per_second: amounts[10],
+        max_writes_per_second: amounts[11],
+        cpus,
+        release_interval_ms: amounts[12],
+    })
+}
+
+fn calls() -> impl Strategy<Value = (SyscallPolicy, EnvironmentPolicy, CommandPolicy)> {
+    let syscalls = (of(select(vec![SyscallMode::Allow, SyscallMode::Deny])), texts(), of(any::<u32>()))
+        .prop_map(|(mode, names, violation_limit)| SyscallPolicy { mode, names, violation_limit });
+    let modes = vec![EnvironmentMode::Inherit, EnvironmentMode::Clean, EnvironmentMode::Explicit];
+    let environment =
+        (of(select(modes)), of(texts())).prop_map(|(mode, names)| EnvironmentPolicy { mode, names });
+    let command = (of(texts()), texts(), of(any::<u64>())).prop_map(
+        |(allowed_patterns, blocked_patterns, max_length)| CommandPolicy {
+            allowed_patterns,
+            blocked_patterns,
+            max_length,
+        },
+    );
+    (syscalls, environment, command)
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let level = of(select(IsolationLevel::ALL.to_vec()));
+    let container = of(any::<String>()).prop_map(|profile| ContainerPolicy { profile });
+    (level, filesystem(), container, process(), network(), resources(), calls()).prop_map(
+        |(isolation_level, filesystem, container, process, network, resources, calls)| {
+            let (syscalls, environment, command) = calls;
+            Policy {
+                isolation_level,
+                filesystem,
+                container,
+                process,
+                network,
+                resources,
+                syscalls,
+                environment,
+                command,
+            }
+        },
+    )
+}
+
+fn spec() -> impl Strategy<Value = RunSpec> {
+    (
+        command(),
+        select(Mode::ALL.to_vec()),
+        of(network_mode()),
+        limits(),
+        requested_limits(),
+        policy(),
+        any::<bool>(),
+    )
+        .prop_map(|(command, mode, network, limits, requested_limits, policy, ends_with_caller)| {
+            RunSpec { command, mode, network, limits, requested_limits, policy, ends_with_caller }
+        })
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    let reason = select(Reason::ALL.iter().copied().chain([Reason::Unknown]).collect::<Vec<_>>());
+    prop_oneof![
+        any::<i32>().prop_map(Outcome::Exited),
+        any::<i32>().prop_map(Outcome::Signaled),
+        Just(Outcome::TimedOut),
+        Just(Outcome::Canceled),
+        Just(Outcome::Oom),
+        any::<String>().prop_map(Outcome::Limit),
+        any::<String>().prop_map(Outcome::Violation),
+        (reason, any::<String>()).prop_map(|(reason, message)| Outcome::Refused(Refusal { reason, message })),
+        Just(Outcome::Lost),
+    ]
+}
+
+fn usage() -> impl Strategy<Value = Usage> {
+    (duration(), amount(), duration(), amount(), amount(), amount()).prop_map(
+        |(cpu_time, peak_memory_bytes, wall_time, read_bytes, written_bytes, peak_processes)| Usage {
+            cpu_time,
+            peak_memory_bytes,
+            wall_time,
+            read_bytes,
+            written_bytes,
+            peak_processes,
+        },
+    )
+}
+
+fn receipt() -> impl Strategy<Value = Receipt> {
+    let count = || 0..=i32::MAX.unsigned_abs();
+    (count(), count(), count(), count(), count()).prop_map(
+        |(processes, mounts, cgroups, sockets, directories)| Receipt {
+            processes,
+            mounts,
+            cgroups,
+            sockets,
+            directories,
+        },
+    )
+}
+
+fn violations() -> impl Strategy<Value = Violations> {
+    let violation = (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount())
+        .prop_map(|(kind, syscall, nr, args, count)| CountedViolation {
+            violation: Violation { kind, syscall, nr, args },
+            count,
+        });
+    (vec(violation, 0..4), any::<u64>()).prop_map(|(seen, total)| Violations { seen, total })
+}
+
+fn result() -> impl Strategy<Value = RunResult> {
+    let output = (any::<i64>(), any::<bool>());
+    (
+        outcome(),
+        usage(),
+        receipt(),
+        any::<String>(),
+        of(duration()),
+        any::<bool>(),
+        texts(),
+        output,
+        violations(),
+    )
+        .prop_map(
+            |(
+                outcome,
+                usage,
+                receipt,
+                sandbox_root,
+                setup_time,
+                prepared,
+                unenforced,
+                output,
+                violations,
+            )| {
+                RunResult {
+                    outcome,
+                    usage,
+                    receipt,
+                    sandbox_root,
+                    setup_time,
+                    prepared,
+                    unenforced,
+                    output_bytes: output.0,
+                    output_truncated: output.1,
+                    violations,
+                }
+            },
+        )
+}
+
+fn ended() -> impl Strategy<Value = EndedRun> {
+    (result(), any::<i32>(), of(timestamp()), timestamp()).prop_map(
+        |(result, attempt, started_at, ended_at)| EndedRun { result, attempt, started_at, ended_at },
+    )
+}
+
+/// The message after it was encoded and decoded.
+fn sent<M: Message + Default>(message: &M) -> M {
+    M::decode(message.encode_to_vec().as_slice()).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn run_spec_round_trips(spec in spec()) {
+        prop_assert_eq!(RunSpec::try_from(sent(&internal::RunSpec::from(&spec))), Ok(spec));
+    }
+
+    #[test]
+    fn ended_run_round_trips(ended in ended()) {
+        prop_assert_eq!(EndedRun::try_from(sent(&internal::EndedRun::from(&ended))), Ok(ended));
+    }
+}
+
+fn sample_spec() -> RunSpec {
+    RunSpec {
+        command: CommandSpec::new(["true"]),
+        mode: Mode::Bwrap,
+        network: None,
+        limits: Limits::default(),
+        requested_limits: LimitsRequest::default(),
+        policy: Policy::default(),
+        ends_with_caller: false,
+    }
+}
+
+fn sample_ended() -> EndedRun {
+    EndedRun {
+        result: RunResult {
+            outcome: Outcome::Exited(0),
+            usage: Usage::default(),
+            receipt: Receipt::default(),
+            sandbox_root: "/s".into(),
+            setup_time: None,
+            prepared: false,
+            unenforced: Vec::new(),
+            output_bytes: 0,
+            output_truncated: false,
+            violations: Violations::default(),
+        },
+        attempt: 1,
+        started_at: None,
+        ended_at: OffsetDateTime::UNIX_EPOCH,
+    }
+}
+
+fn spec_error(change: impl Fn(&mut internal::RunSpec)) -> InvalidField {
+    let mut wire = internal::RunSpec::from(&sample_spec());
+    change(&mut wire);
+    RunSpec::try_from(wire).unwrap_err()
+}
+
+fn ended_error(change: impl Fn(&mut internal::RunResult)) -> InvalidField {
+    let mut wire = internal::EndedRun::from(&sample_ended());
+    change(wire.result.as_mut().unwrap());
+    EndedRun::try_from(wire).unwrap_err()
+}
+
+#[test]
+fn malformed_spec_is_refused_by_field() {
+    type Change = fn(&mut internal::RunSpec);
+    let changes: [(&str, Change); 10] = [
+        ("command", |spec| spec.command = None),
+        ("command.terminal.rows", |spec| {
+            spec.command.as_mut().unwrap().terminal = Some(v1::Terminal { columns: 80, rows: -1 });
+        }),
+        ("mode", |spec| spec.mode = 0),
+        ("mode", |spec| spec.mode = 99),
+        ("network", |spec| spec.network = 99),
+        ("limits", |spec| spec.limits = None),
+        ("limits.pids", |spec| spec.limits.as_mut().unwrap().pids = None),
+        ("requested_limits.timeout", |spec| {
+            let timeout = prost_types::Duration { seconds: 0, nanos: -1 };
+            spec.requested_limits.as_mut().unwrap().timeout = Some(timeout);
+        }),
+        ("policy", |spec| spec.policy = None),
+        ("policy.isolation_level", |spec| spec.policy.as_mut().unwrap().isolation_level = 99),
+    ];
+    for (field, change) in changes {
+        assert_eq!(spec_error(change).field, field);
+    }
+    assert_eq!(spec_error(|spec| spec.mode = 99).to_string(), "mode: unknown value 99");
+}
+
+#[test]
+fn malformed_result_is_refused_by_field() {
+    type Change = fn(&mut internal::RunResult);
+    let changes: [(&str, Change); 6] = [
+        ("result.outcome", |result| result.outcome = None),
+        ("result.outcome.kind", |result| result.outcome = Some(v1::Outcome { kind: None })),
+        ("result.usage.cpu_time", |result| result.usage.as_mut().unwrap().cpu_time = None),
+        ("result.receipt.mounts", |result| result.receipt.as_mut().unwrap().mounts = -1),
+        ("result.setup_time", |result| {
+            result.setup_time = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+        }),
+        ("result.violations[0].args", |result| result.violations = vec![v1::ViolationEvent::default()]),
+    ];
+    for (field, change) in changes {
+        assert_eq!(ended_error(change).field, field);
+    }
+}
+
+#[test]
+fn absent_message_is_refused_by_field() {
+    let wire = internal::EndedRun { result: None, ..internal::EndedRun::from(&sample_ended()) };
+    assert_eq!(EndedRun::try_from(wire).unwrap_err().field, "result");
+    let wire = internal::EndedRun { end_time: None, ..internal::EndedRun::from(&sample_ended()) };
+    assert_eq!(EndedRun::try_from(wire).unwrap_err().field, "end_time");
+}
+
+#[test]
+fn amount_above_wire_range_is_refused() {
+    let mut spec = sample_spec();
+    spec.limits.memory_bytes = u64::MAX;
+    let error = RunSpec::try_from(internal::RunSpec::from(&spec)).unwrap_err();
+    assert_eq!(error.field, "limits.memory_bytes");
+
+    let mut spec = sample_spec();
+    spec.limits.timeout = Duration::MAX;
+    assert_eq!(RunSpec::try_from(internal::RunSpec::from(&spec)).unwrap_err().field, "limits.timeout");
+
+    let mut ended = sample_ended();
+    ended.result.usage.read_bytes = i64::MAX.unsigned_abs() + 1;
+    let error = EndedRun::try_from(internal::EndedRun::from(&ended)).unwrap_err();
+    assert_eq!(error.field, "result.usage.read_bytes");
+}
+
+#[test]
+fn unknown_reason_word_is_accepted() {
+    let mut wire = internal::EndedRun::from(&sample_ended());
+    let refused = v1::Refused { reason: "FROM_THE_FUTURE".into(), message: "later".into() };
+    let kind = Some(v1::outcome::Kind::Refused(refused));
+    wire.result.as_mut().unwrap().outcome = Some(v1::Outcome { kind });
+    let refusal = Refusal { reason: Reason::Unknown, message: "later".into() };
+    assert_eq!(EndedRun::try_from(wire).unwrap().result.outcome, Outcome::Refused(refusal));
+}
+
+#[test]
+fn environment_order_does_not_matter() {
+    let env = BTreeMap::from([("A".to_owned(), "1".to_owned()), ("B".to_owned(), "2".to_owned())]);
+    let mut spec = sample_spec();
+    spec.command.env = env.clone();
+    let read = RunSpec::try_from(internal::RunSpec::from(&spec)).unwrap();
+    assert_eq!(read.command.env, env);
+}
