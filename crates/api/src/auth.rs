@@ -134,7 +134,8 @@ impl AuthLayer {
 
     async fn authenticate(&self, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError> {
         let secret = bearer_secret(headers).ok_or(ApiError::Unauthenticated)?;
-        let caller = self.store.key_caller(&hash_secret(secret)).await?.ok_or(ApiError::Unauthenticated)?;
+        let caller =
+            self.store.key_authenticate(&hash_secret(secret)).await?.ok_or(ApiError::Unauthenticated)?;
         tracing::Span::current().record("tenant", caller.tenant.as_str());
         self.limiter.check(&caller)?;
         authorize(&caller, path)?;

@@ -120,7 +120,7 @@ impl Runs {
     }
 
     async fn session_id(&self, caller: &Caller, session: &SessionRef) -> Result<Option<SessionId>, ApiError> {
-        let found = self.context.store.run_session(&caller.tenant, session).await?;
+        let found = self.context.store.session_spec(&caller.tenant, session).await?;
         Ok(found.map(|(id, _)| id))
     }
 

@@ -32,7 +32,7 @@ impl SessionCache {
         {
             return Ok(Some((*id, spec)));
         }
-        let Some((id, spec)) = store.run_session(tenant, session).await? else { return Ok(None) };
+        let Some((id, spec)) = store.session_spec(tenant, session).await? else { return Ok(None) };
         Ok(Some((id, self.insert(tenant, id, spec))))
     }
 

@@ -83,7 +83,7 @@ fn rejected(variant: Variant, bounds: Bounds, property: &'static str) {
 }
 
 #[test]
-fn the_protocol_keeps_its_promises_through_every_fault() {
+fn protocol_holds_under_every_fault() {
     holds("crashes", crashes(), &[LOST, TAKEN_OVER]);
     holds("partitions", partitions(), &[LOST, TAKEN_OVER]);
     holds("pauses", pauses(), &[TAKEN_OVER]);
@@ -92,7 +92,7 @@ fn the_protocol_keeps_its_promises_through_every_fault() {
 }
 
 #[test]
-fn every_run_ends_when_the_faults_do() {
+fn every_run_ends_after_faults_stop() {
     heals("crashes", crashes(), 2);
     heals("partitions", partitions(), 3);
     heals("pauses", pauses(), 2);
@@ -101,41 +101,41 @@ fn every_run_ends_when_the_faults_do() {
 }
 
 #[test]
-fn without_the_guard_on_commit_a_stale_worker_commits() {
+fn without_commit_guard_stale_worker_commits() {
     rejected(Variant::NoEpochGuard, pauses(), NO_STALE_COMMIT);
 }
 
 #[test]
-fn without_self_fencing_a_sandbox_outlives_its_lease() {
+fn without_self_fencing_sandbox_outlives_lease() {
     rejected(Variant::NoSelfFencing, partitions(), ONE_HOLDER);
 }
 
 #[test]
-fn without_a_memory_of_pushes_a_run_is_started_twice() {
+fn without_push_memory_run_starts_twice() {
     rejected(Variant::NoPushMemory, crashes(), STARTED_ONCE);
 }
 
 #[test]
-fn without_asking_for_retries_none_may_be_made() {
+fn unrequested_retry_starts_run_twice() {
     rejected(Variant::UnaskedRetry, crashes(), STARTED_ONCE);
 }
 
 #[test]
-fn without_a_lock_a_run_is_recorded_for_a_worker_that_has_left() {
+fn without_insert_lock_drained_worker_loses_run() {
     rejected(Variant::UnlockedInsert, drains(), NOTHING_LOST);
 }
 
 #[test]
-fn without_turns_a_hand_back_that_was_given_up_undoes_a_later_beginning() {
+fn without_turns_late_hand_back_restarts_run() {
     rejected(Variant::AnyTurn, cuts(), STARTED_ONCE);
 }
 
 #[test]
-fn without_a_mark_of_death_a_renewal_on_its_way_revives_a_worker_that_was_replaced() {
+fn without_expiry_mark_late_renewal_revives_worker() {
     rejected(Variant::UnmarkedDeath, Bounds { pushes: 1, ..pauses() }, ONE_HOLDER);
 }
 
 #[test]
-fn without_a_final_end_of_a_lease_a_dropped_run_never_ends() {
+fn revived_lease_leaves_run_unfinished() {
     rejected(Variant::SecondThoughts, Bounds { heals: true, ..drains() }, EVERY_RUN_ENDS);
 }

@@ -1,43 +1,46 @@
-//! What can go wrong with the truth.
+//! Store errors.
 
-/// A failure of the store. That something is not there is an `Option`, not an error.
+/// A failure of the store. A row that does not exist is an `Option`, not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The address is not one of a database.
-    #[error("not a postgres:// address")]
+    /// The URL is not that of a Postgres database.
+    #[error("invalid database URL: expected postgres://USER@HOST:PORT/DATABASE")]
     InvalidUrl,
-    /// The database cannot be reached, or answers nobody; the same call may succeed later.
-    #[error("the database is unavailable")]
+    /// The database cannot be reached or cannot serve now. The same call may succeed later.
+    #[error("database unavailable")]
     Unavailable(#[source] sqlx::Error),
-    /// The database refused a statement or a row could not be read: a defect.
-    #[error("the database refused a statement")]
+    /// The database rejected a statement, or a row could not be decoded: a defect.
+    #[error("database rejected a statement")]
     Statement(#[source] sqlx::Error),
-    /// A row holds a word that this program does not know: a defect, or a newer program wrote it.
-    #[error("the column {column} holds an unknown word")]
+    /// A column holds a value that this program does not know: a defect, or a newer program wrote
+    /// it.
+    #[error("column {column} holds unknown value {value:?}")]
     UnknownValue {
-        /// Which column.
+        /// The column, as `table.column`.
         column: &'static str,
+        /// The value.
+        value: String,
     },
-    /// A row that was just written is not there: somebody deleted it meanwhile.
-    #[error("the {what} vanished")]
+    /// A row that was just written no longer exists, because another process deleted it.
+    #[error("{what} was deleted while it was being created")]
     RowMissing {
-        /// What vanished.
+        /// What the row holds.
         what: &'static str,
     },
     /// A migration failed.
-    #[error("a migration failed")]
+    #[error("migration failed")]
     Migrate(#[source] sqlx::migrate::MigrateError),
     /// Migrations are missing.
-    #[error("the database is not migrated: run `codelia migrate`")]
+    #[error("database is not migrated: run `codelia migrate`")]
     NotMigrated,
-    /// The id or alias is in use.
-    #[error("{what} is in use")]
+    /// The id or alias is taken.
+    #[error("{what} already exists")]
     AlreadyExists {
-        /// What is in use.
+        /// What is taken.
         what: &'static str,
     },
-    /// The worker no longer has the right to do this: another incarnation or epoch has it.
-    #[error("the lease is lost")]
+    /// The worker's lease expired, or another incarnation or epoch holds it now.
+    #[error("lease lost")]
     Fenced,
 }
 
@@ -45,11 +48,11 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
         match &error {
-            // A connection that breaks while it is made ends in the middle of a message.
+            // A connection that breaks during its handshake is a protocol error.
             E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Tls(_) | E::Protocol(_) => {
                 Self::Unavailable(error)
             }
-            E::Database(detail) if detail.code().is_some_and(|code| passes(&code)) => {
+            E::Database(detail) if detail.code().is_some_and(|code| is_transient(&code)) => {
                 Self::Unavailable(error)
             }
             _ => Self::Statement(error),
@@ -57,14 +60,14 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether a server that says this may say something else soon: 08: the connection broke; 25006: it is a
-/// standby; 40: it chose this statement to give way; 53: out of resources; 57: it is stopping, starting, or
-/// was told to end the statement; 58: its disk or system failed.
-fn passes(code: &str) -> bool {
+/// Whether a SQLSTATE may go away by itself: 08 (connection), 25006 (the server is a standby),
+/// 40 (deadlock or serialization failure), 53 (out of resources), 57 (shutdown, start-up or a
+/// canceled statement), 58 (disk or system failure).
+fn is_transient(code: &str) -> bool {
     code == "25006" || ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
 }
 
-/// Whether a statement failed because `constraint` holds already.
+/// Whether a statement failed because it violates the unique `constraint`.
 pub(crate) fn is_unique_violation(error: &sqlx::Error, constraint: &str) -> bool {
     matches!(error, sqlx::Error::Database(detail)
         if detail.is_unique_violation() && detail.constraint() == Some(constraint))
@@ -75,12 +78,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_is_told_apart_from_what_is_refused() {
+    fn transient_codes_are_unavailable() {
         for code in ["57P01", "57P03", "57014", "08006", "40P01", "53100", "25006", "58030"] {
-            assert!(passes(code), "{code}");
+            assert!(is_transient(code), "{code}");
         }
         for code in ["23505", "42P01", "22021", "25001"] {
-            assert!(!passes(code), "{code}");
+            assert!(!is_transient(code), "{code}");
         }
         let broken = sqlx::Error::Protocol("unexpected response from SSLRequest: 0x00".into());
         assert!(matches!(Error::from(broken), Error::Unavailable(_)));

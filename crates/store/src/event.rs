@@ -1,5 +1,5 @@
-//! The table `events`: refusals, blocked calls and alerts. Rows are added and, when they are old,
-//! removed; they never change.
+//! The table `events`: refusals, blocked calls and alerts. Rows are inserted and, when they are
+//! old, purged. They never change.
 
 use std::{str::FromStr, time::Duration};
 
@@ -11,24 +11,24 @@ use uuid::Uuid;
 
 use crate::{Error, Store, row};
 
-/// What kind of thing happened.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A run was not admitted, or its sandbox could not be had.
+    /// A run was not admitted, or its sandbox could not be prepared.
     RunRefused,
     /// A session was not admitted.
     SessionRefused,
-    /// A file call was against the session's policy, or would have led out of its workspace.
+    /// A file call violated the session's policy, or would have left its workspace.
     FileRefused,
     /// A command made a system call that its policy forbids.
     SyscallBlocked,
     /// A sandbox left something behind.
     SandboxReceiptUnclean,
-    /// A worker lost its leases and killed what it ran.
+    /// A worker lost its leases and killed its sandboxes.
     WorkerFenced,
-    /// A worker takes nothing new because something is wrong with it.
+    /// A worker stopped taking sessions because of a fault.
     WorkerOutOfRotation,
-    /// An administrator decided how little isolation a tenant may have.
+    /// An administrator set the isolation floor of a tenant.
     IsolationFloorSet,
 }
 
@@ -44,7 +44,7 @@ impl EventKind {
         Self::IsolationFloorSet,
     ];
 
-    /// The word for it.
+    /// The name in the database and in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -68,46 +68,46 @@ impl FromStr for EventKind {
     }
 }
 
-/// What happened, without whom it happened to.
+/// What happened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EventBody {
-    /// Its kind.
+    /// The kind.
     pub kind: EventKind,
     /// The field of the request or policy at fault.
     pub field: Option<String>,
-    /// More about it.
+    /// Details that depend on the kind.
     pub detail: Value,
 }
 
-/// Whom an event concerns.
+/// Who or what an event is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventSubject {
     /// The tenant.
     pub tenant: Option<TenantId>,
-    /// The session; its tenant must be there too.
+    /// The session. Requires `tenant`.
     pub session: Option<SessionId>,
-    /// The run; its session must be there too.
+    /// The run. Requires `session`.
     pub run: Option<RunId>,
-    /// Who called.
+    /// The key that made the call.
     pub key: Option<KeyId>,
     /// The worker.
     pub worker: Option<WorkerId>,
 }
 
-/// An event that was recorded.
+/// A recorded event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Its id; ids rise with time.
+    /// The id. Later events have greater ids.
     pub id: Uuid,
     /// When it was recorded.
     pub created_at: OffsetDateTime,
-    /// Whom it concerns.
+    /// Who or what it is about.
     pub subject: EventSubject,
     /// What happened.
     pub body: EventBody,
 }
 
-/// Happenings as columns, the form in which they are sent to the database in one statement.
+/// Event bodies as arrays of columns, to insert them in one statement.
 pub(crate) struct Columns<'a> {
     pub(crate) ids: Vec<Uuid>,
     pub(crate) kinds: Vec<&'static str>,
@@ -119,9 +119,9 @@ impl<'a> Columns<'a> {
     pub(crate) fn new(bodies: &'a [EventBody]) -> Self {
         Self {
             ids: bodies.iter().map(|_| Uuid::now_v7()).collect(),
-            kinds: bodies.iter().map(|one| one.kind.as_str()).collect(),
-            fields: bodies.iter().map(|one| one.field.as_deref()).collect(),
-            details: bodies.iter().map(|one| &one.detail).collect(),
+            kinds: bodies.iter().map(|body| body.kind.as_str()).collect(),
+            fields: bodies.iter().map(|body| body.field.as_deref()).collect(),
+            details: bodies.iter().map(|body| &body.detail).collect(),
         }
     }
 }
@@ -147,7 +147,7 @@ impl Store {
         Ok(())
     }
 
-    /// Lists a tenant's events, newest first; of one kind if that is given.
+    /// Lists a tenant's events older than `before`, newest first, optionally of one kind.
     pub async fn event_list(
         &self,
         tenant: &TenantId,
@@ -174,7 +174,7 @@ impl Store {
         .collect()
     }
 
-    /// Removes events that are older than `keep`.
+    /// Deletes up to `limit` events older than `keep` and returns how many.
     pub async fn event_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
         let purged = sqlx::query!(
             "DELETE FROM events WHERE id IN (

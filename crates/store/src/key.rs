@@ -1,4 +1,4 @@
-//! The table `api_keys`: who calls. Secrets are stored only as hashes.
+//! The table `api_keys`. Secrets are stored only as hashes.
 
 use std::str::FromStr;
 
@@ -8,16 +8,16 @@ use time::OffsetDateTime;
 
 use crate::{Error, Quotas, Store, row};
 
-/// What a key may do.
+/// A permission of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// Sessions and runs.
+    /// Use sessions and runs.
     Run,
-    /// Files.
+    /// Use files.
     Files,
     /// Decide approvals.
     Approve,
-    /// Read the audit.
+    /// Read audit events.
     Audit,
     /// Administer the key's own tenant.
     Admin,
@@ -26,11 +26,11 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Self; 6] =
         [Self::Run, Self::Files, Self::Approve, Self::Audit, Self::Admin, Self::Operator];
 
-    /// The word for it.
+    /// The name in the database and in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -52,16 +52,16 @@ impl FromStr for Scope {
     }
 }
 
-/// A key, without its secret.
+/// A key without its secret.
 #[derive(Debug, Clone)]
 pub struct Key {
-    /// Its id.
+    /// The id.
     pub id: KeyId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: TenantId,
-    /// For people.
+    /// The display name.
     pub display_name: String,
-    /// What it may do.
+    /// Its permissions.
     pub scopes: Vec<Scope>,
     /// When it was created.
     pub created_at: OffsetDateTime,
@@ -69,36 +69,36 @@ pub struct Key {
     pub revoked_at: Option<OffsetDateTime>,
 }
 
-/// A key to be stored.
+/// A key to create.
 #[derive(Debug)]
 pub struct NewKey<'a> {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: &'a TenantId,
-    /// For people.
+    /// The display name.
     pub display_name: &'a str,
     /// SHA-256 of the secret.
     pub secret_hash: [u8; 32],
-    /// What it may do.
+    /// Its permissions.
     pub scopes: &'a [Scope],
 }
 
-/// Who calls: what a live key stands for.
+/// The authenticated caller behind a key.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// The key.
     pub key: KeyId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: TenantId,
-    /// What it may do.
+    /// Its permissions.
     pub scopes: Vec<Scope>,
     /// The tenant's quotas.
     pub quotas: Quotas,
-    /// The least isolation of the tenant's sessions and runs.
+    /// The minimum isolation of the tenant's sessions and runs.
     pub floor: IsolationLevel,
 }
 
 impl Store {
-    /// Stores a key; `None` if there is no such tenant.
+    /// Creates a key. Returns `None` if the tenant does not exist.
     pub async fn key_create(&self, key: NewKey<'_>) -> Result<Option<Key>, Error> {
         let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
         sqlx::query_as!(
@@ -118,8 +118,8 @@ impl Store {
         .transpose()
     }
 
-    /// Finds the caller behind a secret; `None` if no key that is not revoked has it.
-    pub async fn key_caller(&self, secret_hash: &[u8; 32]) -> Result<Option<Caller>, Error> {
+    /// Returns the caller whose key has this secret, or `None` if the key is unknown or revoked.
+    pub async fn key_authenticate(&self, secret_hash: &[u8; 32]) -> Result<Option<Caller>, Error> {
         let row = sqlx::query!(
             "SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
                     t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor
@@ -145,7 +145,7 @@ impl Store {
         }))
     }
 
-    /// Lists a tenant's keys, oldest first, after `after`.
+    /// Lists a tenant's keys newer than `after`, oldest first.
     pub async fn key_list(
         &self,
         tenant: &TenantId,
@@ -168,7 +168,7 @@ impl Store {
         .collect()
     }
 
-    /// Revokes a key; a revoked one stays revoked as it was.
+    /// Revokes a key. Revoking it again keeps the first time.
     pub async fn key_revoke(&self, tenant: &TenantId, id: KeyId) -> Result<Option<Key>, Error> {
         sqlx::query_as!(
             KeyRow,

@@ -1,4 +1,4 @@
-//! The lease columns of `sessions`, and what happens to runs when a lease changes hands.
+//! The lease columns of `sessions`, and the fate of runs whose lease ends.
 
 use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, SessionId, TenantId, WorkerId};
 
@@ -7,47 +7,48 @@ use uuid::Uuid;
 
 use crate::{Error, SessionSpec, Store, row};
 
-/// A worker's right to a session.
+/// A worker's lease on a session.
 #[derive(Debug, Clone)]
 pub struct Lease {
     /// The session.
     pub session: SessionId,
-    /// Whose it is.
+    /// The tenant of the session.
     pub tenant: TenantId,
-    /// Proves the lease in every write under it.
+    /// Identifies the lease in every write under it.
     pub token: LeaseToken,
-    /// What the session was created with.
+    /// The spec that the session was created with.
     pub spec: SessionSpec,
-    /// Whether its directory must be there: a run or a file call may have left files in it, and its caller did not
-    /// allow that they are lost.
+    /// Whether the session's directory must exist: a run or a file call may have left files in it,
+    /// and the caller did not allow their loss.
     pub has_files: bool,
 }
 
-/// What became of leases whose worker is gone.
+/// What a sweep of expired leases did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Sessions that nobody holds now.
+    /// Sessions whose lease was ended.
     pub sessions: u64,
-    /// Started runs that are queued again, because their caller allowed it.
+    /// Started runs that were queued again, because their caller allowed retries.
     pub retried: u64,
     /// Started runs that ended as lost.
     pub lost: u64,
 }
 
-/// What became of a lease that was to be released.
+/// The outcome of releasing a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseOutcome {
-    /// It is.
+    /// The lease was released.
     Released,
-    /// A run of the session has not ended.
+    /// A run of the session is still running. The lease stays.
     Busy,
-    /// It was not the caller's any more.
+    /// The caller did not hold the lease.
     NotHeld,
 }
 
 impl Store {
-    /// Takes an open session that nobody live holds, or that an earlier incarnation of this
-    /// worker held; its started runs become lost or queued again. `None` if it may not be taken.
+    /// Acquires the lease on an open session that no live worker holds, or that an earlier
+    /// incarnation of this worker held. Its started runs end as lost or are queued again. Returns
+    /// `None` if the worker may not take the session.
     pub async fn lease_acquire(
         &self,
         session: SessionId,
@@ -61,32 +62,37 @@ impl Store {
         )
         .fetch_optional(&mut *tx)
         .await?;
-        if let Some((Some(holder), Some(life))) = locked.map(|row| (row.lease_worker, row.lease_incarnation))
-        {
-            mark_gone(&mut tx, &holder, life).await?;
+        let holder = locked.map(|row| (row.lease_worker, row.lease_incarnation));
+        if let Some((Some(holder), Some(incarnation))) = holder {
+            mark_expired(&mut tx, &holder, incarnation).await?;
         }
-        let taken = sqlx::query_file!("src/sql/lease_acquire.sql", session.0, worker.as_str(), incarnation.0)
-            .fetch_optional(&mut *tx)
-            .await?;
-        let Some(taken) = taken else { return Ok(None) };
-        let has_files = if taken.lease_epoch > 1 {
+        let acquired =
+            sqlx::query_file!("src/sql/lease_acquire.sql", session.0, worker.as_str(), incarnation.0)
+                .fetch_optional(&mut *tx)
+                .await?;
+        let Some(acquired) = acquired else { return Ok(None) };
+        let has_files = if acquired.lease_epoch > 1 {
             resolve_orphan_runs(&mut tx, Some(session), i64::MAX).await?;
-            !taken.allow_data_loss && has_files(&mut tx, session).await?
+            !acquired.allow_data_loss && has_files(&mut tx, session).await?
         } else {
             false
         };
         tx.commit().await?;
         Ok(Some(Lease {
             session,
-            tenant: row::parse("sessions.tenant_id", &taken.tenant_id)?,
-            token: LeaseToken { worker: worker.clone(), incarnation, epoch: LeaseEpoch(taken.lease_epoch) },
-            spec: taken.spec.0,
+            tenant: row::parse("sessions.tenant_id", &acquired.tenant_id)?,
+            token: LeaseToken {
+                worker: worker.clone(),
+                incarnation,
+                epoch: LeaseEpoch(acquired.lease_epoch),
+            },
+            spec: acquired.spec.0,
             has_files,
         }))
     }
 
-    /// Gives a session back, if none of its runs is running. It is locked first, and then asked about: a run
-    /// that is being recorded for its holder is waited for.
+    /// Releases a lease unless a run of the session is running. The session is locked before its
+    /// runs are checked, so that the check sees a run that is just being inserted for the holder.
     pub async fn lease_release(
         &self,
         session: SessionId,
@@ -117,8 +123,8 @@ impl Store {
         Ok(if released.rows_affected() > 0 { ReleaseOutcome::Released } else { ReleaseOutcome::Busy })
     }
 
-    /// Open sessions with queued runs that nobody live holds and this worker may take: fairly,
-    /// at most one for each tenant first.
+    /// Lists open sessions with queued runs that no live worker holds and this worker may take.
+    /// The first session of every tenant comes before the second of any.
     pub async fn lease_list_wanted(
         &self,
         worker: &WorkerId,
@@ -132,12 +138,12 @@ impl Store {
         Ok(ids.into_iter().map(SessionId).collect())
     }
 
-    /// Ends the leases of workers that are gone: started runs become lost, or queued again if
-    /// their caller allowed retries. Idempotent; any api or worker may call it.
+    /// Ends the leases of dead workers. Started runs end as lost, or are queued again if their
+    /// caller allowed retries. Idempotent. Any api or worker may call it.
     pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<SweepReport, Error> {
         let mut tx = self.pool.begin().await?;
-        mark_all_gone(&mut tx).await?;
-        let sessions = release_dead_leases(&mut tx, limit).await?;
+        mark_all_expired(&mut tx).await?;
+        let sessions = end_dead_leases(&mut tx, limit).await?;
         let (retried, lost) = resolve_orphan_runs(&mut tx, None, limit).await?;
         tx.commit().await?;
         self.run_cancel_stranded_any_tenant(limit).await?;
@@ -145,7 +151,7 @@ impl Store {
     }
 }
 
-/// Whether any command may have been started in a session, or a file call made.
+/// Whether a command may have been started in the session, or a file call made.
 async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
     let found = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT 1 FROM runs
@@ -159,37 +165,39 @@ async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Er
     Ok(found)
 }
 
-/// Marks a holder whose lease has run out, so that a renewal that is on its way cannot revive it once its
-/// session is taken: one that came first is waited for,
-/// one that comes later finds a time long past, whatever time it believes it is.
-async fn mark_gone(tx: &mut PgConnection, holder: &str, life: Uuid) -> Result<(), Error> {
+/// Marks an expired holder, so that a renewal in flight cannot revive it after its session was
+/// taken. The update waits for a renewal that came first. A renewal that comes later finds
+/// `lease_until` far in the past, whatever the value of `now()` in its transaction.
+async fn mark_expired(tx: &mut PgConnection, holder: &str, incarnation: Uuid) -> Result<(), Error> {
     sqlx::query!(
         "UPDATE workers SET lease_until = 'epoch'
          WHERE id = $1 AND incarnation = $2 AND lease_until <= now() AND lease_until > 'epoch'",
         holder,
-        life,
+        incarnation,
     )
     .execute(tx)
     .await?;
     Ok(())
 }
 
-/// The same for every worker; in one order, so that those who do it at once wait in line.
-async fn mark_all_gone(tx: &mut PgConnection) -> Result<(), Error> {
+/// Does the same for every expired worker. Rows are locked in id order, so that concurrent sweeps
+/// do not deadlock.
+async fn mark_all_expired(tx: &mut PgConnection) -> Result<(), Error> {
     sqlx::query!(
-        "WITH gone AS (
+        "WITH expired AS (
              SELECT id FROM workers WHERE lease_until <= now() AND lease_until > 'epoch' ORDER BY id FOR UPDATE
          )
-         UPDATE workers w SET lease_until = 'epoch' FROM gone WHERE w.id = gone.id",
+         UPDATE workers w SET lease_until = 'epoch' FROM expired WHERE w.id = expired.id",
     )
     .execute(tx)
     .await?;
     Ok(())
 }
 
-/// Ends leases whose worker is gone. Locks first and asks again under the lock: a statement that
-/// finds a row changed goes on with what it saw of other tables, which may be out of date.
-async fn release_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, Error> {
+/// Ends leases whose worker is dead. The first statement locks the rows and the second repeats the
+/// condition: a statement that waited for a row lock re-reads that row, but not the rows of other
+/// tables, which may have changed meanwhile.
+async fn end_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, Error> {
     let locked = sqlx::query_scalar!(
         "SELECT s.id FROM sessions s
          WHERE s.lease_worker IS NOT NULL
@@ -217,8 +225,8 @@ async fn release_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, E
     Ok(released.rows_affected())
 }
 
-/// Ends or queues runs whose worker is gone; in the same two steps, for the same reason. A row
-/// that somebody else has locked is being committed, or resolved already.
+/// Ends or requeues runs whose worker is dead, in two steps for the same reason. Skips locked rows:
+/// another transaction is committing or resolving them. Returns how many were retried and lost.
 async fn resolve_orphan_runs(
     tx: &mut PgConnection,
     session: Option<SessionId>,

@@ -1,12 +1,11 @@
-//! Postgres: the only truth, and the only SQL.
+//! The Postgres store: all state that outlives a process, and the only SQL in Codelia.
 //!
-//! One file for each table. A state change is one guarded statement; zero rows means that the
-//! caller no longer has the right to make it. Every query filters by tenant, or its name says
-//! `any_tenant`, or it is a worker's and filters by lease.
+//! One file for each table. A state change is a single guarded statement: when it matches no row,
+//! the caller no longer has the right to make the change. Every query filters by tenant, or its
+//! name ends in `any_tenant`, or it belongs to a worker and filters by lease.
 
 #![forbid(unsafe_code)]
 
-mod assignment;
 mod error;
 mod event;
 mod key;
@@ -15,7 +14,6 @@ mod local_postgres;
 mod output;
 mod row;
 mod run;
-
 mod session;
 mod tenant;
 mod worker;
@@ -27,14 +25,13 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-pub use assignment::{AssignedRun, RunCommit};
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use key::{Caller, Key, NewKey, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport};
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
-pub use run::{NewRun, Run, RunAdmission, RunFilter, RunState};
+pub use run::{AssignedRun, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState};
 pub use session::{
     NewSession, Session, SessionCreated, SessionEndReason, SessionRef, SessionSpec, SessionState,
 };
@@ -43,66 +40,112 @@ pub use worker::{Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
+/// SQLSTATE of a query on a table that does not exist.
 const UNDEFINED_TABLE: &str = "42P01";
 
-/// A handle on the database; cheap to clone.
+/// A handle on the database. Cheap to clone.
+///
+/// # Guarded transitions
+///
+/// A worker acquires the lease on a session, begins a run and commits its result. Each step
+/// carries the [`LeaseToken`] of the lease, and the store compares worker, incarnation and epoch
+/// in the statement that makes the change. [`Error::Fenced`] means that the lease expired or
+/// another worker acquired the session: the worker must drop the result, because the run was or
+/// will be ended as lost or queued again.
+///
+/// ```no_run
+/// use codelia_store::{Error, RunCommit, Store};
+/// use codelia_types::{Incarnation, RunId, SessionId, WorkerId};
+///
+/// # fn execute(_: &codelia_policy::RunSpec) -> RunCommit { unimplemented!() }
+/// async fn run_once(
+///     store: &Store,
+///     worker: &WorkerId,
+///     incarnation: Incarnation,
+///     session: SessionId,
+///     run: RunId,
+/// ) -> Result<(), Error> {
+///     // `None`: another live worker holds the session, or this worker may not take it.
+///     let Some(lease) = store.lease_acquire(session, worker, incarnation).await? else {
+///         return Ok(());
+///     };
+///     // `None`: the run is no longer queued, or the lease is already lost.
+///     let Some(assigned) = store.run_begin(run, &lease.token).await? else {
+///         return Ok(());
+///     };
+///     let commit = execute(&assigned.spec);
+///     loop {
+///         match store.run_commit(assigned.id, &lease.token, &commit).await {
+///             Ok(_) => return Ok(()),
+///             // Fenced: drop the result and stop everything that runs under this lease.
+///             Err(Error::Fenced) => return Ok(()),
+///             // The commit may have happened. Repeating it under the same lease is safe.
+///             Err(Error::Unavailable(_)) => continue,
+///             Err(error) => return Err(error),
+///         }
+///     }
+/// }
+/// ```
+///
+/// [`LeaseToken`]: codelia_types::LeaseToken
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: PgPool,
 }
 
-/// How to reach the database.
+/// How to connect to the database.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where it is and as whom.
+    /// Address, user and database.
     pub connect: PgConnectOptions,
-    /// Most connections at once.
+    /// Size of the connection pool.
     pub max_connections: u32,
-    /// How long a caller waits for one.
+    /// How long a call waits for a free connection.
     pub acquire_timeout: Duration,
 }
 
 impl Options {
-    /// Reads a `postgres://` address.
+    /// Parses a `postgres://` URL.
     ///
     /// # Errors
-    /// If it is none.
+    /// [`Error::InvalidUrl`] if it is malformed.
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let connect = url.parse().map_err(|_| Error::InvalidUrl)?;
         Ok(Self { connect, max_connections: 16, acquire_timeout: Duration::from_secs(5) })
     }
 }
 
-/// Every statement finds its rows by an index, whatever the values: it is planned once for each
-/// connection, not once for each run. A plan made while a table was small must not scan it for ever.
-const PLANNING: [(&str, &str); 3] =
+/// Every statement finds its rows by an index, whatever its arguments. So Postgres plans it once
+/// for each connection instead of once for each run, and a plan that was made while a table was
+/// small never scans that table later.
+const PLANNER_SETTINGS: [(&str, &str); 3] =
     [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off"), ("jit", "off")];
 
 impl Store {
-    /// Connects; fails if the server does not answer.
+    /// Connects to the database.
     ///
     /// # Errors
-    /// If no connection can be made.
+    /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout)
-            .connect_with(options.connect.application_name("codelia").options(PLANNING))
+            .connect_with(options.connect.application_name("codelia").options(PLANNER_SETTINGS))
             .await?;
         Ok(Self { pool })
     }
 
-    /// Applies the migrations that are missing, under an advisory lock, and tells how many.
+    /// Applies missing migrations under an advisory lock and returns how many there were.
     ///
     /// # Errors
-    /// If one fails, or one that was applied has been edited since.
+    /// If a migration fails, or one that is already applied was edited.
     pub async fn migrate(&self) -> Result<usize, Error> {
         let before = self.migrations_applied().await?;
         MIGRATIONS.run(&self.pool).await.map_err(Error::Migrate)?;
         Ok(MIGRATIONS.iter().count().saturating_sub(before))
     }
 
-    /// Fails unless every migration of this program is applied.
+    /// Checks that every migration of this program is applied.
     ///
     /// # Errors
     /// [`Error::NotMigrated`] if one is missing.
@@ -114,7 +157,7 @@ impl Store {
     }
 
     async fn migrations_applied(&self) -> Result<usize, Error> {
-        // The table is there after the first migration alone, so this is not a checked query.
+        // Not a checked query: the table exists only after the first migration.
         let count: Result<i64, _> = sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
             .fetch_one(&self.pool)
             .await;
@@ -125,7 +168,7 @@ impl Store {
         }
     }
 
-    /// Whether the database answers.
+    /// Checks that the database answers.
     ///
     /// # Errors
     /// If it does not.

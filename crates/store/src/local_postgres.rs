@@ -1,5 +1,5 @@
-//! A private Postgres from the installed binaries: on a Unix socket alone, in a directory of its
-//! own, ended with its owner. For `codelia up` and for tests.
+//! A private Postgres server, started from the installed binaries, for `codelia up` and tests. It
+//! keeps everything in one directory, listens only on a Unix socket there and stops with its owner.
 
 use std::{
     fs, io,
@@ -12,75 +12,80 @@ use std::{
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
-/// The role that owns everything in a private server.
+/// The role that owns every database of the server.
 const ROLE: &str = "codelia";
-/// The server is in a directory of its own, so the port only names its socket.
+/// Part of the socket's file name. It cannot collide, because the directory is private.
 const PORT: u16 = 5432;
-/// A Unix socket's path has at most this many bytes.
-const SOCKET_PATH_MAX: usize = 107;
+/// Maximum length of a Unix socket's path in bytes.
+const MAX_SOCKET_PATH: usize = 107;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A private server cannot be had.
+/// The private server could not be started, stopped or used.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalPostgresError {
-    /// No installed binaries were found.
+    /// The server binaries are not installed.
     #[error(
-        "no PostgreSQL server binaries found (looked in PATH and /usr/lib/postgresql/*/bin); \
-         install Debian's `postgresql`, or set CODELIA_DATABASE_URL"
+        "no PostgreSQL server binaries in PATH or /usr/lib/postgresql/*/bin: \
+         install the package `postgresql` or set CODELIA_DATABASE_URL"
     )]
     NotInstalled,
-    /// Postgres refuses to run as root, and there is nobody else to run it as.
-    #[error("running as root, and there is no user `postgres` or `nobody` to run PostgreSQL as")]
+    /// Postgres refuses to run as root, and there is no other user to run it as.
+    #[error("PostgreSQL cannot run as root: create a user `postgres` or `nobody`")]
     NoUser,
-    /// The path of the socket would be too long.
-    #[error("the directory {} is too long a path for a Unix socket", .0.display())]
+    /// The socket's path would be too long.
+    #[error("path {} is too long for a Unix socket: choose a shorter data directory", .0.display())]
     PathTooLong(PathBuf),
-    /// The user that Postgres runs as cannot get to its directory.
-    #[error("the user that PostgreSQL runs as cannot reach {}: give its parent directories the x permission", .0.display())]
+    /// The user that Postgres runs as cannot access its directory.
+    #[error("PostgreSQL's user cannot access {}: add the x permission to its parent directories", .0.display())]
     Unreachable(PathBuf),
-    /// A step on a file failed.
-    #[error("cannot {step} {}: {source}", .path.display())]
+    /// A file operation failed.
+    #[error("cannot {step} {}", .path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         step: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system error.
         source: io::Error,
     },
     /// `initdb` failed.
     #[error("initdb failed: {0}")]
     Init(String),
-    /// The server ended, or did not answer in time.
-    #[error("PostgreSQL did not start; see {}", .log.display())]
+    /// The server exited or did not answer in time.
+    #[error("PostgreSQL did not start: see {}", .log.display())]
     NotStarted {
         /// Its log.
         log: PathBuf,
     },
-    /// The server did not end in time.
-    #[error("PostgreSQL (pid {pid}) did not stop")]
+    /// The server did not exit in time.
+    #[error("PostgreSQL (pid {pid}) did not stop within {}s", STOP_TIMEOUT.as_secs())]
     NotStopped {
         /// Its process id.
         pid: i32,
     },
-    /// A database could not be made.
-    #[error("cannot create a database")]
-    Database(#[source] sqlx::Error),
+    /// A database could not be created.
+    #[error("cannot create database {name}")]
+    Database {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: sqlx::Error,
+    },
 }
 
-/// Whether what the server says is stored survives a power loss.
+/// Whether committed data survives a crash of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Durability {
     Full,
     None,
 }
 
-/// User and group ids.
-type Owner = Option<(u32, u32)>;
+/// User and group id that the server runs as; `None` for those of this process.
+type ServerUser = Option<(u32, u32)>;
 
-/// A running private server. Dropping it stops the server.
+/// A running private server. Dropping it stops it.
 #[derive(Debug)]
 pub struct LocalPostgres {
     dir: PathBuf,
@@ -88,16 +93,16 @@ pub struct LocalPostgres {
 }
 
 impl LocalPostgres {
-    /// Starts the server in `dir`, creating the cluster there first if it is new. A server that
-    /// an earlier owner left running there is stopped first. As root it runs as another user.
+    /// Starts a server in `dir`, and initializes the directory if it is new. Stops a server that an
+    /// earlier owner left running there. If this process is root, the server runs as another user.
     ///
     /// # Errors
-    /// If it cannot be started; nothing is left running then.
+    /// If the server cannot be started. Nothing is left running then.
     pub async fn start(dir: &Path) -> Result<Self, LocalPostgresError> {
         Self::start_with(dir, Durability::Full).await
     }
 
-    /// As [`LocalPostgres::start`], but what it stores need not survive a crash of the machine. For tests.
+    /// Like [`LocalPostgres::start`], but data may be lost in a crash of the machine. For tests.
     ///
     /// # Errors
     /// As [`LocalPostgres::start`].
@@ -107,37 +112,38 @@ impl LocalPostgres {
 
     async fn start_with(dir: &Path, durability: Durability) -> Result<Self, LocalPostgresError> {
         let binaries = find_binaries().ok_or(LocalPostgresError::NotInstalled)?;
-        let owner = owner()?;
-        make_directory(dir, owner)?;
+        let user = server_user()?;
+        make_directory(dir, user)?;
         check_socket_path(dir)?;
         let data = dir.join("data");
         if data.join("PG_VERSION").exists() {
             stop_leftover(&data).await?;
         } else {
-            init_cluster(&binaries, dir, &data, owner)?;
+            init_cluster(&binaries, dir, &data, user)?;
         }
-        let process = spawn_server(&binaries, dir, &data, owner, durability)?;
+        let process = spawn_server(&binaries, dir, &data, user, durability)?;
         let mut server = Self { dir: dir.to_owned(), process };
         server.wait_until_ready().await?;
         Ok(server)
     }
 
-    /// How to connect to the database `name`, which is created if it is not there.
+    /// Creates the database `name` if it does not exist, and returns how to connect to it.
     ///
     /// # Errors
     /// If it cannot be created.
     pub async fn database(&self, name: &str) -> Result<PgConnectOptions, LocalPostgresError> {
-        self.create_database(name).await.map_err(LocalPostgresError::Database)?;
+        let failed = |source| LocalPostgresError::Database { name: name.to_owned(), source };
+        self.create_database(name).await.map_err(failed)?;
         Ok(self.options(name))
     }
 
     async fn create_database(&self, name: &str) -> Result<(), sqlx::Error> {
         let mut admin = PgConnection::connect_with(&self.options("postgres")).await?;
-        let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
+        let exists: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
             .bind(name)
             .fetch_one(&mut admin)
             .await?;
-        if !known {
+        if !exists {
             let quoted = name.replace('"', "\"\"");
             let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE \"{quoted}\""));
             sqlx::query(statement).execute(&mut admin).await?;
@@ -145,17 +151,17 @@ impl LocalPostgres {
         admin.close().await
     }
 
-    /// The address of the database `name`, for programs that take a `postgres://` one.
+    /// Returns the `postgres://` URL of the database `name`.
     #[must_use]
     pub fn url(&self, name: &str) -> String {
         let host: String = self.dir.to_string_lossy().bytes().map(|byte| format!("%{byte:02X}")).collect();
         format!("postgres://{ROLE}@{host}:{PORT}/{name}")
     }
 
-    /// Stops the server and waits for its end.
+    /// Stops the server and waits until it exits.
     ///
     /// # Errors
-    /// If it does not end in time.
+    /// [`LocalPostgresError::NotStopped`] if it does not exit in time.
     pub async fn stop(mut self) -> Result<(), LocalPostgresError> {
         let pid = self.pid();
         signal(pid, Signal::INT);
@@ -164,7 +170,7 @@ impl LocalPostgres {
             if Instant::now() > deadline {
                 return Err(LocalPostgresError::NotStopped { pid });
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -183,7 +189,7 @@ impl LocalPostgres {
             if !matches!(self.process.try_wait(), Ok(None)) || Instant::now() > deadline {
                 return Err(LocalPostgresError::NotStarted { log: self.dir.join("log") });
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -195,14 +201,14 @@ impl LocalPostgres {
 impl Drop for LocalPostgres {
     fn drop(&mut self) {
         if matches!(self.process.try_wait(), Ok(None)) {
-            // Immediate: its children end too, and the next start recovers from the log.
+            // Immediate shutdown: its children exit too, and the next start recovers from the WAL.
             signal(self.pid(), Signal::QUIT);
             let _ = self.process.wait();
         }
     }
 }
 
-/// The newest installed server's directory of binaries.
+/// Returns the directory of the server binaries: the first in `PATH`, else the newest version.
 fn find_binaries() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let complete = |dir: &PathBuf| dir.join("postgres").is_file() && dir.join("initdb").is_file();
@@ -220,8 +226,8 @@ fn version_of(bin: &Path) -> u32 {
     name.and_then(|name| name.parse().ok()).unwrap_or(0)
 }
 
-/// Whom the server runs as: `None` for ourselves, somebody else if we are root.
-fn owner() -> Result<Owner, LocalPostgresError> {
+/// Chooses the user that the server runs as.
+fn server_user() -> Result<ServerUser, LocalPostgresError> {
     if !geteuid().is_root() {
         return Ok(None);
     }
@@ -235,13 +241,13 @@ fn owner() -> Result<Owner, LocalPostgresError> {
     find("postgres").or_else(|| find("nobody")).map(Some).ok_or(LocalPostgresError::NoUser)
 }
 
-fn make_directory(dir: &Path, owner: Owner) -> Result<(), LocalPostgresError> {
+fn make_directory(dir: &Path, user: ServerUser) -> Result<(), LocalPostgresError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(file("create", dir))?;
-    if let Some((uid, gid)) = owner {
-        chown(dir, Some(uid), Some(gid)).map_err(file("give away", dir))?;
+    if let Some((uid, gid)) = user {
+        chown(dir, Some(uid), Some(gid)).map_err(file("chown", dir))?;
     }
-    let reaches = as_owner(Path::new("/bin/sh"), owner).args(["-c", "test -x \"$0\""]).arg(dir).status();
-    match reaches {
+    let status = command_as(Path::new("/bin/sh"), user).args(["-c", "test -x \"$0\""]).arg(dir).status();
+    match status {
         Ok(status) if status.success() => Ok(()),
         _ => Err(LocalPostgresError::Unreachable(dir.to_owned())),
     }
@@ -249,33 +255,38 @@ fn make_directory(dir: &Path, owner: Owner) -> Result<(), LocalPostgresError> {
 
 fn check_socket_path(dir: &Path) -> Result<(), LocalPostgresError> {
     let socket = dir.join(format!(".s.PGSQL.{PORT}.lock"));
-    if socket.as_os_str().len() > SOCKET_PATH_MAX {
+    if socket.as_os_str().len() > MAX_SOCKET_PATH {
         Err(LocalPostgresError::PathTooLong(dir.to_owned()))
     } else {
         Ok(())
     }
 }
 
-/// A command that runs as the server's owner, with nothing of our surroundings.
-fn as_owner(program: &Path, owner: Owner) -> Command {
+/// Builds a command that runs as the server's user with a clean environment.
+fn command_as(program: &Path, user: ServerUser) -> Command {
     let mut command = Command::new(program);
-    // Its own process group: a Ctrl-C on our terminal is not for it.
+    // A separate process group: Ctrl-C on our terminal must not reach it.
     command
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .env("LC_ALL", "C.UTF-8")
         .stdin(Stdio::null())
         .process_group(0);
-    if let Some((uid, gid)) = owner {
+    if let Some((uid, gid)) = user {
         command.uid(uid).gid(gid);
     }
     command
 }
 
-fn init_cluster(binaries: &Path, dir: &Path, data: &Path, owner: Owner) -> Result<(), LocalPostgresError> {
+fn init_cluster(
+    binaries: &Path,
+    dir: &Path,
+    data: &Path,
+    user: ServerUser,
+) -> Result<(), LocalPostgresError> {
     let initdb = binaries.join("initdb");
-    // Only the owner and root can reach the socket, so who gets there is trusted.
-    let output = as_owner(&initdb, owner)
+    // Only the server's user and root can reach the socket, so connections need no password.
+    let output = command_as(&initdb, user)
         .current_dir(dir)
         .args([
             "--auth=trust",
@@ -300,7 +311,7 @@ fn spawn_server(
     binaries: &Path,
     dir: &Path,
     data: &Path,
-    owner: Owner,
+    user: ServerUser,
     durability: Durability,
 ) -> Result<Child, LocalPostgresError> {
     let log_path = dir.join("log");
@@ -308,7 +319,7 @@ fn spawn_server(
         fs::OpenOptions::new().create(true).append(true).open(&log_path).map_err(file("open", &log_path))?;
     let errors = log.try_clone().map_err(file("open", &log_path))?;
     let program = binaries.join("postgres");
-    let mut command = as_owner(&program, owner);
+    let mut command = command_as(&program, user);
     command.current_dir(dir).arg("-D").arg(data).arg("-k").arg(dir).arg("-p").arg(PORT.to_string());
     command.args([
         "-c",
@@ -324,7 +335,7 @@ fn spawn_server(
     command.stdout(log).stderr(errors).spawn().map_err(file("run", &program))
 }
 
-/// Stops a server that an owner which was killed left running on this data.
+/// Stops a server that a killed owner left running on this data directory.
 async fn stop_leftover(data: &Path) -> Result<(), LocalPostgresError> {
     let Some(pid) = leftover_pid(data) else { return Ok(()) };
     signal(pid, Signal::INT);
@@ -333,20 +344,20 @@ async fn stop_leftover(data: &Path) -> Result<(), LocalPostgresError> {
         if Instant::now() > deadline {
             return Err(LocalPostgresError::NotStopped { pid });
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-/// The process that serves this data, if one does: its pid file names it and it works there.
+/// Returns the server process of this data directory: its pid file names it and it works there.
 fn leftover_pid(data: &Path) -> Option<i32> {
     let pid: i32 =
         fs::read_to_string(data.join("postmaster.pid")).ok()?.lines().next()?.trim().parse().ok()?;
-    let works_in = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
-    (works_in == fs::canonicalize(data).ok()?).then_some(pid)
+    let working_dir = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+    (working_dir == fs::canonicalize(data).ok()?).then_some(pid)
 }
 
-/// That it is gone already is as good.
+/// Sends a signal. Ignores a process that is already gone.
 fn signal(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, signal);

@@ -1,16 +1,16 @@
-//! The table `run_output`: what runs wrote, in order.
+//! The table `run_output`: the output of runs, in order.
 
 use codelia_types::{LeaseToken, RunId, TenantId};
 
 use crate::{Error, Store};
 
-/// Rows looked at in one read.
-const READ_ROWS: i64 = 64;
+/// Maximum number of rows that one read examines.
+const MAX_READ_ROWS: i64 = 64;
 
-/// Where output came from.
+/// The stream that output was written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputStream {
-    /// Standard output, or the terminal.
+    /// Standard output or the terminal.
     Stdout = 1,
     /// Standard error.
     Stderr = 2,
@@ -19,17 +19,17 @@ pub enum OutputStream {
 /// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputChunk {
-    /// Where it starts in both streams taken together.
+    /// Offset of its first byte in the combined output of both streams.
     pub position: i64,
-    /// Which stream.
+    /// The stream.
     pub stream: OutputStream,
-    /// Where it starts within its stream.
+    /// Offset of its first byte in its own stream.
     pub offset: i64,
     /// The bytes.
     pub data: Vec<u8>,
 }
 
-/// Chunks as columns, the form in which they are sent to the database in one statement.
+/// Chunks as arrays of columns, to insert them in one statement.
 #[derive(Default)]
 pub(crate) struct Columns<'a> {
     pub(crate) positions: Vec<i64>,
@@ -50,7 +50,7 @@ impl<'a> Columns<'a> {
 }
 
 impl OutputChunk {
-    /// The part of the chunk from `position` on.
+    /// Drops the bytes before `position`.
     fn starting_at(mut self, position: i64) -> Self {
         if let Ok(skip @ 1..) = usize::try_from(position - self.position) {
             self.data.drain(..skip.min(self.data.len()));
@@ -62,10 +62,11 @@ impl OutputChunk {
 }
 
 impl Store {
-    /// Stores output of a run that is running under this lease.
+    /// Appends output to a run that is running under this lease. Repeating the call with the same
+    /// chunks changes nothing.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if it is not, or the lease is not live.
+    /// [`Error::Fenced`] if the run does not run under this lease or the lease expired.
     pub async fn output_append(
         &self,
         run: RunId,
@@ -73,10 +74,10 @@ impl Store {
         chunks: &[OutputChunk],
     ) -> Result<(), Error> {
         let columns = Columns::new(chunks);
-        let mine = sqlx::query_scalar!(
-            // The row lock makes a run that is being taken away from this worker visible here. A
-            // flush whose answer was lost comes again, with the same chunks.
-            r#"WITH mine AS (
+        let matched = sqlx::query_scalar!(
+            // The row lock makes this statement wait for a transaction that takes the run away from
+            // the worker. A worker repeats a flush whose answer was lost, with the same chunks.
+            r#"WITH run AS (
                  SELECT r.id FROM runs r
                  JOIN sessions s ON s.id = r.session_id
                      AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
@@ -87,12 +88,12 @@ impl Store {
              ),
              stored AS (
                  INSERT INTO run_output (run_id, position, stream, stream_offset, data)
-                 SELECT mine.id, c.position, c.stream, c.stream_offset, c.data
-                 FROM mine, unnest($5::bigint[], $6::smallint[], $7::bigint[], $8::bytea[])
+                 SELECT run.id, c.position, c.stream, c.stream_offset, c.data
+                 FROM run, unnest($5::bigint[], $6::smallint[], $7::bigint[], $8::bytea[])
                      AS c (position, stream, stream_offset, data)
                  ON CONFLICT (run_id, position) DO NOTHING
              )
-             SELECT count(*) AS "mine!" FROM mine"#,
+             SELECT count(*) AS "matched!" FROM run"#,
             run.0,
             lease.worker.as_str(),
             lease.incarnation.0,
@@ -104,14 +105,15 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        if mine == 0 {
+        if matched == 0 {
             return Err(Error::Fenced);
         }
         Ok(())
     }
 
-    /// Reads a tenant's run's output from `position` on, in order, about `max_bytes` of it (at least one
-    /// chunk, cut so that it starts at `position`).
+    /// Reads the output of a tenant's run from `position` on, in order. Returns chunks until they
+    /// hold about `max_bytes`, and at least one if there is any. The first one starts at
+    /// `position`.
     pub async fn output_read(
         &self,
         tenant: &TenantId,
@@ -125,7 +127,7 @@ impl Store {
                           sum(octet_length(o.data)) OVER (ORDER BY o.position) - octet_length(o.data) AS before
                    FROM run_output o JOIN runs r ON r.id = o.run_id
                    WHERE r.tenant_id = $1 AND o.run_id = $2
-                     -- No chunk is longer than 1 MiB, so this finds the one that holds the position.
+                     -- No chunk is longer than 1 MiB, so this includes the chunk at the position.
                      AND o.position > $3::bigint - 1048576
                      AND o.position + octet_length(o.data) > $3
                    ORDER BY o.position LIMIT $5
@@ -136,7 +138,7 @@ impl Store {
             run.0,
             position,
             max_bytes as _,
-            READ_ROWS,
+            MAX_READ_ROWS,
         )
         .fetch_all(&self.pool)
         .await?;
@@ -145,7 +147,12 @@ impl Store {
                 let stream = match row.stream {
                     1 => OutputStream::Stdout,
                     2 => OutputStream::Stderr,
-                    _ => return Err(Error::UnknownValue { column: "run_output.stream" }),
+                    other => {
+                        return Err(Error::UnknownValue {
+                            column: "run_output.stream",
+                            value: other.to_string(),
+                        });
+                    }
                 };
                 let chunk =
                     OutputChunk { position: row.position, stream, offset: row.stream_offset, data: row.data };

@@ -1,4 +1,4 @@
-//! The table `tenants`: who uses the service, and how much of it they may use.
+//! The table `tenants`: quotas and isolation floors.
 
 use codelia_policy::IsolationLevel;
 use codelia_types::{KeyId, TenantId};
@@ -6,53 +6,53 @@ use time::OffsetDateTime;
 
 use crate::{Error, EventKind, Store, error::is_unique_violation, row};
 
-/// This close to a quota, inserts of one tenant wait for each other, so that none slips through.
-/// Further away they need not: fewer than this many are under way at once.
+/// Within this margin of a quota, inserts of a tenant are serialized so that they cannot exceed it
+/// together. Below it they run concurrently: fewer than this many are in flight.
 pub(crate) const QUOTA_MARGIN: i64 = 64;
 
 /// A tenant.
 #[derive(Debug, Clone)]
 pub struct Tenant {
-    /// Its id.
+    /// The id.
     pub id: TenantId,
     /// When it was created.
     pub created_at: OffsetDateTime,
-    /// What it may use.
+    /// Its quotas.
     pub quotas: Quotas,
-    /// The least isolation of its sessions and runs.
+    /// The minimum isolation of its sessions and runs.
     pub floor: IsolationFloor,
 }
 
-/// The least isolation that a tenant's sessions and runs may have.
+/// The minimum isolation of a tenant's sessions and runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IsolationFloor {
-    /// The level.
+    /// The minimum level.
     pub level: IsolationLevel,
-    /// The decision for it; a tenant that nobody decided about has the highest.
+    /// The decision that set it. A tenant without one has the highest level.
     pub decision: Option<FloorDecision>,
 }
 
-/// Who chose a floor, when and why.
+/// Who set an isolation floor, when and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FloorDecision {
-    /// Why.
+    /// The reason that was given.
     pub reason: String,
-    /// The key that decided; `None` if the installation did for itself.
+    /// The key that set it; `None` if the installation itself did.
     pub key: Option<KeyId>,
-    /// When.
+    /// When it was set.
     pub at: OffsetDateTime,
 }
 
-/// What a tenant may use.
+/// The quotas of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quotas {
     /// Open sessions.
     pub sessions: i64,
-    /// Runs that have not ended.
+    /// Unfinished runs.
     pub concurrent_runs: i64,
-    /// Runs that wait for a slot.
+    /// Queued runs.
     pub queued_runs: i64,
-    /// Requests each second, for each api process.
+    /// Requests per second and api process.
     pub requests_per_second: i64,
     /// Bytes of run output kept.
     pub output_bytes: i64,
@@ -70,7 +70,7 @@ impl Default for Quotas {
     }
 }
 
-/// New quotas; `None` leaves one as it is.
+/// A change of quotas. `None` keeps the current value.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QuotasChange {
     /// See [`Quotas::sessions`].
@@ -85,14 +85,14 @@ pub struct QuotasChange {
     pub output_bytes: Option<i64>,
 }
 
-/// What a tenant uses now.
+/// The current usage of a tenant.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TenantUsage {
     /// Open sessions.
     pub sessions: i64,
-    /// Runs that have not ended.
+    /// Unfinished runs.
     pub concurrent_runs: i64,
-    /// Runs that wait for a slot.
+    /// Queued runs.
     pub queued_runs: i64,
     /// Bytes of run output kept.
     pub output_bytes: i64,
@@ -102,7 +102,7 @@ impl Store {
     /// Creates a tenant.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] if the id is in use.
+    /// [`Error::AlreadyExists`] if the id is taken.
     pub async fn tenant_create(&self, id: &TenantId, quotas: Quotas) -> Result<Tenant, Error> {
         let inserted = sqlx::query!(
             "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
@@ -126,7 +126,7 @@ impl Store {
                 floor: IsolationFloor { level: IsolationLevel::Full, decision: None },
             }),
             Err(error) if is_unique_violation(&error, "tenants_pkey") => {
-                Err(Error::AlreadyExists { what: "the tenant id" })
+                Err(Error::AlreadyExists { what: "tenant id" })
             }
             Err(error) => Err(error.into()),
         }
@@ -148,7 +148,7 @@ impl Store {
         .transpose()
     }
 
-    /// Lists tenants by id, after `after`. For operators.
+    /// Lists tenants in the order of their ids, after `after`. For operators.
     pub async fn tenant_list_any_tenant(
         &self,
         after: Option<&TenantId>,
@@ -201,8 +201,8 @@ impl Store {
         .transpose()
     }
 
-    /// Decides how little isolation a tenant's sessions and runs may have, with an event that tells so.
-    /// For operators. Sessions that are there already keep what they have; their runs are held to it.
+    /// Sets the isolation floor of a tenant and records an event. For operators. Existing sessions
+    /// keep their mode, but new runs in them must meet the floor.
     pub async fn tenant_set_floor(
         &self,
         id: &TenantId,
@@ -212,20 +212,20 @@ impl Store {
     ) -> Result<Option<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
-            "WITH decided AS (
+            "WITH updated AS (
                  UPDATE tenants SET isolation_floor = $2, floor_reason = $3, floor_key = $4, floor_set_at = now()
                  WHERE id = $1
                  RETURNING *
              ),
-             noted AS (
+             recorded_event AS (
                  INSERT INTO events (id, kind, tenant_id, key_id, field, detail)
                  SELECT $5, $6, id, $4, 'isolation_floor', jsonb_build_object('level', $2::text, 'reason', $3::text)
-                 FROM decided
+                 FROM updated
              )
              SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
                     isolation_floor, floor_reason, floor_key, floor_set_at
-             FROM decided",
+             FROM updated",
             id.as_str(),
             level.as_str(),
             reason,
@@ -239,9 +239,9 @@ impl Store {
         .transpose()
     }
 
-    /// Counts what a tenant uses.
+    /// Returns the current usage of a tenant.
     pub async fn tenant_usage(&self, id: &TenantId) -> Result<TenantUsage, Error> {
-        let used = sqlx::query_as!(
+        let usage = sqlx::query_as!(
             TenantUsage,
             r#"SELECT
                  (SELECT count(*) FROM sessions WHERE open_tenant = $1) AS "sessions!",
@@ -253,10 +253,10 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        Ok(used)
+        Ok(usage)
     }
 
-    /// A transaction that is the only one of its kind for the tenant.
+    /// Begins a transaction that holds the tenant's advisory lock.
     pub(crate) async fn tenant_lock(
         &self,
         id: &TenantId,

@@ -1,4 +1,4 @@
-//! The table `workers`: one heartbeat row for each, on which all its session leases hang.
+//! The table `workers`: one heartbeat row for each worker. All its leases expire with it.
 
 use std::{str::FromStr, time::Duration};
 
@@ -8,37 +8,37 @@ use uuid::Uuid;
 
 use crate::{Error, Store, row};
 
-/// A worker, as operators see it.
+/// A worker as operators see it.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    /// Its id.
+    /// The id.
     pub id: WorkerId,
-    /// What it does now.
+    /// The state.
     pub state: WorkerState,
-    /// Modes it proved it can enforce.
+    /// Modes that its probe found enforceable.
     pub modes: Vec<Mode>,
-    /// Runs it can execute at once.
+    /// How many runs it executes concurrently.
     pub slots: i32,
-    /// Slots in use at its last heartbeat.
+    /// Busy slots at its last heartbeat.
     pub busy_slots: i32,
-    /// Sessions it holds.
+    /// Number of sessions that it holds.
     pub sessions: i64,
-    /// When its last heartbeat arrived.
+    /// Time of its last heartbeat.
     pub heartbeat_at: OffsetDateTime,
-    /// Version of its program.
+    /// The version of its program.
     pub version: String,
-    /// Where an api reaches it.
+    /// The address of its internal API.
     pub address: String,
 }
 
-/// What a worker does now.
+/// The state of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerState {
-    /// Takes sessions.
+    /// It acquires sessions.
     Ready,
-    /// Takes nothing new.
+    /// It acquires no sessions and starts no runs.
     Draining,
-    /// Its heartbeat stopped, or it left.
+    /// Its lease expired, or it left.
     Gone,
 }
 
@@ -55,56 +55,57 @@ impl FromStr for WorkerState {
     }
 }
 
-/// A worker that registers.
+/// A worker to register.
 #[derive(Debug, Clone)]
 pub struct NewWorker {
-    /// The same over restarts.
+    /// The id, which stays the same across restarts.
     pub id: WorkerId,
-    /// This life of it.
+    /// The incarnation.
     pub incarnation: Incarnation,
-    /// The life of the same process before this one: if that was drained, this one is.
-    pub before: Option<Incarnation>,
-    /// Names the directory tree its sessions live in.
+    /// The previous incarnation of the same process. If an operator drained it, this one is
+    /// draining too.
+    pub previous: Option<Incarnation>,
+    /// Identifies the directory tree that holds its sessions.
     pub root_id: Uuid,
-    /// Where an api reaches it.
+    /// The address of its internal API.
     pub address: String,
-    /// Modes it proved it can enforce.
+    /// Modes that its probe found enforceable.
     pub modes: Vec<Mode>,
-    /// Runs it can execute at once.
+    /// How many runs it executes concurrently.
     pub slots: i32,
-    /// Version of its program.
+    /// The version of its program.
     pub version: String,
-    /// How long its leases live without a heartbeat.
+    /// How long its leases live after a heartbeat.
     pub lease_ttl: Duration,
 }
 
-/// What a heartbeat brings back.
+/// The answer to a heartbeat.
 #[derive(Debug, Clone, Copy)]
 pub struct Heartbeat {
-    /// The database's clock.
+    /// The time in the database.
     pub now: OffsetDateTime,
-    /// Whether an operator asked it to drain.
+    /// Whether an operator requested a drain.
     pub drain: bool,
 }
 
 /// A worker that may take a session.
 #[derive(Debug, Clone)]
 pub struct WorkerCandidate {
-    /// Its id.
+    /// The id.
     pub id: WorkerId,
-    /// This life of it.
+    /// The incarnation.
     pub incarnation: Incarnation,
-    /// Where it is reached.
+    /// The address of its internal API.
     pub address: String,
-    /// Runs it can execute at once.
+    /// How many runs it executes concurrently.
     pub slots: i32,
-    /// Slots in use at its last heartbeat.
+    /// Busy slots at its last heartbeat.
     pub busy_slots: i32,
 }
 
 impl Store {
-    /// Registers a worker. An earlier incarnation of the same id is fenced by it. What an operator
-    /// asked of the process stays asked.
+    /// Registers a worker. This fences an earlier incarnation with the same id. A drain that an
+    /// operator requested of the same process stays in force.
     pub async fn worker_register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
         let modes: Vec<String> = worker.modes.iter().map(|mode| mode.as_str().to_owned()).collect();
         let row = sqlx::query!(
@@ -124,7 +125,7 @@ impl Store {
             worker.slots,
             worker.version,
             row::interval(worker.lease_ttl),
-            worker.before.map(|life| life.0),
+            worker.previous.map(|incarnation| incarnation.0),
         )
         .fetch_one(&self.pool)
         .await?;
@@ -134,7 +135,7 @@ impl Store {
     /// Renews all leases of a worker in one statement.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if its leases ran out or another incarnation has registered.
+    /// [`Error::Fenced`] if its leases expired or another incarnation registered.
     pub async fn worker_renew(
         &self,
         id: &WorkerId,
@@ -142,7 +143,7 @@ impl Store {
         lease_ttl: Duration,
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
-        // An expired lease is never renewed: somebody may have taken its sessions.
+        // An expired lease is never renewed: another worker may hold its sessions.
         sqlx::query_as!(
             Heartbeat,
             r#"UPDATE workers SET heartbeat_at = now(), lease_until = now() + $3, busy_slots = $4
@@ -158,7 +159,7 @@ impl Store {
         .ok_or(Error::Fenced)
     }
 
-    /// Marks a worker as draining, by itself or by an operator. `None` if it is unknown or gone.
+    /// Marks a worker as draining. Returns `None` if it is unknown or gone.
     pub async fn worker_drain(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
         let updated = sqlx::query!(
             "UPDATE workers SET state = 'draining' WHERE id = $1 AND state <> 'left' AND lease_until > now()",
@@ -172,7 +173,7 @@ impl Store {
         Ok(self.worker_select(Some(id), None, 1).await?.pop())
     }
 
-    /// The worker leaves: its row says so and its leases end now.
+    /// Marks a worker as left and ends its leases.
     pub async fn worker_leave(&self, id: &WorkerId, incarnation: Incarnation) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE workers SET state = 'left', lease_until = now() WHERE id = $1 AND incarnation = $2",
@@ -184,7 +185,7 @@ impl Store {
         Ok(())
     }
 
-    /// Lists workers by id, after `after`.
+    /// Lists workers in the order of their ids, after `after`.
     pub async fn worker_list(&self, after: Option<&WorkerId>, limit: i64) -> Result<Vec<Worker>, Error> {
         self.worker_select(None, after, limit).await
     }
@@ -226,8 +227,8 @@ impl Store {
             .collect()
     }
 
-    /// Up to two random live, ready workers that may take this session (they have its mode, and
-    /// its files if it has any that matter).
+    /// Returns up to two random live, ready workers that may acquire this session: they support its
+    /// mode and have its files, if there are any.
     pub async fn worker_candidates(
         &self,
         session: SessionId,
@@ -238,7 +239,7 @@ impl Store {
              FROM workers w JOIN sessions s ON s.id = $1
              WHERE w.state = 'ready' AND w.lease_until > now() AND $2 = ANY (w.modes)
                AND (s.home_root IS NULL OR s.home_root = w.root_id
-                    -- As in lease_acquire.sql.
+                    -- See lease_acquire.sql.
                     OR (s.allow_data_loss AND root_is_gone(s.home_root)))
              ORDER BY random() LIMIT 2",
             session.0,
@@ -259,7 +260,7 @@ impl Store {
             .collect()
     }
 
-    /// Whether any live worker, ready or draining, has this mode.
+    /// Whether any live worker, ready or draining, supports this mode.
     pub async fn worker_has_mode(&self, mode: Mode) -> Result<bool, Error> {
         let found = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM workers

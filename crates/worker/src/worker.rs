@@ -75,7 +75,7 @@ impl Worker {
         let card = NewWorker {
             id: options.id.clone(),
             incarnation: Incarnation::generate(),
-            before: None,
+            previous: None,
             root_id: root.id,
             address,
             modes: modes.names(),
@@ -203,8 +203,10 @@ impl Worker {
 impl Holder for Worker {
     async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
         let before = Some(self.current.borrow().incarnation);
-        let beat =
-            self.store.worker_register(&NewWorker { incarnation, before, ..self.card.clone() }).await?;
+        let beat = self
+            .store
+            .worker_register(&NewWorker { incarnation, previous: before, ..self.card.clone() })
+            .await?;
         if !self.receipts.are_clean() {
             self.store.worker_drain(self.id()).await?;
         }

@@ -72,12 +72,12 @@ impl DisabledSafeguard {
         match self {
             Self::CommitGuard => &[
                 (
-                    "AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4\n      -- The",
-                    "\n      -- The",
+                    "AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4\n      -- No",
+                    "\n      -- No",
                 ),
                 (
-                    "AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4\n      -- …",
-                    "\n      -- …",
+                    "AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4\n      -- and",
+                    "\n      -- and",
                 ),
                 (
                     "AND w.incarnation = $3 AND w.lease_until > now()\n    RETURNING r.id, r.session_id",

@@ -115,7 +115,7 @@ impl SessionRoute {
 
     /// Records that the session is in use, which postpones its idle expiry.
     pub(super) async fn mark_used(&self, id: SessionId) -> Result<(), ApiError> {
-        match self.context.store.session_use(&self.tenant, id).await? {
+        match self.context.store.session_touch(&self.tenant, id).await? {
             true => Ok(()),
             false => Err(ApiError::SessionEnded),
         }

@@ -274,7 +274,7 @@ impl Worker {
         let canceled = watch::Sender::new(false);
         let worker = Self { attaches: Mutex::new(receiver), canceled: canceled.subscribe() };
         let new = NewWorker {
-            before: None,
+            previous: None,
             id: id.clone(),
             incarnation,
             root_id: uuid::Uuid::new_v4(),

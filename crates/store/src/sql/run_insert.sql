@@ -1,16 +1,17 @@
--- Records a run: one statement that looks at the session, the quotas and the idempotency key.
+-- Inserts a run. One statement checks the session, the quotas and the idempotency key.
 WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
-           -- Nobody has its files any more, and it may not go on without them. Looked at only if nobody holds it.
+           -- The files are gone and the caller did not allow their loss. Checked only if no worker
+           -- holds the session.
            w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss AND root_is_gone(s.home_root) AS lost,
-           -- Set if a live worker that takes runs holds the session: the run is its at once.
+           -- Set if a live, ready worker holds the session: the run is assigned to it immediately.
            w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
     FROM sessions s
     LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
         AND w.lease_until > now() AND w.state = 'ready'
     WHERE s.id = $2 AND s.tenant_id = $3
-    -- Whoever gives the session back or takes it waits for this run to be seen.
+    -- A release or acquisition of the lease waits until this run is visible.
     FOR KEY SHARE OF s
 ),
 used AS (

@@ -1,11 +1,11 @@
--- Ends a session, and its queued runs as canceled. Running ones are its holder's to end.
+-- Closes a session and cancels its queued runs. The holder ends the running ones.
 WITH found AS (
     SELECT id FROM sessions
     WHERE tenant_id = $1 AND (id = $2 OR (alias = $3 AND state = 'open'))
 ),
 ended AS (
     UPDATE sessions s SET state = 'ended', end_reason = 'closed', ended_at = now(),
-        -- A session that no worker ever took has no directory.
+        -- A session that was never leased has no directory.
         removed_at = CASE WHEN home_root IS NULL THEN now() END
     FROM found WHERE s.id = found.id AND s.state = 'open'
     RETURNING s.id

@@ -1,4 +1,4 @@
--- Creates a session within the tenant's quota. $10 is the most open sessions there may be.
+-- Creates a session unless the tenant has $10 open sessions already.
 INSERT INTO sessions (id, tenant_id, alias, spec, labels, expires_at, idle_ttl, idempotency_key, request_hash,
                       allow_data_loss)
 SELECT $1, $2, $3, $4, $5, now() + $6::interval, $7, $8, $9, $11

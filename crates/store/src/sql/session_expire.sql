@@ -1,4 +1,4 @@
--- Ends open sessions whose absolute or idle time is over. One with a run that has not ended stays.
+-- Ends open sessions that are past their expiry or idle time and have no unfinished run.
 WITH due AS (
     SELECT s.id, s.expires_at <= now() AS expired
     FROM sessions s

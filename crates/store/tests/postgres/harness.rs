@@ -1,4 +1,4 @@
-//! A migrated database with two tenants, and the short ways to put things into it.
+//! A migrated database with two tenants, and helpers that insert sessions, runs and workers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,14 +17,29 @@ use uuid::Uuid;
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 pub(crate) const ROOT: Uuid = Uuid::from_u128(1);
 
-/// A worker that registered.
+/// A registered worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) id: WorkerId,
     pub(crate) incarnation: Incarnation,
 }
 
-pub(crate) struct World {
+/// What a test asks of a new session.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionRequest<'a> {
+    pub(crate) alias: Option<&'a str>,
+    pub(crate) idempotency: Option<(&'a str, &'a [u8])>,
+    pub(crate) ttl: Duration,
+    pub(crate) idle_ttl: Option<Duration>,
+}
+
+impl Default for SessionRequest<'_> {
+    fn default() -> Self {
+        Self { alias: None, idempotency: None, ttl: LONG, idle_ttl: None }
+    }
+}
+
+pub(crate) struct Fixture {
     pub(crate) store: Store,
     pub(crate) tenant: TenantId,
     pub(crate) other: TenantId,
@@ -32,7 +47,7 @@ pub(crate) struct World {
     pub(crate) database: Database,
 }
 
-impl World {
+impl Fixture {
     pub(crate) async fn new() -> Self {
         let database = Database::create().await.unwrap();
         let store = database.store().await.unwrap();
@@ -57,13 +72,13 @@ impl World {
         self.register(NewWorker { root_id, lease_ttl, ..new_worker(id) }).await.0
     }
 
-    /// The same process registers as a new life, or another one does.
+    /// Registers a new incarnation, of the same process if `previous` is set.
     pub(crate) async fn register_again(
         &self,
         id: &str,
-        before: Option<Incarnation>,
+        previous: Option<Incarnation>,
     ) -> (Registered, Heartbeat) {
-        self.register(NewWorker { before, ..new_worker(id) }).await
+        self.register(NewWorker { previous, ..new_worker(id) }).await
     }
 
     async fn register(&self, worker: NewWorker) -> (Registered, Heartbeat) {
@@ -71,8 +86,8 @@ impl World {
         (Registered { id: worker.id, incarnation: worker.incarnation }, beat)
     }
 
-    /// The worker's leases end now, as if it had died long ago.
-    pub(crate) async fn worker_dies(&self, worker: &Registered) {
+    /// Ends the worker's leases now, as if it had died long ago.
+    pub(crate) async fn expire_worker(&self, worker: &Registered) {
         self.store.worker_leave(&worker.id, worker.incarnation).await.unwrap();
     }
 
@@ -81,7 +96,8 @@ impl World {
     }
 
     pub(crate) async fn session_with(&self, ttl: Duration, idle_ttl: Option<Duration>) -> Session {
-        let created = self.session_try(None, None, ttl, idle_ttl, self.quotas).await.unwrap();
+        let request = SessionRequest { ttl, idle_ttl, ..SessionRequest::default() };
+        let created = self.session_try(request, self.quotas).await.unwrap();
         match created {
             SessionCreated::New(session) => *session,
             other => panic!("{other:?}"),
@@ -90,10 +106,7 @@ impl World {
 
     pub(crate) async fn session_try(
         &self,
-        alias: Option<&str>,
-        idempotency: Option<(&str, &[u8])>,
-        ttl: Duration,
-        idle_ttl: Option<Duration>,
+        request: SessionRequest<'_>,
         quotas: Quotas,
     ) -> Result<SessionCreated, codelia_store::Error> {
         let spec = SessionSpec {
@@ -106,13 +119,13 @@ impl World {
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &self.tenant,
-            alias,
+            alias: request.alias,
             spec: &spec,
             labels: &BTreeMap::new(),
-            ttl,
-            idle_ttl,
+            ttl: request.ttl,
+            idle_ttl: request.idle_ttl,
             allow_data_loss: false,
-            idempotency,
+            idempotency: request.idempotency,
         };
         self.store.session_create(new, quotas).await
     }
@@ -174,7 +187,7 @@ fn new_worker(id: &str) -> NewWorker {
     NewWorker {
         id: id.parse().unwrap(),
         incarnation: Incarnation::generate(),
-        before: None,
+        previous: None,
         root_id: ROOT,
         address: format!("unix:/{id}"),
         modes: vec![Mode::Logical],
@@ -186,13 +199,7 @@ fn new_worker(id: &str) -> NewWorker {
 
 pub(crate) fn run_spec() -> RunSpec {
     RunSpec {
-        command: CommandSpec {
-            argv: vec!["true".into()],
-            env: BTreeMap::new(),
-            working_directory: String::new(),
-            terminal: None,
-            stdin: false,
-        },
+        command: CommandSpec::new(["true"]),
         mode: Mode::Logical,
         network: None,
         limits: Limits::default(),

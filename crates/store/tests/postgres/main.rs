@@ -1,4 +1,4 @@
-//! The truth, asked of a real Postgres: every guard is seen to hold.
+//! The store against a real Postgres: one test for each guard.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -36,7 +36,7 @@ pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<
     match directory(worker, &lease).await {
         Ok(None) => {
             tracing::error!(session = %id, "the files of a session are gone: it ends");
-            let ended = worker.store.session_data_lost(id, &lease.token).await;
+            let ended = worker.store.session_end_data_lost(id, &lease.token).await;
             // If that was not stored, the poll gives the session back, and who takes it finds out again.
             worker.sessions.forget(id);
             worker.clean_now.notify_one();

@@ -66,7 +66,7 @@ pub(crate) async fn tidy(worker: &Arc<Worker>) -> Result<(), Error> {
     let shared = worker.clone();
     let found = blocking(move || shared.root.list_sessions()).await.unwrap_or_default();
     for ids in found.chunks(ORPHANS_AT_ONCE) {
-        for id in worker.store.session_orphans(worker.root.id, ids).await? {
+        for id in worker.store.session_list_orphans(worker.root.id, ids).await? {
             if worker.removals.is_due(id) && worker.runs.of_session(id).is_empty() {
                 remove_directory(worker, id).await;
             }
@@ -99,7 +99,7 @@ async fn remove_session(worker: &Arc<Worker>, id: SessionId) -> Result<(), Error
     if !is_due || !remove_directory(worker, id).await {
         return Ok(());
     }
-    worker.store.session_removed(id, worker.root.id).await?;
+    worker.store.session_mark_removed(id, worker.root.id).await?;
     worker.sessions.forget(id);
     Ok(())
 }

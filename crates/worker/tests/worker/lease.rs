@@ -42,7 +42,7 @@ async fn fenced_worker_kills_commands_and_registers_again() {
     })
     .await;
     let successor = NewWorker {
-        before: None,
+        previous: None,
         id: fixture.worker.clone(),
         incarnation: Incarnation::generate(),
         root_id: Uuid::new_v4(),

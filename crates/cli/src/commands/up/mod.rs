@@ -255,7 +255,7 @@ impl Banner {
 /// Returns the key in `client.toml` if it is valid, or a new key of the development tenant.
 async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
     if let Some(file) = data_dir.client_file()?
-        && store.key_caller(&codelia_api::hash_secret(&file.api_key)).await?.is_some()
+        && store.key_authenticate(&codelia_api::hash_secret(&file.api_key)).await?.is_some()
     {
         return Ok(file.api_key);
     }

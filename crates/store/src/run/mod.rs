@@ -1,19 +1,24 @@
-//! The table `runs`: every run reaches exactly one outcome.
+//! The table `runs`. Every run gets exactly one outcome.
+
+mod assignment;
+mod insert;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    EndedRun, Incarnation, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations,
-    WorkerId,
+    EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations, WorkerId,
 };
-use sqlx::{PgExecutor, types::Json};
+use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Quotas, SessionRef, SessionSpec, Store, row, tenant::QUOTA_MARGIN};
+use crate::{Error, Store, row};
 
-/// Reads runs; the condition and its arguments follow.
+pub use assignment::{AssignedRun, RunCommit};
+pub use insert::{NewRun, RunAdmission};
+
+/// Selects runs by a condition and its arguments.
 macro_rules! select_runs {
     ($condition:literal, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -37,64 +42,64 @@ macro_rules! select_runs {
 /// A run.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// Its id.
+    /// The id.
     pub id: RunId,
-    /// Its session.
+    /// The session.
     pub session: SessionId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: TenantId,
-    /// As it was admitted.
+    /// The spec as it was admitted.
     pub spec: RunSpec,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
-    /// Where it is in its life.
+    /// The state.
     pub state: RunState,
-    /// Whether somebody asked for its end.
+    /// Whether a caller requested cancellation.
     pub cancel_requested: bool,
-    /// Which attempt this is, from 1.
+    /// The attempt, from 1.
     pub attempt: i32,
-    /// Who executes or executed it.
+    /// The worker that executes or executed it.
     pub worker: Option<WorkerId>,
-    /// Under which lease.
+    /// The epoch of the lease under which it was started.
     pub lease_epoch: Option<LeaseEpoch>,
     /// The session's directory on that worker.
     pub sandbox_root: Option<String>,
-    /// When it was recorded.
+    /// When it was inserted.
     pub created_at: OffsetDateTime,
     /// When its command started.
     pub started_at: Option<OffsetDateTime>,
     /// When it ended.
     pub ended_at: Option<OffsetDateTime>,
-    /// From the launch being asked for to the command's execve.
+    /// Time from the launch request to the command's `execve`.
     pub setup_time: Option<Duration>,
-    /// Whether its sandbox was prepared before it was needed.
+    /// Whether its sandbox was prepared in advance.
     pub prepared: Option<bool>,
-    /// Limits that its mode could not enforce.
+    /// Limits that the mode could not enforce.
     pub unenforced: Vec<String>,
     /// How it ended.
     pub outcome: Option<Outcome>,
-    /// What it used.
+    /// Resources that it used.
     pub usage: Option<Usage>,
     /// What its sandbox left behind.
     pub receipt: Option<Receipt>,
     /// Bytes of output kept.
     pub output_bytes: i64,
-    /// Whether output was cut.
+    /// Whether output was truncated.
     pub output_truncated: bool,
-    /// What it tried against its policy.
+    /// Violations of its policy.
     pub violations: Violations,
-    /// Where an api reaches the worker, while it is running on a live one.
+    /// Address of its worker, while it runs on a live one.
     pub worker_address: Option<String>,
 }
 
-/// Where a run is in its life.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
-    /// No worker may have begun it.
+    /// No worker has started it.
     Queued,
-    /// The named worker may have begun it.
+    /// Its worker may have started it.
     Running,
-    /// It has its outcome.
+    /// It has an outcome.
     Ended,
 }
 
@@ -116,167 +121,22 @@ impl FromStr for RunState {
     }
 }
 
-/// A run to be recorded.
-#[derive(Debug)]
-pub struct NewRun<'a> {
-    /// Its id.
-    pub id: RunId,
-    /// Its session.
-    pub session: SessionId,
-    /// Whose it is.
-    pub tenant: &'a TenantId,
-    /// As it was admitted.
-    pub spec: &'a RunSpec,
-    /// Free-form labels.
-    pub labels: &'a BTreeMap<String, String>,
-    /// How often it may be started again.
-    pub retries: i32,
-    /// Idempotency key and hash of the request.
-    pub idempotency: Option<(&'a str, &'a [u8])>,
-}
-
-/// What became of a run to be recorded.
-#[derive(Debug)]
-pub enum RunAdmission {
-    /// It is recorded: as running for the live holder of its session, else as queued.
-    Recorded {
-        /// The run.
-        run: Box<Run>,
-        /// The holder's incarnation, if it is recorded for one.
-        incarnation: Option<Incarnation>,
-    },
-    /// The idempotency key is known, with the same request: the first run.
-    Existing(Box<Run>),
-    /// The idempotency key is known, with another request.
-    KeyReused,
-    /// The session is not there.
-    NoSession,
-    /// The session takes no runs any more.
-    SessionEnded,
-    /// The session's files are gone.
-    SessionDataLost,
-    /// The tenant is at this quota: `concurrent_runs` or `queued_runs`.
-    OverQuota(&'static str),
-}
-
 /// Which runs to list.
 #[derive(Debug, Clone, Default)]
 pub struct RunFilter {
-    /// Of this session.
+    /// Runs of this session.
     pub session: Option<SessionId>,
-    /// In this state.
+    /// Runs in this state.
     pub state: Option<RunState>,
-    /// Recorded at or after.
+    /// Runs inserted at this time or later.
     pub created_after: Option<OffsetDateTime>,
-    /// Recorded before.
+    /// Runs inserted before this time.
     pub created_before: Option<OffsetDateTime>,
-    /// Older than this one.
+    /// Runs older than this one.
     pub before: Option<RunId>,
 }
 
 impl Store {
-    /// Records a run, in one statement that also checks the session, the quotas and the
-    /// idempotency key. If a live worker holds the session the run is recorded as running for it.
-    pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
-        let within = |margin| (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
-        match self.run_insert_within(&self.pool, &new, within(QUOTA_MARGIN)).await? {
-            RunAdmission::OverQuota(_) => {}
-            admission => return Ok(admission),
-        }
-        // Near a quota inserts wait for each other, so that none slips through.
-        let mut tx = self.tenant_lock(new.tenant).await?;
-        let admission = self.run_insert_within(&mut *tx, &new, within(0)).await?;
-        tx.commit().await?;
-        Ok(admission)
-    }
-
-    async fn run_insert_within(
-        &self,
-        on: impl PgExecutor<'_>,
-        new: &NewRun<'_>,
-        (most_active, most_queued): (i64, i64),
-    ) -> Result<RunAdmission, Error> {
-        let found = sqlx::query_file!(
-            "src/sql/run_insert.sql",
-            new.id.0,
-            new.session.0,
-            new.tenant.as_str(),
-            Json(new.spec) as _,
-            Json(new.labels) as _,
-            new.retries,
-            new.idempotency.map(|(key, _)| key),
-            new.idempotency.map(|(_, hash)| hash),
-            most_active,
-            most_queued,
-        )
-        .fetch_optional(on)
-        .await?;
-        let Some(found) = found else { return Ok(RunAdmission::NoSession) };
-        if let Some(created_at) = found.created_at {
-            let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
-            let held = worker.is_some();
-            let run = Run {
-                lease_epoch: held.then_some(LeaseEpoch(found.lease_epoch)),
-                worker,
-                worker_address: found.address,
-                ..Run::recorded(new, created_at, if held { RunState::Running } else { RunState::Queued })
-            };
-            return Ok(RunAdmission::Recorded {
-                run: Box::new(run),
-                incarnation: found.incarnation.map(Incarnation),
-            });
-        }
-        // A known key comes first: it must answer the same when a quota or the session has ended since.
-        if let Some(known) = self.run_known(new).await? {
-            return Ok(known);
-        }
-        Ok(match found.open {
-            false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
-            false => RunAdmission::SessionEnded,
-            true if found.lost => RunAdmission::SessionDataLost,
-            true if found.active >= most_active => RunAdmission::OverQuota("concurrent_runs"),
-            true => RunAdmission::OverQuota("queued_runs"),
-        })
-    }
-
-    /// The run that an idempotency key stands for already.
-    async fn run_known(&self, new: &NewRun<'_>) -> Result<Option<RunAdmission>, Error> {
-        let Some((key, hash)) = new.idempotency else { return Ok(None) };
-        let found = sqlx::query!(
-            "SELECT id, request_hash FROM runs WHERE tenant_id = $1 AND session_id = $2 AND idempotency_key = $3",
-            new.tenant.as_str(),
-            new.session.0,
-            key,
-        )
-        .fetch_optional(&self.pool)
-        .await?;
-        let Some(found) = found else { return Ok(None) };
-        if found.request_hash.as_deref() != Some(hash) {
-            return Ok(Some(RunAdmission::KeyReused));
-        }
-        let run = self.run_get(new.tenant, RunId(found.id)).await?;
-        Ok(run.map(|run| RunAdmission::Existing(Box::new(run))))
-    }
-
-    /// What a run of this session starts from; `None` if the tenant has no such session.
-    pub async fn run_session(
-        &self,
-        tenant: &TenantId,
-        which: &SessionRef,
-    ) -> Result<Option<(SessionId, SessionSpec)>, Error> {
-        let (id, alias) = which.columns();
-        let row = sqlx::query!(
-            r#"SELECT id, spec AS "spec: Json<SessionSpec>" FROM sessions
-               WHERE tenant_id = $1 AND (id = $2 OR (alias = $3 AND state = 'open'))"#,
-            tenant.as_str(),
-            id,
-            alias,
-        )
-        .fetch_optional(&self.pool)
-        .await?;
-        Ok(row.map(|row| (SessionId(row.id), row.spec.0)))
-    }
-
     /// Returns a tenant's run.
     pub async fn run_get(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
         select_runs!("r.tenant_id = $1 AND r.id = $2", tenant.as_str(), id.0)
@@ -313,7 +173,8 @@ impl Store {
         .collect()
     }
 
-    /// Asks for a run's end. A queued one ends as canceled at once; an ended one stays as it is.
+    /// Requests the cancellation of a run. A queued run ends as canceled immediately. An ended run
+    /// stays as it is.
     pub async fn run_cancel(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
         sqlx::query!(
             r#"UPDATE runs SET
@@ -330,7 +191,7 @@ impl Store {
         self.run_get(tenant, id).await
     }
 
-    /// How many runs of any tenant are queued.
+    /// Counts the queued runs of all tenants.
     pub async fn run_queue_depth_any_tenant(&self) -> Result<i64, Error> {
         let depth = sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM runs WHERE state = 'queued'"#)
             .fetch_one(&self.pool)
@@ -338,7 +199,7 @@ impl Store {
         Ok(depth)
     }
 
-    /// Cancels queued runs whose session ended in the moment they were recorded.
+    /// Cancels queued runs whose session ended while they were being inserted.
     pub(crate) async fn run_cancel_stranded_any_tenant(&self, limit: i64) -> Result<(), Error> {
         sqlx::query!(
             r#"WITH stranded AS (
@@ -357,7 +218,7 @@ impl Store {
 }
 
 impl Run {
-    /// The run with its result; `None` if that is another attempt's.
+    /// Returns the run with its result, or `None` if the result is that of another attempt.
     #[must_use]
     pub fn ended(&self, ended: EndedRun) -> Option<Self> {
         let EndedRun { result, attempt, started_at, ended_at } = ended;
@@ -378,36 +239,6 @@ impl Run {
             worker_address: None,
             ..self.clone()
         })
-    }
-
-    /// A run that was just recorded.
-    fn recorded(new: &NewRun<'_>, created_at: OffsetDateTime, state: RunState) -> Self {
-        Self {
-            id: new.id,
-            session: new.session,
-            tenant: new.tenant.clone(),
-            spec: new.spec.clone(),
-            labels: new.labels.clone(),
-            state,
-            cancel_requested: false,
-            attempt: 1,
-            worker: None,
-            lease_epoch: None,
-            sandbox_root: None,
-            created_at,
-            started_at: None,
-            ended_at: None,
-            setup_time: None,
-            prepared: None,
-            unenforced: Vec::new(),
-            outcome: None,
-            usage: None,
-            receipt: None,
-            output_bytes: 0,
-            output_truncated: false,
-            violations: Violations::default(),
-            worker_address: None,
-        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! A worker's side of the table `runs`: begin, hand back, commit. Every statement is guarded by
-//! the worker's incarnation, and those that matter by its lease.
+//! A worker's side of the table `runs`: begin, hand back, commit. Every statement checks the
+//! worker's incarnation, and those that start or end a run check its lease.
 
 use std::time::Duration;
 
@@ -12,43 +12,44 @@ use uuid::Uuid;
 
 use crate::{Error, EventBody, OutputChunk, Store, event, output, row};
 
-/// A run that a worker is to execute.
+/// A run that is assigned to a worker.
 #[derive(Debug, Clone)]
 pub struct AssignedRun {
-    /// Its id.
+    /// The id.
     pub id: RunId,
-    /// Its session.
+    /// The session.
     pub session: SessionId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: TenantId,
-    /// As it was admitted.
+    /// The spec as it was admitted.
     pub spec: RunSpec,
-    /// Under which lease.
+    /// The epoch of the lease under which it is assigned.
     pub epoch: LeaseEpoch,
-    /// Which attempt this is.
+    /// The attempt, from 1.
     pub attempt: i32,
-    /// Raised each time it is begun; one that was recorded for its worker at once is in turn 0.
+    /// How often [`Store::run_begin`] assigned the run; 0 if the insert did. Identifies one
+    /// assignment.
     pub turn: i32,
-    /// Whether somebody asked for its end.
+    /// Whether a caller requested cancellation.
     pub cancel_requested: bool,
 }
 
-/// A result to be stored, with what comes with it.
+/// A result to commit, with the output and events that belong to it.
 #[derive(Debug, Clone)]
 pub struct RunCommit {
     /// The result.
     pub result: RunResult,
     /// How long ago the command started; `None` if it never did.
     pub started_ago: Option<Duration>,
-    /// Output that was not flushed before.
+    /// Output that was not appended before.
     pub tail: Vec<OutputChunk>,
-    /// What happened on the way; recorded as events with the result.
+    /// Events to record with the result.
     pub events: Vec<EventBody>,
 }
 
 impl Store {
-    /// Lets the lease holder begin a queued run. `None` if it may not: it is not queued any more,
-    /// or the lease is not the caller's.
+    /// Assigns a queued run to the holder of its session's lease. Returns `None` if the run is no
+    /// longer queued or the caller does not hold the lease.
     pub async fn run_begin(&self, id: RunId, lease: &LeaseToken) -> Result<Option<AssignedRun>, Error> {
         sqlx::query_as!(
             AssignedRunRow,
@@ -72,9 +73,10 @@ impl Store {
         .transpose()
     }
 
-    /// Hands a run back that was recorded for this worker and that it has not begun: it is queued, or
-    /// canceled if its session has ended. `false` if it was not there to hand back, or not in this turn any more:
-    /// a statement that was given up may be executed late.
+    /// Hands back a run that is assigned to this worker and that it has not started. The run is
+    /// queued again, or canceled if its session has ended. Returns `false` if the run is not
+    /// assigned to the worker in this `turn`: the database may execute a statement late, after the
+    /// caller gave up on it and the run was assigned again.
     pub async fn run_hand_back(
         &self,
         id: RunId,
@@ -82,7 +84,7 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<bool, Error> {
-        let handed = sqlx::query!(
+        let updated = sqlx::query!(
             r#"UPDATE runs r SET
                    state = CASE s.state WHEN 'open' THEN 'queued' ELSE 'ended' END,
                    ended_at = CASE s.state WHEN 'open' THEN NULL ELSE now() END,
@@ -98,27 +100,27 @@ impl Store {
         )
         .execute(&self.pool)
         .await?;
-        Ok(handed.rows_affected() > 0)
+        Ok(updated.rows_affected() > 0)
     }
 
-    /// Stores a run's result. Asked again by the same worker under the same lease it changes nothing.
+    /// Ends a run with its result. Repeating the call under the same lease changes nothing.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if the lease is not live, or not the caller's under this epoch, or the run
-    /// is not running for it: the result must be dropped.
+    /// [`Error::Fenced`] if the lease expired, another worker holds it, or the run is not assigned
+    /// under it. The caller must drop the result.
     pub async fn run_commit(
         &self,
         id: RunId,
         lease: &LeaseToken,
-        committed: &RunCommit,
+        commit: &RunCommit,
     ) -> Result<EndedRun, Error> {
-        let result = &committed.result;
+        let result = &commit.result;
         let exit_code = match result.outcome {
             Outcome::Exited(code) => Some(code),
             _ => None,
         };
-        let columns = output::Columns::new(&committed.tail);
-        let events = event::Columns::new(&committed.events);
+        let columns = output::Columns::new(&commit.tail);
+        let events = event::Columns::new(&commit.events);
         let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
         let stored = sqlx::query_file!(
@@ -132,7 +134,7 @@ impl Store {
             Json(&result.usage) as _,
             Json(&result.receipt) as _,
             result.sandbox_root,
-            committed.started_ago.map(row::interval) as _,
+            commit.started_ago.map(row::interval) as _,
             setup_micros,
             result.prepared,
             &result.unenforced,
@@ -152,7 +154,7 @@ impl Store {
         .await?
         .ok_or(Error::Fenced)?;
         Ok(EndedRun {
-            // As it will be read again.
+            // With the precision at which the database stores it.
             result: RunResult { setup_time: setup_micros.map(row::micros), ..result.clone() },
             attempt: stored.attempt,
             started_at: stored.started_at,
@@ -160,7 +162,8 @@ impl Store {
         })
     }
 
-    /// Ends a run as lost whose result cannot be stored. Does nothing if it is not the caller's any more.
+    /// Ends a run whose result cannot be stored as lost. Does nothing if the run is no longer
+    /// assigned under this lease.
     pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<(), Error> {
         sqlx::query!(
             r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
@@ -177,7 +180,7 @@ impl Store {
         Ok(())
     }
 
-    /// Runs recorded as running for this incarnation: pushes that were lost are among them.
+    /// Lists the runs that are assigned to this incarnation, including those whose push was lost.
     pub async fn run_list_assigned(
         &self,
         worker: &WorkerId,
@@ -198,7 +201,7 @@ impl Store {
         .collect()
     }
 
-    /// Queued runs of the sessions this incarnation holds, oldest first: `(run, session, tenant)`.
+    /// Lists queued runs of the sessions that this incarnation holds, oldest first.
     pub async fn run_list_queued(
         &self,
         worker: &WorkerId,

@@ -1,0 +1,177 @@
+//! Inserting runs: session, quotas and idempotency key are checked in one statement.
+
+use std::collections::BTreeMap;
+
+use codelia_policy::RunSpec;
+use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId, TenantId, Violations};
+use sqlx::{PgExecutor, types::Json};
+use time::OffsetDateTime;
+
+use super::{Run, RunState};
+use crate::{Error, Quotas, Store, row, tenant::QUOTA_MARGIN};
+
+/// A run to insert.
+#[derive(Debug)]
+pub struct NewRun<'a> {
+    /// The id.
+    pub id: RunId,
+    /// The session.
+    pub session: SessionId,
+    /// The tenant.
+    pub tenant: &'a TenantId,
+    /// The spec as it was admitted.
+    pub spec: &'a RunSpec,
+    /// Free-form labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// How many more attempts are allowed if its worker dies.
+    pub retries: i32,
+    /// Idempotency key and hash of the request.
+    pub idempotency: Option<(&'a str, &'a [u8])>,
+}
+
+/// The answer to [`Store::run_insert`].
+#[derive(Debug)]
+pub enum RunAdmission {
+    /// The run was inserted: assigned to the live holder of its session if there is one, else
+    /// queued.
+    Recorded {
+        /// The run.
+        run: Box<Run>,
+        /// The incarnation of the worker that it is assigned to.
+        incarnation: Option<Incarnation>,
+    },
+    /// The idempotency key was used before with the same request. This is the run of that request.
+    Existing(Box<Run>),
+    /// The idempotency key was used before with a different request.
+    KeyReused,
+    /// The tenant has no such session.
+    NoSession,
+    /// The session has ended.
+    SessionEnded,
+    /// The session's files are lost.
+    SessionDataLost,
+    /// The tenant reached this quota: `concurrent_runs` or `queued_runs`.
+    OverQuota(&'static str),
+}
+
+impl Store {
+    /// Inserts a run. If a live worker holds the session, the run is assigned to it and starts in
+    /// the state [`RunState::Running`].
+    pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
+        let within = |margin| (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
+        match self.run_insert_within(&self.pool, &new, within(QUOTA_MARGIN)).await? {
+            RunAdmission::OverQuota(_) => {}
+            admission => return Ok(admission),
+        }
+        // Near a quota, inserts of a tenant are serialized so that they cannot exceed it together.
+        let mut tx = self.tenant_lock(new.tenant).await?;
+        let admission = self.run_insert_within(&mut *tx, &new, within(0)).await?;
+        tx.commit().await?;
+        Ok(admission)
+    }
+
+    async fn run_insert_within(
+        &self,
+        executor: impl PgExecutor<'_>,
+        new: &NewRun<'_>,
+        (max_active, max_queued): (i64, i64),
+    ) -> Result<RunAdmission, Error> {
+        let found = sqlx::query_file!(
+            "src/sql/run_insert.sql",
+            new.id.0,
+            new.session.0,
+            new.tenant.as_str(),
+            Json(new.spec) as _,
+            Json(new.labels) as _,
+            new.retries,
+            new.idempotency.map(|(key, _)| key),
+            new.idempotency.map(|(_, hash)| hash),
+            max_active,
+            max_queued,
+        )
+        .fetch_optional(executor)
+        .await?;
+        let Some(found) = found else { return Ok(RunAdmission::NoSession) };
+        if let Some(created_at) = found.created_at {
+            let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
+            let is_assigned = worker.is_some();
+            let run = Run {
+                lease_epoch: is_assigned.then_some(LeaseEpoch(found.lease_epoch)),
+                worker,
+                worker_address: found.address,
+                ..Run::inserted(
+                    new,
+                    created_at,
+                    if is_assigned { RunState::Running } else { RunState::Queued },
+                )
+            };
+            return Ok(RunAdmission::Recorded {
+                run: Box::new(run),
+                incarnation: found.incarnation.map(Incarnation),
+            });
+        }
+        // Look for the key first: a retry gets the same answer even if the session ended or a quota
+        // was reached in the meantime.
+        if let Some(existing) = self.run_existing(new).await? {
+            return Ok(existing);
+        }
+        Ok(match found.open {
+            false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
+            false => RunAdmission::SessionEnded,
+            true if found.lost => RunAdmission::SessionDataLost,
+            true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
+            true => RunAdmission::OverQuota("queued_runs"),
+        })
+    }
+
+    /// Returns the run that was inserted earlier with the same idempotency key.
+    async fn run_existing(&self, new: &NewRun<'_>) -> Result<Option<RunAdmission>, Error> {
+        let Some((key, hash)) = new.idempotency else { return Ok(None) };
+        let found = sqlx::query!(
+            "SELECT id, request_hash FROM runs WHERE tenant_id = $1 AND session_id = $2 AND idempotency_key = $3",
+            new.tenant.as_str(),
+            new.session.0,
+            key,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(found) = found else { return Ok(None) };
+        if found.request_hash.as_deref() != Some(hash) {
+            return Ok(Some(RunAdmission::KeyReused));
+        }
+        let run = self.run_get(new.tenant, RunId(found.id)).await?;
+        Ok(run.map(|run| RunAdmission::Existing(Box::new(run))))
+    }
+}
+
+impl Run {
+    /// A run that was just inserted.
+    fn inserted(new: &NewRun<'_>, created_at: OffsetDateTime, state: RunState) -> Self {
+        Self {
+            id: new.id,
+            session: new.session,
+            tenant: new.tenant.clone(),
+            spec: new.spec.clone(),
+            labels: new.labels.clone(),
+            state,
+            cancel_requested: false,
+            attempt: 1,
+            worker: None,
+            lease_epoch: None,
+            sandbox_root: None,
+            created_at,
+            started_at: None,
+            ended_at: None,
+            setup_time: None,
+            prepared: None,
+            unenforced: Vec::new(),
+            outcome: None,
+            usage: None,
+            receipt: None,
+            output_bytes: 0,
+            output_truncated: false,
+            violations: Violations::default(),
+            worker_address: None,
+        }
+    }
+}

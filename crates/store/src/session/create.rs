@@ -1,0 +1,121 @@
+//! Creating sessions within the tenant's quota.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use codelia_types::{SessionId, TenantId};
+use sqlx::{PgExecutor, types::Json};
+
+use super::{Session, SessionRef, SessionSpec};
+use crate::{Error, Quotas, Store, error::is_unique_violation, row, tenant::QUOTA_MARGIN};
+
+/// A session to create.
+#[derive(Debug)]
+pub struct NewSession<'a> {
+    /// The id.
+    pub id: SessionId,
+    /// The tenant.
+    pub tenant: &'a TenantId,
+    /// A display name, unique among the tenant's open sessions.
+    pub alias: Option<&'a str>,
+    /// The settings that its runs inherit.
+    pub spec: &'a SessionSpec,
+    /// Free-form labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Time to live.
+    pub ttl: Duration,
+    /// How long it may be idle before it ends.
+    pub idle_ttl: Option<Duration>,
+    /// Whether it may start again empty if its files are lost.
+    pub allow_data_loss: bool,
+    /// Idempotency key and hash of the request.
+    pub idempotency: Option<(&'a str, &'a [u8])>,
+}
+
+/// The answer to [`Store::session_create`].
+#[derive(Debug)]
+pub enum SessionCreated {
+    /// The session was created.
+    New(Box<Session>),
+    /// The idempotency key was used before with the same request. This is the session of that
+    /// request.
+    Existing(Box<Session>),
+    /// The idempotency key was used before with a different request.
+    KeyReused,
+    /// The tenant reached its quota of open sessions.
+    OverQuota,
+}
+
+impl Store {
+    /// Creates a session within the tenant's quota.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] if an open session of the tenant has the alias.
+    pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
+        if !self.session_insert(&self.pool, &new, quotas.sessions - QUOTA_MARGIN).await? {
+            if let Some(existing) = self.session_existing(&new).await? {
+                return Ok(existing);
+            }
+            // Near the quota, inserts of a tenant are serialized so that they cannot exceed it
+            // together.
+            let mut tx = self.tenant_lock(new.tenant).await?;
+            let inserted = self.session_insert(&mut *tx, &new, quotas.sessions).await?;
+            tx.commit().await?;
+            if !inserted {
+                return Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota));
+            }
+        }
+        let session = self.session_get(new.tenant, &SessionRef::Id(new.id)).await?;
+        session
+            .map(|session| SessionCreated::New(Box::new(session)))
+            .ok_or(Error::RowMissing { what: "session" })
+    }
+
+    async fn session_insert(
+        &self,
+        executor: impl PgExecutor<'_>,
+        new: &NewSession<'_>,
+        max_open: i64,
+    ) -> Result<bool, Error> {
+        let inserted = sqlx::query_file!(
+            "src/sql/session_create.sql",
+            new.id.0,
+            new.tenant.as_str(),
+            new.alias,
+            Json(new.spec) as _,
+            Json(new.labels) as _,
+            row::interval(new.ttl),
+            new.idle_ttl.map(row::interval),
+            new.idempotency.map(|(key, _)| key),
+            new.idempotency.map(|(_, hash)| hash),
+            max_open,
+            new.allow_data_loss,
+        )
+        .fetch_optional(executor)
+        .await;
+        match inserted {
+            Ok(row) => Ok(row.is_some()),
+            Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
+                Err(Error::AlreadyExists { what: "session alias" })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the session that was created earlier with the same idempotency key.
+    async fn session_existing(&self, new: &NewSession<'_>) -> Result<Option<SessionCreated>, Error> {
+        let Some((key, hash)) = new.idempotency else { return Ok(None) };
+        let found = sqlx::query!(
+            "SELECT id, request_hash FROM sessions WHERE tenant_id = $1 AND idempotency_key = $2",
+            new.tenant.as_str(),
+            key,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(found) = found else { return Ok(None) };
+        if found.request_hash.as_deref() != Some(hash) {
+            return Ok(Some(SessionCreated::KeyReused));
+        }
+        let session = self.session_get(new.tenant, &SessionRef::Id(SessionId(found.id))).await?;
+        Ok(session.map(|session| SessionCreated::Existing(Box::new(session))))
+    }
+}

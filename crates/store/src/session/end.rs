@@ -1,0 +1,136 @@
+//! Ending sessions, removing their files and purging their rows.
+
+use std::time::Duration;
+
+use codelia_types::{Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId};
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::{Session, SessionRef};
+use crate::{Error, Store, row};
+
+impl Store {
+    /// Closes a session and cancels its queued runs. An ended session stays as it is.
+    pub async fn session_close(
+        &self,
+        tenant: &TenantId,
+        session: &SessionRef,
+    ) -> Result<Option<Session>, Error> {
+        let (id, alias) = session.columns();
+        let found = sqlx::query_file_scalar!("src/sql/session_close.sql", tenant.as_str(), id, alias)
+            .fetch_optional(&self.pool)
+            .await?;
+        match found {
+            Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Ends a session whose files its holder cannot find, and refuses its queued runs.
+    pub async fn session_end_data_lost(&self, id: SessionId, lease: &LeaseToken) -> Result<(), Error> {
+        let refused = Outcome::Refused(Refusal {
+            reason: Reason::SessionDataLost,
+            message: "the session's files are lost".into(),
+        });
+        sqlx::query_file!(
+            "src/sql/session_data_lost.sql",
+            id.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
+            Json(refused) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Ends open sessions that are past their expiry or idle time and have no unfinished run.
+    /// Returns how many.
+    pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
+        let ended = sqlx::query_file!("src/sql/session_expire.sql", limit).execute(&self.pool).await?;
+        Ok(ended.rows_affected())
+    }
+
+    /// Lists ended sessions whose files are on this root and that no other live worker holds.
+    pub async fn session_list_removable(
+        &self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        root_id: Uuid,
+        limit: i64,
+    ) -> Result<Vec<SessionId>, Error> {
+        let ids = sqlx::query_scalar!(
+            "SELECT s.id FROM sessions s
+             WHERE s.state = 'ended' AND s.removed_at IS NULL AND s.home_root = $3
+               AND ((s.lease_worker = $1 AND s.lease_incarnation = $2)
+                    OR NOT EXISTS (SELECT 1 FROM workers w
+                                   WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                                     AND w.lease_until > now()))
+             ORDER BY s.ended_at LIMIT $4",
+            worker.as_str(),
+            incarnation.0,
+            root_id,
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(ids.into_iter().map(SessionId).collect())
+    }
+
+    /// Records that an ended session's directory is removed, and ends its lease. Does nothing while
+    /// a run of the session is still running.
+    pub async fn session_mark_removed(&self, id: SessionId, root_id: Uuid) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
+             WHERE s.id = $1 AND s.state = 'ended' AND s.home_root = $2 AND s.removed_at IS NULL
+               AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = s.id AND r.state = 'running')",
+            id.0,
+            root_id,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Filters `ids` for sessions that are unknown, removed, or have their files on another root.
+    /// Directories of these sessions on this root can be deleted.
+    pub async fn session_list_orphans(
+        &self,
+        root_id: Uuid,
+        ids: &[SessionId],
+    ) -> Result<Vec<SessionId>, Error> {
+        let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+        let orphans = sqlx::query_scalar!(
+            r#"SELECT found.id AS "id!" FROM unnest($2::uuid[]) AS found (id)
+               LEFT JOIN sessions s ON s.id = found.id
+               -- An ended session that is not removed yet is no orphan: session_list_removable lists it.
+               WHERE s.id IS NULL OR s.removed_at IS NOT NULL OR s.home_root IS DISTINCT FROM $1"#,
+            root_id,
+            &ids,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(orphans.into_iter().map(SessionId).collect())
+    }
+
+    /// Deletes the rows of sessions that ended longer ago than `keep`, with their runs and output.
+    /// Returns how many sessions.
+    pub async fn session_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
+        let purged = sqlx::query!(
+            "WITH old AS (
+                 SELECT id FROM sessions
+                 WHERE state = 'ended' AND removed_at IS NOT NULL AND ended_at < now() - $1::interval
+                   AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = sessions.id AND r.state <> 'ended')
+                 LIMIT $2 FOR UPDATE SKIP LOCKED
+             ),
+             deleted_runs AS (DELETE FROM runs USING old WHERE runs.session_id = old.id)
+             DELETE FROM sessions USING old WHERE sessions.id = old.id",
+            row::interval(keep),
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(purged.rows_affected())
+    }
+}

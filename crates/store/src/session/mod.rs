@@ -1,0 +1,308 @@
+//! The table `sessions`, except for its lease columns, which `lease.rs` owns.
+
+mod create;
+mod end;
+
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
+
+use codelia_policy::{Limits, LimitsRequest, Policy};
+use codelia_types::{LeaseEpoch, Mode, NetworkMode, SessionId, TenantId, WorkerId};
+use serde::{Deserialize, Serialize};
+use sqlx::{postgres::types::PgInterval, types::Json};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Error, Store, row};
+
+pub use create::{NewSession, SessionCreated};
+
+/// Selects sessions with their live holder by a condition and its arguments.
+macro_rules! select_sessions {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            SessionRow,
+            r#"SELECT s.id, s.tenant_id, s.alias, s.spec AS "spec: Json<SessionSpec>",
+                      s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
+                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss,
+                      w.id AS "holder?", w.address AS "holder_address?"
+               FROM sessions s
+               LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
+                   AND w.lease_until > now()
+               WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
+
+/// The settings of a session, which its runs inherit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionSpec {
+    /// The mode of its runs.
+    pub mode: Mode,
+    /// The limits of runs that request none.
+    pub limits: Limits,
+    /// The limits that were requested explicitly.
+    #[serde(rename = "asked")]
+    pub requested_limits: LimitsRequest,
+    /// The network mode of runs that request none.
+    pub network: Option<NetworkMode>,
+    /// The policy of its runs. A run's own policy can only tighten it.
+    pub policy: Policy,
+}
+
+/// A session.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// The id.
+    pub id: SessionId,
+    /// The tenant.
+    pub tenant: TenantId,
+    /// A display name, unique among the tenant's open sessions.
+    pub alias: Option<String>,
+    /// The spec that it was created with.
+    pub spec: SessionSpec,
+    /// Free-form labels.
+    pub labels: BTreeMap<String, String>,
+    /// The state.
+    pub state: SessionState,
+    /// Why it ended.
+    pub end_reason: Option<SessionEndReason>,
+    /// When it was created.
+    pub created_at: OffsetDateTime,
+    /// When it expires.
+    pub expires_at: OffsetDateTime,
+    /// How long it may be idle before it ends.
+    pub idle_ttl: Option<Duration>,
+    /// Whether it may start again empty if its files are lost.
+    pub allow_data_loss: bool,
+    /// When it ended.
+    pub ended_at: Option<OffsetDateTime>,
+    /// The live worker that holds its lease.
+    pub holder: Option<WorkerId>,
+    /// The lease epoch. Every acquisition increments it.
+    pub lease_epoch: LeaseEpoch,
+    /// The address of the holder.
+    pub holder_address: Option<String>,
+}
+
+/// The state of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionState {
+    /// It accepts runs.
+    Open,
+    /// It accepts no runs. Its directory is or will be removed.
+    Ended,
+}
+
+/// Why a session ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionEndReason {
+    /// A caller closed it.
+    Closed,
+    /// It reached its expiry time.
+    Expired,
+    /// It was idle for too long.
+    Idle,
+    /// Its files were lost.
+    DataLost,
+}
+
+impl SessionState {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+impl FromStr for SessionState {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        [Self::Open, Self::Ended].into_iter().find(|state| state.as_str() == text).ok_or(())
+    }
+}
+
+impl FromStr for SessionEndReason {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "closed" => Ok(Self::Closed),
+            "expired" => Ok(Self::Expired),
+            "idle" => Ok(Self::Idle),
+            "data_lost" => Ok(Self::DataLost),
+            _ => Err(()),
+        }
+    }
+}
+
+/// How a caller refers to a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionRef {
+    /// By id.
+    Id(SessionId),
+    /// By alias. Matches only open sessions.
+    Alias(String),
+}
+
+impl SessionRef {
+    /// Id and alias as query arguments. One of them is set.
+    pub(crate) fn columns(&self) -> (Option<Uuid>, Option<&str>) {
+        match self {
+            Self::Id(id) => (Some(id.0), None),
+            Self::Alias(alias) => (None, Some(alias)),
+        }
+    }
+}
+
+impl Store {
+    /// Returns the id and spec of a tenant's session, without the cost of [`Store::session_get`].
+    pub async fn session_spec(
+        &self,
+        tenant: &TenantId,
+        session: &SessionRef,
+    ) -> Result<Option<(SessionId, SessionSpec)>, Error> {
+        let (id, alias) = session.columns();
+        let row = sqlx::query!(
+            r#"SELECT id, spec AS "spec: Json<SessionSpec>" FROM sessions
+               WHERE tenant_id = $1 AND (id = $2 OR (alias = $3 AND state = 'open'))"#,
+            tenant.as_str(),
+            id,
+            alias,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row.map(|row| (SessionId(row.id), row.spec.0)))
+    }
+
+    /// Returns a tenant's session.
+    pub async fn session_get(
+        &self,
+        tenant: &TenantId,
+        session: &SessionRef,
+    ) -> Result<Option<Session>, Error> {
+        let (id, alias) = session.columns();
+        select_sessions!(
+            "s.tenant_id = $1 AND (s.id = $2 OR (s.alias = $3 AND s.state = 'open'))",
+            tenant.as_str(),
+            id,
+            alias,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Session::try_from)
+        .transpose()
+    }
+
+    /// Lists a tenant's sessions older than `before`, newest first, optionally in one state.
+    pub async fn session_list(
+        &self,
+        tenant: &TenantId,
+        state: Option<SessionState>,
+        before: Option<SessionId>,
+        limit: i64,
+    ) -> Result<Vec<Session>, Error> {
+        select_sessions!(
+            "s.tenant_id = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
+             ORDER BY s.id DESC LIMIT $4",
+            tenant.as_str(),
+            state.map(SessionState::as_str),
+            before.map(|id| id.0),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Session::try_from)
+        .collect()
+    }
+
+    /// Sets the expiry of an open session to `ttl` from now. Returns `None` if the tenant has no such
+    /// open session.
+    pub async fn session_extend(
+        &self,
+        tenant: &TenantId,
+        session: &SessionRef,
+        ttl: Duration,
+    ) -> Result<Option<Session>, Error> {
+        let (id, alias) = session.columns();
+        let extended = sqlx::query_scalar!(
+            "UPDATE sessions SET expires_at = now() + $4::interval
+             WHERE tenant_id = $1 AND (id = $2 OR alias = $3) AND state = 'open' AND expires_at > now()
+             RETURNING id",
+            tenant.as_str(),
+            id,
+            alias,
+            row::interval(ttl),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        match extended {
+            Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Records that a file call uses an open session. Returns `false` if it is not open. Writes only
+    /// if no use was recorded yet, or the last one is older than a tenth of the idle time.
+    pub async fn session_touch(&self, tenant: &TenantId, id: SessionId) -> Result<bool, Error> {
+        let open = sqlx::query_scalar!(
+            r#"WITH touched AS (
+                   UPDATE sessions SET used_at = now()
+                   WHERE tenant_id = $1 AND id = $2 AND state = 'open' AND expires_at > now()
+                     AND (used_at IS NULL OR used_at < now() - idle_ttl / 10)
+               )
+               SELECT state = 'open' AND expires_at > now() AS "open!"
+               FROM sessions WHERE tenant_id = $1 AND id = $2"#,
+            tenant.as_str(),
+            id.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(open.unwrap_or(false))
+    }
+}
+
+struct SessionRow {
+    id: Uuid,
+    tenant_id: String,
+    alias: Option<String>,
+    spec: Json<SessionSpec>,
+    labels: Json<BTreeMap<String, String>>,
+    state: String,
+    end_reason: Option<String>,
+    created_at: OffsetDateTime,
+    expires_at: OffsetDateTime,
+    idle_ttl: Option<PgInterval>,
+    allow_data_loss: bool,
+    ended_at: Option<OffsetDateTime>,
+    lease_epoch: i64,
+    holder: Option<String>,
+    holder_address: Option<String>,
+}
+
+impl TryFrom<SessionRow> for Session {
+    type Error = Error;
+
+    fn try_from(row: SessionRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: SessionId(row.id),
+            tenant: row::parse("sessions.tenant_id", &row.tenant_id)?,
+            alias: row.alias,
+            spec: row.spec.0,
+            labels: row.labels.0,
+            state: row::parse("sessions.state", &row.state)?,
+            end_reason: row.end_reason.map(|text| row::parse("sessions.end_reason", &text)).transpose()?,
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            idle_ttl: row.idle_ttl.as_ref().map(row::duration),
+            allow_data_loss: row.allow_data_loss,
+            ended_at: row.ended_at,
+            holder: row.holder.map(|text| row::parse("sessions.lease_worker", &text)).transpose()?,
+            lease_epoch: LeaseEpoch(row.lease_epoch),
+            holder_address: row.holder_address,
+        })
+    }
+}
