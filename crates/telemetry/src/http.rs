@@ -1,4 +1,4 @@
-//! The page operators and probes read: `/metrics`, `/healthz`, `/readyz`.
+//! HTTP endpoints for operators and probes: `/metrics`, `/healthz`, `/readyz`.
 
 use axum::{
     Router,
@@ -10,11 +10,11 @@ use prometheus::{Registry, TextEncoder};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Serves `/metrics`, `/healthz` (this process lives) and `/readyz` (`ready` says so) until
-/// `shutdown`.
+/// Serves `/metrics`, `/healthz` (200 while the process runs) and `/readyz` (200 while `ready`
+/// returns `true`, otherwise 503) until `shutdown` is cancelled.
 ///
 /// # Errors
-/// If the listener fails.
+/// The listener failed.
 pub async fn serve_metrics<R>(
     listener: TcpListener,
     shutdown: CancellationToken,
@@ -33,7 +33,7 @@ where
     R: Fn() -> bool + Clone + Send + Sync + 'static,
 {
     Router::new()
-        .route("/metrics", get(move || async move { metrics(&registry) }))
+        .route("/metrics", get(move || async move { render_metrics(&registry) }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(move || async move { readiness(ready()) }))
 }
@@ -42,7 +42,7 @@ fn readiness(ready: bool) -> (StatusCode, &'static str) {
     if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
 }
 
-fn metrics(registry: &Registry) -> Response {
+fn render_metrics(registry: &Registry) -> Response {
     match TextEncoder::new().encode_to_string(&registry.gather()) {
         Ok(text) => ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
     use crate::{Metrics, Step, pipeline::meter_provider};
 
-    /// The provider must outlive the page.
-    fn recorded() -> (SdkMeterProvider, Registry) {
+    /// A registry with one value of each metric. The provider must outlive its use.
+    fn recorded_metrics() -> (SdkMeterProvider, Registry) {
         let registry = Registry::new();
         let provider = meter_provider(&registry, Resource::builder().build(), None).unwrap();
         let metrics = Metrics::build(&provider.meter("codelia"));
@@ -81,20 +81,20 @@ mod tests {
     async fn fetch(router: Router, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = crate::task::background("page", axum::serve(listener, router).into_future());
+        let server = crate::task::background("metrics server", axum::serve(listener, router).into_future());
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
         server.abort();
-        text
+        response
     }
 
     #[tokio::test]
-    async fn what_was_recorded_is_on_the_page_under_its_name() {
-        let (_provider, registry) = recorded();
-        let page = fetch(router(registry, || true), "/metrics").await;
+    async fn metrics_are_served_under_their_names() {
+        let (_provider, registry) = recorded_metrics();
+        let response = fetch(router(registry, || true), "/metrics").await;
         for line in [
             r#"codelia_runs_total{mode="logical",outcome="exited"} 1"#,
             r#"codelia_run_step_seconds_bucket{step="commit",le="0.002"} 1"#,
@@ -113,12 +113,12 @@ mod tests {
             "codelia_session_directories_removed_total 1",
             "codelia_session_directories_removed_bytes_total 10",
         ] {
-            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+            assert!(response.lines().any(|found| found == line), "{line} is not in\n{response}");
         }
     }
 
     #[tokio::test]
-    async fn a_process_that_is_not_ready_says_so_and_lives() {
+    async fn unready_process_is_still_healthy() {
         let ready = fetch(router(Registry::new(), || false), "/readyz").await;
         let alive = fetch(router(Registry::new(), || false), "/healthz").await;
         assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");

@@ -1,4 +1,4 @@
-//! A sliding window over latencies: the last few, and none that is old.
+//! Sliding windows over recent latencies, bounded by count and by age.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -6,38 +6,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The most that are kept for each label.
-const MOST: usize = 1024;
-/// How long each counts.
-const AGE: Duration = Duration::from_secs(300);
+/// The number of latencies kept for each label.
+const MAX_SAMPLES: usize = 1024;
+/// The age at which a latency no longer counts.
+const MAX_AGE: Duration = Duration::from_secs(300);
 
 /// Recent latencies by label.
 #[derive(Debug, Default)]
-pub(crate) struct Windows(Mutex<BTreeMap<&'static str, VecDeque<(Instant, Duration)>>>);
+pub(crate) struct LatencyWindows(Mutex<BTreeMap<&'static str, VecDeque<(Instant, Duration)>>>);
 
-impl Windows {
-    /// Adds one.
-    pub(crate) fn record(&self, label: &'static str, took: Duration, now: Instant) {
+impl LatencyWindows {
+    /// Adds a latency and drops the oldest one of a full window.
+    pub(crate) fn record(&self, label: &'static str, latency: Duration, now: Instant) {
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let window = windows.entry(label).or_default();
-        if window.len() == MOST {
+        if window.len() == MAX_SAMPLES {
             window.pop_front();
         }
-        window.push_back((now, took));
+        window.push_back((now, latency));
     }
 
-    /// The 95th percentile of each label that has any.
+    /// The 95th percentile of each label with recent latencies.
     pub(crate) fn p95(&self, now: Instant) -> Vec<(&'static str, Duration)> {
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = windows.iter_mut().filter_map(|(label, window)| {
-            window.retain(|(at, _)| now.duration_since(*at) < AGE);
-            let mut all: Vec<Duration> = window.iter().map(|(_, took)| *took).collect();
-            all.sort_unstable();
-            // Nearest rank: the smallest that at least 95 of 100 do not exceed.
-            let rank = (all.len() * 95).div_ceil(100).checked_sub(1)?;
-            Some((*label, *all.get(rank)?))
+        let percentiles = windows.iter_mut().filter_map(|(label, window)| {
+            window.retain(|(recorded, _)| now.duration_since(*recorded) < MAX_AGE);
+            let mut sorted: Vec<Duration> = window.iter().map(|(_, latency)| *latency).collect();
+            sorted.sort_unstable();
+            // Nearest rank: the smallest value that at least 95 % of the values do not exceed.
+            let rank = (sorted.len() * 95).div_ceil(100).checked_sub(1)?;
+            Some((*label, *sorted.get(rank)?))
         });
-        recent.collect()
+        percentiles.collect()
     }
 }
 
@@ -46,8 +46,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_percentile_is_one_that_was_measured_and_each_label_has_its_own() {
-        let (windows, now) = (Windows::default(), Instant::now());
+    fn percentile_is_a_recorded_value_per_label() {
+        let (windows, now) = (LatencyWindows::default(), Instant::now());
         for millis in 1..=100 {
             windows.record("bwrap", Duration::from_millis(millis), now);
         }
@@ -57,13 +57,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_or_long_past_does_not_count() {
-        let (windows, then) = (Windows::default(), Instant::now());
-        windows.record("bwrap", Duration::from_secs(9), then);
-        for _ in 0..MOST {
-            windows.record("bwrap", Duration::from_millis(1), then);
+    fn old_and_surplus_latencies_do_not_count() {
+        let (windows, start) = (LatencyWindows::default(), Instant::now());
+        windows.record("bwrap", Duration::from_secs(9), start);
+        for _ in 0..MAX_SAMPLES {
+            windows.record("bwrap", Duration::from_millis(1), start);
         }
-        assert_eq!(windows.p95(then), [("bwrap", Duration::from_millis(1))]);
-        assert_eq!(windows.p95(then + AGE), []);
+        assert_eq!(windows.p95(start), [("bwrap", Duration::from_millis(1))]);
+        assert_eq!(windows.p95(start + MAX_AGE), []);
     }
 }

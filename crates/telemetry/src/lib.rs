@@ -1,4 +1,4 @@
-//! Logs, traces, metrics and tasks: one way for each.
+//! Logs, traces, metrics, tasks and retry delays: one way for each.
 
 #![forbid(unsafe_code)]
 

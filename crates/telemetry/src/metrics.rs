@@ -1,4 +1,6 @@
-//! The metrics, by name. Nobody else makes an instrument.
+//! All metrics, by name. No other module creates an instrument.
+//!
+//! Names and labels are a public contract: dashboards and alerts depend on them.
 
 use std::{
     sync::{
@@ -13,32 +15,32 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
-use crate::latency_window::Windows;
+use crate::latency_window::LatencyWindows;
 
-/// Bounds of every latency histogram: 100 µs to 100 s.
-const SECONDS: [f64; 19] = [
+/// Bucket bounds of every latency histogram: 100 µs to 100 s.
+const BUCKETS: [f64; 19] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
     10.0, 30.0, 100.0,
 ];
 
-/// A step in the life of a run whose latency is measured.
+/// A step of a run whose latency is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Authenticate, check, make the specification.
+    /// Authenticate, validate, build the run specification.
     Admit,
-    /// The insert.
+    /// Insert the run into the store.
     Record,
-    /// The push to the lease holder.
+    /// Push the run to the lease holder.
     Dispatch,
-    /// Waiting for a slot.
+    /// Wait for a slot.
     Queue,
-    /// Making a sandbox that was not prepared.
+    /// Create a sandbox, if none was prepared.
     Prepare,
-    /// Launch asked for → the command's execve.
+    /// From the launch request to the command's `execve`.
     Setup,
-    /// The command itself.
+    /// Execute the command.
     Execute,
-    /// The commit of the outcome.
+    /// Commit the outcome.
     Commit,
 }
 
@@ -69,7 +71,7 @@ pub struct Metrics {
     written_bytes: Counter<u64>,
     step_seconds: Histogram<f64>,
     setup_seconds: Histogram<f64>,
-    setups: Arc<Windows>,
+    setups: Arc<LatencyWindows>,
     _setup_p95: ObservableGauge<f64>,
     sandboxes: Counter<u64>,
     violations: Counter<u64>,
@@ -85,10 +87,10 @@ pub struct Metrics {
     removals_stuck: Gauge<i64>,
     receipts_unclean: Counter<u64>,
     watchers: Gauge<i64>,
-    watchers_now: AtomicI64,
+    open_watchers: AtomicI64,
 }
 
-/// The instruments of this process. Call after [`crate::init`]: before it they go nowhere.
+/// The instruments of this process. Call it after [`crate::init`]; values recorded before are lost.
 pub fn metrics() -> &'static Metrics {
     static METRICS: OnceLock<Metrics> = OnceLock::new();
     METRICS.get_or_init(|| Metrics::build(&global::meter("codelia")))
@@ -96,78 +98,90 @@ pub fn metrics() -> &'static Metrics {
 
 impl Metrics {
     pub(crate) fn build(meter: &Meter) -> Self {
-        let setups = Arc::<Windows>::default();
-        let counter = |name, about| meter.u64_counter(name).with_description(about).build();
-        let gauge = |name, about| meter.i64_gauge(name).with_description(about).build();
-        let seconds = |name, about| {
+        let setups = Arc::<LatencyWindows>::default();
+        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
+        let gauge = |name, help| meter.i64_gauge(name).with_description(help).build();
+        let seconds = |name, help| {
             meter
                 .f64_histogram(name)
-                .with_description(about)
+                .with_description(help)
                 .with_unit("s")
-                .with_boundaries(SECONDS.to_vec())
+                .with_boundaries(BUCKETS.to_vec())
                 .build()
         };
         Self {
-            requests: counter("codelia_requests", "API calls, by method and gRPC code"),
+            requests: counter("codelia_requests", "API requests, by method and gRPC code"),
             request_seconds: seconds(
                 "codelia_request",
-                "API calls: from request to response or first message",
+                "Latency of API requests to the response or first stream message, by method",
             ),
-            refusals: counter("codelia_refusals", "Refused calls, by reason"),
-            runs: counter("codelia_runs", "Runs that ended, by outcome and mode"),
+            refusals: counter("codelia_refusals", "Refused requests, by reason"),
+            runs: counter("codelia_runs", "Finished runs, by outcome and mode"),
             cpu_seconds: meter
                 .f64_counter("codelia_run_cpu")
-                .with_description("Processor time that runs used, by mode")
+                .with_description("CPU time used by runs, by mode")
                 .with_unit("s")
                 .build(),
-            read_bytes: counter("codelia_run_read_bytes", "Bytes that runs read from devices, by mode"),
-            written_bytes: counter("codelia_run_written_bytes", "Bytes that runs wrote to files, by mode"),
-            step_seconds: seconds("codelia_run_step", "Latency of each step in the life of a run"),
+            read_bytes: counter("codelia_run_read_bytes", "Bytes read from devices by runs, by mode"),
+            written_bytes: counter("codelia_run_written_bytes", "Bytes written to files by runs, by mode"),
+            step_seconds: seconds("codelia_run_step", "Latency of each step of a run, by step"),
             setup_seconds: seconds(
                 "codelia_isolation_setup",
-                "Launch asked for to execve, by mode and prepared",
+                "Latency from launch request to execve, by mode and whether the sandbox was prepared",
             ),
             _setup_p95: setup_p95(meter, setups.clone()),
             setups,
-            sandboxes: counter("codelia_sandboxes", "Sandboxes that were used, by mode and prepared"),
-            violations: counter("codelia_violations", "What commands tried against their policy, by kind"),
-            queue_depth: gauge("codelia_queue_depth", "Runs that wait for a worker or a slot"),
-            slots: gauge("codelia_slots", "Runs this worker can execute at once"),
-            slots_busy: gauge("codelia_slots_busy", "Runs this worker executes"),
-            leases: gauge("codelia_leases", "Sessions this worker holds"),
-            fenced: counter("codelia_fenced", "Results dropped because the lease was lost"),
+            sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
+            violations: counter("codelia_violations", "Policy violations by commands, by kind"),
+            queue_depth: gauge("codelia_queue_depth", "Runs waiting for a worker or a slot"),
+            slots: gauge("codelia_slots", "Runs this worker can execute concurrently"),
+            slots_busy: gauge("codelia_slots_busy", "Runs this worker is executing"),
+            leases: gauge("codelia_leases", "Session leases held by this worker"),
+            fenced: counter("codelia_fenced", "Results dropped because the worker had lost the lease"),
             removed: counter("codelia_session_directories_removed", "Session directories removed"),
             removed_bytes: counter(
                 "codelia_session_directories_removed_bytes",
-                "Bytes in removed session directories",
+                "Bytes freed by removing session directories",
             ),
-            removal_seconds: seconds("codelia_session_directory_removal", "Removals of session directories"),
-            removals_stuck: gauge("codelia_session_directories_stuck", "Directories whose removal failed"),
-            removal_failures: counter("codelia_session_directory_removal_failures", "Removals that failed"),
-            receipts_unclean: counter("codelia_receipts_unclean", "Sandboxes that left something behind"),
-            watchers: gauge("codelia_watchers", "Open watch and exec streams of this api"),
-            watchers_now: AtomicI64::new(0),
+            removal_seconds: seconds(
+                "codelia_session_directory_removal",
+                "Latency of removing a session directory",
+            ),
+            removals_stuck: gauge(
+                "codelia_session_directories_stuck",
+                "Session directories whose removal failed and will be retried",
+            ),
+            removal_failures: counter(
+                "codelia_session_directory_removal_failures",
+                "Failed removals of session directories",
+            ),
+            receipts_unclean: counter(
+                "codelia_receipts_unclean",
+                "Sandboxes that left processes, mounts, cgroups, sockets or directories behind",
+            ),
+            watchers: gauge("codelia_watchers", "Open watch and exec streams of this API server"),
+            open_watchers: AtomicI64::new(0),
         }
     }
 
-    /// An API call was answered.
-    pub fn request(&self, method: &str, code: &str, took: Duration) {
+    /// Records a completed API request.
+    pub fn request(&self, method: &str, code: &str, latency: Duration) {
         let method = KeyValue::new("method", method.to_owned());
-        self.request_seconds.record(took.as_secs_f64(), std::slice::from_ref(&method));
+        self.request_seconds.record(latency.as_secs_f64(), std::slice::from_ref(&method));
         self.requests.add(1, &[method, KeyValue::new("code", code.to_owned())]);
     }
 
-    /// A call was refused.
+    /// Counts a refused request.
     pub fn refused(&self, reason: &'static str) {
         self.refusals.add(1, &[KeyValue::new("reason", reason)]);
     }
 
-    /// A run ended.
+    /// Counts a finished run.
     pub fn run_ended(&self, outcome: &'static str, mode: &'static str) {
         self.runs.add(1, &[KeyValue::new("outcome", outcome), KeyValue::new("mode", mode)]);
     }
 
-    /// A run used this.
+    /// Records the resources that a run used.
     pub fn run_used(&self, mode: &'static str, cpu_time: Duration, read_bytes: u64, written_bytes: u64) {
         let mode = [KeyValue::new("mode", mode)];
         self.cpu_seconds.add(cpu_time.as_secs_f64(), &mode);
@@ -175,80 +189,80 @@ impl Metrics {
         self.written_bytes.add(written_bytes, &mode);
     }
 
-    /// A step in the life of a run was taken.
-    pub fn step(&self, step: Step, took: Duration) {
-        self.step_seconds.record(took.as_secs_f64(), &[KeyValue::new("step", step.as_str())]);
+    /// Records the latency of one step of a run.
+    pub fn step(&self, step: Step, latency: Duration) {
+        self.step_seconds.record(latency.as_secs_f64(), &[KeyValue::new("step", step.as_str())]);
     }
 
-    /// A command was launched.
-    pub fn setup(&self, mode: &'static str, prepared: bool, took: Duration) {
+    /// Records the launch of a command.
+    pub fn setup(&self, mode: &'static str, prepared: bool, latency: Duration) {
         let labels = [KeyValue::new("mode", mode), KeyValue::new("prepared", prepared)];
-        self.setup_seconds.record(took.as_secs_f64(), &labels);
+        self.setup_seconds.record(latency.as_secs_f64(), &labels);
         self.sandboxes.add(1, &labels);
-        self.setups.record(mode, took, Instant::now());
-        self.step(Step::Setup, took);
+        self.setups.record(mode, latency, Instant::now());
+        self.step(Step::Setup, latency);
     }
 
-    /// A command tried something against its policy.
+    /// Counts a policy violation.
     pub fn violation(&self, kind: &str) {
         self.violations.add(1, &[KeyValue::new("kind", kind.to_owned())]);
     }
 
-    /// How many runs wait.
+    /// Sets the number of waiting runs.
     pub fn queue_depth(&self, runs: i64) {
         self.queue_depth.record(runs, &[]);
     }
 
-    /// A worker's slots, and the sessions it holds.
+    /// Sets a worker's slots and the number of leases it holds.
     pub fn worker(&self, slots: i64, busy: i64, leases: i64) {
         self.slots.record(slots, &[]);
         self.slots_busy.record(busy, &[]);
         self.leases.record(leases, &[]);
     }
 
-    /// A result was dropped because the lease was lost.
+    /// Counts a result dropped because the worker had lost the lease.
     pub fn fenced(&self) {
         self.fenced.add(1, &[]);
     }
 
-    /// A session directory was removed.
-    pub fn session_removed(&self, bytes: u64, took: Duration) {
+    /// Records the removal of a session directory.
+    pub fn session_removed(&self, bytes: u64, latency: Duration) {
         self.removed.add(1, &[]);
-        self.removal_seconds.record(took.as_secs_f64(), &[]);
+        self.removal_seconds.record(latency.as_secs_f64(), &[]);
         self.removed_bytes.add(bytes, &[]);
     }
 
-    /// A session directory could not be removed.
+    /// Counts a failed removal of a session directory.
     pub fn session_removal_failed(&self) {
         self.removal_failures.add(1, &[]);
     }
 
-    /// So many session directories could not be removed yet.
+    /// Sets the number of session directories whose removal is being retried.
     pub fn sessions_stuck(&self, count: i64) {
         self.removals_stuck.record(count, &[]);
     }
 
-    /// A sandbox left something behind.
+    /// Counts a sandbox that left something behind.
     pub fn receipt_unclean(&self) {
         self.receipts_unclean.add(1, &[]);
     }
 
-    /// A watch or exec stream was opened (`1`) or closed (`-1`).
-    pub fn watchers_changed(&self, by: i64) {
-        let now = self.watchers_now.fetch_add(by, Ordering::Relaxed) + by;
-        self.watchers.record(now, &[]);
+    /// Counts an opened (`1`) or closed (`-1`) watch or exec stream.
+    pub fn watchers_changed(&self, change: i64) {
+        let open = self.open_watchers.fetch_add(change, Ordering::Relaxed) + change;
+        self.watchers.record(open, &[]);
     }
 }
 
-/// Asked for when the page is read, so that it falls back when nothing is launched any more.
-fn setup_p95(meter: &Meter, setups: Arc<Windows>) -> ObservableGauge<f64> {
+/// Computed on each scrape, so that the value expires when no more commands are launched.
+fn setup_p95(meter: &Meter, setups: Arc<LatencyWindows>) -> ObservableGauge<f64> {
     meter
         .f64_observable_gauge("codelia_isolation_setup_p95")
-        .with_description("95th percentile of the setup latency over the last five minutes, by mode")
+        .with_description("95th percentile of the isolation setup latency over the last 5 minutes, by mode")
         .with_unit("s")
         .with_callback(move |gauge| {
-            for (mode, took) in setups.p95(Instant::now()) {
-                gauge.observe(took.as_secs_f64(), &[KeyValue::new("mode", mode)]);
+            for (mode, latency) in setups.p95(Instant::now()) {
+                gauge.observe(latency.as_secs_f64(), &[KeyValue::new("mode", mode)]);
             }
         })
         .build()

@@ -1,4 +1,5 @@
-//! Where logs, traces and metrics go: stderr, the Prometheus page and, if configured, OTLP.
+//! Sets up where logs, traces and metrics go: stderr, the Prometheus endpoint and, if configured,
+//! OTLP.
 
 use std::str::FromStr;
 
@@ -10,25 +11,25 @@ use tracing_subscriber::{
     EnvFilter, Layer, Registry as Spans, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
-/// What a process tells about itself.
+/// Configuration of a process's telemetry.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How log lines look.
+    /// The format of log lines.
     pub format: Format,
-    /// Which ones are written, such as `info,codelia_worker=debug`.
+    /// Which log lines are written, such as `info,codelia_worker=debug`.
     pub filter: String,
-    /// Where traces and metrics are sent over OTLP (gRPC), if anywhere.
+    /// The endpoint to which traces and metrics are sent over OTLP (gRPC).
     pub otlp_endpoint: Option<String>,
-    /// The name of this process in traces and metrics.
+    /// The service name in traces and metrics.
     pub service: &'static str,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// Text for people.
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -44,27 +45,27 @@ impl FromStr for Format {
     }
 }
 
-/// Telemetry cannot be set up.
+/// Telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The word is no log format.
-    #[error("{0:?} is none of human, json")]
+    /// Not a log format.
+    #[error("unknown log format {0:?}: use human or json")]
     Format(String),
-    /// The log filter cannot be read.
-    #[error("the log filter cannot be read: {0}")]
+    /// The log filter is malformed.
+    #[error("invalid log filter")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
-    /// The OTLP exporter cannot be made.
-    #[error("the OTLP exporter cannot be made: {0}")]
+    /// The OTLP exporter cannot be created.
+    #[error("cannot create the OTLP exporter: check the endpoint")]
     Otlp(#[from] opentelemetry_otlp::ExporterBuildError),
-    /// The metrics page cannot be made.
-    #[error("the metrics page cannot be made: {0}")]
-    Page(#[from] opentelemetry_sdk::error::OTelSdkError),
-    /// This process has telemetry already.
-    #[error("telemetry was set up before")]
-    Twice(#[from] tracing_subscriber::util::TryInitError),
+    /// The Prometheus exporter cannot be created.
+    #[error("cannot create the Prometheus exporter")]
+    Prometheus(#[from] opentelemetry_sdk::error::OTelSdkError),
+    /// This process already has telemetry.
+    #[error("telemetry is already set up")]
+    AlreadySetUp(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Keeps telemetry going. Dropped, it sends what is still to be sent.
+/// Keeps telemetry running. Dropping it sends what is still buffered.
 #[derive(Debug)]
 #[must_use = "telemetry ends when its guard is dropped"]
 pub struct Guard {
@@ -76,7 +77,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let traces = self.traces.as_ref().map_or(Ok(()), SdkTracerProvider::shutdown);
         for error in [traces.err(), self.metrics.shutdown().err()].into_iter().flatten() {
-            tracing::warn!(%error, "the last telemetry was not sent");
+            tracing::warn!(%error, "buffered telemetry not sent");
         }
     }
 }
@@ -85,7 +86,7 @@ impl Drop for Guard {
 /// before anything is measured.
 ///
 /// # Errors
-/// If an option is wrong, or it was called before.
+/// An option is invalid, or telemetry is already set up.
 pub fn init(options: Options) -> Result<Guard, Error> {
     let resource = Resource::builder().with_service_name(options.service).build();
     let otlp = options.otlp_endpoint.as_deref();
@@ -93,12 +94,12 @@ pub fn init(options: Options) -> Result<Guard, Error> {
     let metrics = meter_provider(prometheus::default_registry(), resource.clone(), otlp)?;
     let traces = otlp.map(|endpoint| tracer_provider(resource, endpoint)).transpose()?;
     let spans = traces.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer("codelia")));
-    tracing_subscriber::registry().with(logs(options.format)).with(filter).with(spans).try_init()?;
+    tracing_subscriber::registry().with(log_layer(options.format)).with(filter).with(spans).try_init()?;
     opentelemetry::global::set_meter_provider(metrics.clone());
     Ok(Guard { metrics, traces })
 }
 
-fn logs(format: Format) -> Box<dyn Layer<Spans> + Send + Sync> {
+fn log_layer(format: Format) -> Box<dyn Layer<Spans> + Send + Sync> {
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
         Format::Human => {
@@ -108,17 +109,17 @@ fn logs(format: Format) -> Box<dyn Layer<Spans> + Send + Sync> {
     }
 }
 
-/// The instruments' readers: the page in `registry` and, if there is an endpoint, OTLP.
+/// Exports metrics to `registry` and, with an endpoint, over OTLP.
 pub(crate) fn meter_provider(
     registry: &Registry,
     resource: Resource,
     otlp: Option<&str>,
 ) -> Result<SdkMeterProvider, Error> {
-    let page = opentelemetry_prometheus::exporter()
+    let prometheus = opentelemetry_prometheus::exporter()
         .with_registry(registry.clone())
         .scope_info_enabled(false)
         .build()?;
-    let mut provider = SdkMeterProvider::builder().with_resource(resource).with_reader(page);
+    let mut provider = SdkMeterProvider::builder().with_resource(resource).with_reader(prometheus);
     if let Some(endpoint) = otlp {
         let exporter = MetricExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
         provider = provider.with_periodic_exporter(exporter);

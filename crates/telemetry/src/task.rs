@@ -1,6 +1,6 @@
-//! The only way to start a task: with a name, and a policy for when it ends.
+//! The only way to start a task: with a name and a policy for its end.
 //!
-//! [`background`] tasks may end. [`critical`] tasks may not: their end stops the process.
+//! A [`background`] task may end. A task of [`CriticalTasks`] may not: its end stops the process.
 
 use std::{
     any::Any,
@@ -22,28 +22,28 @@ where
     F::Output: Send + 'static,
 {
     // The future is dropped right after a panic, so no code sees it in a broken state.
-    let watched = AssertUnwindSafe(future).catch_unwind().map(move |ended| match ended {
+    let logged = AssertUnwindSafe(future).catch_unwind().map(move |result| match result {
         Ok(output) => output,
         Err(panic) => {
             tracing::error!(task = name, panic = panic_message(&*panic), "task panicked");
             resume_unwind(panic)
         }
     });
-    tokio::spawn(watched.instrument(tracing::info_span!("task", task = name)))
+    tokio::spawn(logged.instrument(tracing::info_span!("task", task = name)))
 }
 
 /// A critical task panicked or returned before it was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("critical task {name:?} stopped; restart the process")]
 pub struct CriticalTaskEnded {
-    /// The task that ended.
+    /// The task's name.
     pub name: &'static str,
 }
 
 /// Tasks that must run until they are stopped. Dropping the value stops them.
 ///
 /// A service starts its loops here and returns the error of [`CriticalTasks::failed`], so that its
-/// supervisor restarts the process instead of leaving it half alive.
+/// supervisor restarts the process instead of leaving it running without one of its loops.
 #[derive(Debug)]
 pub struct CriticalTasks {
     stop: CancellationToken,
@@ -60,19 +60,19 @@ impl Default for CriticalTasks {
 }
 
 impl CriticalTasks {
-    /// Starts a task. It is dropped when these tasks are stopped.
+    /// Starts a task. It is dropped when these tasks stop.
     pub fn critical<F>(&self, name: &'static str, future: F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        // Dropped when the task ends, also by a panic.
+        // Reports when it is dropped, which a panic of the task does too.
         let report = EndReport { name, stop: self.stop.clone(), ended: self.ended.clone() };
         background(name, async move {
             report.stop.run_until_cancelled(future).await;
         });
     }
 
-    /// Waits until one of the tasks ends although nobody stopped it.
+    /// Waits until a task panics or returns before it was stopped.
     pub async fn failed(&mut self) -> CriticalTaskEnded {
         match self.failures.recv().await {
             Some(ended) => ended,
@@ -94,6 +94,7 @@ impl Drop for CriticalTasks {
     }
 }
 
+/// Reports the end of a task when it is dropped.
 struct EndReport {
     name: &'static str,
     stop: CancellationToken,
@@ -104,7 +105,7 @@ impl Drop for EndReport {
     fn drop(&mut self) {
         if !self.stop.is_cancelled() {
             tracing::error!(task = self.name, "critical task stopped");
-            // A closed channel means that the service has ended already.
+            // A closed channel means that the service has already stopped.
             let _ = self.ended.send(CriticalTaskEnded { name: self.name });
         }
     }
@@ -125,9 +126,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Lines {
+    impl Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -139,19 +140,19 @@ mod tests {
 
     #[tokio::test]
     async fn panic_is_logged_and_returned() {
-        let lines = Lines::default();
-        let writer = lines.clone();
+        let buffer = LogBuffer::default();
+        let writer = buffer.clone();
         let subscriber =
             tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
         let _default = tracing::subscriber::set_default(subscriber);
-        let ended = background("janitor", async { panic!("no broom") }).await;
-        assert!(ended.unwrap_err().is_panic());
-        let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert!(log.contains("janitor") && log.contains("no broom"), "{log}");
+        let result = background("janitor", async { panic!("disk gone") }).await;
+        assert!(result.unwrap_err().is_panic());
+        let log = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+        assert!(log.contains("janitor") && log.contains("disk gone"), "{log}");
     }
 
     #[tokio::test]
-    async fn critical_task_that_panics_or_returns_is_reported() {
+    async fn ended_critical_task_is_reported() {
         let mut tasks = CriticalTasks::default();
         tasks.critical("keeper", async { panic!("broken") });
         assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "keeper" });

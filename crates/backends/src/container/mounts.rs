@@ -127,8 +127,8 @@ impl FilesystemBuilder<'_> {
                 self.entries.insert(path, empty);
             }
             MaskTarget::Absent if !even_if_absent => {}
-            // It may exist in the image. The engine masks it there, but a runtime with its own kernel
-            // ignores masked paths.
+            // It may exist in the image. The engine masks it there, but a runtime with its own
+            // kernel ignores masked paths.
             MaskTarget::Absent if spec::has_own_kernel(self.plan) => {
                 return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
             }

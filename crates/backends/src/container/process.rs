@@ -35,8 +35,8 @@ impl ContainerProcess {
         Self { engine, name: control_dir.container_name(), control_dir, is_removed: false }
     }
 
-    /// Starts the container and waits until `codelia-init` connects. Also returns the control groups
-    /// that the engine created for it.
+    /// Starts the container and waits until `codelia-init` connects. Also returns the control
+    /// groups that the engine created for it.
     pub(super) async fn start(
         &mut self,
         body: ContainerCreateBody,
@@ -135,8 +135,8 @@ impl SandboxProcess for ContainerProcess {
 }
 
 impl Drop for ContainerProcess {
-    /// Without a runtime the container is left to the sweep of the next worker; `codelia-init` exits
-    /// when its socket closes.
+    /// Without a runtime the container is left to the sweep of the next worker; `codelia-init`
+    /// exits when its socket closes.
     fn drop(&mut self) {
         if self.is_removed || Handle::try_current().is_err() {
             return;

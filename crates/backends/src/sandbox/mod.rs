@@ -99,8 +99,8 @@ impl Sandbox {
         self.cleanup.as_ref()?.group()
     }
 
-    /// Lifts the group's CPU limit so that `codelia-init` can kill its processes quickly. Where init
-    /// shares our PID namespace, also kills every process but init: it may be outrun by forks.
+    /// Lifts the group's CPU limit so that `codelia-init` can kill its processes quickly. Where
+    /// init shares our PID namespace, also kills every process but init: it may be outrun by forks.
     pub(crate) fn kill_group(&self) -> Result<(), Error> {
         let Some(group) = self.group() else { return Ok(()) };
         group.lift_cpu_limit()?;

@@ -1,9 +1,9 @@
 //! Builds the seccomp filter of a plan: the BPF program that `codelia-init` installs.
 //!
 //! Allowed calls pass. All others are sent to the supervisor, or fail with `EPERM` in runtimes
-//! without notifications. The filter decides two cases itself: `clone3` fails with `ENOSYS`, because
-//! its flags are in memory that no filter can read and C libraries fall back to `clone`; a call of a
-//! foreign ABI (ia32, x32) kills the process.
+//! without notifications. The filter decides two cases itself: `clone3` fails with `ENOSYS`,
+//! because its flags are in memory that no filter can read and C libraries fall back to `clone`; a
+//! call of a foreign ABI (ia32, x32) kills the process.
 
 mod names;
 mod rules;

@@ -1,7 +1,7 @@
 //! Conditions on the arguments of allowed calls.
 //!
-//! The filter compares whole 64-bit registers. Where the kernel reads fewer bits, a rule masks them,
-//! or denies values with other bits set.
+//! The filter compares whole 64-bit registers. Where the kernel reads fewer bits, a rule masks
+//! them, or denies values with other bits set.
 
 use libseccomp::{
     ScmpArgCompare,

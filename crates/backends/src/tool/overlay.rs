@@ -161,8 +161,8 @@ pub(super) fn remove_layers(layers: &Path) -> io::Result<()> {
     fs::remove_dir_all(layers)
 }
 
-/// Has a separate `codelia-init` mount the overlays, in these namespaces or in new ones. Returns the
-/// new namespaces.
+/// Has a separate `codelia-init` mount the overlays, in these namespaces or in new ones. Returns
+/// the new namespaces.
 async fn run_init(
     init: &Path,
     request: &OverlayRequest,

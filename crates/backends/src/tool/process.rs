@@ -14,8 +14,8 @@ use crate::sandbox::{child::ChildProcess, process::SandboxProcess};
 
 use super::{dirs::ToolDirs, overlay::Namespaces};
 
-/// A tool. It exits after `codelia-init`, PID 1 of its namespace, has exited; by then the kernel has
-/// killed all other processes of the namespace.
+/// A tool. It exits after `codelia-init`, PID 1 of its namespace, has exited; by then the kernel
+/// has killed all other processes of the namespace.
 #[derive(Debug)]
 pub(super) struct ToolProcess {
     process: ChildProcess,
