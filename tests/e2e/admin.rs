@@ -25,11 +25,12 @@ async fn call_without_valid_key_is_refused() -> Result<()> {
     let client = cluster.tenant("a").await?;
     for secret in ["", "cdl_", "nonsense", &format!("cdl_{}", "A".repeat(43)), &client.secret.to_uppercase()]
     {
-        let refused = refusal(&list_sessions(&client.with_secret(secret)?).await.expect_err("no such key"));
+        let refused =
+            refusal(&list_sessions(&client.with_secret(secret)?).await.expect_err("an invalid key"));
         assert_eq!(refused.code, Code::Unauthenticated, "{secret:?}");
     }
     let mut bare = codelia_proto::v1::session_service_client::SessionServiceClient::new(client.channel());
-    let status = bare.list_sessions(ListSessionsRequest::default()).await.expect_err("no key at all");
+    let status = bare.list_sessions(ListSessionsRequest::default()).await.expect_err("no key");
     assert_eq!(refusal(&status).code, Code::Unauthenticated);
     cluster.end().await
 }
@@ -40,10 +41,10 @@ async fn key_is_stored_hashed_and_revoked_immediately() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let made = client.admin().create_key(key_request("tenants/-", &[Scope::Run])).await?.into_inner();
     let key = made.key.unwrap_or_default();
-    let here = client.with_secret(&made.secret)?;
-    let there = Client::connect(&cluster.endpoint(1), &made.secret).await?;
-    list_sessions(&here).await?;
-    list_sessions(&there).await?;
+    let first = client.with_secret(&made.secret)?;
+    let second = Client::connect(&cluster.endpoint(1), &made.secret).await?;
+    list_sessions(&first).await?;
+    list_sessions(&second).await?;
 
     let listed = client
         .admin()
@@ -52,13 +53,13 @@ async fn key_is_stored_hashed_and_revoked_immediately() -> Result<()> {
     assert!(listed.into_inner().keys.iter().any(|listed| listed.name == key.name));
     let stored =
         cluster.database.number("SELECT count(*) FROM api_keys WHERE api_keys::text LIKE '%cdl\\_%'").await?;
-    assert_eq!(stored, 0, "a secret is stored in the clear");
+    assert_eq!(stored, 0, "a secret is stored in plain text");
 
     for _ in 0..2 {
         client.admin().revoke_key(RevokeKeyRequest { name: key.name.clone() }).await?;
     }
-    for revoked in [&here, &there] {
-        let refused = refusal(&list_sessions(revoked).await.expect_err("the key is revoked"));
+    for revoked in [&first, &second] {
+        let refused = refusal(&list_sessions(revoked).await.expect_err("a revoked key"));
         assert_eq!(refused.code, Code::Unauthenticated);
     }
     cluster.end().await
@@ -72,13 +73,17 @@ async fn key_is_limited_to_its_scopes() -> Result<()> {
         |status: tonic::Status| assert_eq!(refusal(&status).code, Code::PermissionDenied, "{status:?}");
 
     let files_only = client.with_secret(&cluster.key("a", &[Granted::Files]).await?)?;
-    denied(list_sessions(&files_only).await.expect_err("needs run"));
-    denied(files_only.start(shell("sessions/x", "true")).await.expect_err("needs run"));
+    denied(list_sessions(&files_only).await.expect_err("needs scope run"));
+    denied(files_only.start(shell("sessions/x", "true")).await.expect_err("needs scope run"));
 
     let run_only = client.with_secret(&cluster.key("a", &[Granted::Run]).await?)?;
     list_sessions(&run_only).await?;
     denied(
-        run_only.admin().create_key(key_request("tenants/-", &[Scope::Run])).await.expect_err("needs admin"),
+        run_only
+            .admin()
+            .create_key(key_request("tenants/-", &[Scope::Run]))
+            .await
+            .expect_err("needs scope admin"),
     );
 
     denied(
@@ -86,11 +91,13 @@ async fn key_is_limited_to_its_scopes() -> Result<()> {
             .admin()
             .create_key(key_request("tenants/-", &[Scope::Operator]))
             .await
-            .expect_err("lacks it itself"),
+            .expect_err("the caller lacks the scope itself"),
     );
-    denied(client.admin().list_workers(ListWorkersRequest::default()).await.expect_err("needs operator"));
+    denied(
+        client.admin().list_workers(ListWorkersRequest::default()).await.expect_err("needs scope operator"),
+    );
     let create = CreateTenantRequest { tenant_id: "mine".into(), quotas: None };
-    denied(client.admin().create_tenant(create).await.expect_err("needs operator"));
+    denied(client.admin().create_tenant(create).await.expect_err("needs scope operator"));
     cluster.end().await
 }
 
@@ -110,10 +117,10 @@ async fn logical_mode_needs_operator_decision_and_reason() -> Result<()> {
     assert_eq!((below.code, below.reason.as_str()), (Code::FailedPrecondition, "ISOLATION_FLOOR"));
 
     let own = member.admin().set_isolation_floor(floor_request(IsolationLevel::None, "I may")).await;
-    assert_eq!(refusal(&own.expect_err("not the tenant's to decide")).code, Code::PermissionDenied);
+    assert_eq!(refusal(&own.expect_err("a tenant cannot lower its own floor")).code, Code::PermissionDenied);
     let silent = operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, " ")).await;
-    assert_eq!(refusal(&silent.expect_err("without a reason")).fields, ["reason"]);
-    member.session().await.expect_err("nothing was decided");
+    assert_eq!(refusal(&silent.expect_err("no reason given")).fields, ["reason"]);
+    member.session().await.expect_err("the floor is unchanged");
 
     let decided =
         operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, "trusted")).await?;
@@ -123,7 +130,7 @@ async fn logical_mode_needs_operator_decision_and_reason() -> Result<()> {
     let session = member.session().await?;
     member.exec(&session.name, "true").await?;
 
-    // A session that is there already is held to a floor that rises.
+    // A raised floor applies to existing sessions.
     operator.admin().set_isolation_floor(floor_request(IsolationLevel::Full, "no longer")).await?;
     let refused = member.exec(&session.name, "true").await.expect_err("the floor rose");
     assert!(format!("{refused:#}").contains("LEVEL_2"), "{refused:#}");
@@ -155,14 +162,17 @@ async fn operator_creates_tenants_and_changes_quotas() -> Result<()> {
     let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
     let create = CreateTenantRequest { tenant_id: "team-7".into(), quotas };
     operator.admin().create_tenant(create.clone()).await?;
-    let again = refusal(&operator.admin().create_tenant(create).await.expect_err("the id is in use"));
+    let again = refusal(&operator.admin().create_tenant(create).await.expect_err("the id is taken"));
     assert_eq!((again.code, again.reason.as_str()), (Code::AlreadyExists, "TENANT_EXISTS"));
 
     let key = operator.admin().create_key(key_request("tenants/team-7", &[Scope::Run])).await?.into_inner();
     let member = operator.with_secret(&key.secret)?;
     operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, "a test")).await?;
     member.session().await?;
-    assert_eq!(refusal(&member.session().await.expect_err("one is all")).code, Code::ResourceExhausted);
+    assert_eq!(
+        refusal(&member.session().await.expect_err("the quota is one session")).code,
+        Code::ResourceExhausted
+    );
     let change = UpdateQuotasRequest {
         name: "tenants/team-7".into(),
         quotas: Some(Quotas { sessions: Some(2), ..Default::default() }),

@@ -1,4 +1,4 @@
-//! Runs that are ended: by a caller, by the clock, by the end of their session.
+//! Runs that end by cancel, timeout, memory limit or the end of their session.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use codelia_tests::{Cluster, ClusterOptions, Exec, available, shell};
 
 use crate::exec::{nothing_works_in, session_root};
 
-/// Ignores requests to end and has children that do too.
+/// Ignores termination signals, as do its children.
 const STUBBORN: &str = "pwd; trap '' TERM INT HUP; (setsid sleep 100 &); while :; do sleep 0.1; done";
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn cancel_kills_tree_that_ignores_signals() -> Result<()> {
     nothing_works_in(&directory).await;
 
     let after = client.runs().cancel_run(CancelRunRequest { name }).await?.into_inner();
-    assert!(after.run.is_some_and(|run| run.outcome.is_some()), "canceling an ended run is no error");
+    assert!(after.run.is_some_and(|run| run.outcome.is_some()), "canceling an ended run succeeds");
     cluster.end().await
 }
 
@@ -52,14 +52,14 @@ async fn canceled_command_may_clean_up() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let script = "trap 'echo tidy; exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    let script = "trap 'echo clean; exit 0' TERM; echo up; while :; do sleep 0.05; done";
     let mut exec = Exec::start(&client, shell(&session.name, script)).await?;
     exec.until_stdout("up").await?;
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
     client.runs().cancel_run(CancelRunRequest { name }).await?;
     let seen = exec.finish().await?;
-    assert!(seen.stdout_text().contains("tidy"));
-    assert_eq!(seen.outcome(), Kind::Canceled(Canceled {}), "whatever its exit status");
+    assert!(seen.stdout_text().contains("clean"));
+    assert_eq!(seen.outcome(), Kind::Canceled(Canceled {}), "canceled, whatever its exit status");
     cluster.end().await
 }
 
@@ -76,7 +76,7 @@ async fn closing_session_ends_its_runs() -> Result<()> {
     cluster.end().await
 }
 
-/// A command's own group for processors, in control groups of version 1 or 2.
+/// Finds the command's own CPU cgroup, in cgroup v1 or v2.
 const FIND_GROUP: &str = "group=$(sed -n 's/^[0-9]*:\\(cpu\\|.*,cpu\\)\\(,[^:]*\\)\\?:/cpu/p; s/^0:://p' /proc/self/cgroup | head -n 1)";
 
 #[tokio::test]
@@ -84,14 +84,14 @@ async fn long_running_command_gets_lower_cpu_weight() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    // It looks at its own group, and ends when that weighs an eighth.
+    // The command exits when its group has an eighth of the default weight.
     let script = format!(
         "{FIND_GROUP}; for weight in /sys/fs/cgroup/$group/cpu.shares /sys/fs/cgroup/$group/cpu.weight; do
             if [ -e $weight ]; then until grep -qx -e 128 -e 12 $weight; do sleep 0.01; done; echo $weight; fi
         done"
     );
     let seen = Exec::start(&client, shell(&session.name, &script)).await?.finish().await?;
-    let unlimited = seen.stdout.is_empty().then_some("no group with a weight");
+    let unlimited = seen.stdout.is_empty().then_some("no cgroup with a CPU weight");
     if available("cgroup", unlimited) {
         assert_eq!(seen.outcome(), Kind::Exited(0), "{seen:?}");
     }
@@ -106,7 +106,7 @@ async fn cpu_idle_setting_applies_to_commands() -> Result<()> {
     let session = client.session().await?;
     let script = format!("{FIND_GROUP}; cat /sys/fs/cgroup/$group/../cpu.idle");
     let seen = Exec::start(&client, shell(&session.name, &script)).await?.finish().await?;
-    let unlimited = seen.stdout.is_empty().then_some("no group that could yield");
+    let unlimited = seen.stdout.is_empty().then_some("no cgroup with cpu.idle");
     if available("cgroup", unlimited) {
         assert_eq!(seen.stdout, b"1\n", "{seen:?}");
     }
@@ -119,7 +119,7 @@ async fn run_over_memory_limit_ends_as_oom() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
-    // `tail` keeps a line without an end in memory.
+    // `tail` keeps an endless line in memory.
     let request = StartRunRequest {
         limits: Some(limits),
         ..shell(&session.name, "head -c 500000000 /dev/zero | tail")

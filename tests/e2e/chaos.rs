@@ -1,4 +1,4 @@
-//! A little chaos, and that it would be noticed if Codelia did less than it does.
+//! A short chaos run, and proof that it detects a disabled safeguard.
 
 use anyhow::Result;
 use codelia_proto::v1::SandboxMode;
@@ -24,9 +24,9 @@ async fn no_run_is_lost_doubled_or_left_behind() -> Result<()> {
     Ok(())
 }
 
-/// Whether chaos notices, in one of a few seeds, that Codelia does less than it should: workers are cut off
-/// while they have long runs, and are made to believe in their leases for too long.
-async fn is_noticed(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
+/// Returns whether chaos detects the disabled safeguard with one of a few seeds. Workers are cut off
+/// from the database while they have long runs.
+async fn is_detected(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
     for seed in 1..=4 {
         let faults = vec![Fault::Partition];
         let weak = Options { faults, sessions: 4, max_run_ticks: 30, disabled, ..options(seed, 150) };
@@ -44,12 +44,12 @@ async fn is_noticed(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
 
 #[tokio::test]
 async fn chaos_detects_sandbox_outliving_its_lease() -> Result<()> {
-    assert!(is_noticed(DisabledSafeguard::SelfFencing, "beside a later holder").await?);
+    assert!(is_detected(DisabledSafeguard::SelfFencing, "beside a later holder").await?);
     Ok(())
 }
 
 #[tokio::test]
 async fn chaos_detects_unguarded_commit() -> Result<()> {
-    assert!(is_noticed(DisabledSafeguard::CommitGuard, "without the lease").await?);
+    assert!(is_detected(DisabledSafeguard::CommitGuard, "without the lease").await?);
     Ok(())
 }

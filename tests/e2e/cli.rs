@@ -1,4 +1,4 @@
-//! The command line as a person uses it.
+//! The command line as a user calls it.
 
 use std::process::Command;
 
@@ -37,10 +37,10 @@ async fn exit_codes_reflect_the_outcome() -> Result<()> {
     ] {
         let done = codelia(&cluster, &client, &arguments).await?;
         assert_eq!(done.code, Some(code), "{arguments:?}: {done:?}");
-        assert!(code != 125 || !done.stderr.is_empty(), "our failures have a text: {done:?}");
+        assert!(code != 125 || !done.stderr.is_empty(), "errors have a message: {done:?}");
     }
-    let stranger = client.with_secret(&format!("cdl_{}", "x".repeat(43)))?;
-    assert_eq!(codelia(&cluster, &stranger, &["run", "--", "true"]).await?.code, Some(125));
+    let invalid = client.with_secret(&format!("cdl_{}", "x".repeat(43)))?;
+    assert_eq!(codelia(&cluster, &invalid, &["run", "--", "true"]).await?.code, Some(125));
     cluster.end().await
 }
 

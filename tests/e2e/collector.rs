@@ -1,4 +1,4 @@
-//! Traces and metrics reach a collector when one is configured: a real one, that speaks OTLP.
+//! Traces reach a configured OTLP collector.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
-/// Keeps the spans it is sent.
+/// Keeps the spans it receives.
 #[derive(Debug, Clone, Default)]
 struct Collector {
     spans: Arc<Mutex<Vec<Span>>>,
@@ -51,7 +51,7 @@ impl MetricsService for Collector {
 }
 
 impl Collector {
-    #[allow(clippy::disallowed_methods, reason = "it ends with the test")]
+    #[allow(clippy::disallowed_methods, reason = "the server ends with the test")]
     async fn listen(&self) -> Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;

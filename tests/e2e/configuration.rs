@@ -1,4 +1,4 @@
-//! Configuration: the names that are promised, and nothing that is misspelt.
+//! Configuration: documented keys work, invalid ones stop the start.
 
 use anyhow::{Context, Result};
 use codelia_tests::{Cluster, ClusterOptions, Process, refusal};
@@ -13,7 +13,7 @@ fn nothing_started() -> ClusterOptions {
 async fn sandbox_keys_work_by_name() -> Result<()> {
     let mut cluster = Cluster::start_with(nothing_started()).await?;
     let root = cluster.directory().join("elsewhere");
-    let root = root.to_str().context("a path")?;
+    let root = root.to_str().context("a path in UTF-8")?;
     let keys = [
         ("CODELIA_SANDBOX_MODE", "logical"),
         ("CODELIA_SANDBOX_ROOT", root),
@@ -55,8 +55,11 @@ async fn invalid_settings_stop_startup_and_are_named() -> Result<()> {
         command.env("CODELIA_API_LISTEN", "127.0.0.1:0").env(name, value);
         let done = Process::finish(command, b"").await?;
         let key = name.trim_start_matches("CODELIA_").to_lowercase();
-        let said = done.stderr.to_lowercase().replace(['.', '-'], "_");
-        assert!(done.code.is_some_and(|code| code != 0) && said.contains(&key), "{name}={value}: {done:?}");
+        let message = done.stderr.to_lowercase().replace(['.', '-'], "_");
+        assert!(
+            done.code.is_some_and(|code| code != 0) && message.contains(&key),
+            "{name}={value}: {done:?}"
+        );
     }
     let file = cluster.directory().join("codelia.toml");
     std::fs::write(&file, "[sandbox]\nmoed = \"logical\"\n")?;
@@ -85,7 +88,7 @@ async fn config_show_names_sources_and_hides_secrets() -> Result<()> {
     let shown: Value = serde_json::from_str(&done.stdout)?;
     let text = shown.to_string();
     for wanted in ["worker.slots", "CODELIA_WORKER_SLOTS", "sandbox.ttl_seconds", "codelia.toml"] {
-        assert!(text.contains(wanted), "{wanted} is not in {text}");
+        assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
     cluster.end().await
 }
@@ -105,7 +108,7 @@ async fn prod_profile_refuses_logical_mode() -> Result<()> {
         mode: codelia_proto::v1::SandboxMode::Logical.into(),
         ..Default::default()
     };
-    let refused = refusal(&client.create(request).await.expect_err("prod"));
+    let refused = refusal(&client.create(request).await.expect_err("prod refuses mode logical"));
     assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "MODE_NOT_ALLOWED"));
     cluster.end().await
 }
@@ -119,14 +122,14 @@ async fn unmigrated_database_is_refused() -> Result<()> {
     let early = Process::finish(api, b"").await?;
     assert!(early.code != Some(0) && early.stderr.contains("codelia migrate"), "{early:?}");
 
-    // Two at once wait for each other.
+    // Concurrent migrations wait for each other.
     let migrate = || -> Result<_> {
         let mut command = cluster.command("migrate", "migrate")?;
         command.env("CODELIA_DATABASE_URL", empty.url());
         Ok(Process::finish(command, b""))
     };
-    let (one, two) = tokio::join!(migrate()?, migrate()?);
-    assert_eq!((one?.code, two?.code), (Some(0), Some(0)));
+    let (first, second) = tokio::join!(migrate()?, migrate()?);
+    assert_eq!((first?.code, second?.code), (Some(0), Some(0)));
     assert!(empty.row_counts().await?.iter().any(|(table, _)| table == "runs"));
     empty.end().await?;
     cluster.end().await

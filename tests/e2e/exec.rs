@@ -1,4 +1,4 @@
-//! Conversations with a run: input, signals, what ends with its caller and what does not.
+//! `Exec`: input, signals, detach, and which runs end with their caller.
 
 use std::collections::HashMap;
 
@@ -10,23 +10,23 @@ use codelia_proto::v1::{
 };
 use codelia_tests::{Client, Cluster, Exec, command, eventually, processes_working_in, shell};
 
-/// A command that reads its input.
-fn reading(mut request: StartRunRequest) -> StartRunRequest {
+/// Opens stdin for the command.
+fn with_stdin(mut request: StartRunRequest) -> StartRunRequest {
     if let Some(command) = &mut request.command {
         command.stdin = true;
     }
     request
 }
 
-/// Waits until no process works in a session's directory any more.
+/// Waits until no process has its working directory in a session's directory.
 pub(crate) async fn nothing_works_in(directory: &str) {
-    eventually(("no process works in", directory), || async {
+    eventually(("no process in", directory), || async {
         processes_working_in(directory.as_ref()).is_empty().then_some(())
     })
     .await;
 }
 
-/// The first line a command prints, which `pwd` makes the session's directory.
+/// Returns the first line of output, where `pwd` prints the session's directory.
 pub(crate) async fn session_root(exec: &mut Exec) -> Result<String> {
     exec.until_stdout("\n").await?;
     Ok(exec.transcript.stdout_text().lines().next().unwrap_or_default().to_owned())
@@ -45,7 +45,7 @@ async fn streams_are_separate_and_exit_code_is_returned() -> Result<()> {
         run.worker_id == "worker-0" && run.session_id == session.session_id && !run.sandbox_root.is_empty()
     );
     assert!(run.setup_time.is_some() && run.usage.is_some() && run.start_time.is_some());
-    assert_eq!(run.receipt, Some(codelia_proto::v1::Receipt::default()), "something was left behind");
+    assert_eq!(run.receipt, Some(codelia_proto::v1::Receipt::default()), "the sandbox left something behind");
     assert_eq!(run.output_bytes, 6);
     cluster.end().await
 }
@@ -56,14 +56,14 @@ async fn stdin_and_stdout_are_binary_safe() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let every_byte: Vec<u8> = (0..=255).cycle().take(200_000).collect();
-    let exec = Exec::start(&client, reading(command(&session.name, &["cat"]))).await?;
+    let exec = Exec::start(&client, with_stdin(command(&session.name, &["cat"]))).await?;
     for piece in every_byte.chunks(30_000) {
         exec.write(piece).await?;
     }
     exec.close_stdin().await?;
     let seen = exec.finish().await?;
     assert_eq!(seen.outcome(), Exited(0));
-    assert!(seen.stdout == every_byte, "{} bytes came back", seen.stdout.len());
+    assert!(seen.stdout == every_byte, "{} bytes returned", seen.stdout.len());
     cluster.end().await
 }
 
@@ -88,7 +88,7 @@ async fn command_gets_environment_directory_and_labels() -> Result<()> {
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("blue = red"));
     assert!(lines.next().is_some_and(|line| line.ends_with("/deep/er")), "{text}");
-    assert!(!text.contains("CODELIA_"), "something of the worker's environment leaked: {text}");
+    assert!(!text.contains("CODELIA_"), "the worker's environment leaked: {text}");
     assert_eq!(seen.run().labels.get("team").map(String::as_str), Some("seven"));
     cluster.end().await
 }
@@ -100,13 +100,11 @@ async fn command_that_cannot_start_is_refused_with_reason() -> Result<()> {
     let session = client.session().await?;
     client.exec(&session.name, "echo text > plain").await?;
     for (argv, reason) in
-        [("no-such-program", "EXECUTABLE_NOT_FOUND"), ("./plain", "EXECUTABLE_NOT_EXECUTABLE")]
+        [("no-such-program", "EXECUTABLE_NOT_FOUND"), ("./plain", "EXECUTABLE_NOT_PERMITTED")]
     {
         let seen = Exec::start(&client, command(&session.name, &[argv])).await?.finish().await?;
         let Refused(refused) = seen.outcome() else { panic!("{argv}: {:?}", seen.outcome()) };
-        if argv == "no-such-program" {
-            assert_eq!(refused.reason, reason);
-        }
+        assert_eq!(refused.reason, reason, "{argv}");
         assert!(!refused.message.is_empty() && seen.started.is_none());
     }
     cluster.end().await
@@ -156,11 +154,11 @@ async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let request =
-        reading(shell(&session.name, "echo first; read line; echo got $line; read line; echo got $line"));
+        with_stdin(shell(&session.name, "echo first; read line; echo got $line; read line; echo got $line"));
     let mut exec = Exec::start(&client, request).await?;
     exec.until_stdout("first").await?;
     exec.detach().await?;
-    // What is answered later shows that the detach has arrived.
+    // The answer to later input shows that the detach has arrived.
     exec.write("one\n").await?;
     exec.until_stdout("got one").await?;
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
@@ -213,7 +211,7 @@ async fn background_processes_die_with_the_command() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    // In the background, in a session of its own, deaf to SIGTERM.
+    // In the background, in its own session, ignoring SIGTERM.
     let script = "pwd; (trap '' TERM HUP; setsid sleep 100 >/dev/null 2>&1 &) ; setsid sleep 100 & exit 0";
     let seen = client.exec(&session.name, script).await?;
     assert_eq!(seen.outcome(), Exited(0));
@@ -227,7 +225,7 @@ async fn exec_outlasts_owner_wait() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    // A worker waits ten seconds for the caller that a run ends with.
+    // A worker waits ten seconds for the caller that owns a run.
     let seen = client.exec(&session.name, "sleep 11; echo late").await?;
     assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("late\n", Exited(0)));
     cluster.end().await

@@ -1,4 +1,4 @@
-//! One tenant's flood is another's patience of at most one slot turn.
+//! A tenant that floods the queue delays another tenant by at most one slot turn.
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::Run;
@@ -31,16 +31,16 @@ async fn flood_delays_other_tenant_by_one_turn() -> Result<()> {
     }
     let run = quiet.start(shell(&one.name, "true")).await?;
     let run = quiet.watch_to_end(&run.name, 0).await?.finished.context("an end")?;
-    let (asked, began) = (nanos(run.create_time.as_ref())?, nanos(run.start_time.as_ref())?);
+    let (created, started) = (nanos(run.create_time.as_ref())?, nanos(run.start_time.as_ref())?);
 
     let starts = ended(&flooding, &flood)
         .await?
         .iter()
         .map(|run| nanos(run.start_time.as_ref()))
         .collect::<Result<Vec<_>>>()?;
-    let between = starts.iter().filter(|start| (asked..began).contains(*start)).count();
-    assert!(between <= 1, "{between} runs of the flood were started before the quiet tenant's");
-    let after = starts.iter().filter(|start| **start > began).count();
-    assert!(after > 10, "the flood was over before the quiet tenant came: {after} left");
+    let between = starts.iter().filter(|start| (created..started).contains(*start)).count();
+    assert!(between <= 1, "{between} runs of the flood started before the quiet tenant's run");
+    let after = starts.iter().filter(|start| **start > started).count();
+    assert!(after > 10, "the flood ended too early: {after} runs started later");
     cluster.end().await
 }

@@ -1,4 +1,4 @@
-//! The same key never makes a second one.
+//! A retry with the same idempotency key returns the first result.
 
 use anyhow::Result;
 use codelia_proto::v1::{CreateSessionRequest, StartRunRequest, outcome::Kind};
@@ -24,7 +24,7 @@ async fn same_key_returns_first_session() -> Result<()> {
     assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"));
 
     let neighbour = cluster.tenant("b").await?;
-    assert_ne!(neighbour.create(request).await?.session_id, first.session_id, "keys belong to their tenant");
+    assert_ne!(neighbour.create(request).await?.session_id, first.session_id, "keys are scoped to a tenant");
     cluster.end().await
 }
 
@@ -38,7 +38,7 @@ async fn same_key_returns_first_run() -> Result<()> {
     client.watch_to_end(&first.name, 0).await?;
     let again = client.start(request).await?;
     assert_eq!(again.run_id, first.run_id);
-    assert!(again.outcome.is_some(), "a retry after the end gets the result");
+    assert!(again.outcome.is_some(), "a retry after the end returns the result");
     let refused =
         refusal(&client.start(once(&session.name, "true", "k")).await.expect_err("another request"));
     assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"));
@@ -50,17 +50,17 @@ async fn same_key_returns_first_run() -> Result<()> {
 async fn concurrent_starts_with_one_key_execute_once() -> Result<()> {
     let cluster =
         Cluster::start_with(ClusterOptions { apis: 2, workers: 2, ..ClusterOptions::default() }).await?;
-    let here = cluster.tenant("a").await?;
-    let there = codelia_tests::Client::connect(&cluster.endpoint(1), &here.secret).await?;
-    let session = here.session().await?;
+    let first = cluster.tenant("a").await?;
+    let second = codelia_tests::Client::connect(&cluster.endpoint(1), &first.secret).await?;
+    let session = first.session().await?;
     let calls = (0..20).map(|call| {
-        let client = if call % 2 == 0 { &here } else { &there };
+        let client = if call % 2 == 0 { &first } else { &second };
         client.start(once(&session.name, "echo x >> log", "k"))
     });
     let runs = try_join_all(calls).await?;
     assert!(runs.iter().all(|run| run.run_id == runs[0].run_id));
-    assert_eq!(here.watch_to_end(&runs[0].name, 0).await?.outcome(), Kind::Exited(0));
-    assert_eq!(here.exec(&session.name, "cat log").await?.stdout_text(), "x\n");
+    assert_eq!(first.watch_to_end(&runs[0].name, 0).await?.outcome(), Kind::Exited(0));
+    assert_eq!(first.exec(&session.name, "cat log").await?.stdout_text(), "x\n");
     cluster.end().await
 }
 

@@ -15,19 +15,19 @@ async fn shell_works_on_a_terminal() -> Result<()> {
     let mut terminal = terminal(&cluster, &client, &["bash", "--norc", "--noprofile"])?;
     terminal.shows("bash-").await?;
 
-    // What is typed is echoed once, by the other side: the answers are computed, to tell them apart.
+    // Input is echoed. Computed answers differ from the echo.
     terminal.type_text("[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo tty-$((20+1))\r")?;
     terminal.shows("tty-21").await?;
     terminal.type_text("stty size; echo size-$((20+2))\r")?;
     assert!(terminal.shows("size-22").await?.contains("37 91"), "{}", terminal.shown());
 
     terminal.resize(132, 50)?;
-    // The new size travels beside what is typed, so it is asked for until it is there.
+    // The new size is sent separately from input, so poll until it arrives.
     terminal
         .type_text("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo resized-$((20+3))\r")?;
     terminal.shows("resized-23").await?;
 
-    // Before it says so it need not be the one whom the terminal interrupts.
+    // Interrupt only after the command has started.
     terminal.type_text("sh -c 'echo began-$((20+4)); exec sleep 1000'; echo slept-$?\r")?;
     terminal.shows("began-24").await?;
     terminal.type_text("\u{3}")?;

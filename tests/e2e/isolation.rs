@@ -1,4 +1,4 @@
-//! Isolation through the whole service: from `codelia run --mode …` to what is left on the host.
+//! Isolation through the whole service, from `codelia run` to what is left on the host.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::kills::started;
 
-/// An installation whose sessions are isolated by `mode`; `None` where that cannot be had.
+/// Starts an installation with this mode, or returns `None` if the mode does not work here.
 pub(crate) async fn isolating(mode: &'static str, workers: usize) -> Result<Option<Cluster>> {
     isolating_with(mode, workers, Vec::new()).await
 }
@@ -26,7 +26,7 @@ async fn isolating_with(
 ) -> Result<Option<Cluster>> {
     settings.push(("CODELIA_SANDBOX_MODE", mode.to_owned()));
     if mode == "container" {
-        // Others need not try containers at the start of every worker.
+        // Without a socket, workers of other modes skip the container probe.
         settings.push(("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()));
     }
     let shape = ClusterOptions { workers: 0, apis: 0, settings, ..ClusterOptions::default() };
@@ -42,7 +42,7 @@ async fn isolating_with(
     Ok(Some(cluster))
 }
 
-/// Whether a mode works here; if it must, it fails.
+/// Returns whether a mode works here. Fails if it does not and is required.
 pub(crate) async fn is_usable(cluster: &Cluster, mode: &str) -> Result<bool> {
     let mut doctor = cluster.command("doctor", "doctor")?;
     doctor.arg("--json");
@@ -53,7 +53,7 @@ pub(crate) async fn is_usable(cluster: &Cluster, mode: &str) -> Result<bool> {
     Ok(available(mode, missing.as_deref()))
 }
 
-/// What doctor says of each mode, on a host as these settings make it.
+/// Returns the report of `codelia doctor` with these settings.
 async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> Result<Value> {
     let mut doctor = cluster.command("doctor", "diagnosis")?;
     doctor.arg("--json").envs(settings.iter().copied());
@@ -83,7 +83,7 @@ async fn doctor_reports_gaps_and_remedies() -> Result<()> {
             |gap: &Value, field: &str, text: &str| gap[field].as_str().is_some_and(|it| it.contains(text));
         ensure!(gaps.iter().any(|gap| has(gap, "missing", missing) && has(gap, "remedy", remedy)), "{row}");
     }
-    // The control: with its tool a mode is not said to lack it.
+    // The control: with its tool the mode is usable.
     if is_usable(&cluster, "bwrap").await? {
         let found = diagnosis(&cluster, &bare[1..]).await?;
         let rows = found["modes"].as_array().context("modes")?;
@@ -120,7 +120,7 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resu
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 
-/// The record that `--json` prints last.
+/// Parses the run record, the last line of `--json`.
 fn record(done: &ProcessOutput) -> Result<Value> {
     let line = done.stdout.lines().last().with_context(|| format!("{done:?}"))?;
     serde_json::from_str(line).with_context(|| format!("{done:?}"))
@@ -206,16 +206,16 @@ async fn container_runs_report_outcomes_and_leave_nothing() -> Result<()> {
 async fn blocked_call_is_in_stderr_and_run_record() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
-    let attempt = ["run", "--json", "--", "sh", "-c", "unshare --user true; echo went on"];
+    let attempt = ["run", "--json", "--", "sh", "-c", "unshare --user true; echo continued"];
     let done = codelia(&cluster, &client, &attempt).await?;
     let record = record(&done)?;
     assert_eq!(record["exit_code"], 0, "{record}");
     assert_eq!(record["violation_count"], 1, "{record}");
     assert_eq!(record["violations"][0]["kind"], "SYSCALL_BLOCKED");
     assert_eq!(record["violations"][0]["syscall"], "unshare");
-    let told =
+    let reported =
         done.stderr.lines().filter(|line| line.starts_with("codelia: SYSCALL_BLOCKED: unshare(0x")).count();
-    assert_eq!(told, 1, "{}", done.stderr);
+    assert_eq!(reported, 1, "{}", done.stderr);
     cluster.end().await
 }
 
@@ -234,7 +234,7 @@ async fn memory_and_cpu_limits_have_own_outcomes() -> Result<()> {
     let second = prost_types::Duration { seconds: 1, nanos: 0 };
     spin.limits = Some(Limits { cpu_time: Some(second), ..Limits::default() });
     let run = client.start(spin).await?;
-    let ended = client.watch_to_end(&run.name, 0).await?.finished.context("an end")?;
+    let ended = client.watch_to_end(&run.name, 0).await?.finished.context("a finished run")?;
     let outcome = ended.outcome.and_then(|outcome| outcome.kind);
     assert_eq!(outcome, Some(outcome::Kind::Limit("cpu_time".into())));
     cluster.end().await
@@ -253,7 +253,7 @@ async fn refusal_event_names_the_field() -> Result<()> {
     malformed.command = None;
     assert!(client.start(malformed).await.is_err());
     let events = cluster.store.event_list(&"a".parse()?, None, None, 10).await?;
-    assert_eq!(events.len(), before + 1, "a mistake is none: {events:?}");
+    assert_eq!(events.len(), before + 1, "a malformed request is not an event: {events:?}");
     let event = events.first().context("an event")?;
     assert_eq!(event.body.kind, EventKind::RunRefused);
     assert_eq!(event.body.field.as_deref(), Some("limits.memory_bytes"));
@@ -261,7 +261,7 @@ async fn refusal_event_names_the_field() -> Result<()> {
     cluster.end().await
 }
 
-/// The control groups and containers of a worker process that is gone.
+/// Finds control groups and containers of a worker process that has ended.
 fn left_of(pid: u32) -> Result<Vec<String>> {
     let groups = abandoned_cgroups().into_iter().map(|path| path.display().to_string());
     let groups = groups.filter(|path| path.contains(&format!("/codelia-{pid}-")));
@@ -277,13 +277,13 @@ async fn killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {
     let pid = worker.pid();
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
-    ensure!(!left_of(pid)?.is_empty(), "the control: what it leaves is seen");
+    ensure!(!left_of(pid)?.is_empty(), "the control: leftovers of a killed worker are seen");
     cluster.restart_worker(0).await?;
     no_mounts(&cluster)?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), outcome::Kind::Lost(Lost {}));
     let swept = || async { left_of(pid).ok()?.is_empty().then_some(()) };
-    eventually("the next one has removed what it left", swept).await;
+    eventually("the next worker process has removed the leftovers", swept).await;
     cluster.end().await
 }
 
@@ -297,11 +297,11 @@ async fn killed_worker_leaves_nothing_in_mode_container() -> Result<()> {
     killed_worker_leaves_nothing("container").await
 }
 
-/// The mounts of sandboxes are in their own namespaces: the host's list has none.
+/// Checks that no sandbox mount is visible on the host.
 fn no_mounts(cluster: &Cluster) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let directory = cluster.directory().display().to_string();
     let left: Vec<&str> = mounts.lines().filter(|line| line.contains(&directory)).collect();
-    ensure!(left.is_empty(), "mounts are left: {left:?}");
+    ensure!(left.is_empty(), "sandbox mounts are visible on the host: {left:?}");
     Ok(())
 }

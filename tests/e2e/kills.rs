@@ -1,4 +1,4 @@
-//! Five hundred runs, ended in every way there is, in every mode: nothing of them is left on the host.
+//! Ends 500 runs in every ending and every mode, and checks that nothing is left on the host.
 
 use std::{env, fs, ops::Range, time::Duration};
 
@@ -9,20 +9,20 @@ use codelia_proto::v1::{
 };
 use codelia_sys::{Pid, process};
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, ENGINE_SOCKET, HostSnapshot, eventually, is_root, shell, user_processes,
-    within,
+    Client, Cluster, ClusterOptions, ENGINE_SOCKET, HostSnapshot, available, eventually, is_root, shell,
+    user_processes, within,
 };
 use rustix::process::Signal;
 
 use crate::isolation::is_usable;
 
 const RUNS: usize = 500;
-const AT_ONCE: usize = 10;
+const CONCURRENT: usize = 10;
 
-/// In so many rounds the worker is killed: their runs have no receipt, for nobody is left to write one.
+/// Rounds in which the worker is killed. Their runs have no receipt.
 const WORKER_KILLS: usize = 5;
 
-/// A mode is one row: its word and its name in the protocol.
+/// Modes: name and protocol value.
 const MODES: [(&str, SandboxMode); 4] = [
     ("bwrap", SandboxMode::Bwrap),
     ("nsjail", SandboxMode::Nsjail),
@@ -30,44 +30,44 @@ const MODES: [(&str, SandboxMode); 4] = [
     ("container", SandboxMode::Container),
 ];
 
-/// Around each container is a process of this name.
+/// Each container has a process of this name around it.
 const SHIM: &str = "containerd-shim";
 
 /// Commands that do not end by themselves.
 const ENDLESS: [&str; 2] =
     ["sleep 1000 & (setsid sleep 1000 &) ; sleep 1000", "sleep 1000 & kill -STOP $!; sleep 1000"];
 
-/// One that does not end when it is asked to either; each takes the time that it is given for that.
+/// A command that ignores signals. Each one takes the whole kill grace.
 const STUBBORN: &str = "trap '' TERM INT HUP; (setsid sleep 1000 &); while :; do sleep 0.1; done";
 const ONE_STUBBORN_IN: usize = 20;
 
-/// Commands that do.
+/// Commands that end by themselves.
 const SHORT: [&str; 4] = ["true", "setsid sleep 1000 & exit 3", "kill -9 $$", "(sleep 1000 &); echo out"];
 
 /// How a run is ended.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum Ending {
     ByItself,
     Timeout,
     Cancel,
-    /// Whatever process the worker or its engine started: a tool, or init where there is none. It may not have
-    /// made its sandbox yet.
+    /// Kill a process that the worker or its engine started: a tool, or init in mode `logical`. The
+    /// sandbox may not be complete yet.
     KillTool,
     KillInit,
 }
 
-const WAYS: [Way; 8] = [
-    Way::ByItself,
-    Way::Timeout,
-    Way::Cancel,
-    Way::KillTool,
-    Way::KillInit,
-    Way::ByItself,
-    Way::Cancel,
-    Way::KillTool,
+const ENDINGS: [Ending; 8] = [
+    Ending::ByItself,
+    Ending::Timeout,
+    Ending::Cancel,
+    Ending::KillTool,
+    Ending::KillInit,
+    Ending::ByItself,
+    Ending::Cancel,
+    Ending::KillTool,
 ];
 
-/// The same numbers in every test run.
+/// Pseudo-random numbers, the same in every test run.
 struct Dice(u64);
 
 impl Dice {
@@ -93,43 +93,42 @@ impl Session {
     }
 }
 
-/// One run that is to be ended.
-struct Attempt {
+/// One run and how to end it.
+struct Victim {
     request: StartRunRequest,
-    way: Way,
-    /// Between its start and its end.
+    ending: Ending,
+    /// Time between its start and its end.
     pause: Duration,
-    victim: usize,
+    target: usize,
 }
 
-impl Attempt {
+impl Victim {
     fn new(session: &Session, dice: &mut Dice) -> Self {
-        let way = dice.pick(&WAYS);
-        let script = match way {
-            Way::ByItself => dice.pick(&SHORT),
+        let ending = dice.pick(&ENDINGS);
+        let script = match ending {
+            Ending::ByItself => dice.pick(&SHORT),
             _ if dice.roll(ONE_STUBBORN_IN) == 0 => STUBBORN,
             _ => dice.pick(&ENDLESS),
         };
         let mut request = session.run(script);
-        if matches!(way, Way::Timeout) {
+        if matches!(ending, Ending::Timeout) {
             let nanos = i32::try_from(50 + dice.roll(200)).expect("small") * 1_000_000;
             let timeout = Some(prost_types::Duration { seconds: 0, nanos });
             request.limits = Some(Limits { timeout, ..Limits::default() });
         }
-        Self { request, way, pause: Duration::from_millis(dice.roll(40) as u64), victim: dice.roll(1000) }
+        Self { request, ending, pause: Duration::from_millis(dice.roll(40) as u64), target: dice.roll(1000) }
     }
 
-    /// From its start to its end. What it was killed for need not be what ended it: a kill may meet another
-    /// run, or a sandbox that waits for one.
-    async fn carry_out(self, client: &Client, worker: Pid) -> Result<Run> {
+    /// Starts and ends the run. A kill may hit another run, or a prepared sandbox.
+    async fn start_and_end(self, client: &Client, worker: Pid) -> Result<Run> {
         let run = client.start(self.request).await?;
-        if !matches!(self.way, Way::ByItself | Way::Timeout) {
+        if !matches!(self.ending, Ending::ByItself | Ending::Timeout) {
             started(client, &run.name).await?;
             tokio::time::sleep(self.pause).await;
-            match self.way {
-                Way::KillTool => kill_one(&tools(worker), self.victim)?,
-                Way::KillInit => kill_one(&inits(worker), self.victim)?,
-                Way::Cancel | Way::ByItself | Way::Timeout => {}
+            match self.ending {
+                Ending::KillTool => kill_one(&tools(worker), self.target)?,
+                Ending::KillInit => kill_one(&inits(worker), self.target)?,
+                Ending::Cancel | Ending::ByItself | Ending::Timeout => {}
             }
             client.runs().cancel_run(CancelRunRequest { name: run.name.clone() }).await?;
         }
@@ -137,7 +136,7 @@ impl Attempt {
     }
 }
 
-/// Waits until a run's command was started, or its end.
+/// Waits until a run's command has started, or the run has ended.
 pub(crate) async fn started(client: &Client, name: &str) -> Result<()> {
     let mut events = client.watch(name, 0).await?;
     while let Some(event) = within("the start", events.message()).await? {
@@ -156,13 +155,13 @@ fn is_called(pid: Pid, name: &str) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|found| found.contains(name))
 }
 
-/// Those of the sessions' users too: what is in a container is not below the worker.
+/// Includes processes of session users: those in containers are not descendants of the worker.
 fn inits(worker: Pid) -> Vec<Pid> {
     let theirs = user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
     below(worker).into_iter().chain(theirs).filter(|pid| is_called(*pid, "codelia-init")).collect()
 }
 
-/// What the worker started, and what its engine started around an init.
+/// Returns children of the worker, and the engine's processes around an init.
 fn tools(worker: Pid) -> Vec<Pid> {
     let around = inits(worker).into_iter().filter_map(parent).filter(|pid| is_called(*pid, SHIM));
     let started = below(worker).into_iter().filter(|pid| parent(*pid) == Some(worker));
@@ -183,7 +182,7 @@ fn worker_pid(cluster: &Cluster) -> Result<Pid> {
     Pid::from_raw(cluster.workers[0].process.pid().cast_signed()).context("a process id")
 }
 
-/// A test's own users, so that what they leave is known.
+/// Users of this test process only, so that their leftovers can be found.
 fn users() -> Range<u32> {
     let base = 1_000_000_000 + std::process::id() % 100_000 * 1000;
     base..base + 1000
@@ -197,10 +196,10 @@ async fn installation() -> Result<Cluster> {
         ("CODELIA_SANDBOX_UID_COUNT", users.len().to_string()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
-    Cluster::start_with(ClusterOptions { slots: AT_ONCE, settings, ..ClusterOptions::default() }).await
+    Cluster::start_with(ClusterOptions { slots: CONCURRENT, settings, ..ClusterOptions::default() }).await
 }
 
-/// Ends a round's runs by the death of their worker.
+/// Ends a round's runs by killing their worker.
 async fn kill_worker(cluster: &mut Cluster, client: &Client, requests: Vec<StartRunRequest>) -> Result<()> {
     let mut names = Vec::new();
     for request in requests {
@@ -225,7 +224,7 @@ fn is_zero(run: &Run) -> bool {
     counts == [0; 5]
 }
 
-/// What is different while a run goes on: else nothing could be seen to be left.
+/// The control: the snapshot differs while a run is active.
 async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &HostSnapshot) -> Result<()> {
     let run = client.start(session.run("sleep 1000")).await?;
     started(client, &run.name).await?;
@@ -242,7 +241,7 @@ async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &H
     Ok(())
 }
 
-/// One session for each mode that works here.
+/// Creates one session per mode that works here.
 async fn sessions(cluster: &Cluster, client: &Client) -> Result<Vec<Session>> {
     let mut sessions = Vec::new();
     for (word, mode) in MODES {
@@ -254,7 +253,7 @@ async fn sessions(cluster: &Cluster, client: &Client) -> Result<Vec<Session>> {
     Ok(sessions)
 }
 
-/// Whose turn it is in which round: containers take their time, and have one for two of the others.
+/// Orders sessions by round. Containers are slow and get half as many rounds.
 fn turns(sessions: &[Session]) -> impl Iterator<Item = &Session> {
     let is_slow = |session: &&Session| session.mode == SandboxMode::Container;
     let (slow, quick): (Vec<_>, Vec<_>) = sessions.iter().partition(is_slow);
@@ -263,8 +262,7 @@ fn turns(sessions: &[Session]) -> impl Iterator<Item = &Session> {
 
 #[tokio::test]
 async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
-    if !is_root() {
-        eprintln!("skipped: only root has users to know its sessions by");
+    if !available("root", (!is_root()).then_some("only root can give sessions their own users")) {
         return Ok(());
     }
     let mut cluster = installation().await?;
@@ -277,17 +275,17 @@ async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
     }
 
     let mut dice = Dice(20_240_607);
-    let rounds = RUNS / AT_ONCE;
+    let rounds = RUNS / CONCURRENT;
     for (round, session) in (0..rounds).zip(turns(&sessions)) {
         if round % (rounds / WORKER_KILLS) == 4 {
-            let requests = (0..AT_ONCE).map(|_| session.run(dice.pick(&ENDLESS))).collect();
+            let requests = (0..CONCURRENT).map(|_| session.run(dice.pick(&ENDLESS))).collect();
             kill_worker(&mut cluster, &client, requests).await?;
             pids.push(cluster.workers[0].process.pid());
             continue;
         }
         let worker = worker_pid(&cluster)?;
-        let attempts: Vec<_> = (0..AT_ONCE).map(|_| Attempt::new(session, &mut dice)).collect();
-        let ended = attempts.into_iter().map(|attempt| attempt.carry_out(&client, worker));
+        let victims: Vec<_> = (0..CONCURRENT).map(|_| Victim::new(session, &mut dice)).collect();
+        let ended = victims.into_iter().map(|victim| victim.start_and_end(&client, worker));
         for run in futures::future::try_join_all(ended).await? {
             ensure!(run.outcome.is_some() && is_zero(&run), "round {round}: {run:?}");
         }
@@ -300,7 +298,7 @@ async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
     let waited =
         tokio::time::timeout(codelia_tests::TIMEOUT - Duration::from_secs(5), eventually("settled", settled));
     if waited.await.is_err() {
-        assert_eq!(HostSnapshot::take(&cluster, &users(), &pids)?, idle, "left behind, or lost");
+        assert_eq!(HostSnapshot::take(&cluster, &users(), &pids)?, idle, "the host differs from before");
     }
     cluster.end().await
 }

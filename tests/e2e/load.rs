@@ -10,13 +10,13 @@ use futures::{StreamExt, TryStreamExt, stream};
 const SESSIONS: usize = 200;
 const RUNS: usize = 5;
 
-/// A session with its runs, half of them started and watched, half executed, over both apis.
-async fn live(clients: &[Client; 2], number: usize) -> Result<(Session, Vec<Run>)> {
+/// Runs one session over both apis: alternates `Exec` with `StartRun` and `WatchRun`.
+async fn run_session(clients: &[Client; 2], number: usize) -> Result<(Session, Vec<Run>)> {
     let client = |step: usize| &clients[(number + step) % 2];
     let session = client(0).session().await?;
     let mut runs = Vec::new();
     for step in 0..RUNS {
-        // One line for each time a command was really executed.
+        // One line per execution.
         let request = shell(&session.name, &format!("echo {step} >> log; cat log"));
         let seen = if step % 2 == 0 {
             codelia_tests::Exec::start(client(step), request).await?.finish().await?
@@ -41,23 +41,23 @@ async fn every_run_ends_once_on_its_lease_holder() -> Result<()> {
     let first = cluster.tenant("a").await?;
     let second = Client::connect(&cluster.endpoint(1), &first.secret).await?;
     let clients = [first, second];
-    let lives: Vec<_> = stream::iter(0..SESSIONS)
-        .map(|number| live(&clients, number))
+    let results: Vec<_> = stream::iter(0..SESSIONS)
+        .map(|number| run_session(&clients, number))
         .buffer_unordered(16)
         .try_collect()
         .await?;
 
     let mut holders = HashSet::new();
-    for (session, runs) in &lives {
-        assert_eq!(session.lease_epoch, 1, "the lease of {} changed hands", session.name);
+    for (session, runs) in &results {
+        assert_eq!(session.lease_epoch, 1, "the lease of {} moved", session.name);
         assert!(runs.iter().all(|run| run.worker_id == session.worker_id), "{session:?}");
         holders.insert(session.worker_id.clone());
     }
     assert_eq!(holders.len(), 2, "both workers have sessions");
-    let wanted = i64::try_from(SESSIONS * RUNS)?;
-    assert_eq!(cluster.database.number("SELECT count(*) FROM runs").await?, wanted);
+    let expected = i64::try_from(SESSIONS * RUNS)?;
+    assert_eq!(cluster.database.number("SELECT count(*) FROM runs").await?, expected);
     let clean =
         "SELECT count(*) FROM runs WHERE state = 'ended' AND outcome->>'kind' = 'exited' AND attempt = 1";
-    assert_eq!(cluster.database.number(clean).await?, wanted);
+    assert_eq!(cluster.database.number(clean).await?, expected);
     cluster.end().await
 }

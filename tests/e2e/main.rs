@@ -1,5 +1,5 @@
-//! The whole path, from a caller to a command and back, against real processes. One file for each
-//! topic; each test has an installation of its own.
+//! End-to-end tests: from a caller to a command and back, with real processes. One file per topic;
+//! each test has its own installation.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::expect_used, reason = "all of this is test code")]
@@ -11,6 +11,7 @@ mod cli;
 mod clients;
 mod collector;
 mod configuration;
+mod documents;
 mod exec;
 mod fairness;
 mod files;

@@ -1,6 +1,6 @@
-//! Malformed input: every field of every request of every method is spoilt in every way its type
-//! allows, found in the descriptors, so that a new field or method cannot be forgotten. Each time
-//! the field must be named, and in the end nothing may be stored.
+//! Malformed input: corrupts every field of every request in every way its type allows. Fields come
+//! from the descriptors, so that a new one cannot be forgotten. Each refusal must name the field, and
+//! nothing may be stored.
 
 use std::collections::HashMap;
 
@@ -13,18 +13,18 @@ use prost_reflect::{
 };
 use tonic::Code;
 
-/// Longer than any text the API takes.
+/// Longer than any text the API accepts.
 const OVERSIZED: usize = 200_000;
 
-/// Names of things that exist, for requests that are right but for one field.
+/// Names of existing resources, for requests that are valid except for one field.
 struct Ids {
     session: String,
     run: String,
     key: String,
 }
 
-/// Requests that each method would accept, with every field set that has an inside. A method that
-/// is not here fails the test.
+/// Valid requests per method, with every message field set. A method that is missing here fails
+/// the test.
 fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     let Ids { session, run, key } = ids;
     let name = || session.clone();
@@ -108,7 +108,7 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     })
 }
 
-/// The same for files.
+/// Valid requests of the file service.
 fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
     let path = || "file".to_owned();
     let (source_path, destination_path) = (path(), "other".to_owned());
@@ -146,49 +146,49 @@ fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
     }])
 }
 
-/// A request with one field spoilt.
-struct Spoilt {
+/// A request with one corrupt field.
+struct Corrupt {
     field: String,
     message: DynamicMessage,
 }
 
-/// Every way to spoil one field of a message.
-fn spoil(message: &DynamicMessage) -> Vec<Spoilt> {
+/// Returns the message with each field corrupted in every way.
+fn corrupt_fields(message: &DynamicMessage) -> Vec<Corrupt> {
     let fields = message.descriptor();
-    // Of a oneof, the member that is set.
+    // Of a oneof, only the member that is set.
     let present = |field: &FieldDescriptor| {
         field.containing_oneof().is_none_or(|one| one.is_synthetic()) || message.has_field(field)
     };
-    fields.fields().filter(present).flat_map(|field| spoil_field(message, &field)).collect()
+    fields.fields().filter(present).flat_map(|field| corrupt_field(message, &field)).collect()
 }
 
-fn spoil_field(message: &DynamicMessage, field: &FieldDescriptor) -> Vec<Spoilt> {
+fn corrupt_field(message: &DynamicMessage, field: &FieldDescriptor) -> Vec<Corrupt> {
     let with = |value: Value| {
         let mut copy = message.clone();
         copy.set_field(field, value);
         copy
     };
-    let mut spoilt: Vec<Spoilt> = bad_values(field)
+    let mut corrupt: Vec<Corrupt> = bad_values(field)
         .into_iter()
-        .map(|value| Spoilt { field: field.name().to_owned(), message: with(value) })
+        .map(|value| Corrupt { field: field.name().to_owned(), message: with(value) })
         .collect();
     if let (Kind::Message(inside), false) = (field.kind(), field.is_list() || field.is_map())
         && !is_well_known(&inside)
         && let Some(inner) = message.get_field(field).as_message()
     {
-        spoilt.extend(spoil(inner).into_iter().map(|spoilt| Spoilt {
-            field: format!("{}.{}", field.name(), spoilt.field),
-            message: with(Value::Message(spoilt.message)),
+        corrupt.extend(corrupt_fields(inner).into_iter().map(|corrupt| Corrupt {
+            field: format!("{}.{}", field.name(), corrupt.field),
+            message: with(Value::Message(corrupt.message)),
         }));
     }
-    spoilt
+    corrupt
 }
 
 fn is_well_known(message: &MessageDescriptor) -> bool {
     message.full_name().starts_with("google.protobuf.")
 }
 
-/// Values that no field of this type may have.
+/// Returns values that a field of this type must not accept.
 fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
     if field.is_map() {
         return bad_maps();
@@ -206,7 +206,7 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Enum(_) => vec![Value::EnumNumber(9999), Value::EnumNumber(-1)],
         Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside),
         Kind::Message(_) | Kind::Bool => Vec::new(),
-        other => panic!("this test cannot spoil a field of type {other:?} yet: {}", field.full_name()),
+        other => panic!("unsupported field type {other:?}: {}", field.full_name()),
     }
 }
 
@@ -235,7 +235,7 @@ fn bad_times(message: &MessageDescriptor) -> Vec<Value> {
     let pairs: &[(i64, i32)] = match message.name() {
         "Duration" => &[(-1, 0), (0, -1), (0, 0), (1, 2_000_000_000), (i64::MAX, 0), (i64::MIN, 0)],
         "Timestamp" => &[(i64::MAX, 0), (i64::MIN, 0), (1, -1), (1, 2_000_000_000)],
-        other => panic!("this test cannot spoil a {other} yet"),
+        other => panic!("unsupported message type {other}"),
     };
     let time = |&(seconds, nanos): &(i64, i32)| {
         let mut time = DynamicMessage::new(message.clone());
@@ -266,9 +266,9 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
         }
         Kind::Enum(_) => vec![vec![], vec![Value::EnumNumber(0)], vec![Value::EnumNumber(9999)]],
         Kind::Uint32 => vec![vec![Value::U32(0)], vec![Value::U32(u32::MAX)]],
-        other => panic!("this test cannot spoil a list of {other:?} yet: {}", field.full_name()),
+        other => panic!("unsupported list type {other:?}: {}", field.full_name()),
     };
-    // Lists of a policy may be empty.
+    // Policy lists may be empty.
     if matches!(
         field.parent_message().name(),
         "FilesystemPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
@@ -278,27 +278,32 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
     lists.into_iter().map(Value::List).collect()
 }
 
-/// Whether the answer names the spoilt field. In a stream of several kinds of messages the kind
-/// may be left out; of a list that may be absent, its entries or the list are named.
-fn names(told: &str, field: &str) -> bool {
+/// Returns whether the refusal names the corrupt field. In a stream of several kinds of messages
+/// the kind may be omitted. For an optional list, the list or its entries may be named.
+fn names(named: &str, field: &str) -> bool {
     let field = field.strip_suffix(".values").unwrap_or(field);
-    let told = told.strip_suffix(']').and_then(|told| told.rsplit_once('[')).map_or(told, |(list, _)| list);
-    told == field
-        || field.strip_prefix("start.").or(field.strip_prefix("attach.")).is_some_and(|rest| rest == told)
+    let named =
+        named.strip_suffix(']').and_then(|named| named.rsplit_once('[')).map_or(named, |(list, _)| list);
+    named == field
+        || field.strip_prefix("start.").or(field.strip_prefix("attach.")).is_some_and(|rest| rest == named)
 }
 
-async fn refused(client: &Client, method: &Method, spoilt: &Spoilt) {
-    let at = format!("{} with a bad {}", method.full_name(), spoilt.field);
-    let Err(status) = call(client, method, spoilt.message.encode_to_vec()).await else {
+async fn refused(client: &Client, method: &Method, corrupt: &Corrupt) {
+    let at = format!("{} with a bad {}", method.full_name(), corrupt.field);
+    let Err(status) = call(client, method, corrupt.message.encode_to_vec()).await else {
         panic!("{at} was accepted")
     };
     assert_eq!(status.code(), Code::InvalidArgument, "{at}: {status:?}");
     let refusal = refusal(&status);
-    assert!(refusal.fields.iter().any(|told| names(told, &spoilt.field)), "{at}: names {:?}", refusal.fields);
+    assert!(
+        refusal.fields.iter().any(|named| names(named, &corrupt.field)),
+        "{at}: names {:?}",
+        refusal.fields
+    );
 }
 
-/// How much there is of everything but events, which tell of what was above a ceiling.
-async fn stored(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
+/// Counts the rows of every table except events, which record refusals above a ceiling.
+async fn row_counts(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     let mut counts = cluster.database.row_counts().await?;
     counts.retain(|(table, _)| table != "events");
     Ok(counts)
@@ -321,20 +326,22 @@ async fn every_method_names_bad_field_and_stores_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let ids = existing(&operator).await?;
-    let before = stored(&cluster).await?;
+    let before = row_counts(&cluster).await?;
     let mut tried = 0;
     for method in all_methods()? {
         let name = method.full_name();
-        let Some(requests) = accepted(name, &ids) else { panic!("{name} is missing in this test's table") };
+        let Some(requests) = accepted(name, &ids) else {
+            panic!("{name} is missing in the table of this test")
+        };
         for request in requests {
-            for spoilt in spoil(&DynamicMessage::decode(method.input(), request.as_slice())?) {
-                refused(&operator, &method, &spoilt).await;
+            for corrupt in corrupt_fields(&DynamicMessage::decode(method.input(), request.as_slice())?) {
+                refused(&operator, &method, &corrupt).await;
                 tried += 1;
             }
         }
     }
-    assert!(tried > 200, "only {tried} requests were tried");
-    assert_eq!(stored(&cluster).await?, before, "something was stored");
+    assert!(tried > 200, "only {tried} requests were sent");
+    assert_eq!(row_counts(&cluster).await?, before, "something was stored");
     assert_eq!(operator.get_session(&ids.session).await?.state(), SessionState::Open);
     cluster.end().await
 }
@@ -343,7 +350,7 @@ async fn every_method_names_bad_field_and_stores_nothing() -> Result<()> {
 async fn empty_request_names_missing_fields() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
-    // Requests in which nothing is required.
+    // Methods without required fields.
     let optional = ["CreateSession", "ListSessions", "ListTenants", "ListWorkers", "ExplainPolicy"];
     for method in all_methods()?.iter().filter(|method| !optional.contains(&method.name())) {
         let name = method.full_name();
@@ -383,7 +390,7 @@ async fn invalid_exec_messages_are_refused() -> Result<()> {
     ];
     for first in firsts {
         let status = match codelia_tests::Exec::open(&client, first.clone(), 0).await {
-            Ok(mut exec) => exec.advance().await.expect_err("a wrong beginning"),
+            Ok(mut exec) => exec.advance().await.expect_err("a wrong first message"),
             Err(status) => status,
         };
         assert_eq!(status.code(), Code::InvalidArgument, "{first:?}: {status:?}");
@@ -408,7 +415,7 @@ async fn invalid_exec_messages_are_refused() -> Result<()> {
             }
         };
         assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status:?}");
-        assert!(refusal(&status).fields.iter().any(|told| told.starts_with(field)), "{field}: {status:?}");
+        assert!(refusal(&status).fields.iter().any(|named| named.starts_with(field)), "{field}: {status:?}");
     }
     cluster.end().await
 }

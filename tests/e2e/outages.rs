@@ -1,4 +1,4 @@
-//! The database goes away and comes back; workers stand still and go on.
+//! Database outages and paused workers.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use codelia_tests::{
 use rustix::process::Signal;
 use tonic::Code;
 
-/// An installation whose one worker has its own way to the database.
+/// An installation whose worker reaches the database through a proxy.
 struct Outage {
     cluster: Cluster,
     client: Client,
@@ -37,8 +37,8 @@ impl Outage {
         Ok(Self { cluster, client, proxy, server, scratch })
     }
 
-    /// Waits until the worker has begun a new life.
-    async fn is_fenced(&self) {
+    /// Waits until the worker was fenced and has registered again.
+    async fn wait_fenced(&self) {
         let fenced = || async {
             let count = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
             (self.cluster.database.number(count).await.ok()? > 0).then_some(())
@@ -61,9 +61,9 @@ async fn running(client: &Client, run: &Run) {
     .await;
 }
 
-/// The mark of a run's beginning.
+/// Waits until a command has created the file `begun`.
 async fn begun(cluster: &Cluster) {
-    eventually("the command was started", || async {
+    eventually("the command has started", || async {
         cluster
             .session_directories()
             .ok()?
@@ -86,7 +86,7 @@ async fn result_is_committed_after_database_outage() -> Result<()> {
         std::fs::write(directory.join("go"), "")?;
     }
     let log = &outage.cluster.workers[0].process;
-    eventually("the commit is tried again", || async {
+    eventually("the commit is retried", || async {
         log.read_log()
             .lines()
             .any(|line| line.contains("trying again") && line.contains("commit"))
@@ -106,23 +106,23 @@ async fn run_stuck_in_outage_restarts_with_next_incarnation() -> Result<()> {
     let first = outage.client.start(shell(&session.name, "touch begun; exec sleep 1000")).await?;
     begun(&outage.cluster).await;
     outage.proxy.set(ProxyMode::Closed);
-    // It is recorded for the worker and pushed, finds no slot, and cannot be given back.
+    // The run is recorded and pushed, finds no slot, and cannot be handed back.
     let second = StartRunRequest { retries: 1, ..shell(&session.name, "echo again") };
     let second = outage.client.start(second).await?;
     running(&outage.client, &second).await;
-    eventually("it cannot be handed back", || async {
+    eventually("the run cannot be handed back", || async {
         let log = outage.cluster.workers[0].process.read_log();
         log.contains("cannot hand a run back").then_some(())
     })
     .await;
-    // By then the old life has given up what it tried.
-    eventually("the lease is lost and a new one cannot be had", || async {
+    // By then the old incarnation has given up its retries.
+    eventually("the lease is lost and registration fails", || async {
         let log = outage.cluster.workers[0].process.read_log();
         (log.matches("cannot register").count() > 3).then_some(())
     })
     .await;
     outage.proxy.set(ProxyMode::Open);
-    outage.is_fenced().await;
+    outage.wait_fenced().await;
     let seen = outage.client.watch_to_end(&second.name, 0).await?;
     assert_eq!((seen.stdout_text().as_str(), seen.run().attempt), ("again\n", 2));
     let first = outage.client.get_run(&first.name).await?;
@@ -142,7 +142,7 @@ async fn result_refused_by_database_ends_as_lost() -> Result<()> {
     cluster.database.execute(refuse).await?;
     let run = client.start(shell(&session.name, "exit 7")).await?;
     assert_eq!(client.watch_to_end(&run.name, 0).await?.outcome(), Kind::Lost(Lost {}));
-    assert_eq!(client.exec(&session.name, "exit 6").await?.outcome(), Exited(6), "the worker goes on");
+    assert_eq!(client.exec(&session.name, "exit 6").await?.outcome(), Exited(6), "the worker still works");
     cluster.end().await
 }
 
@@ -152,9 +152,9 @@ async fn database_outage_returns_unavailable_with_retry_delay() -> Result<()> {
     let session = outage.client.session().await?;
     outage.server.stop().await?;
     let refused = outage.client.start(shell(&session.name, "true")).await.expect_err("no database");
-    let told = refusal(&refused);
-    assert_eq!((told.code, told.reason.as_str()), (Code::Unavailable, "UNAVAILABLE"));
-    assert!(told.retry_after.is_some_and(|delay| delay > Duration::ZERO), "{told:?}");
+    let refusal = refusal(&refused);
+    assert_eq!((refusal.code, refusal.reason.as_str()), (Code::Unavailable, "UNAVAILABLE"));
+    assert!(refusal.retry_after.is_some_and(|delay| delay > Duration::ZERO), "{refusal:?}");
     outage.server = LocalPostgres::start(&outage.scratch.join("postgres")).await?;
     let seen = eventually("the service is back", || async {
         outage.client.exec(&session.name, "echo back").await.ok()
@@ -170,7 +170,7 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    // It ends while its worker stands still, so that the result is there when that goes on.
+    // The command ends while its worker is paused, so that a result waits for the worker.
     let script = "touch begun; until [ -e go ]; do sleep 0.02; done; echo stale";
     let run = client.start(shell(&session.name, script)).await?;
     begun(&cluster).await;
@@ -186,26 +186,28 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     next.await;
     cluster.worker(&paused).process.signal(Signal::CONT)?;
     let operator = cluster.operator().await?;
-    eventually("it begins a new life", || async {
+    eventually("the worker is fenced", || async {
         let fenced = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
         (cluster.database.number(fenced).await.ok()? > 0).then_some(())
     })
     .await;
     let found = client.get_run(&run.name).await?;
     assert_eq!(found.outcome.context("an outcome")?.kind, Some(Kind::Lost(Lost {})));
-    assert_eq!(found.output_bytes, 0, "nothing of it was stored");
+    assert_eq!(found.output_bytes, 0, "no output was stored");
     let session = client.get_session(&session.name).await?;
     assert_ne!(session.worker_id, paused);
     let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
     let found = workers.iter().find(|worker| worker.worker_id == paused).context("the worker")?;
     assert_eq!(found.state(), WorkerState::Ready, "it serves again after {WORKER_LEASE_SECONDS} s");
     client.close(&session.name).await?;
-    eventually("nothing is left", || async { cluster.session_directories().ok()?.is_empty().then_some(()) })
-        .await;
+    eventually("no session directory is left", || async {
+        cluster.session_directories().ok()?.is_empty().then_some(())
+    })
+    .await;
     cluster.end().await
 }
 
-/// How often a command has written so far.
+/// Counts the lines that commands have written to `beats`.
 fn beats(cluster: &Cluster) -> usize {
     let directories = cluster.session_directories().unwrap_or_default();
     let texts = directories.iter().filter_map(|dir| std::fs::read_to_string(dir.join("beats")).ok());
@@ -219,7 +221,8 @@ async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "while :; do echo >> beats; sleep 0.05; done")).await?;
-    eventually("the control: it goes on and on", || async { (beats(&cluster) > 20).then_some(()) }).await;
+    eventually("the control: the command keeps writing", || async { (beats(&cluster) > 20).then_some(()) })
+        .await;
     let paused = client.get_run(&run.name).await?.worker_id;
     cluster.worker(&paused).process.signal(Signal::STOP)?;
     let next = eventually("the session runs elsewhere", || async {
@@ -230,7 +233,10 @@ async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
     });
     let next = next.await;
     let counts: Vec<&str> = next.lines().collect();
-    assert!(counts.len() == 2 && counts[0] == counts[1], "it goes on beside another: {counts:?}");
+    assert!(
+        counts.len() == 2 && counts[0] == counts[1],
+        "the old command still runs next to the new one: {counts:?}"
+    );
     cluster.worker(&paused).process.signal(Signal::CONT)?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Kind::Lost(Lost {}));

@@ -1,4 +1,4 @@
-//! Output: all of it, byte for byte, as often as asked, and never too much of it.
+//! Output: exact, replayable, and limited.
 
 use std::{fs, time::Duration};
 
@@ -25,7 +25,7 @@ fn limited(request: StartRunRequest, output_bytes: i64) -> StartRunRequest {
     StartRunRequest { limits: Some(limits), ..request }
 }
 
-/// A number of bytes in a file of `/proc/{pid}`.
+/// Reads a number from a file in `/proc/PID`.
 fn proc_number(pid: u32, file: &str, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
     let line = text
@@ -51,7 +51,7 @@ async fn large_output_is_exact_live_and_replayed() -> Result<()> {
     let again = client.watch_to_end(&run.name, 0).await?;
     assert_eq!((sha256(&again.stdout), &again.stderr), (hash, &live.stderr));
 
-    // From the middle: everything after it, whatever the chunks are.
+    // A watch from the middle of a chunk gets everything after it.
     let middle = 5_000_123;
     let rest = client.watch_to_end(&run.name, middle).await?;
     assert_eq!(i64::try_from(rest.stdout.len() + rest.stderr.len())?, live.position - middle);
@@ -123,7 +123,7 @@ async fn output_of_exactly_the_limit_is_kept() -> Result<()> {
         let run = client.start(limited(request, 4096)).await?;
         let seen = client.watch_to_end(&run.name, 0).await?;
         assert_eq!((seen.stdout.len(), seen.run().output_truncated), (4096, cut));
-        assert_eq!(seen.outcome(), Exited(0), "the command goes on");
+        assert_eq!(seen.outcome(), Exited(0), "the command is not killed");
     }
     cluster.end().await
 }
@@ -137,7 +137,7 @@ async fn stalled_watcher_delays_no_other() -> Result<()> {
         .start(shell(&session.name, &format!("until [ -e go ]; do sleep 0.02; done; {TEN_MEGABYTES}")))
         .await?;
 
-    // Connections of their own, so that only flow control holds them up.
+    // Separate connections, so that only flow control can block them.
     let mut stalled = Vec::new();
     for _ in 0..3 {
         let idle = Client::connect(&client.endpoint, &client.secret).await?;
@@ -151,7 +151,7 @@ async fn stalled_watcher_delays_no_other() -> Result<()> {
     assert_eq!(other.stdout_text(), "quick\n");
     assert!(begun.elapsed() < Duration::from_secs(15), "took {:?}", begun.elapsed());
 
-    // When it reads on, it gets everything.
+    // A watcher that reads again gets everything.
     let mut late = codelia_tests::Transcript::from_position(0);
     while let Some(response) = within("the late watcher's next event", stalled[0].message()).await? {
         late.push(response.event.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! Policies: files of a caller that are checked, explained, and held.
+//! Policies of a caller: checked, explained and enforced.
 
 use std::{fs, path::PathBuf};
 
@@ -33,7 +33,7 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
         assert_eq!(done.code, Some(0), "{done:?}");
         let checked: Value = serde_json::from_str(&done.stdout)?;
         assert_eq!(checked["process"]["allow_fork"], false, "{checked}");
-        // Mode logical cannot keep it, and says so.
+        // Mode `logical` cannot enforce it and refuses it by field.
         let done = codelia(&cluster, &client, &["policy", "check", "--mode", "logical", &path]).await?;
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.stderr.contains("policy.process.allow_fork"), "{done:?}");
@@ -53,7 +53,7 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
     let path = file(&cluster, "bad.yaml", "filesystem: {denied_paths: [../b]}")?;
     let done = codelia(&cluster, &client, &["run", "--policy", &path, "--", "true"]).await?;
     assert_eq!(done.code, Some(125), "{done:?}");
-    assert!(cluster.session_directories()?.is_empty(), "nothing starts");
+    assert!(cluster.session_directories()?.is_empty(), "no session was created");
     cluster.end().await
 }
 
@@ -98,7 +98,7 @@ async fn command_pattern_refusal_is_not_recorded() -> Result<()> {
     }
     let listed = codelia(&cluster, &client, &["ps", "--all", "--json"]).await?;
     let listed: Value = serde_json::from_str(&listed.stdout)?;
-    assert_eq!(listed.as_array().map(Vec::len), Some(1), "only what was allowed is recorded: {listed}");
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "only the allowed run is recorded: {listed}");
     cluster.end().await
 }
 

@@ -1,4 +1,4 @@
-//! Every quota bites, and says which one it is.
+//! Every quota is enforced and named in the refusal.
 
 use anyhow::Result;
 use codelia_proto::v1::{ListSessionsRequest, RunState};
@@ -13,7 +13,7 @@ fn assert_quota<T: std::fmt::Debug>(result: Result<T, Status>, quota: &str) {
     let refused = refusal(&result.expect_err("over the quota"));
     assert_eq!(refused.code, Code::ResourceExhausted, "{refused:?}");
     assert!(refused.quotas.iter().any(|name| name == quota), "{refused:?}");
-    assert!(refused.quotas.len() > 1, "a QuotaFailure beside the ErrorInfo: {refused:?}");
+    assert!(refused.quotas.len() > 1, "QuotaFailure in addition to ErrorInfo: {refused:?}");
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn request_rate_quota_returns_retry_delay() -> Result<()> {
             break;
         }
     }
-    let refused = refused.expect("200 requests at 5 each second");
+    let refused = refused.expect("200 requests at 5 per second");
     assert!(refusal(&refused).retry_after.is_some(), "{refused:?}");
     assert_quota::<()>(Err(refused), "requests_per_second");
     neighbour.sessions().list_sessions(ListSessionsRequest::default()).await?;
@@ -89,10 +89,11 @@ async fn output_bytes_quota_is_enforced() -> Result<()> {
     let client = cluster.tenant_with("a", Quotas { output_bytes: 10_000, ..Quotas::default() }).await?;
     let session = client.session().await?;
     client.exec(&session.name, "head -c 20000 /dev/zero").await?;
-    // A count may be believed for a moment, so that not every run is counted.
-    let refused =
-        eventually("the quota bites", || async { client.start(shell(&session.name, "true")).await.err() })
-            .await;
+    // The count is cached for a short time.
+    let refused = eventually("the quota is enforced", || async {
+        client.start(shell(&session.name, "true")).await.err()
+    })
+    .await;
     assert_quota::<()>(Err(refused), "output_bytes");
     cluster.end().await
 }

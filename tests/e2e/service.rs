@@ -1,10 +1,12 @@
-//! What every service owes its operators: health, metrics, deadlines, an orderly end.
+//! Health, metrics, deadlines, logs and orderly shutdown.
 
-use std::{fs::File, time::Duration};
+use std::{collections::BTreeSet, fs::File, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{RunState, WatchRunRequest, outcome::Kind::Exited};
-use codelia_tests::{Client, Cluster, Exec, eventually, is_root, refusal, shell, within};
+use codelia_tests::{
+    Client, Cluster, Exec, all_methods, available, eventually, is_root, refusal, shell, within,
+};
 use rustix::{
     fs::{IFlags, ioctl_setflags},
     process::Signal,
@@ -30,7 +32,7 @@ pub(crate) async fn http_get(address: &str, path: &str) -> Result<(u16, String)>
     Ok((status, answer))
 }
 
-/// An address that was free a moment ago.
+/// Returns an address with an unused port.
 async fn free_address() -> Result<String> {
     Ok(tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?.to_string())
 }
@@ -40,8 +42,10 @@ async fn health_lists_every_service_without_a_key() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut health = HealthClient::new(client.channel());
-    let services = ["SessionService", "RunService", "PolicyService", "AdminService"];
-    let services = services.map(|name| format!("codelia.v1.{name}"));
+    let methods = all_methods()?;
+    let services: BTreeSet<_> =
+        methods.iter().map(|method| method.parent_service().full_name().to_owned()).collect();
+    assert!(services.len() > 4, "{services:?}");
     for service in std::iter::once(String::new()).chain(services) {
         eventually(("serving", service.clone()), || {
             let (mut health, service) = (health.clone(), service.clone());
@@ -69,7 +73,7 @@ async fn deadline_ends_watch_but_not_the_run() -> Result<()> {
     let status = loop {
         match within("the end of the watch", stream.message()).await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("the watch ended without a word"),
+            Ok(None) => panic!("the watch ended without a status"),
             Err(status) => break status,
         }
     };
@@ -107,7 +111,7 @@ async fn metrics_have_documented_names() -> Result<()> {
         "step=\"dispatch\"",
         "codelia_queue_depth ",
     ] {
-        assert!(api.contains(wanted), "{wanted} is not in:\n{api}");
+        assert!(api.contains(wanted), "{wanted} is missing in:\n{api}");
     }
     let worker = eventually("the removal is counted", || async {
         let page = http_get(&of_worker, "/metrics").await.ok()?.1;
@@ -129,15 +133,14 @@ async fn metrics_have_documented_names() -> Result<()> {
         "codelia_slots_busy ",
         "codelia_leases ",
     ] {
-        assert!(worker.contains(wanted), "{wanted} is not in:\n{worker}");
+        assert!(worker.contains(wanted), "{wanted} is missing in:\n{worker}");
     }
     cluster.end().await
 }
 
 #[tokio::test]
 async fn stuck_directory_is_reported_and_retried() -> Result<()> {
-    if !is_root() {
-        println!("skipped: only root can keep the worker from its own directory");
+    if !available("root", (!is_root()).then_some("only root can make a directory immutable")) {
         return Ok(());
     }
     let mut cluster =
@@ -153,12 +156,14 @@ async fn stuck_directory_is_reported_and_retried() -> Result<()> {
     let trash = File::open(cluster.workers[0].root.join("trash"))?;
     ioctl_setflags(&trash, IFlags::IMMUTABLE)?;
     client.close(&session.name).await?;
-    eventually("it is shown", || shows("codelia_session_directories_stuck 1")).await;
+    eventually("the metric shows it", || shows("codelia_session_directories_stuck 1")).await;
     assert_eq!(cluster.session_directories()?.len(), 1);
     ioctl_setflags(&trash, IFlags::empty())?;
-    eventually("it is removed", || async { cluster.session_directories().ok()?.is_empty().then_some(()) })
-        .await;
-    eventually("it is shown", || shows("codelia_session_directories_stuck 0")).await;
+    eventually("the directory is removed", || async {
+        cluster.session_directories().ok()?.is_empty().then_some(())
+    })
+    .await;
+    eventually("the metric is cleared", || shows("codelia_session_directories_stuck 0")).await;
     cluster.end().await
 }
 
@@ -171,7 +176,7 @@ async fn stopping_api_finishes_calls_and_accepts_none() -> Result<()> {
     let mut exec = Exec::start(&client, shell(&session.name, script)).await?;
     let root = crate::exec::session_root(&mut exec).await?;
     cluster.apis[0].process.signal(Signal::TERM)?;
-    eventually("it takes no new connections", || async {
+    eventually("the api accepts no connections", || async {
         Client::connect(&client.endpoint, &client.secret).await.is_err().then_some(())
     })
     .await;
@@ -200,7 +205,7 @@ async fn logs_are_json_and_hide_keys() -> Result<()> {
     for line in api.lines().chain(worker.lines()) {
         serde_json::from_str::<serde_json::Value>(line).with_context(|| format!("not JSON: {line}"))?;
     }
-    let names = |log: &str, id: &str| assert!(log.contains(id), "{id} is not in:\n{log}");
+    let names = |log: &str, id: &str| assert!(log.contains(id), "{id} is missing in:\n{log}");
     names(&worker, &format!("\"run\":\"{run}\""));
     names(&worker, &format!("\"session\":\"{}\"", session.session_id));
     names(&worker, "\"tenant\":\"a\"");

@@ -1,4 +1,4 @@
-//! Sessions: their directory, their names, their end.
+//! Sessions: directories, aliases, expiry.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
@@ -10,7 +10,7 @@ use codelia_proto::{
 use codelia_tests::{Client, Cluster, eventually, refusal, shell};
 use tonic::Code;
 
-/// The directory of a session, by a command that runs in it.
+/// Runs a command that prints the session's directory and creates files in it.
 async fn directory(client: &Client, session: &str) -> Result<String> {
     let seen = client.exec(session, "pwd; mkdir -p a/b; echo x > a/b/c; chmod 000 a/b").await?;
     assert_eq!(seen.stdout_text().trim(), seen.run().sandbox_root);
@@ -44,8 +44,10 @@ async fn session_directory_is_private_and_removed_on_close() -> Result<()> {
     let closed = client.close(&session.name).await?;
     assert_eq!((closed.state(), closed.end_reason()), (SessionState::Ended, SessionEndReason::Closed));
     removed(&directory).await;
-    assert_eq!(client.close(&session.name).await?.end_time, closed.end_time, "closing twice is no error");
-    let refused = refusal(&client.start(shell(&session.name, "true")).await.expect_err("it takes no runs"));
+    assert_eq!(client.close(&session.name).await?.end_time, closed.end_time, "closing twice succeeds");
+    let refused = refusal(
+        &client.start(shell(&session.name, "true")).await.expect_err("an ended session takes no runs"),
+    );
     assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "SESSION_ENDED"));
     cluster.end().await
 }
@@ -69,7 +71,7 @@ async fn idle_session_ends_but_busy_one_stays() -> Result<()> {
     let idle_ttl = Some(duration_to_proto(Duration::from_millis(1200)));
     let session = client.create(CreateSessionRequest { idle_ttl, ..Default::default() }).await?;
     let directory = directory(&client, &session.name).await?;
-    // Longer than the idle time, in one run: the session is still there at its end.
+    // A run longer than the idle time keeps the session open.
     let seen = client.exec(&session.name, "sleep 2; echo still here").await?;
     assert_eq!(seen.stdout_text(), "still here\n");
     assert!(Path::new(&directory).exists());
@@ -90,7 +92,8 @@ async fn session_can_be_extended_while_open() -> Result<()> {
     let seconds = |session: &codelia_proto::v1::Session| session.expire_time.map(|time| time.seconds);
     assert!(seconds(&extended) > seconds(&session));
     client.close(&session.name).await?;
-    let refused = refusal(&client.sessions().extend_session(extend).await.expect_err("it has ended"));
+    let refused =
+        refusal(&client.sessions().extend_session(extend).await.expect_err("the session has ended"));
     assert_eq!(refused.code, Code::FailedPrecondition);
     cluster.end().await
 }
@@ -103,7 +106,7 @@ async fn alias_names_one_open_session_per_tenant() -> Result<()> {
     let first = client.create(named()).await?;
     assert_eq!(client.get_session("sessions/work").await?.session_id, first.session_id);
     assert_eq!(client.exec("sessions/work", "echo hi").await?.run().session_id, first.session_id);
-    let refused = refusal(&client.create(named()).await.expect_err("the alias is in use"));
+    let refused = refusal(&client.create(named()).await.expect_err("the alias is taken"));
     assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "ALIAS_IN_USE"));
     cluster.tenant("b").await?.create(named()).await?;
     client.close("sessions/work").await?;

@@ -1,5 +1,5 @@
-//! Tenant isolation: a walk over every method of every service. A method that is not in the table
-//! below fails the test, so that a new one cannot be forgotten.
+//! Tenant isolation on every method of every service. A method that is missing in the table fails
+//! the test, so that a new one cannot be forgotten.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use prost::Message;
 use tonic::Code;
 use uuid::Uuid;
 
-/// Ids that a caller may try: of another tenant's things, or of nothing.
+/// Ids that a caller may try: of another tenant's resources, or of none.
 struct Ids {
     session: String,
     alias: String,
@@ -19,13 +19,13 @@ struct Ids {
     key: String,
 }
 
-/// What must come of a method when it is given ids that are not the caller's.
+/// The expected answer to ids that are not the caller's.
 enum Expected {
-    /// `NOT_FOUND` for each of these requests, with the same words as for ids of nothing.
+    /// `NOT_FOUND` for each request, with the same message as for ids that do not exist.
     NotFound(Vec<Vec<u8>>),
-    /// The method names nothing of a tenant; its answer to this request must not mention the ids.
+    /// The request has no ids; the answer must not contain the other tenant's.
     Unmentioned(Vec<u8>),
-    /// Only for operators: refused for this request.
+    /// Only for operators: the request is refused.
     Denied(Vec<u8>),
 }
 
@@ -33,7 +33,7 @@ fn not_found(requests: impl IntoIterator<Item = impl Message>) -> Expected {
     Expected::NotFound(requests.into_iter().map(|request| request.encode_to_vec()).collect())
 }
 
-/// The table: every method with what it must answer.
+/// The table of every method with its expected answer.
 fn expected(method: &str, ids: &Ids) -> Option<Expected> {
     let sessions = || [ids.session.clone(), ids.alias.clone()];
     let runs =
@@ -98,7 +98,7 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
     })
 }
 
-/// What concerns files.
+/// The table for the file service.
 fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
     let sessions = || [ids.session.clone(), ids.alias.clone()];
     let path = || "secret".to_owned();
@@ -147,7 +147,7 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
     })
 }
 
-/// What only an operator may ask.
+/// Requests for operators only.
 fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
     Some(match method {
         "codelia.v1.AdminService.CreateTenant" => {
@@ -171,8 +171,8 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
     })
 }
 
-/// Ids that are well formed and name nothing.
-fn nothing() -> Ids {
+/// Returns valid ids of resources that do not exist.
+fn missing_ids() -> Ids {
     let (session, run, key) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
     Ids {
         session: format!("sessions/{session}"),
@@ -183,12 +183,12 @@ fn nothing() -> Ids {
     }
 }
 
-/// Ids of things that another tenant really has.
+/// Creates resources of another tenant and returns their ids.
 async fn owned_by(client: &Client) -> Result<Ids> {
     let session =
         client.create(CreateSessionRequest { alias: "secret-alias".into(), ..Default::default() }).await?;
     let run = client.exec(&session.name, "echo secret").await?.run().clone();
-    // A file of this name is there: that it is not found is not for want of it.
+    // The file exists, so NOT_FOUND is not due to a missing file.
     client.put(&session.name, "secret", "a").await?;
     let request = CreateKeyRequest {
         parent: "tenants/-".into(),
@@ -207,7 +207,7 @@ fn without_name(message: &str, request: &[u8]) -> String {
     message.replace(&format!("\"{name}\""), "\"\"")
 }
 
-/// The answer as a caller can tell one from another.
+/// Returns everything of an answer that a caller can compare.
 async fn answer(client: &Client, method: &Method, request: &[u8]) -> (Code, String, String) {
     match call(client, method, request.to_vec()).await {
         Ok(_) => (Code::Ok, String::new(), String::new()),
@@ -229,9 +229,10 @@ async fn check(
     match (foreign, missing) {
         (Expected::NotFound(foreign), Expected::NotFound(missing)) => {
             for (foreign, missing) in foreign.iter().zip(&missing) {
-                let told = answer(client, method, foreign).await;
-                assert_eq!(told.0, Code::NotFound, "{name}: {told:?}");
-                assert_eq!(told, answer(client, method, missing).await, "{name} tells the two apart");
+                let foreign = answer(client, method, foreign).await;
+                assert_eq!(foreign.0, Code::NotFound, "{name}: {foreign:?}");
+                let missing = answer(client, method, missing).await;
+                assert_eq!(foreign, missing, "{name} answers differently for foreign ids");
             }
         }
         (Expected::Denied(request), _) => {
@@ -255,18 +256,20 @@ async fn check(
 async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
     let cluster = Cluster::start().await?;
     let owner = cluster.tenant("owner").await?;
-    let stranger = cluster.tenant("stranger").await?;
-    let (ids, missing) = (owned_by(&owner).await?, nothing());
+    let other = cluster.tenant("other").await?;
+    let (ids, missing) = (owned_by(&owner).await?, missing_ids());
     for method in all_methods()? {
         let name = method.full_name();
-        let Some(foreign) = expected(name, &ids) else { panic!("{name} is missing in this test's table") };
+        let Some(foreign) = expected(name, &ids) else {
+            panic!("{name} is missing in the table of this test")
+        };
         let Some(missing) = expected(name, &missing) else { unreachable!("the table has it") };
-        check(&stranger, &method, foreign, missing, &ids).await?;
+        check(&other, &method, foreign, missing, &ids).await?;
     }
     let session = owner.get_session(&ids.session).await?;
-    assert_eq!(session.state(), SessionState::Open, "the stranger ended the owner's session");
+    assert_eq!(session.state(), SessionState::Open, "another tenant ended the owner's session");
     assert_eq!(owner.exec(&ids.session, "echo mine").await?.stdout_text(), "mine\n");
-    assert_eq!(owner.get(&ids.session, "secret").await?, "a", "the stranger changed the owner's file");
+    assert_eq!(owner.get(&ids.session, "secret").await?, "a", "another tenant changed the owner's file");
     cluster.end().await
 }
 
@@ -274,9 +277,9 @@ async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
 async fn reflection_lists_every_tested_method() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let walked: BTreeSet<_> = all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();
+    let tested: BTreeSet<_> = all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();
     let reflected: BTreeSet<_> = reflected_methods(&client).await?.into_iter().collect();
-    assert_eq!(reflected, walked);
-    assert!(walked.len() >= 20);
+    assert_eq!(reflected, tested);
+    assert!(tested.len() >= 20);
     cluster.end().await
 }

@@ -1,4 +1,4 @@
-//! Encrypted and authenticated, outside and inside; never open by mistake.
+//! TLS of the public API and mutual TLS of the internal one.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,9 +17,9 @@ fn path(cluster: &Cluster, file: &str) -> String {
 async fn refuses_to_start(mut command: Command, why: &str) -> Result<()> {
     command.env("CODELIA_LOG_FORMAT", "human");
     let done = Process::finish(command, b"").await?;
-    assert!(done.code.is_some_and(|code| code != 0), "it started: {done:?}");
-    let said = format!("{}{}", done.stdout, done.stderr);
-    assert!(said.to_lowercase().contains(why), "{why:?} is not in: {said}");
+    assert!(done.code.is_some_and(|code| code != 0), "the process started: {done:?}");
+    let output = format!("{}{}", done.stdout, done.stderr);
+    assert!(output.to_lowercase().contains(why), "{why:?} is missing in: {output}");
     Ok(())
 }
 
@@ -38,15 +38,15 @@ async fn api_serves_tls_from_configuration() -> Result<()> {
     let session = client.session().await?;
     assert_eq!(client.exec(&session.name, "echo secret").await?.stdout_text(), "secret\n");
 
-    let stranger = Certificate::from_pem(Certificates::new()?.authority_pem());
-    let distrusting = ClientTlsConfig::new().ca_certificate(stranger);
+    let untrusted = Certificate::from_pem(Certificates::new()?.authority_pem());
+    let distrusting = ClientTlsConfig::new().ca_certificate(untrusted);
     assert!(Client::connect_tls(&endpoint, &secret, distrusting).await.is_err());
     let plain = Client::connect(&format!("http://{}", cluster.apis[1].address), &secret).await;
     let answered = match plain {
         Ok(client) => client.session().await.is_ok(),
         Err(_) => false,
     };
-    assert!(!answered, "the TLS port answered in the clear");
+    assert!(!answered, "the TLS port answered without TLS");
     cluster.end().await
 }
 
@@ -78,21 +78,21 @@ async fn api_and_worker_use_mtls_over_tcp() -> Result<()> {
         let ca = Certificate::from_pem(authority.authority_pem());
         ClientTlsConfig::new().ca_certificate(ca).domain_name("codelia-worker")
     };
-    let stranger = Certificates::new()?;
-    stranger.write(cluster.directory(), "stranger", &["codelia-worker"])?;
-    let stolen = Identity::from_pem(
-        std::fs::read(cluster.directory().join("stranger.pem"))?,
-        std::fs::read(cluster.directory().join("stranger.key"))?,
+    let untrusted = Certificates::new()?;
+    untrusted.write(cluster.directory(), "untrusted", &["codelia-worker"])?;
+    let identity = Identity::from_pem(
+        std::fs::read(cluster.directory().join("untrusted.pem"))?,
+        std::fs::read(cluster.directory().join("untrusted.key"))?,
     );
-    for tls in [trusting(), trusting().identity(stolen)] {
-        assert!(!offers(&address, Some(tls)).await, "the worker answered a stranger");
+    for tls in [trusting(), trusting().identity(identity)] {
+        assert!(!is_answered(&address, Some(tls)).await, "the worker answered an untrusted caller");
     }
-    assert!(!offers(&address.replace("https", "http"), None).await, "the worker answered in the clear");
+    assert!(!is_answered(&address.replace("https", "http"), None).await, "the worker answered without TLS");
     cluster.end().await
 }
 
-/// Whether a worker answers a call.
-async fn offers(address: &str, tls: Option<ClientTlsConfig>) -> bool {
+/// Returns whether a worker answers a call.
+async fn is_answered(address: &str, tls: Option<ClientTlsConfig>) -> bool {
     let Ok(endpoint) = Endpoint::from_shared(address.to_owned()) else { return false };
     let endpoint = match tls {
         Some(tls) => endpoint.tls_config(tls),
@@ -128,11 +128,11 @@ async fn worker_socket_accepts_only_its_own_user() -> Result<()> {
     assert_eq!(mode(&parent)?, 0o700);
     if !codelia_tests::available(
         "user",
-        (!codelia_tests::is_root()).then_some("only root can try as another user"),
+        (!codelia_tests::is_root()).then_some("only root can call as another user"),
     ) {
         return cluster.end().await;
     }
-    // Even where the file modes would let somebody else in, the worker looks at who calls.
+    // With open file modes, the worker still checks the caller's user.
     for open in [&parent, &socket] {
         std::fs::set_permissions(open, std::fs::Permissions::from_mode(0o777))?;
     }
@@ -147,7 +147,7 @@ async fn worker_socket_accepts_only_its_own_user() -> Result<()> {
     cluster.end().await
 }
 
-/// A program that opens HTTP/2 on a socket as some user and tells whether it was answered.
+/// Returns a program that opens HTTP/2 on a socket as a user and prints whether it was answered.
 fn greeting_as(user: &str, socket: &Path) -> Command {
     let script = r"
 import socket, sys

@@ -1,4 +1,4 @@
-//! `codelia up`: everything on one machine, with nothing configured.
+//! `codelia up`: everything on one machine without configuration.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use codelia_tests::{Client, Process, Up, available, is_root};
 use rustix::process::Signal;
 
-/// Runs `codelia run` against a place and tells what it printed.
+/// Runs a script with `codelia run` and returns its output.
 async fn run(place: &Up, script: &str) -> Result<codelia_tests::ProcessOutput> {
     Process::finish(place.command(&["run", "--", "sh", "-c", script]), b"").await
 }
@@ -14,7 +14,7 @@ async fn run(place: &Up, script: &str) -> Result<codelia_tests::ProcessOutput> {
 /// A value in `client.toml`.
 fn client_file(place: &Up, key: &str) -> Result<String> {
     let path = place.data().join("client.toml");
-    assert_eq!(path.metadata()?.permissions().mode() & 0o777, 0o600, "others can read the key");
+    assert_eq!(path.metadata()?.permissions().mode() & 0o777, 0o600, "other users can read the key");
     let text = std::fs::read_to_string(path)?;
     let line = text
         .lines()
@@ -23,12 +23,12 @@ fn client_file(place: &Up, key: &str) -> Result<String> {
     Ok(line.split('"').nth(1).context("a string")?.to_owned())
 }
 
-/// From nothing to a run, and down again with nothing left.
+/// Starts, serves a run, and stops without leftovers.
 async fn serves_from_start_to_end(place: &Up) -> Result<()> {
     let mut up = place.start().await?;
-    let said = up.printed();
-    assert!(said.to_lowercase().contains("self-check"), "{said}");
-    assert!(said.contains("ms") && said.contains("codelia run"), "{said}");
+    let printed = up.printed();
+    assert!(printed.to_lowercase().contains("self-check"), "{printed}");
+    assert!(printed.contains("ms") && printed.contains("codelia run"), "{printed}");
     let done = run(place, "echo out; echo err >&2; exit 7").await?;
     assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("out\n", "err\n", Some(7)));
     up.signal(Signal::INT)?;
@@ -44,7 +44,7 @@ async fn up_serves_a_run_and_stops_cleanly() -> Result<()> {
 
 #[tokio::test]
 async fn up_works_for_unprivileged_user() -> Result<()> {
-    if !available("user", (!is_root()).then_some("this already is an ordinary user")) {
+    if !available("user", (!is_root()).then_some("only root can start it as another user")) {
         return Ok(());
     }
     serves_from_start_to_end(&Up::for_user(65534)?).await
@@ -120,7 +120,7 @@ async fn up_stops_while_a_command_runs() -> Result<()> {
     let mut exec = codelia_tests::Exec::start(&client, request).await?;
     exec.until_stdout("up").await?;
     up.signal(Signal::INT)?;
-    // A second Ctrl-C, from somebody in a hurry.
+    // A second Ctrl-C.
     up.signal(Signal::INT)?;
     up.exited().await?;
     place.leak_guard().expect_no_processes().await;

@@ -1,4 +1,4 @@
-//! Workers come and go; runs reach exactly one outcome.
+//! Workers start, drain and die; each run reaches exactly one outcome.
 
 use std::time::Duration;
 
@@ -22,16 +22,16 @@ struct Waiting {
     directory: String,
 }
 
-/// Starts one; it is there, and what it wrote is stored, when this returns.
+/// Starts a waiting run. Returns when its output is stored.
 async fn waiting(cluster: &Cluster, client: &Client, session: &str) -> Result<Waiting> {
     let run = client.start(shell(session, "pwd; until [ -e go ]; do sleep 0.05; done; echo done")).await?;
     let mut stream = client.watch(&run.name, 0).await?;
     let mut seen = codelia_tests::Transcript::from_position(0);
     while seen.stdout.is_empty() {
-        let event = within("its first output", stream.message()).await?.context("an event")?;
+        let event = within("the first output", stream.message()).await?.context("an event")?;
         seen.push(event.event.unwrap_or_default());
     }
-    eventually("its output is stored", || async {
+    eventually("the output is stored", || async {
         let stored = cluster.database.number("SELECT count(*) FROM run_output").await.ok()?;
         (stored > 0).then_some(())
     })
@@ -61,9 +61,9 @@ async fn run_of_killed_worker_is_lost_and_stopped() -> Result<()> {
     dead.process.exited().await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Kind::Lost(Lost {}));
-    assert_eq!(seen.stdout_text().trim(), directory, "what it wrote before is kept");
+    assert_eq!(seen.stdout_text().trim(), directory, "earlier output is kept");
 
-    // The session goes on elsewhere, with its files, under a higher epoch.
+    // The session moves to another worker, with its files, under a higher epoch.
     let next = client.exec(&session.name, "touch go; echo here").await?;
     assert_eq!(next.outcome(), Exited(0));
     assert_ne!(next.run().worker_id, run.worker_id);
@@ -93,7 +93,11 @@ async fn queued_run_of_killed_worker_moves() -> Result<()> {
         client.get_run(&first.name).await?.outcome.context("an outcome")?.kind,
         Some(Kind::Lost(Lost {}))
     );
-    assert_eq!(client.exec(&session.name, "cat log").await?.stdout_text(), "x\n", "it ran once");
+    assert_eq!(
+        client.exec(&session.name, "cat log").await?.stdout_text(),
+        "x\n",
+        "the run was executed once"
+    );
     cluster.end().await
 }
 
@@ -102,10 +106,10 @@ async fn lost_run_is_retried_if_requested() -> Result<()> {
     let mut cluster = Cluster::start_with(two_workers_one_root()).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    // The first attempt waits to be killed, the second finds the file and ends.
+    // The first attempt runs until it is killed, the second finds the file and exits.
     let script = "if [ -e tried ]; then echo again; else touch tried; echo up; exec sleep 100; fi";
     let run = client.start(StartRunRequest { retries: 1, ..shell(&session.name, script) }).await?;
-    let holder = eventually("the first attempt was begun", || async {
+    let holder = eventually("the first attempt has started", || async {
         let run = client.get_run(&run.name).await.ok()?;
         let begun =
             cluster.session_directories().ok()?.iter().any(|directory| directory.join("tried").exists());
@@ -123,9 +127,8 @@ async fn lost_run_is_retried_if_requested() -> Result<()> {
 
 #[tokio::test]
 async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
-    let patient = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "60".to_owned())];
-    let mut cluster =
-        Cluster::start_with(ClusterOptions { settings: patient, ..two_workers_one_root() }).await?;
+    let settings = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "60".to_owned())];
+    let mut cluster = Cluster::start_with(ClusterOptions { settings, ..two_workers_one_root() }).await?;
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;
     let session = client.session().await?;
@@ -238,8 +241,8 @@ async fn session_with_lost_files_ends_as_data_lost() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let (used, unused) = (client.session().await?, client.session().await?);
-    let given_up = client.create(may_start_empty()).await?;
-    for session in [&used, &given_up] {
+    let discardable = client.create(may_start_empty()).await?;
+    for session in [&used, &discardable] {
         client.exec(&session.name, "echo x > file").await?;
     }
     cluster.workers[0].process.terminate().await?;
@@ -255,10 +258,10 @@ async fn session_with_lost_files_ends_as_data_lost() -> Result<()> {
     let answer = codelia_tests::refusal(&answer);
     assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
     assert_eq!(client.get_session(&used.name).await?.end_reason(), SessionEndReason::DataLost);
-    // One in which nothing was ever started has lost nothing.
+    // A session without runs has lost nothing.
     assert_eq!(client.exec(&unused.name, "echo hi").await?.outcome(), Exited(0));
-    // One that may lose its files goes on without them.
-    assert_eq!(client.exec(&given_up.name, "ls; echo hi").await?.stdout_text(), "hi\n");
+    // A session that allows data loss restarts empty.
+    assert_eq!(client.exec(&discardable.name, "ls; echo hi").await?.stdout_text(), "hi\n");
     cluster.end().await
 }
 
@@ -270,33 +273,33 @@ fn may_start_empty() -> CreateSessionRequest {
 async fn session_restarts_empty_only_if_data_loss_allowed() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     let (client, operator) = (cluster.tenant("a").await?, cluster.operator().await?);
-    let (kept, given_up) = (client.session().await?, client.create(may_start_empty()).await?);
-    for session in [&kept, &given_up] {
+    let (kept, discardable) = (client.session().await?, client.create(may_start_empty()).await?);
+    for session in [&kept, &discardable] {
         client.exec(&session.name, "echo x > file").await?;
     }
-    assert!(given_up.allow_data_loss && !kept.allow_data_loss);
+    assert!(discardable.allow_data_loss && !kept.allow_data_loss);
     cluster.add_worker().await?;
     cluster.workers[0].process.signal(Signal::KILL)?;
     cluster.workers[0].process.exited().await?;
     is_gone(&operator, "worker-0").await;
-    // While it may be on its way back everybody waits for it.
+    // The worker may still return, so the run waits.
     let waiting = client.start(shell(&kept.name, "cat file")).await?;
     let long_ago = "UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'worker-0'";
     cluster.database.execute(long_ago).await?;
 
-    let seen = client.exec(&given_up.name, "ls; echo new > other").await?;
+    let seen = client.exec(&discardable.name, "ls; echo new > other").await?;
     assert_eq!((seen.stdout_text().as_str(), seen.run().worker_id.as_str()), ("", "worker-1"));
-    let answer = client.start(shell(&kept.name, "true")).await.expect_err("nobody has its files");
+    let answer = client.start(shell(&kept.name, "true")).await.expect_err("no worker has its files");
     let answer = codelia_tests::refusal(&answer);
     assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
 
-    // Who comes back brings back what is still waited for, and nothing else.
+    // The returning worker serves the kept session and drops the discarded one.
     cluster.restart_worker(0).await?;
     assert_eq!(client.watch_to_end(&waiting.name, 0).await?.stdout_text(), "x\n");
     assert_eq!(client.exec(&kept.name, "cat file").await?.stdout_text(), "x\n");
-    assert_eq!(client.exec(&given_up.name, "ls").await?.stdout_text(), "other\n");
-    let left = cluster.workers[0].root.join("sessions").join(&given_up.session_id);
-    eventually("what was given up is removed", || async { (!left.exists()).then_some(()) }).await;
+    assert_eq!(client.exec(&discardable.name, "ls").await?.stdout_text(), "other\n");
+    let left = cluster.workers[0].root.join("sessions").join(&discardable.session_id);
+    eventually("the discarded files are removed", || async { (!left.exists()).then_some(()) }).await;
     cluster.end().await
 }
 
