@@ -11,8 +11,8 @@ use codelia_types::Mode;
 
 use crate::{config::Config, options};
 
-/// Modes in order of preference, if none is configured. Those that use the host's programs and start
-/// in milliseconds come before the one that needs an image.
+/// Order of preference if no mode is configured. Modes that use the host's programs and start in
+/// milliseconds come before the one that needs an image.
 const PREFERENCE: [Mode; 4] = [Mode::Bwrap, Mode::Nsjail, Mode::Container, Mode::Logical];
 
 /// Creates the backends that the configuration allows.
@@ -21,19 +21,19 @@ pub(crate) fn create(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         Some(path) => std::path::absolute(path)?,
         None => codelia_backends::find_init().context("cannot find codelia-init")?,
     };
-    let groups = CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle };
+    let cgroup_parent = CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle };
     let mut backends: Vec<Arc<dyn Backend>> = vec![
         Arc::new(bwrap(ToolOptions {
             init: init.clone(),
             program: config.sandbox.bwrap.clone(),
-            cgroup_parent: groups.clone(),
-            sandbox_uids: users(config),
+            cgroup_parent: cgroup_parent.clone(),
+            sandbox_uids: sandbox_uids(config),
         })?),
         Arc::new(nsjail(ToolOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
-            cgroup_parent: groups.clone(),
-            sandbox_uids: users(config),
+            cgroup_parent: cgroup_parent.clone(),
+            sandbox_uids: sandbox_uids(config),
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),
@@ -46,13 +46,13 @@ pub(crate) fn create(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
         })?),
     ];
     if config.allow_logical() {
-        backends.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups })?));
+        backends.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent })?));
     }
     Ok(backends)
 }
 
 /// Returns the user ids reserved for sandboxes.
-fn users(config: &Config) -> Option<RangeInclusive<u32>> {
+fn sandbox_uids(config: &Config) -> Option<RangeInclusive<u32>> {
     options::uids(config).map(|range| range.base..=range.base.saturating_add(range.count - 1))
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
 
 /// Explains why a run ended; `None` if the command exited or a signal killed it.
 pub(crate) fn message(run: &Run) -> Option<String> {
-    let limits = run.limits.clone().unwrap_or_default();
+    let limits = run.limits.unwrap_or_default();
     let text = match run.outcome.as_ref().and_then(|outcome| outcome.kind.as_ref()) {
         Some(Kind::Exited(_) | Kind::Signaled(_)) => return None,
         Some(Kind::TimedOut(_)) => timed_out(&limits),
@@ -180,7 +180,7 @@ mod tests {
             (Kind::Limit("cpu_time".into()), "killed: out of CPU time (limit 5s)"),
             (Kind::Limit("file_bytes".into()), "killed: file too large (limit 1 GiB)"),
         ] {
-            assert_eq!(message_of(kind, limits.clone()).as_deref(), Some(expected));
+            assert_eq!(message_of(kind, limits).as_deref(), Some(expected));
         }
         let longest = Limits { timeout: seconds(600), ..Limits::default() };
         let timed_out = message_of(Kind::TimedOut(v1::TimedOut {}), longest);

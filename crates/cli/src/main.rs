@@ -82,9 +82,13 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Services write configuration warnings to their log. `up --detach` starts a service that does.
+/// Whether the command is a service, which writes configuration warnings to its log.
 fn logs_warnings(command: &Command) -> bool {
-    matches!(command, Command::Up(_) | Command::Api | Command::Worker)
+    match command {
+        Command::Up(up) => !up.detach,
+        Command::Api | Command::Worker => true,
+        _ => false,
+    }
 }
 
 /// Runs a command that calls the API.

@@ -53,7 +53,7 @@ pub(crate) struct CreateSession {
     /// End the session after this long without a run or file call [default: no idle limit]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_ttl: Option<Duration>,
-    /// If the files are lost or their worker is unavailable, continue with an empty workspace instead
+    /// Continue with an empty workspace if the files are lost or their worker is unavailable, instead
     /// of refusing runs
     #[arg(long)]
     pub(crate) allow_data_loss: bool,

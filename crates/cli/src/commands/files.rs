@@ -184,7 +184,7 @@ impl Source {
     }
 }
 
-/// Returns the path to write. A path that ends with a slash is a directory: the file keeps its name.
+/// Returns the path to write. If it ends with a slash, it is a directory: the file keeps its name.
 fn upload_path(path: &str, name: Option<&str>) -> Result<String> {
     if !path.is_empty() && !path.ends_with('/') {
         return Ok(path.to_owned());

@@ -1,4 +1,5 @@
-//! `codelia run` and `codelia attach`: connect a run's streams, terminal and exit code to this process.
+//! `codelia run` and `codelia attach`: connect a run's streams, terminal and exit code to this
+//! process.
 
 use std::{collections::HashMap, io::IsTerminal, process::ExitCode, time::Duration};
 

@@ -95,7 +95,7 @@ pub(crate) struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Starts serving on `listen`, if given. It reports "not ready" once `shutdown` is canceled, but
+    /// Starts serving on `listen`, if given. Reports "not ready" once `shutdown` is canceled, but
     /// serves metrics until the process exits.
     pub(crate) async fn start(listen: Option<SocketAddr>, shutdown: CancellationToken) -> Result<Self> {
         let ready = Arc::new(AtomicBool::new(false));

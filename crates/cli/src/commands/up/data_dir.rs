@@ -120,12 +120,12 @@ fn owner(lock: &mut File) -> String {
     let mut pid = String::new();
     match lock.rewind().and_then(|()| lock.read_to_string(&mut pid)) {
         Ok(_) if !pid.is_empty() => format!("pid {pid}"),
-        _ => "which is starting".to_owned(),
+        _ => "starting".to_owned(),
     }
 }
 
-/// Returns a path for the worker's socket: in the data directory, or in a temporary one if that path
-/// would be too long.
+/// Returns a path for the worker's socket: in the data directory, or in a temporary directory if
+/// that path would be too long.
 fn socket(dir: &Path) -> Result<(PathBuf, Option<TempDir>)> {
     let run = dir.join("run");
     let path = run.join("worker.sock");

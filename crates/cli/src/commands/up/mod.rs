@@ -273,7 +273,7 @@ async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
     Ok(secret)
 }
 
-/// Allows the development tenant to run without isolation, because `up` was started in mode logical.
+/// Allows the development tenant to run without isolation: `up` was started in mode logical.
 async fn allow_logical(store: &Store) -> Result<()> {
     let tenant: TenantId = TENANT.parse()?;
     let current = store.tenant_get(&tenant).await?.context(NO_TENANT)?;
