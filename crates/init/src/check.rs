@@ -9,9 +9,9 @@ use codelia_sys::{
 
 use crate::setup::at;
 
-/// Compares the environment with the expected one. The errno says what differs: `EXDEV` for something
-/// of the host, `ENOENT` for something missing, `EROFS` and `EPERM` for a mount that is read-only or
-/// writable against the plan, `EINVAL` for another value.
+/// Compares the environment with the expected one. The errno says what differs: `EXDEV` for
+/// something of the host, `ENOENT` for something missing, `EROFS` and `EPERM` for a mount that is
+/// read-only or writable against the plan, `EINVAL` for another value.
 pub(crate) fn environment(expected: &ExpectedEnvironment) -> Result<(), Failure> {
     ensure(process::own_pid() == Pid::INIT, Step::CheckPid, Errno::XDEV)?;
     for (name, host) in &expected.host_namespaces {

@@ -23,7 +23,7 @@ impl<S: AsFd> Control<S> {
         Self { socket, decoder: Decoder::default(), descriptors: VecDeque::new() }
     }
 
-    /// Sends a message. Succeeds if the peer has closed the socket: the next receive sees end of file.
+    /// Sends a message. A closed peer is not an error: the next receive sees end of file.
     pub(crate) fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let frame = encode(message).map_err(|_| Failure::new(Step::Protocol, Errno::MSGSIZE))?;
         let (mut rest, mut fds) = (frame.as_slice(), fds);

@@ -55,8 +55,8 @@ pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Command, Failure
     })
 }
 
-/// Forwards the launch to the command's process and reports its result. Returns false if the backend
-/// ends the sandbox instead.
+/// Forwards the launch to the command's process and reports its result. Returns false if the
+/// backend ends the sandbox instead.
 pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bool, Failure> {
     let request = match control.receive_request()? {
         Some(request @ Request::Launch(_)) => request,

@@ -14,8 +14,8 @@ const TYPE_INTERPRETER: u32 = 3;
 /// `PATH_MAX`.
 const MAX_PATH_BYTES: u64 = 4096;
 
-/// The loader of a 64-bit little-endian ELF program. `None` if the file is not one, has no loader or
-/// cannot be read.
+/// The loader of a 64-bit little-endian ELF program. `None` if the file is not one, has no loader
+/// or cannot be read.
 pub(crate) fn of(program: &Path) -> Option<PathBuf> {
     let file = File::open(program).ok()?;
     let header: [u8; HEADER_BYTES] = read(&file, 0)?;

@@ -1,7 +1,9 @@
-//! `codelia-init`: waits in a sandbox for its one command, starts it, reaps processes and exits with it.
+//! `codelia-init`: waits in a sandbox for its one command, starts it, reaps processes and exits
+//! with it.
 //!
-//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and no other
-//! descriptor. When the backend closes the socket or dies, init kills every process of the sandbox.
+//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and no
+//! other descriptor. When the backend closes the socket or dies, init kills every process of the
+//! sandbox.
 
 #![forbid(unsafe_code)]
 
@@ -86,8 +88,8 @@ fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     }
 }
 
-/// The cgroups of a container are removed when init exits, with their counters. So init waits until its
-/// backend has read them and closes the socket.
+/// The cgroups of a container are removed when init exits, with their counters. So init waits until
+/// its backend has read them and closes the socket.
 fn wait_for_close(control: &mut Control<Stdin>, stay_after_exit: bool) -> Result<(), Failure> {
     while stay_after_exit && control.fill()? {}
     Ok(())

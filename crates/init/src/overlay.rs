@@ -1,5 +1,5 @@
-//! `codelia-init --overlays`: mounts the overlays of a session outside any sandbox, in namespaces that
-//! it creates or receives and hands back.
+//! `codelia-init --overlays`: mounts the overlays of a session outside any sandbox, in namespaces
+//! that it creates or receives and hands back.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -77,8 +77,8 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     mounted.map_err(at(Step::OverlayMount))
 }
 
-/// Creates a layer with whiteouts for the hidden paths. Their parent directories get the modes that they
-/// have in the source.
+/// Creates a layer with whiteouts for the hidden paths. Their parent directories get the modes that
+/// they have in the source.
 fn make_hidden_layer(layer: &Path, request: &OverlayRequest, one: &Overlay) -> io::Result<()> {
     make_session_directory(layer, 0o755, request)?;
     for hidden in &one.hidden {
@@ -104,7 +104,7 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Creates a directory that belongs to the session's user. One that exists keeps its owner and mode.
+/// Creates a directory of the session's user. One that exists keeps its owner and mode.
 fn make_session_directory(path: &Path, mode: u32, request: &OverlayRequest) -> io::Result<()> {
     if path.exists() {
         return Ok(());

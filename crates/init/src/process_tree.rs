@@ -14,8 +14,8 @@ use codelia_sys::{
 
 use crate::{control::Control, setup::at};
 
-/// Supervises the command's process until no process is left. Returns `None` if the backend is gone and
-/// cannot receive a report.
+/// Supervises the command's process until no process is left. Returns `None` if the backend is gone
+/// and cannot receive a report.
 pub(crate) fn supervise(
     control: &mut Control<Stdin>,
     events: &ChildEvents,
@@ -35,7 +35,7 @@ fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Resul
         let (has_request, child_ended) =
             signal::wait_readable(&*control, events, deadline).map_err(at(Step::Supervise))?;
         if !has_request && !child_ended {
-            // The deadline passed: the backend hangs, and another worker may have taken over the session.
+            // The deadline passed: the backend hangs, and another worker may have the session now.
             return Err(Failure::new(Step::KeepAlive, Errno::TIMEDOUT));
         }
         if child_ended {
@@ -72,8 +72,8 @@ fn handle_requests(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Fail
     let mut keep_alive = None;
     while let Some(request) = control.next_buffered()? {
         match request {
-            // The command is not reaped yet, so the group is its own. Failing to send a signal, because
-            // it is invalid or the group changed its ids, is not an error.
+            // The command is not reaped yet, so the group is its own. Failing to send a signal,
+            // because it is invalid or the group changed its ids, is not an error.
             Request::Signal(number) => drop(process::signal_process_group(main, number)),
             Request::KeepAlive(time) => keep_alive = Some(time),
             Request::Kill => return Ok(Next::Kill),
@@ -96,8 +96,8 @@ fn reap_until(main: Pid) -> Result<Option<ExitStatus>, Failure> {
     }
 }
 
-/// Kills and reaps every descendant. Orphans become children of init, so none can escape. Returns the
-/// command's status if it was among them.
+/// Kills and reaps every descendant. Orphans become children of init, so none can escape. Returns
+/// the command's status if it was among them.
 fn kill_and_reap_all(main: Pid) -> Result<Option<ExitStatus>, Failure> {
     let mut main_status = None;
     loop {

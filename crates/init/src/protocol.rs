@@ -1,11 +1,12 @@
 //! The messages on the control socket.
 //!
-//! 1. The backend sends `setup`; init restricts itself, starts the command's process and sends `ready`.
-//! 2. The backend sends `launch` on the launch socket, a separate socket to the command's process that
-//!    came with `ready`. End of file on it means that the command was executed; `failed` on it, that it
-//!    was not.
+//! 1. The backend sends `setup`; init restricts itself, starts the command's process and sends
+//!    `ready`.
+//! 2. The backend sends `launch` on the launch socket, a separate socket to the command's process
+//!    that came with `ready`. End of file on it means that the command was executed; `failed` on
+//!    it, that it was not.
 //! 3. The backend may send `signal`, `keep_alive` and `kill` at any time.
-//! 4. Init sends `exited`. It may send `failed` instead of `ready` or `exited`, as its last message.
+//! 4. Init sends `exited`. `failed` may replace `ready` or `exited` and is the last message.
 //!
 //! End of file on the control socket kills every process of the sandbox.
 //!
@@ -24,21 +25,21 @@ use serde::{Deserialize, Serialize};
 pub enum Request {
     /// Restrict init and the command's process. Carries descriptors for joining cgroups.
     Setup(Setup),
-    /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, unless it names a
-    /// directory, the working directory.
+    /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, unless it names
+    /// a directory, the working directory.
     Launch(Launch),
     /// Send this signal to the command's process group.
     Signal(i32),
-    /// Kill everything after this time, unless another `keep_alive` arrives before. Without any there is
-    /// no deadline.
+    /// Kill everything after this time, unless another `keep_alive` arrives before. Without any
+    /// there is no deadline.
     KeepAlive(Duration),
     /// Kill every process.
     Kill,
 }
 
 /// A request to mount the overlays of a session, outside any sandbox. The only message to
-/// `codelia-init --overlays`. Carries the namespaces to mount in, if they exist; `ready` carries those
-/// that were used.
+/// `codelia-init --overlays`. Carries the namespaces to mount in, if they exist; `ready` carries
+/// those that were used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverlayRequest {
     /// The directory of the layers, created if missing.
@@ -126,7 +127,7 @@ pub struct Launch {
     pub argv: Vec<String>,
     /// The whole environment.
     pub env: BTreeMap<String, String>,
-    /// The working directory below the workspace of the setup; `None` if a descriptor comes instead.
+    /// The working directory below the setup's workspace; `None` if a descriptor comes instead.
     pub directory: Option<String>,
     /// Whether stdin is a terminal, to become the controlling one.
     pub terminal: bool,
@@ -145,8 +146,8 @@ pub struct Rlimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// All restrictions are in place and the command's process waits. Carries the launch socket and the
-    /// listener of a notifying filter.
+    /// All restrictions are in place and the command's process waits. Carries the launch socket and
+    /// the listener of a notifying filter.
     Ready,
     /// The command was executed. Sent only if init relayed the launch.
     Launched,

@@ -1,5 +1,5 @@
-//! Irrevocable restrictions: dropping init's privileges, and limiting what the command's process may
-//! execute.
+//! Irrevocable restrictions: dropping init's privileges, and limiting what the command's process
+//! may execute.
 
 use std::path::PathBuf;
 

@@ -7,8 +7,8 @@ use rustix::{
 
 /// Removes the special treatment of user 0 and locks that setting.
 ///
-/// Does nothing where the process may not set the bits or the kernel lacks one of them. User 0 gains
-/// nothing then either, as long as the bounding set is empty.
+/// Does nothing where the process may not set the bits or the kernel lacks one of them. User 0
+/// gains nothing then either, as long as the bounding set is empty.
 ///
 /// # Errors
 /// As `prctl(PR_SET_SECUREBITS)`.

@@ -60,8 +60,8 @@ pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
 }
 
-/// Sends bytes with descriptors attached to the first of them. Returns how many bytes were sent; the
-/// descriptors were sent with them.
+/// Sends bytes with descriptors attached to the first of them. Returns how many bytes were sent;
+/// the descriptors were sent with them.
 ///
 /// # Errors
 /// As `sendmsg(2)`; `EINVAL` for more than [`MAX_FDS_PER_MESSAGE`] descriptors.
@@ -85,8 +85,8 @@ pub fn shutdown_write(socket: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Receives bytes and appends the descriptors that came with them to `fds`, close-on-exec. Zero bytes
-/// mean end of file.
+/// Receives bytes and appends the descriptors that came with them to `fds`, close-on-exec. Zero
+/// bytes mean end of file.
 ///
 /// # Errors
 /// As `recvmsg(2)`.
@@ -196,8 +196,8 @@ pub fn set_cloexec_above_stdio() -> Result<(), Errno> {
 }
 
 pub(crate) fn close_range(first: u32, flags: u32) -> Result<(), Errno> {
-    // SAFETY: takes no pointers. A caller that passes no CLOSE_RANGE_CLOEXEC guarantees that nothing
-    // in this process owns these descriptors.
+    // SAFETY: takes no pointers. A caller that passes no CLOSE_RANGE_CLOEXEC guarantees that
+    // nothing in this process owns these descriptors.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }

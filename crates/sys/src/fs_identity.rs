@@ -21,7 +21,7 @@ impl Drop for RestoreIdentity {
         setfsgid(self.gid);
         setfsuid(self.uid);
         if let Some(groups) = &self.groups {
-            // A thread that could drop its groups can restore them; without them it can only do less.
+            // A thread that could drop its groups can restore them; on failure it can only do less.
             let _ = set_groups(groups);
         }
     }
@@ -42,7 +42,8 @@ pub fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> Result<T, Err
     // The group first: without its user id the thread may lose the privilege to change it.
     let previous_gid = setfsgid(gid);
     let restore = RestoreIdentity { uid: setfsuid(uid), gid: previous_gid, groups };
-    // Neither call reports failure. Requesting an invalid id changes nothing and returns the current one.
+    // Neither call reports failure. Requesting an invalid id changes nothing and returns the
+    // current one.
     let current = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(Gid::from_raw(u32::MAX)));
     if current != (uid, gid) {
         return Err(Errno::PERM);

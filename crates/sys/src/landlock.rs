@@ -73,7 +73,7 @@ impl ExecAllowlist {
     fn grant(&self, allowed_access: u64, path: &Path) -> Result<(), Errno> {
         let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let rule = PathBeneath { allowed_access, parent: file.as_fd().as_raw_fd() };
-        // SAFETY: the rule has the layout of this rule type; the kernel reads it and keeps no pointer.
+        // SAFETY: the rule has the layout of its type; the kernel reads it and keeps no pointer.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_landlock_add_rule,

@@ -1,5 +1,5 @@
-//! Overlay mounts: host directories below a writable layer, visible only in a separate mount namespace
-//! and gone with the last process or descriptor in it.
+//! Overlay mounts: host directories below a writable layer, visible only in a separate mount
+//! namespace and gone with the last process or descriptor in it.
 
 use std::{
     fs,
@@ -23,8 +23,8 @@ use crate::{
     process::{self, SingleThread, from_nix},
 };
 
-/// Moves this process into a new mount namespace. Without root it also gets a new user namespace that
-/// maps only its own ids. Mounts of the host propagate into the namespace, never out of it.
+/// Moves this process into a new mount namespace. Without root it also gets a new user namespace
+/// that maps only its own ids. Mounts of the host propagate into the namespace, never out of it.
 ///
 /// # Errors
 /// As `unshare(2)` and `mount(2)`.
@@ -88,7 +88,8 @@ pub fn create_whiteout(path: &Path) -> Result<(), Errno> {
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::empty(), 0)
 }
 
-/// Mounts a directory at `target` with ids mapped: files of root belong to this user and group there.
+/// Mounts a directory at `target` with ids mapped: there, files of root belong to this user and
+/// group.
 ///
 /// # Errors
 /// As `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)`: not every file system supports this.

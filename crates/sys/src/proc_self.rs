@@ -42,8 +42,8 @@ pub fn mounts() -> Result<Vec<Mount>, Errno> {
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse_mount).collect())
 }
 
-/// Parses a line: id, parent, device, root, target, mount options, tags, `-`, type, source, options of
-/// the file system.
+/// Parses a line: id, parent, device, root, target, mount options, tags, `-`, type, source, options
+/// of the file system.
 fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&byte| byte == b' ');
     let target = unescape(fields.nth(4)?);
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_only_mount_or_file_system_is_not_writable() {
+    fn read_only_options_make_a_mount_unwritable() {
         let writable = |line: &str| parse_mount(line.as_bytes()).unwrap().writable;
         assert!(writable("36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue"));
         assert!(!writable("36 35 98:0 / /mnt ro,noatime master:1 - ext3 /dev/root rw"));

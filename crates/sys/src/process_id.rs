@@ -1,5 +1,5 @@
-//! Process identity that survives PID reuse. Cgroups, containers and directories carry the identity of
-//! the process that created them, so that a later process can remove those of a dead one.
+//! Process identity that survives PID reuse. Cgroups, containers and directories carry the identity
+//! of the process that created them, so that a later process can remove those of a dead one.
 
 use std::{fmt, fs, str::FromStr, sync::LazyLock};
 

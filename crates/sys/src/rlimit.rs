@@ -29,7 +29,7 @@ pub fn lower(resource: Resource, max: u64) -> Result<(), Errno> {
         Resource::OpenFiles => (rustix::process::Resource::Nofile, 0),
         Resource::CoreBytes => (rustix::process::Resource::Core, 0),
         Resource::FileBytes => (rustix::process::Resource::Fsize, 0),
-        // At the soft limit the kernel sends SIGXCPU, which shows the cause; at the hard limit SIGKILL.
+        // The soft limit sends SIGXCPU, which shows the cause; the hard limit sends SIGKILL.
         Resource::CpuSeconds => (rustix::process::Resource::Cpu, 1),
     };
     let previous_hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);

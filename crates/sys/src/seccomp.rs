@@ -8,9 +8,9 @@ use std::{
 use nix::libc;
 use rustix::io::Errno;
 
-/// Installs a filter on this thread and all its children, irrevocably. Each word of `filter` is one BPF
-/// instruction in memory layout. With `notify` it returns the listener of the filter, close-on-exec.
-/// Needs `no_new_privs`.
+/// Installs a filter on this thread and all its children, irrevocably. Each word of `filter` is one
+/// BPF instruction in memory layout. With `notify` it returns the listener of the filter,
+/// close-on-exec. Needs `no_new_privs`.
 ///
 /// # Errors
 /// As `seccomp(2)`.
@@ -32,8 +32,8 @@ pub fn install(filter: &[u64], notify: bool) -> Result<Option<OwnedFd>, Errno> {
 
 fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> Result<RawFd, Errno> {
     let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut().cast() };
-    // SAFETY: an instruction has eight bytes and no stricter alignment than a `u64`; the kernel copies
-    // `len` of them, which is the length of `filter`.
+    // SAFETY: an instruction has eight bytes and no stricter alignment than a `u64`; the kernel
+    // copies `len` of them, which is the length of `filter`.
     let result =
         unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
     RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)
@@ -88,8 +88,8 @@ pub fn respond(listener: impl AsFd, call: Notification, response: Response) -> R
 }
 
 fn ioctl<T>(listener: impl AsFd, request: libc::Ioctl, argument: *mut T) -> Result<(), Errno> {
-    // SAFETY: both callers pass the struct that belongs to their request, of the size encoded in the
-    // request number; it lives until the call returns.
+    // SAFETY: both callers pass the struct that belongs to their request, of the size encoded in
+    // the request number; it lives until the call returns.
     let result = unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), request, argument) };
     if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
 }

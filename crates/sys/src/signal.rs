@@ -29,10 +29,10 @@ pub fn reset_dispositions() {
     // The kernel's layout: handler (zero is the default), flags, restorer, mask.
     let default = [0_u64; 4];
     for number in 1..=SIGNAL_SET_BYTES * 8 {
-        // Not through libc, which reserves two signals and would leave them ignored if they were. The
-        // kernel refuses SIGKILL and SIGSTOP, which always have their default.
-        // SAFETY: the kernel reads `default`, which has the layout it expects, and writes nothing since
-        // the pointer for the previous action is null.
+        // Not through libc, which reserves two signals and would leave them ignored if they were.
+        // The kernel refuses SIGKILL and SIGSTOP, which always have their default.
+        // SAFETY: the kernel reads `default`, which has the layout it expects, and writes nothing
+        // since the pointer for the previous action is null.
         unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -92,8 +92,8 @@ impl AsFd for ChildEvents {
     }
 }
 
-/// Waits until one of two descriptors is readable or closed, and returns which. Both are false if the
-/// deadline passes first.
+/// Waits until one of two descriptors is readable or closed, and returns which. Both are false if
+/// the deadline passes first.
 ///
 /// # Errors
 /// As `poll(2)`.

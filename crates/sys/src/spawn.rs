@@ -1,5 +1,6 @@
-//! Starting a program with `CLONE_VFORK` instead of `fork`. A fork copies the page tables, which takes
-//! longer the more memory the process uses, and every thread pays for the page faults afterwards.
+//! Starting a program with `CLONE_VFORK` instead of `fork`. A fork copies the page tables, which
+//! takes longer the more memory the process uses, and every thread pays for the page faults
+//! afterwards.
 
 use std::{
     ffi::{CString, OsStr, c_char, c_int, c_void},
@@ -30,8 +31,8 @@ const STACK_BYTES: usize = 64 * 1024;
 /// The exit code of a child that failed before exec. [`Program::start`] reaps it.
 const NOT_EXECUTED: c_int = 127;
 
-/// A program to start in `/`, with an empty environment, no blocked or ignored signals, and only the
-/// descriptors named here.
+/// A program to start in `/`, with an empty environment, no blocked or ignored signals, and only
+/// the descriptors named here.
 #[derive(Debug)]
 pub struct Program {
     path: CString,
@@ -74,8 +75,8 @@ impl Program {
         Self { new_process_group: true, ..self }
     }
 
-    /// Passes these descriptors on, under the numbers that they have here. They stay close-on-exec in
-    /// this process, so that a program started concurrently by another thread does not get them.
+    /// Passes these descriptors on, under the numbers that they have here. They stay close-on-exec
+    /// in this process, so that a program started concurrently by another thread does not get them.
     #[must_use]
     pub fn inherit_fds(self, descriptors: Vec<OwnedFd>) -> Self {
         Self { inherited: descriptors, ..self }
@@ -105,10 +106,10 @@ impl Program {
         let mut pidfd: RawFd = -1;
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
         let blocked = SignalsBlocked::block_all();
-        // SAFETY: the child runs `child_main` on a separate stack with an aligned end, and gets a pointer
-        // to `context`, which no other thread knows. Both live until the call returns, which is when the
-        // child has executed or exited. Until then it shares our memory; signals are blocked, so none of
-        // our handlers runs in it, and it only makes system calls.
+        // SAFETY: the child runs `child_main` on a separate stack with an aligned end, and gets a
+        // pointer to `context`, which no other thread knows. Both live until the call returns,
+        // which is when the child has executed or exited. Until then it shares our memory; signals
+        // are blocked, so none of our handlers runs in it, and it only makes system calls.
         let pid = unsafe {
             libc::clone(
                 child_main,
@@ -158,8 +159,8 @@ impl Program {
         // SAFETY: the path is NUL-terminated.
         check(unsafe { libc::chdir(c"/".as_ptr()) })?;
         for (number, stream) in (0..).zip(&self.stdio) {
-            // SAFETY: without CLONE_FILES the child has its own descriptor table, so this replaces no
-            // descriptor of the parent.
+            // SAFETY: without CLONE_FILES the child has its own descriptor table, so this replaces
+            // no descriptor of the parent.
             check(unsafe { libc::dup2(stream.as_raw_fd(), number) })?;
         }
         for descriptor in &self.inherited {
@@ -190,9 +191,9 @@ extern "C" fn child_main(argument: *mut c_void) -> c_int {
     NOT_EXECUTED
 }
 
-/// Drops supplementary groups and switches ids. Calls the kernel directly: libc's functions would change
-/// every thread of the parent, whose memory this is. Not dumpable, since the new user may trace its own
-/// processes and must not see that memory.
+/// Drops supplementary groups and switches ids. Calls the kernel directly: libc's functions would
+/// change every thread of the parent, whose memory this is. Not dumpable, since the new user may
+/// trace its own processes and must not see that memory.
 fn become_user(uid: u32, gid: u32) -> Result<(), Errno> {
     // SAFETY: `setgroups` with length 0 reads no list; the others take no pointers.
     unsafe {
@@ -234,7 +235,7 @@ struct SignalsBlocked {
 impl SignalsBlocked {
     fn block_all() -> Self {
         let (mut all, mut previous) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: both sets are ours; the first is filled before it is read, and the call fills the other.
+        // SAFETY: both sets are ours; one is filled before it is read, the call fills the other.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), previous.as_mut_ptr());

@@ -17,7 +17,7 @@ impl Group {
         let list: Vec<_> = cpus.iter().map(u32::to_string).collect();
         let effective = match group.version {
             Version::V1 => {
-                // A new cgroup of version 1 has no memory nodes, without which no process can enter it.
+                // A new version 1 cgroup has no memory nodes, and no process can enter it then.
                 let parent = GroupDir {
                     path: group.path.parent().unwrap_or(&group.path).to_owned(),
                     version: Version::V1,

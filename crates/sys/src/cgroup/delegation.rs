@@ -1,6 +1,7 @@
 //! Delegation in version 2: choosing the parent of our cgroups and enabling controllers for its
-//! children. A cgroup with processes cannot have children with controllers ("no internal processes"),
-//! so the cgroup in which a worker was started is usable only after the worker has left it.
+//! children. A cgroup with processes cannot have children with controllers ("no internal
+//! processes"), so the cgroup in which a worker was started is usable only after the worker has
+//! left it.
 
 use std::{
     fs,
@@ -19,8 +20,8 @@ use crate::{Error, process};
 const OWN_CHILD: &str = "worker";
 
 /// Finds the nearest cgroup, from `own` up to the mount point, whose children can have these
-/// controllers. If this process is alone in its own cgroup, it moves into a child of it first. Returns
-/// `own` if there is none; using it then fails with the reason.
+/// controllers. If this process is alone in its own cgroup, it moves into a child of it first.
+/// Returns `own` if there is none; using it then fails with the reason.
 pub(super) fn choose_parent(mount_point: &Path, own: PathBuf, controllers: &[Controller]) -> PathBuf {
     let own = match own.parent() {
         Some(parent) if own.file_name() == own_child_name().as_deref().map(AsRef::as_ref) => {
@@ -37,9 +38,9 @@ pub(super) fn choose_parent(mount_point: &Path, own: PathBuf, controllers: &[Con
     found.unwrap_or(own)
 }
 
-/// Enables controllers for the children of a cgroup, all or none. Fails with `EBUSY` if the cgroup has
-/// processes: the kernel would refuse some controllers, and with others no process could enter the
-/// children.
+/// Enables controllers for the children of a cgroup, all or none. Fails with `EBUSY` if the cgroup
+/// has processes: the kernel would refuse some controllers, and with others no process could enter
+/// the children.
 pub(super) fn enable_controllers(dir: &Path, controllers: &[Controller]) -> Result<(), Error> {
     let path = dir.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
@@ -61,8 +62,8 @@ pub(super) fn is_enabled(dir: &Path, controller: Controller) -> bool {
     enabled.split_ascii_whitespace().any(|word| word == controller.as_str())
 }
 
-/// Whether a cgroup has processes that keep its children from having controllers. The root cgroup, the
-/// only one without `cgroup.type`, is exempt.
+/// Whether a cgroup has processes that keep its children from having controllers. The root cgroup,
+/// the only one without `cgroup.type`, is exempt.
 fn has_processes(dir: &Path) -> Result<bool, Error> {
     let path = dir.join("cgroup.procs");
     let listed = fs::read_to_string(&path).map_err(Error::io("read", &path))?;

@@ -37,8 +37,8 @@ pub struct Usage {
     pub io_bytes: Option<(u64, u64)>,
 }
 
-/// A cgroup, with one directory in each hierarchy that it uses. The owner must remove it: dropping does
-/// nothing.
+/// A cgroup, with one directory in each hierarchy that it uses. The owner must remove it: dropping
+/// does nothing.
 #[derive(Debug, Default)]
 pub struct Group {
     memory: Option<GroupDir>,
@@ -69,12 +69,12 @@ impl Group {
         }
     }
 
-    /// The cgroup that a container engine created for this process, to read, kill and check the removal
-    /// of. No process joins it through us.
+    /// The cgroup that a container engine created for this process, to read, kill and check the
+    /// removal of. No process joins it through us.
     ///
     /// # Errors
-    /// The process does not exist, or its cgroup's name does not contain `name`, so that it is not the
-    /// sandbox's.
+    /// The process does not exist, or its cgroup's name does not contain `name`, so that it is not
+    /// the sandbox's.
     pub fn of_process(pid: Pid, name: &str) -> Result<Self, Error> {
         let hierarchy = Hierarchy::of_process(pid)?;
         let mut group = Self { is_external: true, ..Self::default() };
@@ -180,8 +180,8 @@ impl Group {
     /// A file cannot be read or parsed.
     pub fn usage(&self) -> Result<Usage, Error> {
         let peak = self.memory.as_ref().map(GroupDir::peak_memory).transpose();
-        // The engine's own threads were in an external cgroup first, so its peak says nothing. Not every
-        // kernel counts peaks.
+        // The engine's own threads were in an external cgroup first, so its peak says nothing. Not
+        // every kernel counts peaks.
         let own_pids = self.pids.as_ref().filter(|_| !self.is_external);
         Ok(Usage {
             cpu_time: self.cpu_time()?,
@@ -226,8 +226,8 @@ impl Group {
         self.cpu.as_ref().map_or(Ok(()), GroupDir::lower_cpu_weight)
     }
 
-    /// Lifts the CPU limit before a kill: dying takes CPU time, and a fork bomb at a small rate would
-    /// take long to die.
+    /// Lifts the CPU limit before a kill: dying takes CPU time, and a fork bomb at a small rate
+    /// would take long to die.
     ///
     /// # Errors
     /// The limit cannot be lifted.

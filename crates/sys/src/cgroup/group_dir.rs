@@ -133,8 +133,8 @@ impl GroupDir {
         Ok((sum(read), sum(written)))
     }
 
-    /// Opens the file into which a single-threaded process writes `0` to enter. In version 1 that is
-    /// `tasks`, which moves one thread and avoids the host-wide lock over forks.
+    /// Opens the file into which a single-threaded process writes `0` to enter. In version 1 that
+    /// is `tasks`, which moves one thread and avoids the host-wide lock over forks.
     pub(super) fn open_for_joining(&self) -> Result<OwnedFd, Error> {
         let path = self.path.join(match self.version {
             Version::V1 => "tasks",
@@ -171,8 +171,8 @@ impl GroupDir {
     }
 }
 
-/// Quota and period in microseconds. Uses a longer period where the default one would make the quota
-/// too small for the kernel.
+/// Quota and period in microseconds. Uses a longer period where the default one would make the
+/// quota too small for the kernel.
 fn cpu_quota(millis: u64) -> (u64, u64) {
     if millis * 100 >= MIN_QUOTA_MICROS {
         (millis * 100, DEFAULT_PERIOD_MICROS)

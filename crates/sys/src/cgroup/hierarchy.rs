@@ -26,8 +26,8 @@ pub struct Hierarchy {
     cpuset: Result<ParentGroup, Error>,
 }
 
-/// The parent of all sandbox cgroups of this process in one hierarchy. Created with the first of them,
-/// removed with the [`Hierarchy`].
+/// The parent of all sandbox cgroups of this process in one hierarchy. Created with the first of
+/// them, removed with the [`Hierarchy`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ParentGroup {
     pub(super) dir: PathBuf,
@@ -39,17 +39,17 @@ pub(super) struct ParentGroup {
 /// Where cgroups are created, and their CPU priority.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupParent {
-    /// The cgroup below which to create them, the same path in each hierarchy; `None` for the cgroup of
-    /// this process. In version 2 it must have no processes.
+    /// The cgroup below which to create them, the same path in each hierarchy; `None` for the
+    /// cgroup of this process. In version 2 it must have no processes.
     pub name: Option<String>,
     /// Whether they run only when nothing outside needs the CPU (`cpu.idle`).
     pub cpu_idle: bool,
 }
 
 impl Hierarchy {
-    /// Finds the parents: the named cgroup in each hierarchy, else the cgroup of this process, or in
-    /// version 2 its nearest ancestor whose children can have controllers. A controller without a
-    /// parent returns its error when it is used.
+    /// Finds the parents: the named cgroup in each hierarchy, else the cgroup of this process, or
+    /// in version 2 its nearest ancestor whose children can have controllers. A controller without
+    /// a parent returns its error when it is used.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -112,8 +112,8 @@ impl Hierarchy {
         .map_err(Clone::clone)
     }
 
-    /// Removes the parents that this process created. One that another `Hierarchy` of this process uses
-    /// is not empty and stays, or is created again.
+    /// Removes the parents that this process created. One that another `Hierarchy` of this process
+    /// uses is not empty and stays, or is created again.
     pub fn remove_parents(&self) {
         for controller in Controller::ALL {
             if let Ok(parent) = self.parent(controller)
@@ -137,8 +137,8 @@ impl Drop for Hierarchy {
 impl ParentGroup {
     /// Creates the parent, or enables another controller for its children.
     ///
-    /// It keeps the default CPU weight, so that under contention all sandboxes together weigh as much
-    /// as one process next to it; with `cpu_idle` they get only idle CPU time.
+    /// It keeps the default CPU weight, so that under contention all sandboxes together weigh as
+    /// much as one process next to it; with `cpu_idle` they get only idle CPU time.
     pub(super) fn create(&self, controller: Controller) -> Result<(), Error> {
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -155,7 +155,7 @@ impl ParentGroup {
         if self.cpu_idle { own.write("cpu.idle", 1) } else { Ok(()) }
     }
 
-    /// Enables the controller in the cgroup above first: children can have only what their parent has.
+    /// Enables it in the cgroup above first: a child can have only its parent's controllers.
     fn enable_controller(&self, controller: Controller) -> Result<(), Error> {
         let above = self.dir.parent().unwrap_or(&self.dir);
         let needed = match controller {
@@ -169,7 +169,7 @@ impl ParentGroup {
         delegation::enable_controllers(&self.dir, &needed)
     }
 
-    /// A new cgroup of version 1 has neither CPUs nor memory nodes: copies those of the cgroup above.
+    /// Copies CPUs and memory nodes from the cgroup above: a new version 1 cgroup has none.
     fn inherit_cpuset(&self) -> Result<(), Error> {
         let group = |dir: &Path| GroupDir { path: dir.to_owned(), version: Version::V1 };
         let (own, above) = (group(&self.dir), group(self.dir.parent().unwrap_or(&self.dir)));
@@ -221,8 +221,8 @@ fn group_path(
     let mount = find_mount(version, controller, mounts)?;
     let group = match named {
         Some(named) => named.to_owned(),
-        // Paths in `/proc/self/cgroup` start at the root of the hierarchy, of which only a part may be
-        // mounted.
+        // Paths in `/proc/self/cgroup` start at the root of the hierarchy, of which only a part may
+        // be mounted.
         None => own_group(version, controller, own)?.strip_prefix(mount.root).ok()?.to_owned(),
     };
     Some(mount.point.join(group.strip_prefix("/").unwrap_or(&group)))

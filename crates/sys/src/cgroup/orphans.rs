@@ -1,5 +1,5 @@
-//! Cgroup names and orphans. A cgroup's name contains the identity of the process that created it, so
-//! that a later process can remove the cgroups of a dead one.
+//! Cgroup names and orphans. A cgroup's name contains the identity of the process that created it,
+//! so that a later process can remove the cgroups of a dead one.
 
 use std::{
     fs,

@@ -58,8 +58,8 @@ impl PidFd {
     }
 }
 
-/// Kills every other process of the PID namespace. This process must be PID 1 of it. Succeeds if there
-/// is no other process.
+/// Kills every other process of the PID namespace. This process must be PID 1 of it. Succeeds if
+/// there is no other process.
 ///
 /// # Errors
 /// `EINVAL` if this is not PID 1, else as `kill(2)`.

@@ -47,8 +47,8 @@ pub fn allowed_cpus() -> Result<Vec<u32>, Error> {
     Ok((0..u32::try_from(nix::sched::CpuSet::count()).unwrap_or_default()).filter(is_set).collect())
 }
 
-/// Starts a new session without a terminal. Succeeds if this process leads a session already, as the
-/// first process of a container does.
+/// Starts a new session without a terminal. Succeeds if this process leads a session already, as
+/// the first process of a container does.
 ///
 /// # Errors
 /// As `setsid(2)`.

@@ -20,8 +20,8 @@ pub struct SingleThread {
 }
 
 impl SingleThread {
-    /// Closes every descriptor above stderr. Call it first in `main`, before anything is opened, in a
-    /// program that starts no thread.
+    /// Closes every descriptor above stderr. Call it first in `main`, before anything is opened, in
+    /// a program that starts no thread.
     ///
     /// # Errors
     /// `EINVAL` if there is another thread; as `close_range(2)`.

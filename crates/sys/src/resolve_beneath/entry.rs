@@ -36,8 +36,8 @@ pub struct Entry {
 }
 
 impl ResolvedPath {
-    /// Creates a file without a name on the file system of the parent directory, to be written and then
-    /// linked. The kernel removes it when it is closed unlinked.
+    /// Creates a file without a name on the file system of the parent directory, to be written and
+    /// then linked. The kernel removes it when it is closed unlinked.
     ///
     /// # Errors
     /// As `open(2)` with `O_TMPFILE`.

@@ -3,7 +3,8 @@
 //!
 //! - [`Root::resolve`] walks one component at a time and follows symlinks as the command sees them:
 //!   an absolute target below the workspace path inside the sandbox resolves from the root.
-//! - [`open_directory_beneath`] lets the kernel resolve the whole path and fails if it leaves the root.
+//! - [`open_directory_beneath`] lets the kernel resolve the whole path and fails if it leaves the
+//!   root.
 
 mod directory;
 mod entry;
@@ -61,8 +62,8 @@ fn openat2(
     retry(|| rustix::fs::openat2(dir, path, flags, mode, resolve))
 }
 
-/// Repeats a call while it is interrupted. `openat2` fails with `EAGAIN` when a concurrent rename keeps
-/// the kernel from deciding whether the path stays beneath the root.
+/// Repeats a call while it is interrupted. `openat2` fails with `EAGAIN` when a concurrent rename
+/// keeps the kernel from deciding whether the path stays beneath the root.
 fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

@@ -1,5 +1,5 @@
-//! Resolves a path one component at a time, each relative to the directory opened before it, so that
-//! no name is looked up twice.
+//! Resolves a path one component at a time, each relative to the directory opened before it, so
+//! that no name is looked up twice.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -94,7 +94,7 @@ impl Walk<'_> {
                     continue;
                 }
                 Some(Step::Child(name)) => name,
-                // The path ends in `directory`: look it up by name in its parent, unless it is the root.
+                // The path ends in `directory`: look it up in its parent, unless it is the root.
                 None => match self.names.pop() {
                     Some(name) => {
                         self.directory = self.reopen_directory()?;
