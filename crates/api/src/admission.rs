@@ -180,8 +180,8 @@ pub(crate) fn fingerprint(request: &impl Serialize) -> Result<[u8; 32], ApiError
     Ok(Sha256::digest(bytes).into())
 }
 
-/// Mode `logical` cannot enforce a network mode, so the default does not apply to it; a network mode
-/// that the caller requests is rejected instead.
+/// Mode `logical` cannot enforce a network mode, so the default does not apply to it. A network mode
+/// that the caller requests is rejected.
 fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
     if mode == Mode::Logical { None } else { options.default_network }
 }
@@ -242,12 +242,12 @@ mod tests {
     }
 
     fn session() -> SessionSpec {
-        let asked = LimitsRequest { pids: Some(7), open_files: Some(9), ..Default::default() };
-        let limits = asked.or_default(&Limits::default());
+        let requested = LimitsRequest { pids: Some(7), open_files: Some(9), ..Default::default() };
+        let limits = requested.or_default(&Limits::default());
         SessionSpec {
             mode: Mode::Logical,
             limits,
-            requested_limits: asked,
+            requested_limits: requested,
             network: None,
             policy: Policy::default(),
         }

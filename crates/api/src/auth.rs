@@ -1,5 +1,5 @@
 //! Authentication: every request looks up its key, so that a revoked key stops working immediately.
-//! The layer wraps all services, so that no new method can be left unprotected.
+//! The layer wraps all services, so that every new method is protected.
 
 use std::{
     collections::HashMap,

@@ -6,7 +6,7 @@ use tonic::Status;
 
 use crate::status::FileError;
 
-/// The error in a worker's status; `None` if the worker did not report it (the call failed on the way).
+/// The error in a worker's status; `None` if it is not from the worker but from the transport.
 pub(super) fn from_status(status: &Status) -> Option<FileError> {
     FileRefusal::decode(status.details()).ok().and_then(FileError::from_worker)
 }

@@ -24,7 +24,7 @@ use crate::{context::Context, dispatch};
 
 /// Inputs buffered for a slow worker.
 const INPUT_BUFFER: usize = 8;
-/// How often a worker is asked for a run before the row is read again.
+/// How often to try a worker before the row is read again.
 const MAX_ATTEMPTS: u32 = 4;
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -128,7 +128,7 @@ impl Attacher {
     }
 }
 
-/// Delays before a worker or a row is asked again: none at first, then a backoff.
+/// Delays before a worker is tried or a row is read again: none at first, then a backoff.
 #[derive(Debug)]
 pub(super) struct RetryDelay {
     is_first: bool,

@@ -41,7 +41,7 @@ const INPUT_BUFFER: usize = 16;
 const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to read what a client sent just before it disconnected.
 const LAST_INPUT_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long the worker's stream stays open after a detach, so that the detach arrives before its end.
+/// How long the worker's stream stays open after a detach, so that the detach arrives first.
 const DETACH_DELAY: Duration = Duration::from_millis(250);
 
 /// The first message of an `Exec`.

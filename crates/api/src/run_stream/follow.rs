@@ -146,7 +146,8 @@ fn ended_run(run: &Run, committed: Committed) -> Option<Run> {
         .and_then(|ended| run.ended(ended))
 }
 
-/// Streams a run until it has ended, the client disconnects, its deadline passes or the server stops.
+/// Streams a run until it has ended, the client disconnects, its deadline passes or the server
+/// stops.
 pub(crate) async fn watch(streamer: EventStreamer, run: Run, deadline: Deadline) {
     let _open = OpenStream::count();
     let (context, events) = (streamer.attacher.context().clone(), streamer.delivery.events().clone());

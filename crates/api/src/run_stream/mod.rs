@@ -1,9 +1,10 @@
 //! The stream of a run's events, for `WatchRun` and `Exec`.
 //!
-//! `follow` reads what happened from the store and what happens from the worker, `attach` connects
-//! to the worker, `deliver` sends each event once, `client` ends the stream, `output` cuts output into
-//! events, `exec` forwards the client's input. The store is authoritative: a worker that cannot be
-//! reached or does not know the run is retried.
+//! `follow` reads past events from the store and new ones from the worker, `attach` connects to the
+//! worker, `deliver` sends each event once, `client` ends the stream, `output` cuts output into
+//! events, `exec` forwards the client's input.
+//!
+//! The store is authoritative: a worker that cannot be reached or does not know the run is retried.
 
 mod attach;
 mod client;

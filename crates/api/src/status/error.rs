@@ -12,7 +12,7 @@ use super::file::FileError;
 pub(crate) enum ApiError {
     /// A field of the request is invalid.
     InvalidField { field: String, message: String },
-    /// The resource does not exist or belongs to another tenant: callers cannot tell which.
+    /// The resource does not exist or belongs to another tenant: the response is the same.
     NotFound { kind: &'static str, name: String },
     /// The request has no valid key.
     Unauthenticated,
