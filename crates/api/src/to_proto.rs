@@ -6,11 +6,6 @@ use codelia_store::{
     SessionState, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::CommandSpec;
-use time::OffsetDateTime;
-
-fn time(at: OffsetDateTime) -> prost_types::Timestamp {
-    timestamp_to_proto(at)
-}
 
 pub(crate) fn session(session: Session) -> v1::Session {
     v1::Session {
@@ -20,10 +15,10 @@ pub(crate) fn session(session: Session) -> v1::Session {
         state: session_state(session.state).into(),
         end_reason: end_reason(session.end_reason).into(),
         mode: v1::SandboxMode::from(session.spec.mode).into(),
-        create_time: Some(time(session.created_at)),
-        expire_time: Some(time(session.expires_at)),
+        create_time: Some(timestamp_to_proto(session.created_at)),
+        expire_time: Some(timestamp_to_proto(session.expires_at)),
         idle_ttl: session.idle_ttl.map(duration_to_proto),
-        end_time: session.ended_at.map(time),
+        end_time: session.ended_at.map(timestamp_to_proto),
         worker_id: session.holder.map(String::from).unwrap_or_default(),
         lease_epoch: session.lease_epoch.0,
         labels: session.labels.into_iter().collect(),
@@ -61,9 +56,9 @@ pub(crate) fn run(run: &Run) -> v1::Run {
         mode: v1::SandboxMode::from(run.spec.mode).into(),
         worker_id: worker_id(run),
         sandbox_root: run.sandbox_root.clone().unwrap_or_default(),
-        create_time: Some(time(run.created_at)),
-        start_time: run.started_at.map(time),
-        end_time: run.ended_at.map(time),
+        create_time: Some(timestamp_to_proto(run.created_at)),
+        start_time: run.started_at.map(timestamp_to_proto),
+        end_time: run.ended_at.map(timestamp_to_proto),
         setup_time: run.setup_time.map(duration_to_proto),
         usage: run.usage.as_ref().map(Into::into),
         receipt: run.receipt.as_ref().map(Into::into),
@@ -156,7 +151,7 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<TenantUsage>) -> v1::Tenant {
     v1::Tenant {
         name: format!("tenants/{}", tenant.id),
         tenant_id: tenant.id.to_string(),
-        create_time: Some(time(tenant.created_at)),
+        create_time: Some(timestamp_to_proto(tenant.created_at)),
         quotas: Some(quotas(tenant.quotas)),
         usage: used.map(usage),
         isolation_floor: Some(floor(&tenant.floor)),
@@ -169,7 +164,7 @@ fn floor(floor: &IsolationFloor) -> v1::IsolationFloor {
         level: v1::IsolationLevel::from(Some(floor.level)).into(),
         reason: decision.map(|decision| decision.reason.clone()).unwrap_or_default(),
         key_id: decision.and_then(|decision| decision.key).map(|key| key.to_string()).unwrap_or_default(),
-        set_time: decision.map(|decision| time(decision.at)),
+        set_time: decision.map(|decision| timestamp_to_proto(decision.at)),
     }
 }
 
@@ -197,8 +192,8 @@ pub(crate) fn key(key: Key) -> v1::Key {
         name: format!("tenants/{}/keys/{}", key.tenant, key.id),
         display_name: key.display_name,
         scopes: key.scopes.into_iter().map(|value| scope(value).into()).collect(),
-        create_time: Some(time(key.created_at)),
-        revoke_time: key.revoked_at.map(time),
+        create_time: Some(timestamp_to_proto(key.created_at)),
+        revoke_time: key.revoked_at.map(timestamp_to_proto),
     }
 }
 
@@ -222,7 +217,7 @@ pub(crate) fn worker(worker: Worker) -> v1::Worker {
         slots: worker.slots,
         busy_slots: worker.busy_slots,
         sessions: worker.sessions,
-        heartbeat_time: Some(time(worker.heartbeat_at)),
+        heartbeat_time: Some(timestamp_to_proto(worker.heartbeat_at)),
         version: worker.version,
     }
 }
