@@ -13,7 +13,7 @@ const SHELL_SIGNAL_BASE: i32 = 128;
 /// The status of a command whose real status is unknown.
 pub(crate) const KILLED: ExitStatus = ExitStatus::Signaled(SIGKILL);
 
-/// Why the sandbox killed a command without being asked to.
+/// Why the sandbox killed a command by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KillReason {
     /// Too many blocked system calls.

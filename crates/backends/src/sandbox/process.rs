@@ -27,7 +27,7 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
         Receipt::default()
     }
 
-    /// Whether it ended because it ran out of memory. Asked when `codelia-init` did not report.
+    /// Whether it ended because it ran out of memory. Called when `codelia-init` did not report.
     async fn ran_out_of_memory(&mut self) -> bool {
         false
     }
