@@ -1,19 +1,21 @@
-//! The lease and run protocol as a model that a checker walks through, state by state.
+//! A model of the lease and run protocol for the stateright model checker.
 //!
-//! Two workers, one database with its statements in flight, apis that record, push and sweep, and
-//! the faults they must survive. It follows `codelia-store` and `codelia-worker` step by step; each
-//! [`Variant`] leaves out one thing that they do, so that the checker can show why they do it.
+//! It has two workers, one database with calls in flight, apis that insert, push and sweep, and the
+//! faults that they must survive. It follows `codelia-store` and `codelia-worker` step by step. Each
+//! broken [`Variant`] leaves out one safeguard, and the checker shows what goes wrong without it.
 
 #![forbid(unsafe_code)]
 
 mod action;
+mod apply;
 mod database;
-mod healing;
+mod enabled;
 mod protocol;
+mod recovery;
 mod state;
 mod statement;
 mod worker;
 
-pub use action::{Action, Event};
+pub use action::{Action, Step};
 pub use protocol::{Bounds, Protocol, Variant};
-pub use state::{Budget, State};
+pub use state::{FaultBudget, State};

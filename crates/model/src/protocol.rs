@@ -1,56 +1,56 @@
-//! What is checked: the protocol with its bounds, or a broken variant of it, and its properties.
+//! The model that is checked: the protocol or a broken variant, its bounds and its properties.
 
 use stateright::{Model, Property};
 
 use crate::{
-    action::{Action, Event},
-    state::{Budget, Local, RunState, State},
+    action::{Action, Step},
+    state::{FaultBudget, LocalRun, RunState, State},
 };
 
-/// The protocol as it is, or with one thing left out. All else is shared.
+/// The protocol, or the protocol without one of its safeguards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// As it is.
-    Right,
-    /// A commit asks only whether the run is running.
-    NoEpochGuard,
-    /// A worker that cannot renew goes on.
+    /// The protocol as implemented.
+    Correct,
+    /// A commit checks only that the run is running.
+    NoCommitGuard,
+    /// A worker that cannot renew keeps its sandboxes.
     NoSelfFencing,
-    /// A push is taken whatever became of the run.
+    /// A worker accepts a push for a run that it already handled.
     NoPushMemory,
-    /// A lease that was seen to be over is renewed by an answer that comes late.
-    SecondThoughts,
-    /// A worker is taken for dead without a look at what is on its way.
-    UnmarkedDeath,
-    /// A run is handed back whichever turn it is in.
-    AnyTurn,
-    /// A run that may have been started is queued again though nobody asked for that.
-    UnaskedRetry,
-    /// A run is recorded for a holder without a lock on the session.
-    UnlockedInsert,
+    /// A late answer to a renewal revives a lease that the worker considered expired.
+    RevivedLease,
+    /// An expired worker is replaced without marking its row, so a renewal in flight can revive it.
+    NoExpiryMark,
+    /// A hand-back does not check the turn.
+    NoTurnGuard,
+    /// A started run is queued again although its caller allowed no retries.
+    UnrequestedRetry,
+    /// An insert assigns a run without locking the session.
+    NoInsertLock,
 }
 
-/// How far the checker looks.
+/// Bounds of the state space.
 #[derive(Debug, Clone)]
 pub struct Bounds {
-    /// Runs, and how often each may be started again.
+    /// Allowed retries of each run.
     pub retries: Vec<u8>,
-    /// Faults that may happen on any path.
-    pub faults: Budget,
-    /// Ticks of the database's clock.
+    /// Faults on one path.
+    pub faults: FaultBudget,
+    /// Maximum time on the database's clock.
     pub ticks: u8,
     /// How often a push may arrive.
     pub pushes: u8,
-    /// Whether each state is also asked if all runs end once the faults stop.
-    pub heals: bool,
+    /// Whether to check in each state that all runs end after the faults stop.
+    pub check_recovery: bool,
 }
 
 /// The model.
 #[derive(Debug, Clone)]
 pub struct Protocol {
-    /// What is left out.
+    /// The safeguard that is missing, if any.
     pub variant: Variant,
-    /// How far to look.
+    /// Bounds of the state space.
     pub bounds: Bounds,
 }
 
@@ -62,83 +62,81 @@ impl Protocol {
 
 impl Model for Protocol {
     type State = State;
-    type Action = Event;
+    type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
         vec![State::first(self.bounds.retries.len(), self.bounds.faults)]
     }
 
-    fn actions(&self, state: &State, events: &mut Vec<Event>) {
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
         let mut actions = Vec::new();
         if state.now < self.bounds.ticks {
-            self.time(state, &mut actions);
+            self.time_actions(state, &mut actions);
         }
-        self.faults(state, &mut actions);
-        self.steps(state, &mut actions);
-        let may_be_slow = |action: &&Action| state.left.slow > 0 && action.sends();
-        events.extend(
-            actions.iter().filter(may_be_slow).map(|action| Event { action: *action, is_slow: true }),
-        );
-        events.extend(actions.into_iter().map(Event::from));
+        self.fault_actions(state, &mut actions);
+        self.work_actions(state, &mut actions);
+        let may_be_slow = |action: &&Action| state.budget.slow_calls > 0 && action.sends();
+        steps
+            .extend(actions.iter().filter(may_be_slow).map(|action| Step { action: *action, is_slow: true }));
+        steps.extend(actions.into_iter().map(Step::from));
     }
 
-    fn next_state(&self, state: &State, action: Event) -> Option<State> {
+    fn next_state(&self, state: &State, action: Step) -> Option<State> {
         let mut next = state.clone();
         self.apply(&mut next, action);
-        // The same statements in another order are the same state.
-        next.flights.sort_by_key(|flight| (flight.statement, flight.by.worker, flight.by.number));
+        // The order of the calls does not matter. Sorting them merges equal states.
+        next.calls.sort_by_key(|call| (call.statement, call.by.worker, call.by.number));
         Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut all = vec![
-            Property::always("a living sandbox is its holder's alone", |_, state: &State| {
-                lives_under_its_lease(state)
+            Property::always("only the lease holder has a running sandbox", |_, state: &State| {
+                only_holder_runs(state)
             }),
-            Property::always("nobody commits under a lease that is not theirs", |_, state: &State| {
-                !state.seen.stale_commit
+            Property::always("no worker commits without holding the lease", |_, state: &State| {
+                !state.history.stale_commit
             }),
-            Property::always("a run is given one outcome", |_, state: &State| {
-                state.seen.endings.iter().all(|times| *times <= 1)
+            Property::always("a run gets one outcome", |_, state: &State| {
+                state.history.outcomes.iter().all(|times| *times <= 1)
             }),
-            Property::always(
-                "a started run is started again only if that was asked for",
-                |model: &Self, state| {
-                    state
-                        .seen
-                        .starts
-                        .iter()
-                        .zip(&model.bounds.retries)
-                        .all(|(starts, retries)| *starts <= 1 + retries)
-                },
-            ),
-            Property::always("without a fault nothing is lost", |_, state: &State| {
-                state.seen.faulty || state.runs.iter().all(|run| run.state != RunState::Lost)
+            Property::always("a run starts again only if retries are allowed", |model: &Self, state| {
+                state
+                    .history
+                    .starts
+                    .iter()
+                    .zip(&model.bounds.retries)
+                    .all(|(starts, retries)| *starts <= 1 + retries)
             }),
-            // Without these the others would say little.
+            Property::always("no run is lost without a fault", |_, state: &State| {
+                state.history.had_fault || state.runs.iter().all(|run| run.state != RunState::Lost)
+            }),
+            // These show that the interesting states are reached.
             Property::sometimes("a run is lost", |_, state: &State| {
                 state.runs.iter().any(|run| run.state == RunState::Lost)
             }),
-            Property::sometimes("a session is taken over", |_, state: &State| state.session.epoch > 1),
+            Property::sometimes("another worker takes over the session", |_, state: &State| {
+                state.session.epoch > 1
+            }),
             Property::sometimes("all runs exit", |_, state: &State| {
                 state.runs.iter().all(|run| matches!(run.state, RunState::Exited(_)))
             }),
         ];
-        if self.bounds.heals {
-            all.push(Property::always("every run ends when the faults do", |model: &Self, state| {
-                model.heals(state)
+        if self.bounds.check_recovery {
+            all.push(Property::always("every run ends after the faults stop", |model: &Self, state| {
+                model.recovers(state)
             }));
         }
         all
     }
 }
 
-/// Nobody but the holder has a command running in the session. Of a worker that is paused, or was and
-/// has not looked since, that cannot be had for sure: it is stopped, a command that it has just begun is not.
-fn lives_under_its_lease(state: &State) -> bool {
+/// Whether only the lease holder has a running command in the session. Exempts a worker that is
+/// paused, or was and has not checked its lease since: a command that it just started is not paused.
+fn only_holder_runs(state: &State) -> bool {
     state.workers.iter().enumerate().all(|(number, worker)| {
-        let lives = worker.runs.iter().any(|run| matches!(run, Local::Living { .. }));
+        let is_live = worker.runs.iter().any(|run| matches!(run, LocalRun::Running { .. }));
         let other = state.session.holder.is_some_and(|holder| usize::from(holder.worker) != number);
-        !lives || worker.is_dazed || !other
+        !is_live || worker.has_unchecked_pause || !other
     })
 }

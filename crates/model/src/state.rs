@@ -1,15 +1,15 @@
-//! Everything there is at one moment: the clock, the database, the workers, what is in flight.
+//! The state of the model: clock, database, workers and calls in flight.
 
-use crate::statement::Flight;
+use crate::statement::Call;
 
-/// How many workers there are.
+/// Number of workers.
 pub(crate) const WORKERS: usize = 2;
-/// How long a lease lives in the database, in ticks of its clock.
+/// Lifetime of a lease in the database, in ticks.
 pub(crate) const TTL: u8 = 4;
-/// How long before that it ends for its worker: one tick for a clock that lags, one to kill.
+/// How much earlier it ends for its worker: one tick for a lagging clock, one to kill sandboxes.
 pub(crate) const MARGIN: u8 = 2;
 
-/// One moment.
+/// One state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     /// The database's clock.
@@ -18,78 +18,78 @@ pub struct State {
     pub(crate) session: SessionRow,
     pub(crate) runs: Vec<RunRow>,
     pub(crate) workers: [Worker; WORKERS],
-    /// Statements that were sent and are not over.
-    pub(crate) flights: Vec<Flight>,
-    /// What an api may still push, again and again.
+    /// Statements that were sent and are not finished.
+    pub(crate) calls: Vec<Call>,
+    /// Pushes that an api may still send, possibly more than once.
     pub(crate) pushes: Vec<Option<Push>>,
     /// Faults that may still happen.
-    pub(crate) left: Budget,
-    pub(crate) seen: Seen,
+    pub(crate) budget: FaultBudget,
+    pub(crate) history: History,
 }
 
-/// Faults that may happen, each so many times.
+/// How often each fault may happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Budget {
-    /// A worker dies.
+pub struct FaultBudget {
+    /// A worker crashes.
     pub crashes: u8,
-    /// A worker is stopped and goes on later, its clock with it or not.
+    /// A worker is paused and resumed later. Its clock may stop or not.
     pub pauses: u8,
-    /// A worker is cut off from the database for a while.
+    /// A worker cannot reach the database for a while.
     pub partitions: u8,
-    /// A connection breaks: the statement is lost, or goes on without anybody who hears of it.
-    pub cuts: u8,
+    /// A connection breaks. The statement is lost, or continues without a receiver.
+    pub broken_connections: u8,
     /// A worker's clock loses a tick.
-    pub lags: u8,
-    /// A worker is drained. No fault: nothing may be lost by it.
+    pub lost_ticks: u8,
+    /// A worker is drained. Not a fault: no run may be lost by it.
     pub drains: u8,
-    /// A push finds no free slot. No fault either.
-    pub full: u8,
-    /// A statement takes its time, and anything may happen meanwhile. No fault either.
-    pub slow: u8,
+    /// A push finds no free slot. Not a fault.
+    pub full_pushes: u8,
+    /// A call is slow, and other steps may happen before its answer. Not a fault.
+    pub slow_calls: u8,
 }
 
-/// What the checker remembers of the past.
+/// What the properties need to know of the past.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Seen {
+pub(crate) struct History {
     /// How often each run's command was started.
     pub(crate) starts: Vec<u8>,
-    /// How often each run was given an outcome.
-    pub(crate) endings: Vec<u8>,
-    /// A worker ended a run under a lease it did not have.
+    /// How often each run got an outcome.
+    pub(crate) outcomes: Vec<u8>,
+    /// A worker committed a run under a lease that it did not hold.
     pub(crate) stale_commit: bool,
-    /// Something went wrong that nobody asked for.
-    pub(crate) faulty: bool,
+    /// A fault happened.
+    pub(crate) had_fault: bool,
 }
 
-/// A worker's row: all its leases live as long as it.
+/// A row of `workers`. All leases of the worker expire with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct WorkerRow {
-    /// Its incarnation; 0 before the first.
-    pub(crate) life: u8,
+    /// The number of its incarnation; 0 before the first.
+    pub(crate) incarnation: u8,
     pub(crate) lease_until: u8,
     pub(crate) is_ready: bool,
-    /// Somebody found its lease run out: it is never renewed again.
-    pub(crate) is_gone: bool,
+    /// Another process found the lease expired: it can never be renewed.
+    pub(crate) is_marked_expired: bool,
 }
 
-/// The session's lease.
+/// The lease columns of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionRow {
-    pub(crate) holder: Option<Life>,
+    pub(crate) holder: Option<Incarnation>,
     pub(crate) epoch: u8,
 }
 
 /// One incarnation of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Life {
+pub(crate) struct Incarnation {
     pub(crate) worker: u8,
     pub(crate) number: u8,
 }
 
-/// Whom a run is recorded for.
+/// The lease that a run is assigned under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Claim {
-    pub(crate) life: Life,
+pub(crate) struct Assignment {
+    pub(crate) incarnation: Incarnation,
     pub(crate) epoch: u8,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Claim {
 pub(crate) struct RunRow {
     pub(crate) state: RunState,
     pub(crate) attempt: u8,
-    /// Raised each time somebody begins it.
+    /// Incremented each time a worker begins it.
     pub(crate) turn: u8,
 }
 
@@ -105,8 +105,8 @@ pub(crate) struct RunRow {
 pub(crate) enum RunState {
     Absent,
     Queued,
-    Running(Claim),
-    Exited(Claim),
+    Running(Assignment),
+    Exited(Assignment),
     Lost,
 }
 
@@ -116,119 +116,126 @@ impl RunState {
     }
 }
 
-/// A push that is on its way.
+/// A push in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Push {
-    pub(crate) claim: Claim,
+    pub(crate) assignment: Assignment,
     /// How often it may still arrive.
     pub(crate) copies: u8,
 }
 
-/// A worker process, and what it believes.
+/// A worker process and its view of leases and runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Worker {
     pub(crate) is_up: bool,
     pub(crate) pause: Pause,
-    /// The database cannot be reached.
-    pub(crate) is_cut_off: bool,
-    /// It was paused and has not yet looked whether its lease outlived that.
-    pub(crate) is_dazed: bool,
-    /// How far its clock is behind.
+    /// It cannot reach the database.
+    pub(crate) is_partitioned: bool,
+    /// It was paused and has not checked yet whether its lease is still valid.
+    pub(crate) has_unchecked_pause: bool,
+    /// By how many ticks its clock is late.
     pub(crate) lag: u8,
-    /// 0: not registered.
-    pub(crate) life: u8,
-    /// On its own clock.
+    /// The number of its incarnation; 0 if it is not registered.
+    pub(crate) incarnation: u8,
+    /// When its lease ends, on its own clock.
     pub(crate) valid_until: u8,
     pub(crate) is_draining: bool,
-    pub(crate) holding: Holding,
-    pub(crate) runs: Vec<Local>,
+    pub(crate) lease: LocalLease,
+    pub(crate) runs: Vec<LocalRun>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Pause {
     No,
-    /// Its clock goes on.
+    /// Its clock continues.
     Stopped,
-    /// Its clock stands still too.
+    /// Its clock stops too.
     Frozen,
 }
 
+/// A worker's view of its lease on the session, with the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Holding {
-    Not,
+pub(crate) enum LocalLease {
+    None,
     Held(u8),
-    /// It is being given back: nothing of it is started any more.
+    /// It is being released: no run may start.
     Releasing(u8),
 }
 
-/// What a worker knows of a run.
+/// A worker's view of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Local {
+pub(crate) enum LocalRun {
     Unknown,
-    /// It asked to begin it.
+    /// It sent a statement to begin it.
     Beginning,
-    /// It is to execute it.
-    Claimed {
+    /// It is assigned to execute it.
+    Assigned {
         epoch: u8,
         turn: u8,
     },
-    /// It has made sure that it may start it.
-    Cleared {
+    /// It has checked its lease and may start the command.
+    Checked {
         epoch: u8,
     },
-    /// Its command runs.
-    Living {
+    /// The command runs.
+    Running {
         epoch: u8,
     },
-    /// Its command has ended; the result is to be stored.
+    /// The command has exited; the result is not committed yet.
     Done {
         epoch: u8,
     },
     HandingBack {
         turn: u8,
     },
-    /// It was to begin it; whether the database knows is unknown.
-    Left,
+    /// Beginning it failed; the database may have assigned it anyway.
+    Uncertain,
     HandedBack,
     Ended,
 }
 
-impl Local {
-    /// Whether it keeps the session in use.
+impl LocalRun {
+    /// Whether the run keeps the session busy.
     pub(crate) fn is_active(self) -> bool {
-        !matches!(self, Self::Unknown | Self::Left | Self::HandedBack | Self::Ended)
+        !matches!(self, Self::Unknown | Self::Uncertain | Self::HandedBack | Self::Ended)
     }
 }
 
 impl State {
-    /// Before anything happened: both workers have registered.
-    pub(crate) fn first(runs: usize, left: Budget) -> Self {
+    /// The initial state: both workers are registered.
+    pub(crate) fn first(runs: usize, budget: FaultBudget) -> Self {
         let worker = Worker {
             is_up: true,
             pause: Pause::No,
-            is_cut_off: false,
-            is_dazed: false,
+            is_partitioned: false,
+            has_unchecked_pause: false,
             lag: 0,
-            life: 1,
+            incarnation: 1,
             valid_until: TTL - MARGIN,
             is_draining: false,
-            holding: Holding::Not,
-            runs: vec![Local::Unknown; runs],
+            lease: LocalLease::None,
+            runs: vec![LocalRun::Unknown; runs],
         };
         Self {
             now: 0,
-            rows: [WorkerRow { life: 1, lease_until: TTL, is_ready: true, is_gone: false }; WORKERS],
+            rows: [WorkerRow { incarnation: 1, lease_until: TTL, is_ready: true, is_marked_expired: false };
+                WORKERS],
             session: SessionRow { holder: None, epoch: 0 },
             runs: vec![RunRow { state: RunState::Absent, attempt: 1, turn: 0 }; runs],
             workers: [worker.clone(), worker],
-            flights: Vec::new(),
+            calls: Vec::new(),
             pushes: vec![None; runs],
-            left,
-            seen: Seen { starts: vec![0; runs], endings: vec![0; runs], stale_commit: false, faulty: false },
+            budget,
+            history: History {
+                starts: vec![0; runs],
+                outcomes: vec![0; runs],
+                stale_commit: false,
+                had_fault: false,
+            },
         }
     }
 
-    /// Whether all runs have their outcome.
+    /// Whether all runs have an outcome.
     pub(crate) fn all_ended(&self) -> bool {
         self.runs.iter().all(|run| run.state.is_ended())
     }

@@ -1,16 +1,15 @@
-//! Statements on their way to the database, in it, and back. One that was sent may be executed at
-//! any later time, whether or not its sender still waits; what it looked at may have changed by the
-//! time it is committed.
+//! Database calls in flight. A statement that was sent may be executed at any later time, whether or
+//! not its sender still waits, and what it read may have changed when it is committed.
 
-use crate::state::{Claim, Life};
+use crate::state::{Assignment, Incarnation};
 
-/// What is asked of the database.
+/// A statement of `crates/store`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Statement {
     Insert {
         run: usize,
     },
-    /// `sent`: when, on the worker's clock.
+    /// `sent` is the worker's clock when it sent the renewal.
     Renew {
         sent: u8,
     },
@@ -32,57 +31,57 @@ pub(crate) enum Statement {
     },
 }
 
-/// A statement and where it is.
+/// A statement in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Flight {
+pub(crate) struct Call {
     pub(crate) statement: Statement,
-    /// Who sent it; meaningless for an insert, which is an api's.
-    pub(crate) by: Life,
+    /// The sender. Unused for an insert, which an api sends.
+    pub(crate) by: Incarnation,
     pub(crate) stage: Stage,
-    /// Whether somebody waits for its answer.
+    /// Whether the sender waits for the answer.
     pub(crate) is_awaited: bool,
-    /// Whether anything may happen between its steps; else they are made at once.
+    /// Whether other steps may happen between its stages.
     pub(crate) is_slow: bool,
-    /// Whether its sender was paused since it was sent.
-    pub(crate) is_old: bool,
+    /// Whether its sender was paused after it was sent.
+    pub(crate) predates_pause: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Stage {
     Sent,
-    /// It was executed and holds its locks; others see its effect when it is committed.
+    /// It holds its lock. Others see its effect when it is committed.
     Executed {
-        /// The database's clock then; only a renewal needs it.
+        /// The database's clock at that time. Only a renewal uses it.
         at: u8,
-        /// For whom an insert records its run.
-        claim: Option<Claim>,
+        /// The lease that an insert assigns its run under.
+        assignment: Option<Assignment>,
     },
     Answered(Answer),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
-    /// It was done; the epoch of an acquisition, the turn of a beginning.
+    /// Success, with the epoch of an acquired lease or the turn of a begun run.
     Done(u8),
-    /// A run is in the way of a release.
+    /// A running run prevents the release.
     Busy,
-    /// The sender has no right to it.
+    /// The conditions do not hold.
     Refused,
 }
 
-/// A row that a statement holds until it is committed.
+/// A row lock that a statement holds until it is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lock {
     Worker(u8),
-    /// Nobody else may even look at it under a lock.
+    /// Exclusive.
     Session,
-    /// Inserts share it.
+    /// Shared by inserts.
     SessionShared,
     Run(usize),
 }
 
-impl Flight {
-    /// An insert is an api's, not a worker's.
+impl Call {
+    /// Whether it is an insert, which an api sends.
     pub(crate) fn is_insert(&self) -> bool {
         matches!(self.statement, Statement::Insert { .. })
     }
@@ -98,12 +97,12 @@ impl Flight {
         }
     }
 
-    /// Whether it holds its lock now.
+    /// Whether it holds this lock now.
     pub(crate) fn holds(&self, lock: Lock) -> bool {
         matches!(self.stage, Stage::Executed { .. }) && self.lock() == lock
     }
 
-    pub(crate) fn claim(&self, epoch: u8) -> Claim {
-        Claim { life: self.by, epoch }
+    pub(crate) fn assignment(&self, epoch: u8) -> Assignment {
+        Assignment { incarnation: self.by, epoch }
     }
 }
