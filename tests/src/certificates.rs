@@ -1,32 +1,32 @@
-//! A certificate authority of one test.
+//! A certificate authority for one test.
 
 use std::{fs, path::Path};
 
 use anyhow::Result;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 
-/// An authority and what it signs.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Certificates {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Certificates {
-    /// Makes an authority that nobody else knows.
+    /// Creates a new authority.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Ok(Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)? })
     }
 
-    /// Its own certificate.
+    /// Its own certificate in PEM.
     #[must_use]
     pub fn authority_pem(&self) -> String {
         self.issuer.pem()
     }
 
-    /// Writes `{name}-ca.pem`, `{name}.pem` and `{name}.key` for a party that may call itself any
-    /// of `names`, on either side of a connection.
+    /// Writes `{name}-ca.pem`, `{name}.pem` and `{name}.key`: a certificate for all of `names`, for
+    /// either side of a connection.
     pub fn write(&self, dir: &Path, name: &str, names: &[&str]) -> Result<()> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names)?;

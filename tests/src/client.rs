@@ -1,4 +1,4 @@
-//! A caller of the public API with a key.
+//! A client of the public API with a key.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ use tonic_types::StatusExt;
 
 use crate::{Exec, Transcript, within};
 
-/// A caller. Cheap to clone.
+/// A client. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
     bearer: Bearer,
-    /// `http://…` or `https://…`.
+    /// The URL of the api.
     pub endpoint: String,
-    /// Its key.
+    /// The secret of its key.
     pub secret: String,
 }
 
-/// Adds a key to every call.
+/// Adds the key to every call.
 #[derive(Debug, Clone)]
 pub struct Bearer(MetadataValue<Ascii>);
 
@@ -42,23 +42,23 @@ impl Interceptor for Bearer {
     }
 }
 
-/// A channel that adds a key.
+/// A channel that adds the key.
 pub type Authorized = InterceptedService<Channel, Bearer>;
 
 impl Client {
     /// Connects without TLS.
     pub async fn connect(endpoint: &str, secret: &str) -> Result<Self> {
         let channel = Endpoint::from_shared(endpoint.to_owned())?.connect_timeout(Duration::from_secs(5));
-        Self::over(channel, endpoint, secret).await
+        Self::connect_channel(channel, endpoint, secret).await
     }
 
     /// Connects with TLS.
     pub async fn connect_tls(endpoint: &str, secret: &str, tls: ClientTlsConfig) -> Result<Self> {
         let channel = Endpoint::from_shared(endpoint.to_owned())?.tls_config(tls)?;
-        Self::over(channel, endpoint, secret).await
+        Self::connect_channel(channel, endpoint, secret).await
     }
 
-    async fn over(channel: Endpoint, endpoint: &str, secret: &str) -> Result<Self> {
+    async fn connect_channel(channel: Endpoint, endpoint: &str, secret: &str) -> Result<Self> {
         let channel = channel.connect().await.with_context(|| format!("connect to {endpoint}"))?;
         let bearer = Bearer(format!("Bearer {secret}").parse()?);
         Ok(Self { channel, bearer, endpoint: endpoint.to_owned(), secret: secret.to_owned() })
@@ -70,50 +70,50 @@ impl Client {
         Ok(Self { bearer, secret: secret.to_owned(), ..self.clone() })
     }
 
-    /// The connection without a key.
+    /// The connection, without the key.
     #[must_use]
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// The connection with the key.
+    /// The connection, with the key.
     #[must_use]
     pub fn authorized(&self) -> Authorized {
         InterceptedService::new(self.channel.clone(), self.bearer.clone())
     }
 
-    /// Sessions.
+    /// A client of `SessionService`.
     #[must_use]
     pub fn sessions(&self) -> SessionServiceClient<Authorized> {
         SessionServiceClient::new(self.authorized())
     }
 
-    /// Runs.
+    /// A client of `RunService`.
     #[must_use]
     pub fn runs(&self) -> RunServiceClient<Authorized> {
         RunServiceClient::new(self.authorized()).max_decoding_message_size(64 << 20)
     }
 
-    /// Files.
+    /// A client of `FileService`.
     #[must_use]
     pub fn files(&self) -> FileServiceClient<Authorized> {
         FileServiceClient::new(self.authorized())
     }
 
-    /// Writes a file, in pieces.
+    /// Writes a file in several messages.
     pub async fn write_file(&self, open: WriteFileOpen, bytes: &[u8]) -> Result<File, Status> {
         use write_file_request::Kind;
-        let pieces = bytes.chunks(100_000).map(|piece| Kind::Data(piece.to_vec().into()));
+        let chunks = bytes.chunks(100_000).map(|chunk| Kind::Data(chunk.to_vec().into()));
         let finish = Kind::Finish(WriteFileFinish {});
-        let messages: Vec<_> = [Kind::Open(open)].into_iter().chain(pieces).chain([finish]).collect();
+        let messages: Vec<_> = [Kind::Open(open)].into_iter().chain(chunks).chain([finish]).collect();
         let messages = messages.into_iter().map(|kind| WriteFileRequest { kind: Some(kind) });
         let mut files = self.files();
         let written = files.write_file(tokio_stream::iter(messages));
-        let response = within("a file is written", written).await?.into_inner();
+        let response = within("write a file", written).await?.into_inner();
         response.file.ok_or_else(|| Status::internal("no file"))
     }
 
-    /// Writes a text to a file.
+    /// Writes text to a file.
     pub async fn put(&self, session: &str, path: &str, text: &str) -> Result<File, Status> {
         let open = WriteFileOpen { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
         self.write_file(open, text.as_bytes()).await
@@ -121,13 +121,13 @@ impl Client {
 
     /// Reads a file.
     pub async fn read_file(&self, request: ReadFileRequest) -> Result<(File, Vec<u8>), Status> {
-        let mut stream = within("a file is opened", self.files().read_file(request)).await?.into_inner();
+        let mut stream = within("open a file", self.files().read_file(request)).await?.into_inner();
         let (mut file, mut bytes) = (File::default(), Vec::new());
-        while let Some(response) = within("the next piece", stream.message()).await? {
+        while let Some(response) = within("the next chunk of a file", stream.message()).await? {
             match response.kind {
-                Some(read_file_response::Kind::File(told)) => file = told,
+                Some(read_file_response::Kind::File(received)) => file = received,
                 Some(read_file_response::Kind::Data(data)) => bytes.extend_from_slice(&data),
-                None => return Err(Status::internal("an empty piece")),
+                None => return Err(Status::internal("empty message")),
             }
         }
         Ok((file, bytes))
@@ -138,27 +138,27 @@ impl Client {
         let request =
             ReadFileRequest { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
         let (_, bytes) = self.read_file(request).await?;
-        String::from_utf8(bytes).map_err(|_| Status::internal("no text"))
+        String::from_utf8(bytes).map_err(|_| Status::internal("file is not UTF-8"))
     }
 
-    /// Tenants, keys, workers.
+    /// A client of `AdminService`.
     #[must_use]
     pub fn admin(&self) -> AdminServiceClient<Authorized> {
         AdminServiceClient::new(self.authorized())
     }
 
-    /// Creates a session as asked.
+    /// Creates a session.
     pub async fn create(&self, request: CreateSessionRequest) -> Result<Session, Status> {
         let response = self.sessions().create_session(request).await?.into_inner();
         response.session.ok_or_else(|| Status::internal("no session"))
     }
 
-    /// Creates a session with nothing asked for.
+    /// Creates a session with defaults.
     pub async fn session(&self) -> Result<Session, Status> {
         self.create(CreateSessionRequest::default()).await
     }
 
-    /// Reads a session.
+    /// Gets a session.
     pub async fn get_session(&self, name: &str) -> Result<Session, Status> {
         let response = self.sessions().get_session(GetSessionRequest { name: name.to_owned() }).await?;
         response.into_inner().session.ok_or_else(|| Status::internal("no session"))
@@ -170,19 +170,19 @@ impl Client {
         response.into_inner().session.ok_or_else(|| Status::internal("no session"))
     }
 
-    /// Starts a run that goes on without its caller.
+    /// Starts a detached run.
     pub async fn start(&self, request: StartRunRequest) -> Result<Run, Status> {
         let response = self.runs().start_run(request).await?.into_inner();
         response.run.ok_or_else(|| Status::internal("no run"))
     }
 
-    /// Reads a run.
+    /// Gets a run.
     pub async fn get_run(&self, name: &str) -> Result<Run, Status> {
         let response = self.runs().get_run(GetRunRequest { name: name.to_owned() }).await?;
         response.into_inner().run.ok_or_else(|| Status::internal("no run"))
     }
 
-    /// Opens a watch.
+    /// Opens a watch of a run.
     pub async fn watch(&self, name: &str, position: i64) -> Result<Streaming<WatchRunResponse>, Status> {
         let request = WatchRunRequest { name: name.to_owned(), position };
         Ok(self.runs().watch_run(request).await?.into_inner())
@@ -198,13 +198,13 @@ impl Client {
         Ok(transcript)
     }
 
-    /// Executes a shell command in a session to its end.
+    /// Executes a shell script in a session and waits until it ends.
     pub async fn exec(&self, session: &str, script: &str) -> Result<Transcript> {
         Exec::start(self, shell(session, script)).await?.finish().await
     }
 }
 
-/// A request to run this program in a session.
+/// Builds a request to run a program in a session.
 #[must_use]
 pub fn command(session: &str, argv: &[&str]) -> StartRunRequest {
     let argv = argv.iter().map(|&word| word.to_owned()).collect();
@@ -215,35 +215,35 @@ pub fn command(session: &str, argv: &[&str]) -> StartRunRequest {
     }
 }
 
-/// A request to run this shell script in a session.
+/// Builds a request to run a shell script in a session.
 #[must_use]
 pub fn shell(session: &str, script: &str) -> StartRunRequest {
     command(session, &["sh", "-c", script])
 }
 
-/// A refusal, taken apart.
+/// The details of a refused call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The gRPC code.
     pub code: Code,
-    /// The stable word.
+    /// The stable reason.
     pub reason: String,
     /// The fields at fault.
     pub fields: Vec<String>,
-    /// The quotas that are used up.
+    /// The quotas that were reached.
     pub quotas: Vec<String>,
-    /// When to try again.
+    /// When to retry.
     pub retry_after: Option<Duration>,
 }
 
-/// Takes a refusal apart.
+/// Extracts the details of a refused call.
 ///
 /// # Panics
-/// If it does not carry what every refusal carries.
+/// If it lacks the `ErrorInfo` that every refusal must carry.
 #[must_use]
 pub fn refusal(status: &Status) -> Refusal {
     let details = status.get_error_details();
-    let info = details.error_info().unwrap_or_else(|| panic!("a refusal without ErrorInfo: {status:?}"));
+    let info = details.error_info().unwrap_or_else(|| panic!("refusal without ErrorInfo: {status:?}"));
     assert_eq!(info.domain, "codelia", "{status:?}");
     let bad = details.bad_request().into_iter().flat_map(|bad| &bad.field_violations);
     let quotas = details.quota_failure().into_iter().flat_map(|failure| &failure.violations);

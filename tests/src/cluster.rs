@@ -1,4 +1,4 @@
-//! A whole installation of one test: Postgres, apis and workers, each a process of its own.
+//! An installation for one test: Postgres, apis and workers as separate processes.
 
 use std::{
     fs,
@@ -14,21 +14,21 @@ use uuid::Uuid;
 
 use crate::{Client, Database, LeakGuard, Process, Program, Scratch, leak::session_directories};
 
-/// Lease time of a test's workers, in seconds: short, so that a dead one is noticed soon.
+/// Lease time of the workers. Short, so that a dead worker is detected quickly.
 pub const WORKER_LEASE_SECONDS: u64 = 3;
 
-/// What an installation consists of.
+/// The processes of an installation and their settings.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
-    /// Api processes.
+    /// Number of api processes.
     pub apis: usize,
-    /// Worker processes.
+    /// Number of worker processes.
     pub workers: usize,
     /// Slots of each worker.
     pub slots: usize,
-    /// Whether all workers keep their sessions in one directory.
+    /// Whether all workers share one directory of sessions.
     pub shared_root: bool,
-    /// Settings of every process.
+    /// Environment variables of every process.
     pub settings: Vec<(&'static str, String)>,
 }
 
@@ -38,19 +38,19 @@ impl Default for ClusterOptions {
     }
 }
 
-/// A running installation. Call [`Cluster::end`] when the test is done: it also looks for leaks.
+/// A running installation. Call [`Cluster::end`] at the end of the test: it also checks for leaks.
 #[derive(Debug)]
 pub struct Cluster {
     /// The api processes.
     pub apis: Vec<Api>,
     /// The worker processes.
     pub workers: Vec<Worker>,
-    shape: ClusterOptions,
+    options: ClusterOptions,
     program: Program,
     leak_guard: LeakGuard,
-    /// The database as the store sees it.
+    /// The database as a store.
     pub store: Store,
-    /// The database itself.
+    /// The database.
     pub database: Database,
     scratch: Scratch,
 }
@@ -60,7 +60,7 @@ pub struct Cluster {
 pub struct Api {
     /// The process.
     pub process: Process,
-    /// `host:port` it listens on.
+    /// The `host:port` that it listens on.
     pub address: String,
     settings: Vec<(String, String)>,
 }
@@ -70,9 +70,9 @@ pub struct Api {
 pub struct Worker {
     /// The process.
     pub process: Process,
-    /// Its id.
+    /// The worker's id.
     pub id: String,
-    /// Where its sessions live.
+    /// The directory of its sessions.
     pub root: PathBuf,
     settings: Vec<(String, String)>,
 }
@@ -83,23 +83,23 @@ impl Cluster {
         Self::start_with(ClusterOptions::default()).await
     }
 
-    /// Starts an installation; every process serves when this returns.
-    pub async fn start_with(shape: ClusterOptions) -> Result<Self> {
-        Self::start_on(Database::create().await?, shape).await
+    /// Starts an installation and waits until every process is ready.
+    pub async fn start_with(options: ClusterOptions) -> Result<Self> {
+        Self::start_on(Database::create().await?, options).await
     }
 
     /// Starts an installation on an empty database.
-    pub async fn start_on(database: Database, shape: ClusterOptions) -> Result<Self> {
+    pub async fn start_on(database: Database, options: ClusterOptions) -> Result<Self> {
         let scratch = Scratch::new()?;
         let store = database.store().await?;
         store.migrate().await?;
-        let (apis, workers) = (shape.apis, shape.workers);
+        let (apis, workers) = (options.apis, options.workers);
         let mut cluster = Self {
             apis: Vec::new(),
             workers: Vec::new(),
             program: Program::find()?,
             leak_guard: LeakGuard::of(scratch.path()),
-            shape,
+            options,
             store,
             database,
             scratch,
@@ -113,22 +113,22 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts one more api.
+    /// Starts another api.
     pub async fn add_api(&mut self) -> Result<()> {
         self.add_api_with(&[("CODELIA_API_LISTEN", "127.0.0.1:0")]).await
     }
 
-    /// Starts one more api with further settings.
+    /// Starts another api with additional settings.
     pub async fn add_api_with(&mut self, settings: &[(&str, &str)]) -> Result<()> {
         let api = self.start_api(self.apis.len(), "127.0.0.1:0", owned(settings)).await?;
         self.apis.push(api);
         Ok(())
     }
 
-    /// Starts an api that has ended again, as itself.
+    /// Restarts an api that has exited, with its address and settings.
     pub async fn restart_api(&mut self, number: usize) -> Result<()> {
         let old = &mut self.apis[number];
-        ensure!(old.process.has_ended()?, "the api still runs");
+        ensure!(old.process.has_ended()?, "api {number} is still running");
         let (address, settings) = (old.address.clone(), old.settings.clone());
         self.apis[number] = self.start_api(number, &address, settings).await?;
         Ok(())
@@ -143,21 +143,21 @@ impl Cluster {
         Ok(Api { process, address, settings })
     }
 
-    /// Starts one more worker.
+    /// Starts another worker.
     pub async fn add_worker(&mut self) -> Result<()> {
         self.add_worker_with(&[]).await
     }
 
-    /// Starts one more worker with further settings.
+    /// Starts another worker with additional settings.
     pub async fn add_worker_with(&mut self, settings: &[(&str, &str)]) -> Result<()> {
         let worker = self.start_worker(self.workers.len(), owned(settings)).await?;
         self.workers.push(worker);
         Ok(())
     }
 
-    /// Starts a worker that has ended again, as itself.
+    /// Restarts a worker that has exited, with its id and settings.
     pub async fn restart_worker(&mut self, number: usize) -> Result<()> {
-        ensure!(self.workers[number].process.has_ended()?, "the worker still runs");
+        ensure!(self.workers[number].process.has_ended()?, "worker {number} is still running");
         let settings = self.workers[number].settings.clone();
         self.workers[number] = self.start_worker(number, settings).await?;
         Ok(())
@@ -166,10 +166,10 @@ impl Cluster {
     async fn start_worker(&self, number: usize, settings: Vec<(String, String)>) -> Result<Worker> {
         let id = format!("worker-{number}");
         let own_root = settings.iter().find(|(key, _)| key == "CODELIA_SANDBOX_ROOT");
-        let shared = if self.shape.shared_root { "sessions" } else { &id };
+        let shared = if self.options.shared_root { "sessions" } else { &id };
         let root = own_root.map_or_else(|| self.scratch.join(shared).join("root"), |(_, root)| root.into());
-        // Made here, it can be passed through by the users of sessions.
-        fs::create_dir_all(root.parent().context("a root below the test's directory")?)?;
+        // The users of sessions must be able to traverse it, so it is created here.
+        fs::create_dir_all(root.parent().context("the sandbox root has no parent")?)?;
         let mut command = self.command("worker", &id)?;
         command
             .env("CODELIA_WORKER_ID", &id)
@@ -177,7 +177,7 @@ impl Cluster {
                 "CODELIA_WORKER_LISTEN",
                 format!("unix:{}", self.scratch.join(&id).join("run/worker.sock").display()),
             )
-            .env("CODELIA_WORKER_SLOTS", self.shape.slots.to_string())
+            .env("CODELIA_WORKER_SLOTS", self.options.slots.to_string())
             .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string())
             .env("CODELIA_WORKER_POLL_INTERVAL_MS", "200")
             .env("CODELIA_SANDBOX_ROOT", &root)
@@ -187,7 +187,7 @@ impl Cluster {
         Ok(Worker { process, id, root, settings })
     }
 
-    /// A call of the program with this installation's settings and a data directory of its own.
+    /// Builds a `codelia` command with this installation's settings and a separate data directory.
     pub fn command(&self, subcommand: &str, name: &str) -> Result<std::process::Command> {
         let data = self.scratch.join(name);
         fs::create_dir_all(&data)?;
@@ -198,15 +198,15 @@ impl Cluster {
             .env("CODELIA_DATA_DIR", data)
             .env("CODELIA_METRICS_LISTEN", "")
             .env("CODELIA_LOG_FILTER", "info")
-            // Runs that a test leaves running are not waited for.
+            // Do not wait long for runs that a test leaves behind.
             .env("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "1")
-            // What is not about isolation is tested without it; the other modes have tests of their own.
+            // Most tests need no isolation. The other modes have separate tests.
             .env("CODELIA_SANDBOX_MODE", "logical")
-            .envs(self.shape.settings.iter().map(|(name, value)| (name, value)));
+            .envs(self.options.settings.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }
 
-    /// A call of a client command, as `client`.
+    /// Builds a client command that runs as `client`.
     #[must_use]
     pub fn cli(&self, client: &Client, arguments: &[&str]) -> std::process::Command {
         let mut command = self.program.command();
@@ -218,33 +218,33 @@ impl Cluster {
         command
     }
 
-    /// The test's own directory.
+    /// The directory of the test.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// How to recognise processes of this installation.
+    /// Finds the processes of this installation.
     #[must_use]
     pub fn leak_guard(&self) -> &LeakGuard {
         &self.leak_guard
     }
 
-    /// The worker with this id.
+    /// Returns the worker with this id.
     ///
     /// # Panics
-    /// If there is none.
+    /// If it does not exist.
     pub fn worker(&mut self, id: &str) -> &mut Worker {
         self.workers.iter_mut().find(|worker| worker.id == id).unwrap_or_else(|| panic!("no worker {id}"))
     }
 
-    /// `http://…` of an api.
+    /// The URL of an api.
     #[must_use]
     pub fn endpoint(&self, api: usize) -> String {
         format!("http://{}", self.apis[api].address)
     }
 
-    /// A new tenant with these quotas and a caller with all scopes but `operator`.
+    /// Creates a tenant with these quotas and a key with all scopes except `operator`.
     pub async fn tenant_with(&self, id: &str, quotas: Quotas) -> Result<Client> {
         let tenant: TenantId = id.parse()?;
         self.store.tenant_create(&tenant, quotas).await?;
@@ -254,18 +254,18 @@ impl Cluster {
         Client::connect(&self.endpoint(0), &secret).await
     }
 
-    /// Most tests are about what is the same in every mode, and use the plainest.
+    /// Most tests use the mode `logical`, which a new tenant may not use.
     async fn allow_logical(&self, tenant: &TenantId) -> Result<()> {
-        let decided = self.store.tenant_set_floor(tenant, IsolationLevel::None, "a test", None).await?;
-        decided.map(drop).context("the tenant")
+        let tenant = self.store.tenant_set_floor(tenant, IsolationLevel::None, "a test", None).await?;
+        tenant.map(drop).context("tenant not found")
     }
 
-    /// A new tenant with the usual quotas.
+    /// Creates a tenant with default quotas.
     pub async fn tenant(&self, id: &str) -> Result<Client> {
         self.tenant_with(id, Quotas::default()).await
     }
 
-    /// A caller with all scopes, of a tenant of its own.
+    /// Creates a tenant `operators` and a key with all scopes.
     pub async fn operator(&self) -> Result<Client> {
         let tenant: TenantId = "operators".parse()?;
         self.store.tenant_create(&tenant, Quotas::default()).await?;
@@ -274,7 +274,7 @@ impl Cluster {
         Client::connect(&self.endpoint(0), &secret).await
     }
 
-    /// The secret of a new key.
+    /// Creates a key and returns its secret.
     pub async fn key(&self, tenant: &str, scopes: &[Scope]) -> Result<String> {
         let random = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
         let secret = format!("cdl_{}", &random[..43]);
@@ -284,11 +284,11 @@ impl Cluster {
             secret_hash: Sha256::digest(&secret).into(),
             scopes,
         };
-        self.store.key_create(key).await?.context("the key's tenant")?;
+        self.store.key_create(key).await?.context("tenant not found")?;
         Ok(secret)
     }
 
-    /// Directories of sessions on all workers.
+    /// Lists the session directories of all workers.
     pub fn session_directories(&self) -> Result<Vec<PathBuf>> {
         let mut roots: Vec<_> = self.workers.iter().map(|worker| worker.root.as_path()).collect();
         roots.dedup();
@@ -296,18 +296,18 @@ impl Cluster {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Ends every process in good order.
+    /// Stops every process with SIGTERM.
     pub async fn stop_processes(&mut self) -> Result<()> {
         for api in &mut self.apis {
-            end_process(&mut api.process).await?;
+            stop_process(&mut api.process).await?;
         }
         for worker in &mut self.workers {
-            end_process(&mut worker.process).await?;
+            stop_process(&mut worker.process).await?;
         }
         Ok(())
     }
 
-    /// Ends everything in good order and looks for what is left.
+    /// Stops everything and checks for leftovers.
     pub async fn end(mut self) -> Result<()> {
         self.stop_processes().await?;
         self.leak_guard.expect_no_processes().await;
@@ -320,17 +320,17 @@ fn owned(settings: &[(&str, &str)]) -> Vec<(String, String)> {
     settings.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// Ends a process that a test may have ended before.
-async fn end_process(process: &mut Process) -> Result<()> {
+/// Stops a process unless the test already did.
+async fn stop_process(process: &mut Process) -> Result<()> {
     if process.has_ended()? {
         return Ok(());
     }
     let status = process.terminate().await?;
-    ensure!(status.success(), "{process:?} ended with {status}:\n{}", process.read_log());
+    ensure!(status.success(), "{process:?} exited with {status}:\n{}", process.read_log());
     Ok(())
 }
 
-/// The `host:port` in a line such as `ready … 127.0.0.1:7300`.
+/// Finds the `host:port` in a line such as `ready … 127.0.0.1:7300`.
 pub(crate) fn address_in(line: &str) -> Result<String> {
     let words = line.split(|c: char| c.is_whitespace() || c == '=' || c == '/' || c == ',');
     let address = words

@@ -1,4 +1,4 @@
-//! A private container engine for a whole test run: Docker's or Podman's, with an image made from a tar.
+//! A private container engine for a test run, Docker or Podman, with an image from a tar file.
 
 use std::{
     collections::BTreeSet,
@@ -12,17 +12,17 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Scratch, eventually, leak};
 
-/// Name the engines of the whole test run by their sockets.
+/// Environment variable with the socket of the test run's Docker engine.
 pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
-/// The same for Podman's.
+/// Environment variable with the socket of the test run's Podman engine.
 pub const PODMAN_SOCKET: &str = "CODELIA_TEST_PODMAN";
 
-/// The stronger runtime, as it must be registered: sandboxes connect to their control socket and have no network.
-const RUNTIMES: &str =
+/// Registers gVisor: its sandboxes connect to their control socket and have no network.
+const DOCKER_CONFIG: &str =
     r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
 
-/// What Podman would do otherwise: ask systemd, keep a journal, make networks.
-const PODMAN: &str = r#"[containers]
+/// Keeps Podman from using systemd, the journal and networks.
+const PODMAN_CONFIG: &str = r#"[containers]
 netns = "none"
 log_driver = "none"
 [engine]
@@ -31,7 +31,7 @@ cgroup_manager = "cgroupfs"
 events_logger = "none"
 "#;
 
-/// Whose engine.
+/// The kind of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {
     /// `dockerd`.
@@ -40,24 +40,24 @@ pub enum EngineKind {
     Podman,
 }
 
-/// An engine that runs. Dropped, it is killed.
+/// A running engine. Dropping it stops it.
 #[derive(Debug)]
 pub struct Engine {
     scratch: Scratch,
     daemon: Child,
-    /// The parent of its control groups, if it was not there before.
+    /// The parent of its control groups, if the engine created it.
     group: Option<String>,
 }
 
 impl Engine {
-    /// Starts one with no image and no network. Its mounts are in a namespace of their own and end with it; it
-    /// sees what is mounted later only where the mounts around it are shared.
-    pub async fn start(make: EngineKind) -> Result<Self> {
+    /// Starts an engine without images and networks. It has a private mount namespace, which receives
+    /// later mounts of the host only where they are shared.
+    pub async fn start(kind: EngineKind) -> Result<Self> {
         let scratch = Scratch::new()?;
         let log = fs::File::create(scratch.join("log"))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "slave"]);
-        let group = match make {
+        let group = match kind {
             EngineKind::Docker => docker_daemon(&mut command, &scratch)?,
             EngineKind::Podman => podman_service(&mut command, &scratch)?,
         };
@@ -65,20 +65,20 @@ impl Engine {
         let group = Some(group).filter(|group| leak::groups(|found| found == group).is_empty());
         let daemon = command.spawn().context("start the engine")?;
         let mut engine = Self { scratch, daemon, group };
-        engine.answers().await?;
+        engine.wait_until_ready().await?;
         Ok(engine)
     }
 
-    async fn answers(&mut self) -> Result<()> {
+    async fn wait_until_ready(&mut self) -> Result<()> {
         let socket = self.socket();
         let up = || async { docker(&socket, &["version"]).is_ok().then_some(()) };
         tokio::select! {
             () = eventually("the engine answers", up) => Ok(()),
-            log = self.ended() => bail!("the engine ended: {log}"),
+            log = self.exited() => bail!("the engine exited: {log}"),
         }
     }
 
-    async fn ended(&mut self) -> String {
+    async fn exited(&mut self) -> String {
         let daemon = &mut self.daemon;
         while matches!(daemon.try_wait(), Ok(None)) {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -86,32 +86,32 @@ impl Engine {
         fs::read_to_string(self.scratch.join("log")).unwrap_or_default()
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.scratch.join("socket")
     }
 
-    /// Makes an image of a tree.
+    /// Creates an image from a tar file.
     pub fn import(&self, tar: &Path, image: &str) -> Result<()> {
         docker(&self.socket(), &["import", &tar.display().to_string(), image]).map(drop)
     }
 
-    /// Ends it. A container that still runs is told, and fails it.
+    /// Stops the engine. Fails if a container is still running.
     pub async fn stop(mut self) -> Result<()> {
         let running = docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]);
         self.terminate();
-        self.ended().await;
+        self.exited().await;
         let groups = self.group.as_deref().map_or(Ok(()), remove_groups);
         let running = running?;
-        ensure!(running.is_empty(), "containers still run:\n{running}");
+        ensure!(running.is_empty(), "containers are still running:\n{running}");
         groups
     }
 
     fn terminate(&self) {
         let pid = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw);
         if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
-            eprintln!("the engine was not asked to end: {error}");
+            eprintln!("cannot stop the engine: {error}");
         }
     }
 }
@@ -127,7 +127,7 @@ impl Drop for Engine {
 
 fn docker_daemon(command: &mut Command, scratch: &Scratch) -> Result<String> {
     let group = format!("codelia-engine-{}", std::process::id());
-    fs::write(scratch.join("daemon.json"), RUNTIMES)?;
+    fs::write(scratch.join("daemon.json"), DOCKER_CONFIG)?;
     command
         .args([
             "dockerd",
@@ -147,18 +147,18 @@ fn docker_daemon(command: &mut Command, scratch: &Scratch) -> Result<String> {
 }
 
 fn podman_service(command: &mut Command, scratch: &Scratch) -> Result<String> {
-    fs::write(scratch.join("containers.conf"), PODMAN)?;
+    fs::write(scratch.join("containers.conf"), PODMAN_CONFIG)?;
     command.env("CONTAINERS_CONF", scratch.join("containers.conf")).arg("podman");
     for (option, name) in [("root", "data"), ("runroot", "run"), ("tmpdir", "tmp")] {
         command.arg(format!("--{option}={}", scratch.join(name).display()));
     }
     let socket = format!("unix://{}", scratch.join("socket").display());
     command.args(["system", "service", "--time=0", &socket]);
-    // It cannot be told another.
+    // Podman has no option to change it.
     Ok("libpod_parent".to_owned())
 }
 
-/// The containers that worker processes have in the engine of the test run, whatever their state.
+/// Returns the containers of these worker processes in the test run's engine, in any state.
 pub fn worker_containers(workers: &[u32]) -> Result<BTreeSet<String>> {
     let Some(socket) = env::var_os(ENGINE_SOCKET) else { return Ok(BTreeSet::new()) };
     let format = r#"{{.Label "codelia.owner"}} {{.ID}}"#;
@@ -175,7 +175,7 @@ fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(done.stdout)?)
 }
 
-/// The engine leaves the parent of its groups in each hierarchy, with what it has below.
+/// Removes the parent of the engine's control groups, which the engine leaves in each hierarchy.
 fn remove_groups(name: &str) -> Result<()> {
     for group in leak::groups(|found| found == name) {
         for below in fs::read_dir(&group)?.flatten().filter(|entry| entry.path().is_dir()) {
@@ -187,5 +187,5 @@ fn remove_groups(name: &str) -> Result<()> {
 }
 
 fn remove_group(group: &Path) -> Result<()> {
-    fs::remove_dir(group).with_context(|| format!("the control group {} is left", group.display()))
+    fs::remove_dir(group).with_context(|| format!("remove the control group {}", group.display()))
 }

@@ -1,4 +1,4 @@
-//! Waiting: for a condition, or for a future, never longer than a deadline.
+//! Waiting for a condition or a future, with a timeout.
 
 use std::{fmt::Debug, future::Future, time::Duration};
 
@@ -7,10 +7,10 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 /// How long a test waits for something that should happen soon.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Asks again and again until `probe` answers, and returns its answer.
+/// Calls `probe` until it returns `Some`, and returns that value.
 ///
 /// # Panics
-/// If it does not answer in time; `what` says what was waited for.
+/// After [`TIMEOUT`]. `what` names the condition in the message.
 pub async fn eventually<T, F, P>(what: impl Debug, mut probe: P) -> T
 where
     P: FnMut() -> F,
@@ -32,10 +32,10 @@ where
 /// Waits for a future.
 ///
 /// # Panics
-/// If it is not done in time; `what` says what was waited for.
+/// After [`TIMEOUT`]. `what` names the future in the message.
 pub async fn within<T>(what: impl Debug, future: impl Future<Output = T>) -> T {
     match timeout(TIMEOUT, future).await {
         Ok(done) => done,
-        Err(_) => panic!("not within {TIMEOUT:?}: {what:?}"),
+        Err(_) => panic!("timed out after {TIMEOUT:?}: {what:?}"),
     }
 }

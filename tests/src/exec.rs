@@ -1,4 +1,4 @@
-//! One `Exec` call: a conversation with a run.
+//! One `Exec` call.
 
 use anyhow::{Context, Result, bail};
 use codelia_proto::v1::{CloseStdin, Detach, ExecRequest, ExecResponse, StartRunRequest, exec_request::Kind};
@@ -8,12 +8,12 @@ use tonic::{Status, Streaming};
 
 use crate::{Client, Transcript, within};
 
-/// An open call. Dropped, it is over, and so is a run it started and did not detach from.
+/// An open call. Dropping it ends the call, and the run it started unless it detached.
 #[derive(Debug)]
 pub struct Exec {
     requests: mpsc::Sender<ExecRequest>,
     responses: Streaming<ExecResponse>,
-    /// What came back so far.
+    /// The events received so far.
     pub transcript: Transcript,
 }
 
@@ -27,14 +27,14 @@ impl Exec {
     pub async fn open(client: &Client, first: Kind, position: i64) -> Result<Self, Status> {
         let (requests, receiver) = mpsc::channel(16);
         let first = ExecRequest { kind: Some(first) };
-        requests.send(first).await.map_err(|_| Status::internal("the call is over"))?;
+        requests.send(first).await.map_err(|_| Status::internal("the call has ended"))?;
         let responses = client.runs().exec(ReceiverStream::new(receiver)).await?.into_inner();
         Ok(Self { requests, responses, transcript: Transcript::from_position(position) })
     }
 
     /// Sends a message.
     pub async fn send(&self, kind: Kind) -> Result<()> {
-        self.requests.send(ExecRequest { kind: Some(kind) }).await.context("the call is over")
+        self.requests.send(ExecRequest { kind: Some(kind) }).await.context("the call has ended")
     }
 
     /// Writes to standard input.
@@ -42,62 +42,62 @@ impl Exec {
         self.send(Kind::Stdin(bytes.into())).await
     }
 
-    /// Ends standard input.
+    /// Closes standard input.
     pub async fn close_stdin(&self) -> Result<()> {
         self.send(Kind::CloseStdin(CloseStdin {})).await
     }
 
-    /// Lets the run go on when this call is over.
+    /// Detaches, so that the run outlives this call.
     pub async fn detach(&self) -> Result<()> {
         self.send(Kind::Detach(Detach {})).await
     }
 
-    /// Takes the next event; `false` after the last.
+    /// Receives the next event. Returns `false` at the end of the stream.
     pub async fn advance(&mut self) -> Result<bool, Status> {
-        within("the next event", self.take_next()).await
+        within("the next event", self.receive_next()).await
     }
 
-    async fn take_next(&mut self) -> Result<bool, Status> {
+    async fn receive_next(&mut self) -> Result<bool, Status> {
         let Some(response) = self.responses.message().await? else { return Ok(false) };
         self.transcript.push(response.event.unwrap_or_default());
         Ok(true)
     }
 
-    /// Reads on until what came back is as wanted.
-    pub async fn until(&mut self, what: &str, wanted: impl Fn(&Transcript) -> bool) -> Result<()> {
-        while !wanted(&self.transcript) {
+    /// Receives events until `condition` holds.
+    pub async fn until(&mut self, what: &str, condition: impl Fn(&Transcript) -> bool) -> Result<()> {
+        while !condition(&self.transcript) {
             if !self.advance().await? {
-                bail!("ended before {what}: {:?}", self.transcript);
+                bail!("stream ended before {what}: {:?}", self.transcript);
             }
         }
         Ok(())
     }
 
-    /// Reads on until the command was started.
+    /// Receives events until the command starts.
     pub async fn until_started(&mut self) -> Result<()> {
-        self.until("its start", |seen| seen.started.is_some()).await
+        self.until("the start of the command", |seen| seen.started.is_some()).await
     }
 
-    /// Reads on until standard output contains `text`.
+    /// Receives events until standard output contains `text`.
     pub async fn until_stdout(&mut self, text: &str) -> Result<()> {
         self.until(text, |seen| seen.stdout_text().contains(text)).await
     }
 
-    /// Reads to the end.
+    /// Receives events to the end, each within the timeout.
     pub async fn finish(mut self) -> Result<Transcript> {
         while self.advance().await? {}
-        self.whole()
+        self.into_finished()
     }
 
-    /// Reads to the end, however long nothing comes.
+    /// Receives events to the end, without a timeout.
     pub async fn finish_without_timeout(mut self) -> Result<Transcript> {
-        while self.take_next().await? {}
-        self.whole()
+        while self.receive_next().await? {}
+        self.into_finished()
     }
 
-    fn whole(self) -> Result<Transcript> {
+    fn into_finished(self) -> Result<Transcript> {
         if self.transcript.finished.is_none() {
-            bail!("the stream ended without the last event: {:?}", self.transcript);
+            bail!("stream ended without a finished event: {:?}", self.transcript);
         }
         Ok(self.transcript)
     }

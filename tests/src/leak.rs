@@ -1,4 +1,4 @@
-//! What a test leaves behind: processes, directories, control groups. There must be nothing.
+//! Leak detection: processes, directories and control groups that a test leaves behind.
 
 use std::{
     collections::BTreeSet,
@@ -11,20 +11,21 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::eventually;
 
-/// How to recognise what belongs to one test.
+/// Finds the processes of one test by its directory, and kills them on drop.
 #[derive(Debug)]
 pub struct LeakGuard {
     directory: PathBuf,
 }
 
 impl LeakGuard {
-    /// What mentions `directory` is the test's.
+    /// Watches processes that mention `directory`.
     #[must_use]
     pub fn of(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
 
-    /// Processes whose command, environment or working directory mentions the test's directory.
+    /// Returns the processes whose command line, environment or working directory mentions the
+    /// directory.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         let own = std::process::id();
@@ -33,9 +34,9 @@ impl LeakGuard {
 
     fn belongs(&self, pid: u32) -> bool {
         let proc = PathBuf::from(format!("/proc/{pid}"));
-        let wanted = self.directory.to_string_lossy();
+        let directory = self.directory.to_string_lossy();
         let mentions = |file: &str| {
-            fs::read(proc.join(file)).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&*wanted))
+            fs::read(proc.join(file)).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&*directory))
         };
         let inside = || fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.directory));
         mentions("cmdline") || mentions("environ") || inside()
@@ -44,9 +45,9 @@ impl LeakGuard {
     /// Waits until no process of the test is left.
     ///
     /// # Panics
-    /// If one stays.
+    /// If one is left after the timeout.
     pub async fn expect_no_processes(&self) {
-        let gone = eventually(("no process of the test is left", &self.directory), || async {
+        let gone = eventually(("all processes of the test exit", &self.directory), || async {
             self.processes().is_empty().then_some(())
         });
         gone.await;
@@ -55,14 +56,17 @@ impl LeakGuard {
 
 impl Drop for LeakGuard {
     fn drop(&mut self) {
-        // Only a test that failed comes here with something left.
+        // Only a failed test has processes left here.
         for pid in self.processes() {
             let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            eprintln!("left behind, killed: {pid} {}", String::from_utf8_lossy(&command).replace('\0', " "));
+            eprintln!(
+                "killing leftover process {pid}: {}",
+                String::from_utf8_lossy(&command).replace('\0', " ")
+            );
             if let Some(Err(error)) =
                 Pid::from_raw(pid.cast_signed()).map(|pid| kill_process(pid, Signal::KILL))
             {
-                eprintln!("it could not be killed: {error}");
+                eprintln!("cannot kill it: {error}");
             }
         }
     }
@@ -81,21 +85,21 @@ pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Control groups with `codelia` in their name whose maker is dead, in every hierarchy. They do not
-/// say which test they belong to, so a whole test run is judged at its end.
+/// Returns control groups named `codelia…` whose creator is dead, in every hierarchy. Their names do
+/// not identify a test, so they are checked at the end of a whole test run.
 #[must_use]
 pub fn abandoned_cgroups() -> BTreeSet<PathBuf> {
     groups(is_abandoned)
 }
 
-/// Control groups of such names, in every hierarchy.
-pub(crate) fn groups(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
+/// Returns the control groups whose name matches, in every hierarchy.
+pub(crate) fn groups(matches: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let mut open = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            if is_wanted(&entry.file_name().to_string_lossy()) {
+            if matches(&entry.file_name().to_string_lossy()) {
                 found.insert(entry.path());
             }
             open.push(entry.path());
@@ -104,13 +108,13 @@ pub(crate) fn groups(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
     found
 }
 
-/// Whether a group of ours has lost the process that its name tells.
+/// Whether the process in the name of a `codelia` group no longer exists.
 fn is_abandoned(name: &str) -> bool {
-    let maker = name.split('-').find_map(|word| word.parse::<u32>().ok());
-    name.contains("codelia") && maker.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    let creator = name.split('-').find_map(|word| word.parse::<u32>().ok());
+    name.contains("codelia") && creator.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
-/// The directories of sessions under a worker's root.
+/// Lists the session directories below a worker's root.
 pub(crate) fn session_directories(root: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(root.join("sessions"))?;
     Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)

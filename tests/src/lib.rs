@@ -1,9 +1,8 @@
-//! The harness of the end-to-end tests: real processes of the built `codelia`, a real Postgres,
-//! real sockets. Everything a test starts ends with it, also when it panics, and what is left
-//! behind fails it.
+//! The harness of the end-to-end tests: real processes of the built `codelia`, a real Postgres, real
+//! sockets. Everything that a test starts ends with it, even if it panics, and leftovers fail it.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::expect_used, reason = "all of this is test code")]
+#![allow(clippy::expect_used, reason = "test code")]
 
 mod certificates;
 pub mod chaos;

@@ -1,5 +1,4 @@
-//! Every method of the public API, found in its descriptors, and a way to call any of them with
-//! any bytes.
+//! All methods of the public API, from its descriptors, and a way to call each with arbitrary bytes.
 
 use anyhow::{Context, Result, bail};
 use bytes::{Buf, BufMut, Bytes};
@@ -19,20 +18,20 @@ use tonic_reflection::pb::v1::{
 
 use crate::{Client, within};
 
-/// A method with its descriptor.
+/// The descriptor of a method.
 pub type Method = MethodDescriptor;
 
-/// All methods of all services, from the descriptors the api was built with.
+/// Returns all methods of all services, from the descriptors that the api was built with.
 pub fn all_methods() -> Result<Vec<Method>> {
     let pool = DescriptorPool::decode(PUBLIC_DESCRIPTORS)?;
     Ok(pool.services().flat_map(|service| service.methods().collect::<Vec<_>>()).collect())
 }
 
-/// The names of all methods of `codelia.v1`, as a running api tells them by reflection.
+/// Returns the names of all methods of `codelia.v1`, as a running api reports them by reflection.
 pub async fn reflected_methods(client: &Client) -> Result<Vec<String>> {
     let services = match reflect(client, MessageRequest::ListServices(String::new())).await? {
         MessageResponse::ListServicesResponse(list) => list.service,
-        other => bail!("not a list of services: {other:?}"),
+        other => bail!("expected a list of services, got {other:?}"),
     };
     let mut names = Vec::new();
     for service in
@@ -46,7 +45,7 @@ pub async fn reflected_methods(client: &Client) -> Result<Vec<String>> {
 async fn methods_of(client: &Client, service: &str) -> Result<Vec<String>> {
     let file = match reflect(client, MessageRequest::FileContainingSymbol(service.to_owned())).await? {
         MessageResponse::FileDescriptorResponse(files) => files.file_descriptor_proto,
-        other => bail!("no file for {service}: {other:?}"),
+        other => bail!("expected the file of {service}, got {other:?}"),
     };
     let mut names = Vec::new();
     for bytes in file {
@@ -64,23 +63,23 @@ async fn reflect(client: &Client, request: MessageRequest) -> Result<MessageResp
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let mut reflection = ServerReflectionClient::new(client.channel());
     let mut answers = reflection.server_reflection_info(tokio_stream::once(request)).await?.into_inner();
-    let answer = answers.message().await?.context("an answer of the reflection service")?;
-    answer.message_response.context("a message in the answer")
+    let answer = answers.message().await?.context("no answer from the reflection service")?;
+    answer.message_response.context("empty answer from the reflection service")
 }
 
-/// Calls a method with one message given as bytes, and returns the first message that comes back,
-/// if any. Bytes on the wire are the same for unary and streaming methods.
+/// Calls a method with one encoded message and returns the first message of the answer, if any.
+/// Unary and streaming methods have the same wire format.
 pub async fn call(client: &Client, method: &Method, message: Vec<u8>) -> Result<Option<Bytes>, Status> {
     let mut grpc = Grpc::new(client.authorized());
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
-    let path = path.parse().map_err(|_| Status::internal("a path"))?;
+    let path = path.parse().map_err(|_| Status::internal("invalid path"))?;
     let request = tonic::Request::new(tokio_stream::once(Bytes::from(message)));
     let answer = within(method.full_name(), grpc.streaming(request, path, Raw)).await?;
     within(method.full_name(), answer.into_inner().message()).await
 }
 
-/// Messages as they are on the wire.
+/// A codec that passes encoded messages through.
 #[derive(Debug, Clone, Copy)]
 struct Raw;
 

@@ -1,5 +1,5 @@
-//! A database for each test, on a private Postgres: the one `with-postgres` started for the whole
-//! test run, else one of the test's own.
+//! A database for each test, on the server that `with-postgres` started for the whole test run, or on
+//! a private one.
 
 use anyhow::{Context, Result};
 use codelia_store::{LocalPostgres, Options, Store};
@@ -8,39 +8,39 @@ use uuid::Uuid;
 
 use crate::Scratch;
 
-/// Names the server of the whole test run.
+/// Environment variable with the URL of the test run's server.
 pub const POSTGRES_URL: &str = "CODELIA_TEST_POSTGRES";
 
-/// An empty database. Call [`Database::end`] when the test is done.
+/// A database of one test. Call [`Database::end`] at the end.
 #[derive(Debug)]
 pub struct Database {
     connect: PgConnectOptions,
     name: String,
-    own: Option<(LocalPostgres, Scratch)>,
+    server: Option<(LocalPostgres, Scratch)>,
 }
 
 impl Database {
-    /// Creates one.
+    /// Creates an empty database.
     pub async fn create() -> Result<Self> {
         let name = format!("test_{}", Uuid::new_v4().simple());
         if let Ok(url) = std::env::var(POSTGRES_URL) {
             let admin: PgConnectOptions = url.parse().context(POSTGRES_URL)?;
             execute(&admin, &format!("CREATE DATABASE {name}")).await?;
-            return Ok(Self { connect: admin.database(&name), name, own: None });
+            return Ok(Self { connect: admin.database(&name), name, server: None });
         }
         let scratch = Scratch::new()?;
         let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
         let connect = server.database(&name).await?;
-        Ok(Self { connect, name, own: Some((server, scratch)) })
+        Ok(Self { connect, name, server: Some((server, scratch)) })
     }
 
-    /// Creates one on a server that outlives it.
+    /// Creates an empty database on this server.
     pub async fn on(server: &LocalPostgres) -> Result<Self> {
         let name = format!("test_{}", Uuid::new_v4().simple());
-        Ok(Self { connect: server.database(&name).await?, name, own: None })
+        Ok(Self { connect: server.database(&name).await?, name, server: None })
     }
 
-    /// How `codelia` is told of it.
+    /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
         self.connect.to_url_lossy().to_string()
@@ -52,7 +52,7 @@ impl Database {
         &self.name
     }
 
-    /// Runs statements that answer nothing.
+    /// Executes statements without results.
     pub async fn execute(&self, statements: &str) -> Result<()> {
         let mut connection = self.connection().await?;
         sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&mut connection).await?;
@@ -60,19 +60,19 @@ impl Database {
         Ok(())
     }
 
-    /// A connection of its own.
+    /// Opens a separate connection.
     pub async fn connection(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect_with(&self.connect).await?)
     }
 
-    /// Connects to it.
+    /// Opens the database as a store.
     pub async fn store(&self) -> Result<Store> {
         let mut options = Options::from_url(&self.url())?;
         options.max_connections = 4;
         Ok(Store::connect(options).await?)
     }
 
-    /// How many rows each table has, the tables found in the catalogue.
+    /// Counts the rows of every table in the catalogue.
     pub async fn row_counts(&self) -> Result<Vec<(String, i64)>> {
         let mut connection = PgConnection::connect_with(&self.connect).await?;
         let tables =
@@ -87,7 +87,7 @@ impl Database {
         Ok(counts)
     }
 
-    /// Runs one query that answers one number.
+    /// Runs a query that returns one number.
     pub async fn number(&self, query: &'static str) -> Result<i64> {
         let mut connection = PgConnection::connect_with(&self.connect).await?;
         let number = sqlx::query_scalar(query).fetch_one(&mut connection).await?;
@@ -95,9 +95,9 @@ impl Database {
         Ok(number)
     }
 
-    /// Removes it.
+    /// Drops the database.
     pub async fn end(self) -> Result<()> {
-        match self.own {
+        match self.server {
             Some((server, scratch)) => {
                 server.stop().await?;
                 drop(scratch);
@@ -111,8 +111,8 @@ impl Database {
     }
 }
 
-async fn execute(on: &PgConnectOptions, statement: &str) -> Result<()> {
-    let mut connection = PgConnection::connect_with(on).await?;
+async fn execute(options: &PgConnectOptions, statement: &str) -> Result<()> {
+    let mut connection = PgConnection::connect_with(options).await?;
     sqlx::query(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await?;
     connection.close().await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! A process of the program under test, from its start to its end.
+//! Processes of the program under test.
 
 use std::{
     fs::{self, File},
@@ -15,11 +15,10 @@ use tokio::sync::watch;
 
 use crate::{TIMEOUT, eventually, within};
 
-/// How long a dropped process may take to end by itself.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long a dropped process may take to exit after SIGTERM.
+const TERM_GRACE: Duration = Duration::from_secs(2);
 
-/// A running process. Dropped, it is asked to end, then killed; its log is shown if the test
-/// failed.
+/// A running process. Dropping it sends SIGTERM, then SIGKILL, and prints its log if the test failed.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -34,19 +33,19 @@ struct Lines {
     closed: bool,
 }
 
-/// A process that has ended.
+/// The result of a process that has exited.
 #[derive(Debug)]
 pub struct ProcessOutput {
-    /// Its exit code; `None` if a signal ended it.
+    /// The exit code; `None` if a signal killed it.
     pub code: Option<i32>,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Process {
-    /// Starts `command`; standard error goes to a file in `logs`.
+    /// Starts `command`. Its standard error goes to a file in `logs`.
     pub fn start(name: &str, mut command: Command, logs: &Path) -> Result<Self> {
         let log = logs.join(format!("{name}.log"));
         let mut child = command
@@ -55,11 +54,11 @@ impl Process {
             .stderr(File::options().create(true).append(true).open(&log)?)
             .spawn()
             .with_context(|| format!("start {name}: {command:?}"))?;
-        let stdout = child.stdout.take().context("piped")?;
+        let stdout = child.stdout.take().context("stdio is not piped")?;
         Ok(Self { name: name.to_owned(), child, lines: read_lines(stdout), log })
     }
 
-    /// Runs `command` to its end with `input` on its standard input.
+    /// Runs `command` with `input` on its standard input and waits until it exits.
     pub async fn finish(mut command: Command, input: &[u8]) -> Result<ProcessOutput> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -67,9 +66,9 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("start {command:?}"))?;
-        let mut stdin = child.stdin.take().context("piped")?;
+        let mut stdin = child.stdin.take().context("stdio is not piped")?;
         let input = input.to_vec();
-        // A program that reads nothing may close its input first: that is no failure of the test.
+        // A program that reads no input may close it early. That is not an error.
         let writer = thread::spawn(move || drop(stdin.write_all(&input)));
         let id = pid(&child)?;
         let (sender, receiver) = tokio::sync::oneshot::channel();
@@ -77,25 +76,25 @@ impl Process {
         let finished = tokio::time::timeout(TIMEOUT * 2, receiver).await;
         if finished.is_err() {
             kill_process(id, Signal::KILL)?;
-            bail!("did not end: {command:?}");
+            bail!("timed out: {command:?}");
         }
         let output = finished???;
-        writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?;
+        writer.join().map_err(|_| anyhow::anyhow!("the stdin writer panicked"))?;
         Ok(output.into())
     }
 
-    /// Its process id.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The first line it prints that starts with `ready`: it serves.
+    /// Waits for a line on standard output that starts with `ready`.
     pub async fn ready(&mut self) -> Result<String> {
         self.line_starting("ready").await
     }
 
-    /// The first line it prints that starts with `start`.
+    /// Waits for a line on standard output that starts with `start`.
     pub async fn line_starting(&mut self, start: &str) -> Result<String> {
         let mut lines = self.lines.clone();
         let found = |lines: &Lines| lines.seen.iter().find(|line| line.starts_with(start)).cloned();
@@ -103,11 +102,11 @@ impl Process {
         let seen = within(&what, lines.wait_for(|lines| lines.closed || found(lines).is_some())).await?;
         match found(&seen) {
             Some(line) => Ok(line),
-            None => bail!("{what} never came; it said: {:?}\n{}", seen.seen, self.read_log()),
+            None => bail!("{what}: not printed; output: {:?}\n{}", seen.seen, self.read_log()),
         }
     }
 
-    /// Everything it printed so far.
+    /// Its standard output so far.
     #[must_use]
     pub fn printed(&self) -> String {
         self.lines.borrow().seen.join("\n")
@@ -124,31 +123,31 @@ impl Process {
         kill_process(pid(&self.child)?, signal).with_context(|| format!("signal {}", self.name))
     }
 
-    /// Whether it has ended.
+    /// Whether it has exited.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     pub async fn exited(&mut self) -> Result<ExitStatus> {
-        let what = format!("{} ends", self.name);
+        let what = format!("{} exits", self.name);
         let child = &mut self.child;
         let ended = eventually(what, || std::future::ready(child.try_wait().transpose())).await?;
         Ok(ended)
     }
 
-    /// Asks it to end and waits until it has.
+    /// Sends SIGTERM and waits until it exits.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.exited().await
     }
 
-    fn end_now(&mut self) -> Result<()> {
+    fn terminate_now(&mut self) -> Result<()> {
         if self.child.try_wait()?.is_some() {
             return Ok(());
         }
         self.signal(Signal::TERM)?;
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + TERM_GRACE;
         while self.child.try_wait()?.is_none() {
             if Instant::now() > deadline {
                 self.child.kill()?;
@@ -161,10 +160,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A test that did not end its processes itself did not come to its end.
+        // A test that succeeds stops its processes itself.
         let failed = thread::panicking() || matches!(self.child.try_wait(), Ok(None));
-        if let Err(error) = self.end_now() {
-            eprintln!("{} could not be ended: {error:#}", self.name);
+        if let Err(error) = self.terminate_now() {
+            eprintln!("cannot stop {}: {error:#}", self.name);
         }
         if failed {
             eprintln!("---- {} ----\n{}\n{}", self.name, self.printed(), self.read_log());
@@ -183,7 +182,7 @@ impl From<Output> for ProcessOutput {
 }
 
 fn pid(child: &Child) -> Result<Pid> {
-    Pid::from_raw(child.id().cast_signed()).context("a process id")
+    Pid::from_raw(child.id().cast_signed()).context("invalid process id")
 }
 
 fn read_lines(stdout: ChildStdout) -> watch::Receiver<Lines> {

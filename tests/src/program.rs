@@ -1,4 +1,4 @@
-//! The built programs under test, and how they are called.
+//! The built programs under test.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Where `codelia` and its `codelia-init` are.
+/// Paths of `codelia` and `codelia-init`.
 #[derive(Debug, Clone)]
 pub struct Program {
     codelia: PathBuf,
@@ -15,41 +15,38 @@ pub struct Program {
 }
 
 impl Program {
-    /// Finds them in the target directory this test was built in.
+    /// Finds the programs in the target directory of this test.
     pub fn find() -> Result<Self> {
-        let exe = std::env::current_exe().context("the test's own path")?;
+        let exe = std::env::current_exe().context("find the path of the test binary")?;
         // target/{profile}/codelia-benches or target/{profile}/deps/e2e-…
         let found =
             exe.ancestors().skip(1).take(2).map(|dir| dir.join("codelia")).find(|path| path.is_file());
         let Some(codelia) = found else {
-            bail!(
-                "no built `codelia` near {}: run `make test`, or `cargo build --workspace --bins`",
-                exe.display()
-            );
+            bail!("no `codelia` near {}: run `make test` or `cargo build --workspace --bins`", exe.display());
         };
         let init = std::env::var_os("CODELIA_INIT").map(PathBuf::from);
         Ok(Self { codelia, init })
     }
 
-    /// Copies both into `dir`, where any user may execute them, and uses the copies: `codelia`
-    /// then finds its init beside itself.
+    /// Copies both programs into `dir`, where any user may execute them. The copy of `codelia` finds
+    /// `codelia-init` in its own directory.
     pub fn copied_into(&self, dir: &Path) -> Result<Self> {
         let copy = dir.join("codelia");
         std::fs::copy(&self.codelia, &copy)?;
-        let beside = self.codelia.with_file_name("codelia-init");
-        std::fs::copy(self.init.as_ref().unwrap_or(&beside), dir.join("codelia-init"))
-            .context("codelia-init: run `make test`, or `scripts/build-init` and set CODELIA_INIT")?;
+        let neighbour = self.codelia.with_file_name("codelia-init");
+        std::fs::copy(self.init.as_ref().unwrap_or(&neighbour), dir.join("codelia-init"))
+            .context("copy codelia-init: run `make test`, or `scripts/build-init` and set CODELIA_INIT")?;
         Ok(Self { codelia: copy, init: None })
     }
 
-    /// Where `codelia` is.
+    /// The path of `codelia`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.codelia
     }
 
-    /// A call of `codelia` in a clean environment that ends with the thread that starts it, so that
-    /// nothing outlives a test that is killed.
+    /// Builds a `codelia` command with a clean environment. The process dies with the thread that
+    /// starts it, so that nothing outlives a killed test.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new("setpriv");
@@ -58,7 +55,7 @@ impl Program {
         command
     }
 
-    /// The same as another user, who may write to `home`.
+    /// Builds the same command for another user with this home directory.
     #[must_use]
     pub fn command_as(&self, uid: u32, home: &Path) -> Command {
         let mut command = Command::new("setpriv");
@@ -70,7 +67,7 @@ impl Program {
         command
     }
 
-    /// Gives a command what `codelia` needs to know and nothing of the caller's own settings.
+    /// Replaces the environment of a command by the variables that `codelia` needs.
     pub fn set_environment(&self, command: &mut Command) {
         command.env_clear().current_dir("/");
         for name in ["PATH", "HOME", "LANG", "TMPDIR"] {

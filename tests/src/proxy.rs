@@ -1,4 +1,4 @@
-//! A way to Postgres that can be cut, stalled and closed: TCP on one side, its Unix socket on the other.
+//! A TCP proxy to the Unix socket of Postgres that can break, stall and refuse connections.
 
 use std::{
     io,
@@ -19,28 +19,28 @@ use tokio::{
     task::JoinSet,
 };
 
-/// What the way does to bytes.
+/// What the proxy does with connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// They pass.
+    /// It forwards everything.
     Open,
-    /// Connections stay and nothing comes through.
+    /// It keeps connections and forwards nothing.
     Stalled,
-    /// Connections break and none is made.
+    /// It closes connections and accepts none.
     Closed,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct State {
-    passage: ProxyMode,
-    /// How often every connection was broken.
+    mode: ProxyMode,
+    /// How often all connections were closed.
     cuts: u64,
 }
 
-/// A piece of a statement and what stands in for it on the way: as long as itself.
+/// A piece of a statement and its replacement, which must not be longer.
 pub type Replacement = (&'static str, &'static str);
 
-/// One process's way to Postgres. It ends with its owner.
+/// A proxy for the connections of one process. Dropping it stops it.
 #[derive(Debug)]
 pub struct Proxy {
     state: watch::Sender<State>,
@@ -49,7 +49,7 @@ pub struct Proxy {
 }
 
 #[derive(Debug, Clone)]
-struct Way {
+struct Route {
     socket: PathBuf,
     state: watch::Receiver<State>,
     replacements: &'static [Replacement],
@@ -57,52 +57,51 @@ struct Way {
 }
 
 impl Proxy {
-    /// Opens a way to the server whose socket is in `directory`.
-    ///
-    /// `replacements` are made in what is sent to it.
+    /// Starts a proxy to the server whose socket is in `directory`. Applies `replacements` to the
+    /// statements that it forwards.
     pub fn start(directory: &Path, replacements: &'static [Replacement]) -> Result<Self> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
-        let (state, watch) = watch::channel(State { passage: ProxyMode::Open, cuts: 0 });
+        let (state, watch) = watch::channel(State { mode: ProxyMode::Open, cuts: 0 });
         let replaced = Arc::<AtomicUsize>::default();
         let socket = directory.join(".s.PGSQL.5432");
-        let way = Way { socket, state: watch, replacements, replaced: replaced.clone() };
+        let route = Route { socket, state: watch, replacements, replaced: replaced.clone() };
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        thread::spawn(move || runtime.block_on(accept(listener, way)));
+        thread::spawn(move || runtime.block_on(accept(listener, route)));
         Ok(Self { state, port, replaced })
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// The port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What happens from now on.
-    pub fn set(&self, passage: ProxyMode) {
+    /// Sets what to do with connections.
+    pub fn set(&self, mode: ProxyMode) {
         self.state.send_modify(|state| {
-            state.passage = passage;
-            state.cuts += u64::from(passage == ProxyMode::Closed);
+            state.mode = mode;
+            state.cuts += u64::from(mode == ProxyMode::Closed);
         });
     }
 
-    /// Breaks every connection; new ones are made at once.
+    /// Closes all connections. New ones are accepted.
     pub fn cut(&self) {
         self.state.send_modify(|state| state.cuts += 1);
     }
 
-    /// How many statements were rewritten_statements with.
+    /// Number of replacements made.
     #[must_use]
     pub fn replaced(&self) -> usize {
         self.replaced.load(Ordering::Relaxed)
     }
 }
 
-async fn accept(listener: std::net::TcpListener, way: Way) {
+async fn accept(listener: std::net::TcpListener, route: Route) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     let mut connections = JoinSet::new();
-    let mut state = way.state.clone();
+    let mut state = route.state.clone();
     let mut cuts = 0;
     loop {
         tokio::select! {
@@ -117,34 +116,34 @@ async fn accept(listener: std::net::TcpListener, way: Way) {
                 }
             }
             Ok((client, _)) = listener.accept() => {
-                let way = way.clone();
-                connections.spawn(async move { carry(client, way).await });
+                let route = route.clone();
+                connections.spawn(async move { forward(client, route).await });
             }
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-async fn carry(client: TcpStream, mut way: Way) -> io::Result<()> {
-    if way.state.borrow_and_update().passage == ProxyMode::Closed {
+async fn forward(client: TcpStream, mut route: Route) -> io::Result<()> {
+    if route.state.borrow_and_update().mode == ProxyMode::Closed {
         return Ok(());
     }
     client.set_nodelay(true)?;
-    let server = UnixStream::connect(&way.socket).await?;
+    let server = UnixStream::connect(&route.socket).await?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let replacements = way.replacements;
-    // Whichever side ends first ends both.
+    let replacements = route.replacements;
+    // Close both directions when either ends.
     tokio::select! {
-        done = pass(from_client, to_server, way.clone(), replacements) => done,
-        done = pass(from_server, to_client, way, &[]) => done,
+        done = copy(from_client, to_server, route.clone(), replacements) => done,
+        done = copy(from_server, to_client, route, &[]) => done,
     }
 }
 
-async fn pass(
+async fn copy(
     mut from: impl AsyncReadExt + Unpin,
     mut to: impl AsyncWriteExt + Unpin,
-    mut way: Way,
+    mut route: Route,
     replacements: &[Replacement],
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
@@ -153,15 +152,16 @@ async fn pass(
         if read == 0 {
             return Ok(());
         }
-        let open = way.state.wait_for(|state| state.passage != ProxyMode::Stalled).await;
+        let open = route.state.wait_for(|state| state.mode != ProxyMode::Stalled).await;
         open.map_err(io::Error::other)?;
-        swap(&mut buffer[..read], replacements, &way.replaced);
+        replace(&mut buffer[..read], replacements, &route.replaced);
         to.write_all(&buffer[..read]).await?;
     }
 }
 
-/// A statement is sent in one write and is far shorter than the buffer, so it is never cut in two.
-fn swap(bytes: &mut [u8], replacements: &[Replacement], replaced: &AtomicUsize) {
+/// Replaces text in forwarded bytes. A statement is sent in one write and is far shorter than the
+/// buffer, so it is never split.
+fn replace(bytes: &mut [u8], replacements: &[Replacement], replaced: &AtomicUsize) {
     for (from, to) in replacements {
         let Some(at) = bytes.windows(from.len()).position(|window| window == from.as_bytes()) else {
             continue;

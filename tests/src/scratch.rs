@@ -1,4 +1,4 @@
-//! A directory of one test.
+//! A temporary directory for one test.
 
 use std::{
     fs,
@@ -9,27 +9,29 @@ use std::{
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-/// A directory that is removed with its owner. Other users may pass through it: as root, Postgres
-/// runs as one.
+/// A temporary directory that is removed on drop. Other users may traverse it: if the test is root,
+/// Postgres runs as another user.
 #[derive(Debug)]
 pub struct Scratch(TempDir);
 
 impl Scratch {
-    /// Makes one, in a place short enough for the names of Unix sockets.
+    /// Creates a directory with a path short enough for Unix sockets.
     pub fn new() -> Result<Self> {
-        let dir =
-            tempfile::Builder::new().prefix("codelia-test-").tempdir().context("a temporary directory")?;
+        let dir = tempfile::Builder::new()
+            .prefix("codelia-test-")
+            .tempdir()
+            .context("create a temporary directory")?;
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
         Ok(Self(dir))
     }
 
-    /// Where it is.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// A path in it.
+    /// A path below it.
     #[must_use]
     pub fn join(&self, name: &str) -> PathBuf {
         self.path().join(name)

@@ -1,4 +1,4 @@
-//! A real pseudo-terminal with a program on its other side.
+//! A pseudo-terminal with a program attached.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::{eventually, within};
 
-/// The user's side of a terminal.
+/// The user's side of a pseudo-terminal.
 #[derive(Debug)]
 pub struct Terminal {
     master: File,
@@ -25,59 +25,59 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program with the terminal as its controlling one.
+    /// Starts a program with this as its controlling terminal.
     pub fn start(program: &Command, columns: u16, rows: u16) -> Result<Self> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
         grantpt(&master)?;
         unlockpt(&master)?;
         tcsetwinsize(&master, size(columns, rows))?;
         let name = ptsname(&master, Vec::new())?.into_string()?;
-        let side = || File::options().read(true).write(true).open(&name);
+        let open_slave = || File::options().read(true).write(true).open(&name);
 
-        // A new session whose controlling terminal is its standard input.
+        // setsid starts a session whose controlling terminal is its standard input.
         let mut command = Command::new("setsid");
         command.args(["--ctty", "--wait"]).arg(program.get_program()).args(program.get_args());
         command.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command.env("TERM", "xterm-256color");
         let child = command
-            .stdin(Stdio::from(side()?))
-            .stdout(Stdio::from(side()?))
-            .stderr(Stdio::from(side()?))
+            .stdin(Stdio::from(open_slave()?))
+            .stdout(Stdio::from(open_slave()?))
+            .stderr(Stdio::from(open_slave()?))
             .spawn()
             .context("start a program on a terminal")?;
         let master = File::from(master);
         Ok(Self { screen: read_screen(master.try_clone()?), master, child })
     }
 
-    /// Types.
+    /// Types text.
     pub fn type_text(&mut self, text: &str) -> Result<()> {
-        self.master.write_all(text.as_bytes()).context("type")
+        self.master.write_all(text.as_bytes()).context("write to the terminal")
     }
 
-    /// Changes its size, as a user who drags the window.
+    /// Changes the window size.
     pub fn resize(&self, columns: u16, rows: u16) -> Result<()> {
-        tcsetwinsize(&self.master, size(columns, rows)).context("resize")
+        tcsetwinsize(&self.master, size(columns, rows)).context("resize the terminal")
     }
 
-    /// Waits until what was shown since the start contains `text`, and returns all of it.
+    /// Waits until the output since the start contains `text`, and returns all output.
     pub async fn shows(&self, text: &str) -> Result<String> {
         let mut screen = self.screen.clone();
         let seen = within(("the terminal shows", text), screen.wait_for(|shown| shown.contains(text))).await;
         Ok(seen
-            .with_context(|| format!("the terminal closed; it showed {:?}", self.screen.borrow()))?
+            .with_context(|| format!("the terminal closed; its output: {:?}", self.screen.borrow()))?
             .clone())
     }
 
-    /// Everything shown so far.
+    /// All output so far.
     #[must_use]
     pub fn shown(&self) -> String {
         self.screen.borrow().clone()
     }
 
-    /// Waits for the program's end.
+    /// Waits until the program exits.
     pub async fn exited(&mut self) -> Result<ExitStatus> {
         let child = &mut self.child;
-        Ok(eventually("the program on the terminal ends", || {
+        Ok(eventually("the program on the terminal exits", || {
             std::future::ready(child.try_wait().transpose())
         })
         .await?)
@@ -89,7 +89,7 @@ impl Drop for Terminal {
         if matches!(self.child.try_wait(), Ok(None)) {
             eprintln!("---- terminal ----\n{}", self.shown());
             if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
-                eprintln!("the program on the terminal could not be ended: {error}");
+                eprintln!("cannot kill the program on the terminal: {error}");
             }
         }
     }
@@ -103,7 +103,7 @@ fn read_screen(mut master: File) -> watch::Receiver<String> {
     let (sender, receiver) = watch::channel(String::new());
     thread::spawn(move || {
         let mut buffer = [0; 4096];
-        // EIO: the program's side is closed.
+        // Reading fails with EIO when the program's side is closed.
         while let Ok(read @ 1..) = master.read(&mut buffer) {
             sender.send_modify(|shown| shown.push_str(&String::from_utf8_lossy(&buffer[..read])));
         }

@@ -1,4 +1,4 @@
-//! `codelia up` on a data directory of one test.
+//! `codelia up` on a test's own data directory.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{LeakGuard, Process, Program, Scratch};
 
-/// A place for `codelia up`: its own copy of the programs, its own data directory.
+/// An environment for `codelia up`: a copy of the programs and an empty data directory.
 #[derive(Debug)]
 pub struct Up {
     program: Program,
@@ -19,12 +19,12 @@ pub struct Up {
 }
 
 impl Up {
-    /// A place for the user who runs the test.
+    /// Creates an environment for the user that runs the test.
     pub fn new() -> Result<Self> {
         Self::create(None)
     }
 
-    /// A place for another user; only root can make one.
+    /// Creates an environment for another user. Needs root.
     pub fn for_user(uid: u32) -> Result<Self> {
         Self::create(Some(uid))
     }
@@ -34,29 +34,29 @@ impl Up {
         let program = Program::find()?.copied_into(scratch.path())?;
         let data = scratch.join("data");
         std::fs::create_dir(&data)?;
-        std::os::unix::fs::chown(&data, user, user).context("give the data directory to its user")?;
+        std::os::unix::fs::chown(&data, user, user).context("chown the data directory")?;
         Ok(Self { program, leak_guard: LeakGuard::of(scratch.path()), user, scratch })
     }
 
-    /// Where it keeps its data.
+    /// The data directory.
     #[must_use]
     pub fn data(&self) -> PathBuf {
         self.scratch.join("data")
     }
 
-    /// The test's own directory.
+    /// The directory of the test.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// How to recognise its processes.
+    /// Finds its processes.
     #[must_use]
     pub fn leak_guard(&self) -> &LeakGuard {
         &self.leak_guard
     }
 
-    /// A call of `codelia` as its user and on its data.
+    /// Builds a `codelia` command for its user and data directory.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = match self.user {
@@ -67,13 +67,13 @@ impl Up {
         command
     }
 
-    /// A call of `codelia up` on ports that are free.
+    /// Builds a `codelia up` command that listens on free ports.
     #[must_use]
     pub fn up_command(&self) -> Command {
         self.command(&["up", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"])
     }
 
-    /// Starts `codelia up` in the foreground; it is ready when this returns.
+    /// Starts `codelia up` in the foreground and waits until it is ready.
     pub async fn start(&self) -> Result<Process> {
         let mut process = Process::start("up", self.up_command(), self.scratch.path())?;
         process.ready().await?;

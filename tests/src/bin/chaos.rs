@@ -1,6 +1,9 @@
-//! Plays seeds of chaos and prints what came of each. `SEEDS="7 8" RUNS=500 MODES=bwrap,bwrap,container` choose, and a
-//! mode that is named more often has more of the sessions; `FAULTS=KillWorker,Cut`, `SESSIONS=50`, `LONGEST=15` and
-//! `WEAKEN=fencing|guard` narrow it down. Fails if anything was lost, doubled or left behind.
+//! Runs chaos tests and prints the result of each seed. Fails if anything was lost, doubled or left
+//! behind.
+//!
+//! Environment variables: `SEEDS="7 8"`, `RUNS=500`, `SESSIONS=50`, `LONGEST=15` (maximum duration of
+//! a run in ticks of 0.2 s), `MODES=bwrap,bwrap,container` (a mode that is listed more often gets more
+//! sessions), `FAULTS=KillWorker,Cut` and `WEAKEN=fencing|guard` (disables a safeguard).
 
 use std::{env, panic::AssertUnwindSafe, process::ExitCode, str::FromStr};
 
@@ -14,8 +17,8 @@ use futures::FutureExt;
 
 const DEFAULT_SEEDS: u64 = 20;
 const DEFAULT_RUNS: usize = 500;
-const DEFAULT_LONGEST: u32 = 15;
-/// Three sessions in ten each; containers take their time and are the tenth, where there is an engine.
+const DEFAULT_MAX_RUN_TICKS: u32 = 15;
+/// Three in ten sessions each. Containers are slow and get one in ten, if there is an engine.
 const DEFAULT_MODES: &str = "logical,bwrap,nsjail,logical,bwrap,nsjail,logical,bwrap,nsjail";
 const SLOW_MODE: &str = ",container";
 
@@ -25,11 +28,11 @@ async fn main() -> Result<ExitCode> {
     let runs = setting("RUNS").map_or(Ok(DEFAULT_RUNS), |text| text.parse()).context("RUNS")?;
     let modes = setting("MODES").unwrap_or_else(default_modes);
     let max_run_ticks =
-        setting("LONGEST").map_or(Ok(DEFAULT_LONGEST), |text| text.parse()).context("LONGEST")?;
-    let (modes_played, faults, disabled) = (parse_modes(&modes)?, faults()?, disabled()?);
+        setting("LONGEST").map_or(Ok(DEFAULT_MAX_RUN_TICKS), |text| text.parse()).context("LONGEST")?;
+    let (parsed_modes, faults, disabled) = (parse_modes(&modes)?, faults()?, disabled()?);
     let sessions =
         setting("SESSIONS").map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse()).context("SESSIONS")?;
-    let options = Options { seed: 0, runs, sessions, modes: modes_played, max_run_ticks, faults, disabled };
+    let options = Options { seed: 0, runs, sessions, modes: parsed_modes, max_run_ticks, faults, disabled };
     println!("chaos: {} seeds × {runs} runs, modes {modes}", seeds.len());
     println!(
         "{:>6} {:>6} {:>6} {:>7} {:>9} {:>8}  outcomes",
@@ -38,9 +41,9 @@ async fn main() -> Result<ExitCode> {
     let mut failed = Vec::new();
     for seed in seeds {
         let options = Options { seed, ..options.clone() };
-        // A harness that gives up is a failure of its seed, and the next one is played.
-        let played = AssertUnwindSafe(run_seed(&options)).catch_unwind().await;
-        if !show(seed, played.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; see above")))) {
+        // A panic of the harness fails only its own seed.
+        let result = AssertUnwindSafe(run_seed(&options)).catch_unwind().await;
+        if !show(seed, result.unwrap_or_else(|_| Err(anyhow::anyhow!("the harness panicked, see above")))) {
             failed.push(seed);
             println!("       replay: SEEDS={seed} RUNS={runs} MODES={modes} make chaos");
         }
@@ -53,9 +56,9 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Prints a seed's row; whether all is well.
-fn show(seed: u64, played: Result<Report>) -> bool {
-    let report = match played {
+/// Prints the row of a seed. Returns whether nothing was found.
+fn show(seed: u64, result: Result<Report>) -> bool {
+    let report = match result {
         Ok(report) => report,
         Err(error) => {
             println!("{seed:>6} failed: {error:#}");

@@ -1,6 +1,6 @@
-//! Runs a command with private container engines for all of it: `with-engine IMAGE TAR COMMAND ARGS…`. Docker's has the tree in
-//! TAR as IMAGE, and so has Podman's where that is installed. The tests find them by `CODELIA_TEST_ENGINE` and
-//! `CODELIA_TEST_PODMAN`; they end with the command. Where there can be none, the command runs without.
+//! Runs a command with private container engines: `with-engine IMAGE TAR COMMAND ARGS…`. Docker and,
+//! if installed, Podman get the file tree in TAR as IMAGE. The tests find the engines by
+//! `CODELIA_TEST_ENGINE` and `CODELIA_TEST_PODMAN`. An engine that cannot run here is left out.
 
 use std::{
     path::Path,
@@ -19,11 +19,11 @@ async fn main() -> Result<ExitCode> {
     command.args(arguments);
 
     let mut engines = Vec::new();
-    for (make, what, variable) in
+    for (kind, need, variable) in
         [(EngineKind::Docker, "container", ENGINE_SOCKET), (EngineKind::Podman, "podman", PODMAN_SOCKET)]
     {
-        if available(what, missing(make, Path::new(&tar))) {
-            let engine = Engine::start(make).await?;
+        if available(need, missing(kind, Path::new(&tar))) {
+            let engine = Engine::start(kind).await?;
             engine.import(Path::new(&tar), &image.to_string_lossy())?;
             command.env(variable, engine.socket());
             engines.push(engine);
@@ -38,13 +38,13 @@ async fn main() -> Result<ExitCode> {
     Ok(status?.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-fn missing(make: EngineKind, tar: &Path) -> Option<&'static str> {
+fn missing(kind: EngineKind, tar: &Path) -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
-    match make {
-        _ if !is_root() => Some("only root may start a container engine"),
+    match kind {
+        _ if !is_root() => Some("only root can start a container engine"),
         _ if !has("docker") => Some("no docker: install docker.io"),
-        _ if !tar.is_file() => Some("no tree for its image: scripts/rootfs makes one"),
+        _ if !tar.is_file() => Some("no file tree for the image: run scripts/rootfs"),
         EngineKind::Docker if !has("dockerd") => Some("no dockerd: install docker.io"),
         EngineKind::Podman if !has("podman") || !has("runc") => {
             Some("no podman with runc: install podman and runc")

@@ -1,7 +1,6 @@
-//! Runs a command with one private Postgres for all of it: `with-postgres COMMAND ARGS…`.
-//! The tests find it by `CODELIA_TEST_POSTGRES`; it ends with the command. Control groups that the
-//! command leaves behind are told, and fail it: all but those of workers that tests killed, which
-//! the next worker to come removes, as is done here.
+//! Runs a command with a private Postgres: `with-postgres COMMAND ARGS…`. The tests find the server
+//! by `CODELIA_TEST_POSTGRES`. Fails if the command leaves control groups behind, other than those
+//! of killed workers, which the next worker would remove and this program removes.
 
 use std::process::{Command, ExitCode};
 
@@ -26,7 +25,7 @@ async fn main() -> Result<ExitCode> {
     Hierarchy::detect(&Default::default())?.remove_orphans()?;
     let left: Vec<_> = abandoned_cgroups().difference(&before).cloned().collect();
     if !left.is_empty() {
-        bail!("control groups are left behind: {left:#?}");
+        bail!("control groups left behind: {left:#?}");
     }
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }

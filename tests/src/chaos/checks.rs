@@ -1,8 +1,7 @@
-//! What became of it all: every run's outcome beside the marks it left, and what is left of the rest.
+//! Checks after the faults: every run's outcome against the marks it left, and leftovers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Display,
     fs,
     os::unix::fs::FileTypeExt,
     path::Path,
@@ -12,65 +11,65 @@ use anyhow::Result;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::load::{LABEL, NO_ROOM, Seen};
+use super::load::{DISK_FULL_EXIT, LABEL, Observed};
 use crate::{abandoned_cgroups, worker_containers};
 
-/// What was found wrong, by its kind.
+/// Violations that were found.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Runs without an outcome, or with one that their marks, their output or their callers do not bear out.
+    /// Runs without an outcome, or whose outcome contradicts their marks, output or caller.
     pub lost: Vec<String>,
-    /// Runs with too many marks or outcomes, ended by somebody who had no right to, or beside a later holder.
+    /// Runs with too many marks or outcomes, or that ended or wrote without holding the lease.
     pub doubled: Vec<String>,
-    /// Processes, directories, mounts, control groups, sockets, rows.
+    /// Leftover processes, directories, mounts, control groups, sockets and rows.
     pub leftovers: Vec<String>,
 }
 
 impl Findings {
-    /// Whether there is nothing.
+    /// Whether nothing was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.lost.is_empty() && self.doubled.is_empty() && self.leftovers.is_empty()
     }
 }
 
-/// A run as the database tells it.
+/// A run as recorded in the database.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     number: usize,
     session: Uuid,
     state: String,
     outcome: String,
-    /// Why it was refused.
+    /// The reason if it was refused.
     reason: Option<String>,
     exit_code: Option<i64>,
     attempt: i32,
     epoch: Option<i64>,
     incarnation: Option<Uuid>,
     output: String,
-    endings: i64,
-    unlawful: i64,
+    ends: i64,
+    unauthorized_ends: i64,
 }
 
 impl Recorded {
-    /// Whether it came to its end. A command that had no room may have left its mark and failed later, and says so.
-    fn has_its_say(&self) -> bool {
-        self.outcome == "exited" && self.exit_code != Some(NO_ROOM)
+    /// Whether its command ran to the end. One whose disk was full may have failed after its mark.
+    fn ran_to_end(&self) -> bool {
+        self.outcome == "exited" && self.exit_code != Some(DISK_FULL_EXIT)
     }
 }
 
-const RUNS: &str = "
+const SELECT_RUNS: &str = "
 SELECT (r.labels ->> $1)::bigint, r.session_id, r.state, coalesce(r.outcome ->> 'kind', ''), r.exit_code::bigint,
        r.attempt, r.lease_epoch, r.incarnation,
        coalesce((SELECT convert_from(string_agg(o.data, '' ORDER BY o.position), 'UTF8') FROM run_output o
                  WHERE o.run_id = r.id), ''),
-       (SELECT count(*) FROM chaos_endings e WHERE e.run_id = r.id),
-       (SELECT count(*) FROM chaos_endings e WHERE e.run_id = r.id AND NOT e.lawful),
+       (SELECT count(*) FROM chaos_ends e WHERE e.run_id = r.id),
+       (SELECT count(*) FROM chaos_ends e WHERE e.run_id = r.id AND NOT e.authorized),
        r.outcome -> 'detail' ->> 'reason'
 FROM runs r ORDER BY 1";
 
-pub(crate) async fn recorded(connection: &mut PgConnection) -> Result<Vec<Recorded>> {
-    let rows = sqlx::query(RUNS).bind(LABEL).fetch_all(connection).await?;
+pub(crate) async fn load_runs(connection: &mut PgConnection) -> Result<Vec<Recorded>> {
+    let rows = sqlx::query(SELECT_RUNS).bind(LABEL).fetch_all(connection).await?;
     rows.into_iter()
         .map(|row| {
             Ok(Recorded {
@@ -83,19 +82,19 @@ pub(crate) async fn recorded(connection: &mut PgConnection) -> Result<Vec<Record
                 epoch: row.try_get(6)?,
                 incarnation: row.try_get(7)?,
                 output: row.try_get(8)?,
-                endings: row.try_get(9)?,
-                unlawful: row.try_get(10)?,
+                ends: row.try_get(9)?,
+                unauthorized_ends: row.try_get(10)?,
                 reason: row.try_get(11)?,
             })
         })
         .collect()
 }
 
-/// One line in a session: which run wrote it, and its word if it is the run's mark.
+/// A line in a session: the number of the run that wrote it, and the word if it is a mark.
 type Line = (usize, Option<String>);
 
-/// All lines of a session, in the order they were written.
-pub(crate) fn lines(roots: &BTreeSet<std::path::PathBuf>, session: Uuid) -> Vec<Line> {
+/// Reads all lines of a session, in the order they were written.
+pub(crate) fn read_lines(roots: &BTreeSet<std::path::PathBuf>, session: Uuid) -> Vec<Line> {
     let found = roots.iter().find_map(|root| {
         fs::read_to_string(root.join("sessions").join(session.to_string()).join("marks")).ok()
     });
@@ -106,68 +105,68 @@ pub(crate) fn lines(roots: &BTreeSet<std::path::PathBuf>, session: Uuid) -> Vec<
     found.unwrap_or_default().lines().filter_map(parse).collect()
 }
 
-/// Judges the runs by their marks.
-pub(crate) fn judge(
-    seen: &[Seen],
+/// Checks all runs against their marks and what their callers observed.
+pub(crate) fn check_runs(
+    observed: &[Observed],
     runs: &[Recorded],
     lines: &BTreeMap<Uuid, Vec<Line>>,
     paused: &BTreeSet<Uuid>,
     findings: &mut Findings,
 ) {
     let by_number: BTreeMap<usize, &Recorded> = runs.iter().map(|run| (run.number, run)).collect();
-    for seen in seen {
-        match by_number.get(&seen.number) {
-            None => findings.lost.push(format!("run {} was accepted and is not recorded", seen.number)),
+    for observed in observed {
+        match by_number.get(&observed.number) {
+            None => findings.lost.push(format!("run {} was accepted but is not recorded", observed.number)),
             Some(run) => {
-                judge_run(run, &lines[&run.session], findings);
-                judge_told(run, seen, findings);
+                check_run(run, &lines[&run.session], findings);
+                check_observed(run, observed, findings);
             }
         }
     }
     for lines in lines.values() {
-        judge_order(lines, &by_number, paused, findings);
+        check_order(lines, &by_number, paused, findings);
     }
 }
 
-fn judge_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
+fn check_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
     let words: Vec<&str> =
         lines.iter().filter(|line| line.0 == run.number).filter_map(|line| line.1.as_deref()).collect();
     let (marks, attempts) = (words.len(), usize::try_from(run.attempt).unwrap_or(0));
     let mut lost = |what: &str| findings.lost.push(format!("{what}: {run:?}, marks {words:?}"));
-    if run.state != "ended" || run.endings == 0 {
+    if run.state != "ended" || run.ends == 0 {
         return lost("no outcome");
     }
-    if run.has_its_say() && marks == 0 {
-        lost("it exited and left no mark");
+    if run.ran_to_end() && marks == 0 {
+        lost("it exited without a mark");
     }
-    if run.has_its_say() && !words.contains(&run.output.trim()) {
-        lost("its output is not what it printed");
+    if run.ran_to_end() && !words.contains(&run.output.trim()) {
+        lost("its output is not the word of a mark");
     }
     let mut doubled = |what: &str| findings.doubled.push(format!("{what}: {run:?}, marks {words:?}"));
     if marks > attempts {
         doubled("more marks than attempts");
     }
-    if run.endings > 1 {
+    if run.ends > 1 {
         doubled("more than one outcome");
     }
-    if run.unlawful > 0 {
-        doubled("ended by somebody without the lease");
+    if run.unauthorized_ends > 0 {
+        doubled("ended without holding the lease");
     }
 }
 
-/// Beside what its caller knows.
-fn judge_told(run: &Recorded, seen: &Seen, findings: &mut Findings) {
-    if run.outcome == "canceled" && !seen.may_be_canceled {
-        findings.lost.push(format!("nobody asked for its end: {run:?}"));
+/// Checks a run against what its caller observed.
+fn check_observed(run: &Recorded, observed: &Observed, findings: &mut Findings) {
+    if run.outcome == "canceled" && !observed.may_be_canceled {
+        findings.lost.push(format!("canceled without a request: {run:?}"));
     }
-    if run.has_its_say() && seen.printed.as_ref().is_some_and(|printed| *printed != run.output) {
-        findings.lost.push(format!("its caller read something else: {run:?}, {seen:?}"));
+    if run.ran_to_end() && observed.printed.as_ref().is_some_and(|printed| *printed != run.output) {
+        findings.lost.push(format!("its caller read different output: {run:?}, {observed:?}"));
     }
 }
 
-/// Once a later holder's run wrote a line, no run of an earlier one may, unless its worker was stopped, which may have been
-/// in the moment when it began and was not told yet how long it may go on.
-fn judge_order(
+/// Checks that no run of an earlier holder writes after a run of a later holder. Exempts workers that
+/// were paused: they may have been paused right after starting a command, before its deadline was set.
+fn check_order(
     lines: &[Line],
     runs: &BTreeMap<usize, &Recorded>,
     paused: &BTreeSet<Uuid>,
@@ -175,33 +174,33 @@ fn judge_order(
 ) {
     let mut latest = 0;
     for run in lines.iter().filter_map(|line| runs.get(&line.0)).filter(|run| run.attempt == 1) {
-        let (Some(epoch), Some(life)) = (run.epoch, run.incarnation) else { continue };
-        if epoch < latest && !paused.contains(&life) {
-            findings.doubled.push(format!("it wrote beside a later holder (epoch {latest}): {run:?}"));
+        let (Some(epoch), Some(incarnation)) = (run.epoch, run.incarnation) else { continue };
+        if epoch < latest && !paused.contains(&incarnation) {
+            findings.doubled.push(format!("it wrote after a later holder (epoch {latest}): {run:?}"));
             return;
         }
         latest = latest.max(epoch);
     }
 }
 
-/// How many runs ended in which way.
-pub(crate) fn outcomes(runs: &[Recorded]) -> BTreeMap<String, usize> {
+/// Counts the runs by outcome.
+pub(crate) fn count_outcomes(runs: &[Recorded]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for run in runs {
-        let why = run.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-        *counts.entry(format!("{}{why}", run.outcome)).or_default() += 1;
+        let reason = run.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        *counts.entry(format!("{}{reason}", run.outcome)).or_default() += 1;
     }
     counts
 }
 
-/// Rows that should not be there when everything has ended.
-pub(crate) async fn rows_left(connection: &mut PgConnection, findings: &mut Findings) -> Result<()> {
+/// Finds rows that must not exist after everything has ended.
+pub(crate) async fn find_rows(connection: &mut PgConnection, findings: &mut Findings) -> Result<()> {
     let counts = [
-        ("runs that have not ended", "SELECT count(*) FROM runs WHERE state <> 'ended'"),
-        ("sessions that are not removed", "SELECT count(*) FROM sessions WHERE removed_at IS NULL"),
-        ("sessions that are held", "SELECT count(*) FROM sessions WHERE lease_worker IS NOT NULL"),
+        ("unfinished runs", "SELECT count(*) FROM runs WHERE state <> 'ended'"),
+        ("sessions with files", "SELECT count(*) FROM sessions WHERE removed_at IS NULL"),
+        ("leased sessions", "SELECT count(*) FROM sessions WHERE lease_worker IS NOT NULL"),
         (
-            "receipts that are not zero",
+            "unclean receipts",
             "SELECT count(*) FROM runs, jsonb_each_text(receipt) AS left_behind WHERE left_behind.value <> '0'",
         ),
     ];
@@ -214,20 +213,21 @@ pub(crate) async fn rows_left(connection: &mut PgConnection, findings: &mut Find
     Ok(())
 }
 
-/// Files that a worker's root should not hold when every session has ended.
-pub(crate) fn files_left(root: &Path, findings: &mut Findings) {
-    for place in ["sessions", "trash", "ids"] {
-        let entries = fs::read_dir(root.join(place)).into_iter().flatten().flatten();
+/// Finds files that must not exist in a worker's root after every session has ended.
+pub(crate) fn find_files(root: &Path, findings: &mut Findings) {
+    for directory in ["sessions", "trash", "ids"] {
+        let entries = fs::read_dir(root.join(directory)).into_iter().flatten().flatten();
         findings.leftovers.extend(entries.map(|entry| entry.path().display().to_string()));
     }
 }
 
-/// Control groups and containers of workers that have ended.
-pub(crate) fn sandboxes_left(pids: &BTreeSet<u32>) -> Result<Vec<String>> {
+/// Finds control groups and containers of workers that have exited.
+pub(crate) fn find_sandboxes(pids: &BTreeSet<u32>) -> Result<Vec<String>> {
     let is_ours = |name: &String| pids.iter().any(|pid| name.contains(&format!("codelia-{pid}-")));
     let groups = abandoned_cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
-    let ended: Vec<_> = pids.iter().copied().filter(|pid| !is_process(*pid)).collect();
-    let containers = worker_containers(&ended)?.into_iter().map(|container| format!("container {container}"));
+    let exited: Vec<_> = pids.iter().copied().filter(|pid| !is_process(*pid)).collect();
+    let containers =
+        worker_containers(&exited)?.into_iter().map(|container| format!("container {container}"));
     Ok(groups.chain(containers).collect())
 }
 
@@ -235,8 +235,8 @@ fn is_process(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Mounts and sockets under a directory.
-pub(crate) fn mounts_and_sockets_left(directory: &Path, findings: &mut Findings) -> Result<()> {
+/// Finds mounts and sockets below a directory.
+pub(crate) fn find_mounts_and_sockets(directory: &Path, findings: &mut Findings) -> Result<()> {
     let name = directory.display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let is_ours = |line: &&str| line.contains(&name) && !line.contains(&format!("{name}/small "));
@@ -255,10 +255,9 @@ pub(crate) fn mounts_and_sockets_left(directory: &Path, findings: &mut Findings)
     Ok(())
 }
 
-/// Closes a connection; that it is broken already is as good.
-pub(crate) async fn done(connection: PgConnection) {
-    let report = |error: &dyn Display| eprintln!("while closing a connection: {error}");
+/// Closes a connection that may already be broken.
+pub(crate) async fn close(connection: PgConnection) {
     if let Err(error) = connection.close().await {
-        report(&error);
+        eprintln!("cannot close a connection: {error}");
     }
 }

@@ -1,5 +1,5 @@
-//! A small disk for a worker's root, that can be filled and freed. Needs root; without it nothing is
-//! mounted and nothing is filled.
+//! A small tmpfs for a worker's root that can be filled and freed. Needs root; without it, nothing is
+//! mounted or filled.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use crate::{available, is_root};
 
 /// Enough for the marks of thousands of runs.
-const SIZE: &str = "size=8m,mode=0755";
+const MOUNT_OPTIONS: &str = "size=8m,mode=0755";
 const FILLER: &str = "filler";
 
 #[derive(Debug)]
@@ -25,16 +25,18 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn mount(path: &Path) -> Result<Self> {
         fs::create_dir_all(path)?;
-        let is_mounted = available("root", (!is_root()).then_some("only root can mount a small disk"));
+        let is_mounted = available("root", (!is_root()).then_some("only root can mount a tmpfs"));
         if is_mounted {
-            let status =
-                Command::new("mount").args(["-t", "tmpfs", "-o", SIZE, "tmpfs"]).arg(path).status()?;
+            let status = Command::new("mount")
+                .args(["-t", "tmpfs", "-o", MOUNT_OPTIONS, "tmpfs"])
+                .arg(path)
+                .status()?;
             ensure!(status.success(), "mount: {status}");
         }
         Ok(Self { path: path.to_owned(), is_mounted })
     }
 
-    /// Takes all that is free.
+    /// Fills all free space.
     pub(crate) fn fill(&self) -> Result<()> {
         if !self.is_mounted {
             return Ok(());
@@ -67,7 +69,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_mounted {
             let lazy = Command::new("umount").arg("-l").arg(&self.path).status();
-            eprintln!("a small disk was unmounted late: {lazy:?}");
+            eprintln!("unmounted a leftover tmpfs: {lazy:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Chaos: a load of runs with known side effects on real processes, random faults from a seed, and a
-//! count of what was lost, doubled or left behind.
+//! Chaos tests: real processes execute runs with known side effects while faults from a seed happen.
+//! Afterwards nothing may be lost, doubled or left behind.
 
 mod checks;
 mod disk;
@@ -23,47 +23,47 @@ use tokio::{
 };
 
 pub use checks::Findings;
-use load::Seen;
+use load::Observed;
 pub use plan::Fault;
 use plan::Plan;
 use system::TestSystem;
 
 use crate::{Proxy, Replacement};
 
-/// How long everything may take to come to its end when the faults are over: leases run out, are
-/// swept, and are taken again.
-const SETTLING: Duration = Duration::from_secs(60);
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Runs for each round of faults.
-const RUNS_A_ROUND: usize = 60;
+/// How long the system may take to recover after the faults: leases expire, are swept and are
+/// acquired again.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of runs in each round of faults.
+const RUNS_PER_ROUND: usize = 60;
 
-/// What one seed is played with.
+/// Options of one chaos test.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Everything that is left to chance comes from it.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// How many runs.
+    /// Number of runs.
     pub runs: usize,
-    /// In how many sessions.
+    /// Number of sessions.
     pub sessions: usize,
-    /// Modes of the sessions, in turn.
+    /// Modes of the sessions, assigned in turn.
     pub modes: Vec<SandboxMode>,
-    /// How long the max_run_ticks run takes, in fifths of a second.
+    /// Maximum duration of a run, in ticks of 0.2 s.
     pub max_run_ticks: u32,
-    /// What may happen.
+    /// Faults to choose from.
     pub faults: Vec<Fault>,
-    /// What is taken from Codelia, to see that it is missed.
+    /// A safeguard to disable, to show that the checks notice its absence.
     pub disabled: DisabledSafeguard,
 }
 
-/// Something that Codelia does and that is undone from outside.
+/// A safeguard of Codelia that the test disables from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DisabledSafeguard {
-    /// Nothing.
+    /// None.
     None,
-    /// Leases run out in the database long before their workers know.
+    /// Self-fencing: leases expire in the database long before their workers expect it.
     SelfFencing,
-    /// And the guard of a commit, which is what is left then, is taken out of the statement on its way.
+    /// Self-fencing, and the lease check of the commit: the proxy removes it from the statement.
     CommitGuard,
 }
 
@@ -102,28 +102,28 @@ impl DisabledSafeguard {
     }
 }
 
-/// What one seed came to.
+/// The result of one chaos test.
 #[derive(Debug)]
 pub struct Report {
-    /// Runs by outcome.
+    /// Number of runs by outcome.
     pub outcomes: BTreeMap<String, usize>,
-    /// How many faults there were.
+    /// Number of faults.
     pub faults: usize,
-    /// What is wrong.
+    /// Violations that were found.
     pub findings: Findings,
-    /// Statements that a disabled changed on their way.
+    /// Statements that a proxy rewrote to disable a safeguard.
     pub rewritten_statements: usize,
-    /// How long it took.
+    /// Duration of the test.
     pub took: Duration,
 }
 
-/// Plays one seed.
+/// Runs one seed.
 ///
 /// # Errors
-/// If the harness itself fails, or a caller is refused for good.
+/// If the harness fails, or a call is refused permanently.
 pub async fn run_seed(options: &Options) -> Result<Report> {
     let began = Instant::now();
-    let rounds = (options.runs / RUNS_A_ROUND).max(3);
+    let rounds = (options.runs / RUNS_PER_ROUND).max(3);
     let plan = Plan::new(options, rounds);
     let mut system = TestSystem::start(options.disabled).await?;
     let callers = system.callers.clone();
@@ -137,61 +137,61 @@ pub async fn run_seed(options: &Options) -> Result<Report> {
     let load = stream::iter(plan.jobs.iter())
         .map(|job| callers.start(*job, &sessions[job.session].name, round.subscribe()))
         .buffer_unordered(plan.jobs.len())
-        .try_collect::<Vec<Seen>>();
-    let (seen, ()) = futures::try_join!(load, strike_all(&mut system, &plan, &round))?;
+        .try_collect::<Vec<Observed>>();
+    let (observed, ()) = futures::try_join!(load, run_rounds(&mut system, &plan, &round))?;
 
     let mut findings = Findings::default();
-    let outcomes = settle(&mut system, &seen, &sessions, &mut findings).await?;
+    let outcomes = recover(&mut system, &observed, &sessions, &mut findings).await?;
     let rewritten_statements = system.proxies.iter().map(Proxy::replaced).sum();
-    clear_away(system, options.seed, &sessions, &mut findings).await?;
-    let faults = plan.rounds.iter().map(|round| round.strikes.len()).sum();
+    shut_down(system, options.seed, &sessions, &mut findings).await?;
+    let faults = plan.rounds.iter().map(|round| round.faults.len()).sum();
     Ok(Report { outcomes, faults, findings, rewritten_statements, took: began.elapsed() })
 }
 
-/// One round after another.
-async fn strike_all(system: &mut TestSystem, plan: &Plan, now: &watch::Sender<usize>) -> Result<()> {
+/// Runs one round after another.
+async fn run_rounds(system: &mut TestSystem, plan: &Plan, now: &watch::Sender<usize>) -> Result<()> {
     for round in &plan.rounds {
         now.send_modify(|now| *now += 1);
         sleep(round.before).await;
-        system.strike(round).await?;
+        system.start_faults(round).await?;
         sleep(round.during).await;
-        system.heal(round).await?;
+        system.end_faults(round).await?;
     }
     Ok(())
 }
 
-/// Waits until every run has its outcome, and judges them.
-async fn settle(
+/// Waits until every run has an outcome, then checks them.
+async fn recover(
     system: &mut TestSystem,
-    seen: &[Seen],
+    observed: &[Observed],
     sessions: &[Session],
     findings: &mut Findings,
 ) -> Result<BTreeMap<String, usize>> {
-    let all_ended = "SELECT count(*) FROM runs WHERE state <> 'ended'";
+    let unfinished = "SELECT count(*) FROM runs WHERE state <> 'ended'";
     let database = &system.cluster.database;
-    let settled = async {
-        while database.number(all_ended).await.unwrap_or(1) > 0 {
-            sleep(LOOK_AGAIN).await;
+    let recovered = async {
+        while database.number(unfinished).await.unwrap_or(1) > 0 {
+            sleep(POLL_INTERVAL).await;
         }
     };
-    if timeout(SETTLING, settled).await.is_err() {
-        eprintln!("not every run came to its end within {SETTLING:?}");
+    if timeout(RECOVERY_TIMEOUT, recovered).await.is_err() {
+        eprintln!("some runs did not end within {RECOVERY_TIMEOUT:?}");
     }
     let mut connection = database.connection().await?;
-    let runs = checks::recorded(&mut connection).await?;
-    checks::done(connection).await;
+    let runs = checks::load_runs(&mut connection).await?;
+    checks::close(connection).await;
     let roots = system.roots();
     let mut lines = BTreeMap::new();
     for session in sessions {
-        let id = session.session_id.parse().context("a session's id")?;
-        lines.insert(id, checks::lines(&roots, id));
+        let id = session.session_id.parse().context("invalid session id")?;
+        lines.insert(id, checks::read_lines(&roots, id));
     }
-    checks::judge(seen, &runs, &lines, &system.paused, findings);
-    Ok(checks::outcomes(&runs))
+    checks::check_runs(observed, &runs, &lines, &system.paused, findings);
+    Ok(checks::count_outcomes(&runs))
 }
 
-/// Ends everything, and looks for what is left.
-async fn clear_away(
+/// Stops everything and finds leftovers.
+async fn shut_down(
     mut system: TestSystem,
     seed: u64,
     sessions: &[Session],
@@ -203,31 +203,31 @@ async fn clear_away(
     let database = &system.cluster.database;
     let open = "SELECT count(*) FROM sessions WHERE removed_at IS NULL";
     let swept = async {
-        while database.number(open).await? > 0 || !checks::sandboxes_left(&system.pids)?.is_empty() {
-            sleep(LOOK_AGAIN).await;
+        while database.number(open).await? > 0 || !checks::find_sandboxes(&system.pids)?.is_empty() {
+            sleep(POLL_INTERVAL).await;
         }
         anyhow::Ok(())
     };
-    if let Ok(swept) = timeout(SETTLING, swept).await {
+    if let Ok(swept) = timeout(RECOVERY_TIMEOUT, swept).await {
         swept?;
     }
     let mut connection = database.connection().await?;
-    checks::rows_left(&mut connection, findings).await?;
-    checks::done(connection).await;
-    system.roots().iter().for_each(|root| checks::files_left(root, findings));
+    checks::find_rows(&mut connection, findings).await?;
+    checks::close(connection).await;
+    system.roots().iter().for_each(|root| checks::find_files(root, findings));
     let (pids, directory) = (system.pids.clone(), system.cluster.directory().to_owned());
     system.stop_processes().await?;
-    checks::mounts_and_sockets_left(&directory, findings)?;
-    findings.leftovers.extend(checks::sandboxes_left(&pids)?);
+    checks::find_mounts_and_sockets(&directory, findings)?;
+    findings.leftovers.extend(checks::find_sandboxes(&pids)?);
     if !findings.is_clean() {
         println!("       logs: {}", keep_logs(&directory, seed)?.display());
     }
     system.end().await?;
-    ensure!(!directory.exists(), "{} is left", directory.display());
+    ensure!(!directory.exists(), "{} was not removed", directory.display());
     Ok(())
 }
 
-/// Keeps the logs of every process of a seed that failed.
+/// Copies the logs of a failed seed to the temporary directory.
 fn keep_logs(directory: &Path, seed: u64) -> Result<PathBuf> {
     let kept = std::env::temp_dir().join(format!("codelia-chaos-{seed}"));
     fs::create_dir_all(&kept)?;

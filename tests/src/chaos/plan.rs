@@ -1,4 +1,4 @@
-//! What one seed stands for: the load, and in which order which faults happen to whom and for how long.
+//! The plan of one seed: the load, and the order, targets and durations of the faults.
 
 use std::time::Duration;
 
@@ -7,41 +7,42 @@ use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use super::Options;
 use crate::WORKER_LEASE_SECONDS;
 
-/// Apis, workers on one root, and workers with a small disk of their own.
+/// Number of apis.
 pub(crate) const APIS: usize = 2;
+/// Number of workers. The last one has a small disk, the others share a root.
 pub(crate) const WORKERS: usize = 3;
-/// The worker whose root can be filled.
-pub(crate) const SMALL: usize = WORKERS - 1;
+/// The worker whose disk can be filled.
+pub(crate) const SMALL_DISK_WORKER: usize = WORKERS - 1;
 
-/// What happens to the installation.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// `kill -9` of a worker.
     KillWorker,
     /// `kill -9` of an api.
     KillApi,
-    /// SIGSTOP of a worker, SIGCONT after more than its lease.
+    /// SIGSTOP of a worker, and SIGCONT after its lease expired.
     PauseWorker,
-    /// Postgres is stopped fast, and started again.
+    /// Fast shutdown and restart of Postgres.
     StopPostgres,
-    /// Postgres is stopped at once, as in a crash, and started again.
+    /// Immediate shutdown of Postgres, like a crash, and restart.
     CrashPostgres,
     /// All connections of a process to Postgres break.
     Cut,
     /// A worker cannot reach Postgres for longer than its lease.
     Partition,
-    /// A process gets nothing from Postgres for a while, on connections that stay.
+    /// Connections of a process to Postgres stay open but transfer nothing for a while.
     Stall,
     /// The disk of a worker's root is full.
     FullDisk,
-    /// An operator drains a worker, which is then restarted.
+    /// An operator drains a worker, and it restarts.
     Drain,
-    /// All workers are restarted one after another.
+    /// All workers restart one after another.
     RollingRestart,
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 11] = [
         Self::KillWorker,
         Self::KillApi,
@@ -57,52 +58,52 @@ impl Fault {
     ];
 }
 
-/// One fault of a round.
+/// A fault and its target.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Strike {
+pub(crate) struct FaultEvent {
     pub(crate) fault: Fault,
-    /// Whom it happens to: a worker or an api.
+    /// The index of the worker or api.
     pub(crate) target: usize,
 }
 
-/// Some runs, and what happens meanwhile.
+/// A round of runs and faults.
 #[derive(Debug, Clone)]
 pub(crate) struct Round {
-    /// From the runs being let go to the faults.
+    /// Time from the start of the runs to the faults.
     pub(crate) before: Duration,
-    pub(crate) strikes: Vec<Strike>,
-    /// From the faults to their end.
+    pub(crate) faults: Vec<FaultEvent>,
+    /// Duration of the faults.
     pub(crate) during: Duration,
 }
 
-/// What a run does beside leaving its mark.
+/// What a run does in addition to leaving its mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Quick,
     Failing,
-    /// Goes on for so many fifths of a second, and leaves a mark in each.
+    /// Runs for this many ticks of 0.2 s and leaves a line in each.
     Long(u32),
-    /// Somebody asks for its end after a while, or leaves if it ends with its caller.
+    /// Its caller cancels it after this time, or disconnects if it is attached.
     Canceled(Duration),
 }
 
-/// A run that will be asked for.
+/// A run to start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Job {
     pub(crate) number: usize,
     pub(crate) session: usize,
     pub(crate) retries: i32,
     pub(crate) kind: Kind,
-    /// Whether its caller stays with it, by `Exec`, so that it ends with its caller.
-    pub(crate) is_attended: bool,
-    /// Its round, and how long after its beginning.
+    /// Whether its caller stays attached with `Exec`, so that the run ends with the call.
+    pub(crate) is_attached: bool,
+    /// The round in which it starts, and the delay from the start of the round.
     pub(crate) round: usize,
-    pub(crate) after: Duration,
-    /// Which api is asked first.
+    pub(crate) delay: Duration,
+    /// The api that is called first.
     pub(crate) api: usize,
 }
 
-/// Everything a seed stands for.
+/// Everything that a seed determines.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) rounds: Vec<Round>,
@@ -119,26 +120,27 @@ impl Plan {
     }
 }
 
-fn round(random: &mut StdRng, faults: &[Fault]) -> Round {
-    let count = random.random_range(1..=2.min(faults.len()));
+fn round(random: &mut StdRng, kinds: &[Fault]) -> Round {
+    let count = random.random_range(1..=2.min(kinds.len()));
     let lease = Duration::from_secs(WORKER_LEASE_SECONDS);
-    let strikes: Vec<_> = faults.choose_multiple(random, count).map(|fault| strike(random, *fault)).collect();
-    let is_long = |strike: &Strike| matches!(strike.fault, Fault::PauseWorker | Fault::Partition);
-    let during = if strikes.iter().any(is_long) {
+    let faults: Vec<_> =
+        kinds.choose_multiple(random, count).map(|fault| fault_event(random, *fault)).collect();
+    let is_long = |event: &FaultEvent| matches!(event.fault, Fault::PauseWorker | Fault::Partition);
+    let during = if faults.iter().any(is_long) {
         lease + Duration::from_millis(random.random_range(1000..3000))
     } else {
         Duration::from_millis(random.random_range(100..2500))
     };
-    Round { before: Duration::from_millis(random.random_range(50..1000)), strikes, during }
+    Round { before: Duration::from_millis(random.random_range(50..1000)), faults, during }
 }
 
-fn strike(random: &mut StdRng, fault: Fault) -> Strike {
-    let of = match fault {
+fn fault_event(random: &mut StdRng, fault: Fault) -> FaultEvent {
+    let targets = match fault {
         Fault::KillApi => APIS,
         Fault::Cut | Fault::Stall => WORKERS + APIS,
         _ => WORKERS,
     };
-    Strike { fault, target: random.random_range(0..of) }
+    FaultEvent { fault, target: random.random_range(0..targets) }
 }
 
 fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> Job {
@@ -153,9 +155,9 @@ fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> 
         session: random.random_range(0..options.sessions),
         retries: if random.random_ratio(1, 4) { 2 } else { 0 },
         kind,
-        is_attended: random.random_ratio(1, 4),
+        is_attached: random.random_ratio(1, 4),
         round: number * rounds / options.runs.max(1),
-        after: Duration::from_millis(random.random_range(0..4000)),
+        delay: Duration::from_millis(random.random_range(0..4000)),
         api: random.random_range(0..APIS),
     }
 }

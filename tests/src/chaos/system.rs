@@ -1,4 +1,4 @@
-//! The installation that faults happen to: processes, each with a way of its own to one Postgres.
+//! The installation under test: processes that each reach one Postgres through their own proxy.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -13,16 +13,16 @@ use super::{
     DisabledSafeguard,
     disk::Disk,
     load::Callers,
-    plan::{APIS, Fault, Round, SMALL, Strike, WORKERS},
+    plan::{APIS, Fault, FaultEvent, Round, SMALL_DISK_WORKER, WORKERS},
 };
 use crate::{Client, Cluster, ClusterOptions, Database, ENGINE_SOCKET, Process, Proxy, ProxyMode, Scratch};
 
-/// Notes every end of a run: who brought it about, and whether they had the right to.
-const OBSERVER: &str = "
-CREATE TABLE chaos_endings (run_id uuid NOT NULL, by_worker boolean NOT NULL, lawful boolean NOT NULL);
+/// Records every end of a run: whether a worker committed it, and whether it held the lease.
+const END_OBSERVER: &str = "
+CREATE TABLE chaos_ends (run_id uuid NOT NULL, by_worker boolean NOT NULL, authorized boolean NOT NULL);
 CREATE FUNCTION chaos_observe() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO chaos_endings VALUES (NEW.id, NEW.receipt IS NOT NULL,
+    INSERT INTO chaos_ends VALUES (NEW.id, NEW.receipt IS NOT NULL,
         NEW.receipt IS NULL OR (session_user::text = OLD.worker_id AND EXISTS (
             SELECT 1 FROM sessions s JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
             WHERE s.id = OLD.session_id AND s.lease_worker = OLD.worker_id AND s.lease_incarnation = OLD.incarnation
@@ -33,17 +33,17 @@ CREATE TRIGGER chaos_observer AFTER UPDATE ON runs FOR EACH ROW WHEN (NEW.state 
 ";
 
 pub(crate) struct TestSystem {
-    /// Goes first: it is in the cluster's directory.
+    /// Dropped first: it is mounted in the cluster's directory.
     disk: Disk,
     pub(crate) cluster: Cluster,
     pub(crate) callers: Callers,
     operator: Client,
     server: Option<LocalPostgres>,
-    /// The workers' first, then the apis'.
+    /// Proxies of the workers, then of the apis.
     pub(crate) proxies: Vec<Proxy>,
-    /// Lives of workers that were stopped for a while.
+    /// Incarnations of workers that were paused.
     pub(crate) paused: BTreeSet<Uuid>,
-    /// Every worker process there was.
+    /// Process ids of all workers so far.
     pub(crate) pids: BTreeSet<u32>,
     scratch: Scratch,
 }
@@ -53,8 +53,8 @@ impl TestSystem {
         let scratch = Scratch::new()?;
         let server = LocalPostgres::start(&scratch.join("postgres")).await?;
         let database = Database::on(&server).await?;
-        let mut cluster = Cluster::start_on(database, shape()).await?;
-        cluster.database.execute(OBSERVER).await?;
+        let mut cluster = Cluster::start_on(database, cluster_options()).await?;
+        cluster.database.execute(END_OBSERVER).await?;
         if let Some(statements) = disabled.statements() {
             cluster.database.execute(statements).await?;
         }
@@ -62,17 +62,17 @@ impl TestSystem {
         let mut proxies = Vec::new();
         for number in 0..WORKERS {
             let proxy = Proxy::start(&scratch.join("postgres"), disabled.replacements())?;
-            let url = role(&cluster, &format!("worker-{number}"), &proxy).await?;
+            let url = create_role(&cluster, &format!("worker-{number}"), &proxy).await?;
             let root = cluster.directory().join("small/root").display().to_string();
             let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
-            settings.extend((number == SMALL).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
+            settings.extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
             settings.extend(disabled.settings());
             cluster.add_worker_with(&settings).await?;
             proxies.push(proxy);
         }
         for number in 0..APIS {
             let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
-            let url = role(&cluster, &format!("api-{number}"), &proxy).await?;
+            let url = create_role(&cluster, &format!("api-{number}"), &proxy).await?;
             cluster.add_api_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
             proxies.push(proxy);
         }
@@ -82,29 +82,29 @@ impl TestSystem {
         Ok(Self { cluster, callers, operator, server: Some(server), proxies, disk, paused, pids, scratch })
     }
 
-    /// Lets a round's faults begin.
-    pub(crate) async fn strike(&mut self, round: &Round) -> Result<()> {
-        for strike in &round.strikes {
-            self.begin(*strike).await.with_context(|| format!("{strike:?}"))?;
+    /// Starts the faults of a round.
+    pub(crate) async fn start_faults(&mut self, round: &Round) -> Result<()> {
+        for event in &round.faults {
+            self.start_fault(*event).await.with_context(|| format!("start {event:?}"))?;
         }
         Ok(())
     }
 
-    /// Ends a round's faults: first what others need, then those who need it.
-    pub(crate) async fn heal(&mut self, round: &Round) -> Result<()> {
-        let mut strikes = round.strikes.clone();
-        strikes.sort_by_key(|strike| match strike.fault {
+    /// Ends the faults of a round: Postgres first, then connections, then processes.
+    pub(crate) async fn end_faults(&mut self, round: &Round) -> Result<()> {
+        let mut events = round.faults.clone();
+        events.sort_by_key(|event| match event.fault {
             Fault::StopPostgres | Fault::CrashPostgres => 0,
             Fault::KillWorker | Fault::KillApi | Fault::Drain | Fault::RollingRestart => 2,
             _ => 1,
         });
-        for strike in strikes {
-            self.end_strike(strike).await.with_context(|| format!("the end of {strike:?}"))?;
+        for event in events {
+            self.end_fault(event).await.with_context(|| format!("end {event:?}"))?;
         }
         Ok(())
     }
 
-    async fn begin(&mut self, Strike { fault, target }: Strike) -> Result<()> {
+    async fn start_fault(&mut self, FaultEvent { fault, target }: FaultEvent) -> Result<()> {
         match fault {
             Fault::KillWorker => kill(&mut self.cluster.workers[target].process).await,
             Fault::KillApi => kill(&mut self.cluster.apis[target].process).await,
@@ -116,7 +116,7 @@ impl TestSystem {
                 Ok(())
             }
             Fault::CrashPostgres => {
-                // Dropped, it is stopped at once.
+                // Dropping it is an immediate shutdown.
                 drop(self.server.take());
                 Ok(())
             }
@@ -138,9 +138,9 @@ impl TestSystem {
         }
     }
 
-    async fn end_strike(&mut self, Strike { fault, target }: Strike) -> Result<()> {
+    async fn end_fault(&mut self, FaultEvent { fault, target }: FaultEvent) -> Result<()> {
         match fault {
-            Fault::KillWorker => self.revive(target).await,
+            Fault::KillWorker => self.start_if_exited(target).await,
             Fault::KillApi => {
                 if self.cluster.apis[target].process.has_ended()? {
                     self.cluster.restart_api(target).await?;
@@ -182,36 +182,36 @@ impl TestSystem {
             return Ok(());
         }
         worker.process.signal(Signal::STOP)?;
-        // It is told apart by its row, which it cannot change now.
+        // The paused worker cannot change its row, so this is its current incarnation.
         if self.server.is_some() {
             let mut connection = self.cluster.database.connection().await?;
-            let life = "SELECT incarnation FROM workers WHERE id = $1";
-            self.paused.insert(sqlx::query_scalar(life).bind(&worker.id).fetch_one(&mut connection).await?);
+            let query = "SELECT incarnation FROM workers WHERE id = $1";
+            self.paused.insert(sqlx::query_scalar(query).bind(&worker.id).fetch_one(&mut connection).await?);
             connection.close().await?;
         }
         Ok(())
     }
 
-    /// An operator's word; without a database or an api it cannot be said.
+    /// Drains a worker as an operator. Fails silently without a database or an api.
     async fn drain(&mut self, target: usize) -> Result<()> {
         let name = format!("workers/{}", self.cluster.workers[target].id);
         if let Err(status) = self.operator.admin().drain_worker(DrainWorkerRequest { name }).await {
-            eprintln!("not drained: {}", status.message());
+            eprintln!("drain failed: {}", status.message());
         }
         Ok(())
     }
 
-    /// Ends a worker in good order and starts it again.
+    /// Stops a worker with SIGTERM and starts it again.
     async fn restart(&mut self, target: usize) -> Result<()> {
         let process = &mut self.cluster.workers[target].process;
         if !process.has_ended()? {
             let status = process.terminate().await?;
             ensure!(status.success(), "{status}:\n{}", process.read_log());
         }
-        self.revive(target).await
+        self.start_if_exited(target).await
     }
 
-    async fn revive(&mut self, target: usize) -> Result<()> {
+    async fn start_if_exited(&mut self, target: usize) -> Result<()> {
         if self.cluster.workers[target].process.has_ended()? {
             self.cluster.restart_worker(target).await?;
             self.pids.insert(self.cluster.workers[target].process.pid());
@@ -219,7 +219,7 @@ impl TestSystem {
         Ok(())
     }
 
-    /// The directories that workers keep sessions in.
+    /// The directories of the workers' sessions.
     pub(crate) fn roots(&self) -> BTreeSet<PathBuf> {
         self.cluster.workers.iter().map(|worker| worker.root.clone()).collect()
     }
@@ -228,17 +228,17 @@ impl TestSystem {
         self.cluster.stop_processes().await
     }
 
-    /// Ends everything in good order, once the processes are stopped.
+    /// Removes everything else after the processes were stopped.
     pub(crate) async fn end(mut self) -> Result<()> {
-        // Stopped before: the disk is in their directory, which goes with them.
+        // Unmount first: ending the cluster removes its directory.
         self.disk.unmount()?;
         self.cluster.end().await?;
-        self.server.take().context("a server")?.stop().await?;
+        self.server.take().context("Postgres is not running")?.stop().await?;
         Ok(())
     }
 }
 
-fn shape() -> ClusterOptions {
+fn cluster_options() -> ClusterOptions {
     let settings = vec![
         ("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "10".to_owned()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()),
@@ -246,8 +246,8 @@ fn shape() -> ClusterOptions {
     ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
 }
 
-/// Makes a role by which the database knows the process, and tells its address on its own way.
-async fn role(cluster: &Cluster, name: &str, proxy: &Proxy) -> Result<String> {
+/// Creates a role that identifies the process in the database, and returns its URL via the proxy.
+async fn create_role(cluster: &Cluster, name: &str, proxy: &Proxy) -> Result<String> {
     cluster.database.execute(&format!("CREATE ROLE \"{name}\" LOGIN SUPERUSER")).await?;
     Ok(format!("postgres://{name}@127.0.0.1:{}/{}", proxy.port(), cluster.database.name()))
 }
