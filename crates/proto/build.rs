@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
 
-    // Reflection shows the public files alone.
+    // Reflection shows only the public files.
     let public = protox::compile(PUBLIC, [&root])?;
     let out = std::env::var("OUT_DIR")?;
     std::fs::write(Path::new(&out).join("public.bin"), public.encode_to_vec())?;

@@ -1,6 +1,6 @@
-//! The policy document: what a command may do, as somebody wrote it.
+//! The policy document.
 //!
-//! Every field may be left out; then the policy above it holds, and at last the default.
+//! Every field is optional. If it is absent, the policy above decides, and finally the default.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -8,50 +8,50 @@ use serde::{Deserialize, Serialize};
 
 use codelia_types::{Mode, NetworkMode, UnknownValue};
 
-/// What a command may do.
+/// What a command may do: a policy document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// The least isolation it needs.
+    /// The minimum isolation that the command needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation_level: Option<IsolationLevel>,
-    /// What of the host's files it sees.
+    /// The host files that the command sees.
     pub filesystem: FilesystemPolicy,
-    /// What its containers are made of.
+    /// The container image.
     pub container: ContainerPolicy,
-    /// Which processes it may start.
+    /// The processes that the command may start.
     pub process: ProcessPolicy,
-    /// What it may reach.
+    /// The network that the command may reach.
     pub network: NetworkPolicy,
-    /// What it may use up.
+    /// The resources that the command may use.
     pub resources: ResourcePolicy,
-    /// Which system calls it may make.
+    /// The system calls that the command may make.
     pub syscalls: SyscallPolicy,
-    /// Which environment variables it gets.
+    /// The environment variables that the command gets.
     pub environment: EnvironmentPolicy,
-    /// Which commands are refused before they start; advice to the caller, not a boundary.
+    /// The commands that are refused before they start. Not a security boundary.
     pub command: CommandPolicy,
 }
 
-/// How much isolation a command needs, least first.
+/// How much isolation a command needs, weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum IsolationLevel {
-    /// None: mode `logical`.
+    /// `LEVEL_0`: none. Mode `logical` only.
     #[serde(rename = "LEVEL_0")]
     None,
-    /// Its own processes, limits and files.
+    /// `LEVEL_1`: private processes, limits and files.
     #[serde(rename = "LEVEL_1")]
     Process,
-    /// Every namespace, its own root, no network, filtered system calls.
+    /// `LEVEL_2`: every namespace, a private root, no network, filtered system calls.
     #[serde(rename = "LEVEL_2")]
     Full,
 }
 
 impl IsolationLevel {
-    /// All of them, least first.
+    /// All levels, weakest first.
     pub const ALL: [Self; 3] = [Self::None, Self::Process, Self::Full];
 
-    /// The word for it.
+    /// The word for the level, as in documents.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl IsolationLevel {
         }
     }
 
-    /// What a mode gives.
+    /// The level that a mode provides.
     #[must_use]
     pub fn of(mode: Mode) -> Self {
         match mode {
@@ -88,201 +88,206 @@ impl FromStr for IsolationLevel {
     }
 }
 
-/// How much of the host's files a command may change.
+/// Whether a command may change host files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FilesystemMode {
-    /// None: what is open is only read, what looks writable is an overlay, what is not open stays shut, and nobody is asked.
+    /// Never modify host files: `read_write_paths` must be empty, and changes in `overlay_paths` stay
+    /// in the session.
     Static,
 }
 
-/// What of the host's files a command sees, beside the read-only runtime and its workspace.
+/// The host files that a command sees, in addition to the read-only runtime and its workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FilesystemPolicy {
-    /// How much of them it may change.
+    /// Whether the command may change host files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<FilesystemMode>,
-    /// Where the session's directory is inside; only `/workspace`.
+    /// The path of the session's directory in the sandbox. Must be `/workspace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_path: Option<PathBuf>,
-    /// Paths of the host it may read.
+    /// Host paths that the command may read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only_paths: Option<Vec<PathBuf>>,
-    /// Paths of the host it may read and write.
+    /// Host paths that the command may read and write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_write_paths: Option<Vec<PathBuf>>,
-    /// Directories of the host that it sees as if they were its own: what it changes is kept for its session.
+    /// Host directories that the command may change without affecting the host: the changes are kept
+    /// for its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlay_paths: Option<Vec<PathBuf>>,
-    /// Paths where nothing can be read or reached.
+    /// Paths that the command cannot access, even below the paths above.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub denied_paths: Vec<PathBuf>,
-    /// The largest file it may write.
+    /// Size of the largest file that the command may write, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_file_bytes: Option<u64>,
-    /// All files of its session together. Not enforced yet, so it is refused.
+    /// Size of all files of the session together, in bytes. Not supported yet, so it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_bytes: Option<u64>,
 }
 
-/// What the containers of a command are made of.
+/// The container image of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContainerPolicy {
-    /// The name that the operator gave an image, such as `python`.
+    /// The name that the operator gave an image, such as `python`. If absent, the worker's default image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
 }
 
-/// Which processes a command may start.
+/// The processes that a command may start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProcessPolicy {
-    /// Processes at once; threads count too.
+    /// Maximum number of concurrent processes, including threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_processes: Option<u64>,
-    /// Whether it may start processes. Threads it always may.
+    /// Whether the command may start processes. It may always start threads. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_fork: Option<bool>,
-    /// Whether it may execute another program.
+    /// Whether the command may execute another program. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_exec: Option<bool>,
-    /// The only programs it may execute.
+    /// The only programs that the command may execute, by absolute path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_executables: Option<Vec<PathBuf>>,
-    /// Whether its processes may trace each other.
+    /// Whether the command's processes may trace each other. Default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub debug: Option<bool>,
 }
 
-/// What a command may reach over the network.
+/// The network that a command may reach.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkPolicy {
-    /// How it reaches anything.
+    /// The network mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<NetworkMode>,
-    /// The only hosts, with mode `proxy`.
+    /// The only hosts that it may reach: names, or `*.` and a name. Needs mode `proxy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_hosts: Option<Vec<String>>,
-    /// The only ports, with mode `proxy`.
+    /// The only ports that it may reach. Needs mode `proxy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_ports: Option<Vec<u16>>,
-    /// Connections at once, with mode `proxy`.
+    /// Maximum number of concurrent connections. Needs mode `proxy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<u32>,
 }
 
-/// The most a command may use up. The limits that hold are never above it.
+/// Maximum resources of a command. The limits of a run never exceed them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResourcePolicy {
     /// CPU time of all processes together, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cpu_ms: Option<u64>,
-    /// CPU rate in thousandths of a core.
+    /// CPU rate, in thousandths of a core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cpu_millis: Option<u64>,
     /// Wall time, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wall_ms: Option<u64>,
-    /// Memory of all processes together.
+    /// Memory of all processes together, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_memory_bytes: Option<u64>,
-    /// Open files of each process.
+    /// Number of open files of each process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_open_files: Option<u64>,
-    /// Threads at once; processes count too.
+    /// Maximum number of concurrent threads, including processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_threads: Option<u64>,
-    /// Kept output.
+    /// Output to keep, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_output_bytes: Option<u64>,
-    /// The size of each private temporary file system.
+    /// Size of each private temporary file system, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tmp_bytes: Option<u64>,
-    /// What it may read in a second from the device that its session is on.
+    /// Bytes per second that the command may read from the device of its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_read_bytes_per_second: Option<u64>,
-    /// What it may write there in a second.
+    /// Bytes per second that the command may write to the device of its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_write_bytes_per_second: Option<u64>,
-    /// How often it may read there in a second.
+    /// Read operations per second on the device of its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_reads_per_second: Option<u64>,
-    /// How often it may write there in a second.
+    /// Write operations per second on the device of its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_writes_per_second: Option<u64>,
-    /// The only processors it runs on, by the host's numbers.
+    /// The only processors that the command runs on, by the host's numbers from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u32>>,
-    /// Output and outcome are given out only at multiples of this time, in milliseconds.
+    /// Release output and outcome only at multiples of this interval, in milliseconds, so that their
+    /// timing reveals less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release_interval_ms: Option<u64>,
 }
 
-/// How the names of a [`SyscallPolicy`] are meant.
+/// What the names of a [`SyscallPolicy`] do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SyscallMode {
-    /// Only these of the default list.
+    /// Allow only these system calls of the default list.
     Allow,
-    /// All of the default list but these.
+    /// Allow the default list except these system calls.
     Deny,
 }
 
-/// Which system calls a command may make. It can only narrow the default list.
+/// The system calls that a command may make. A policy can only narrow the default list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SyscallPolicy {
-    /// How `names` are meant.
+    /// Whether `names` are allowed or denied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<SyscallMode>,
     /// Names of system calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// This many blocked calls end the run.
+    /// The number of blocked calls that ends the run, from 1 to 1000. Default: 50.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub violation_limit: Option<u32>,
 }
 
-/// Where a command's environment comes from, loosest first.
+/// Where a command's environment comes from, least restrictive first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnvironmentMode {
-    /// The worker's own. Refused: it is not the caller's to see.
+    /// The worker's environment. Always refused, because the caller must not see it.
     Inherit,
-    /// A clean one, and what the run sets.
+    /// A clean environment and the variables that the run sets.
     Clean,
-    /// A clean one, and of what the run sets only the named variables.
+    /// A clean environment and, of the variables that the run sets, only the named ones.
     Explicit,
 }
 
-/// Which environment variables a command gets.
+/// The environment variables that a command gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EnvironmentPolicy {
-    /// Where they come from.
+    /// Where the variables come from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<EnvironmentMode>,
-    /// The variables a run may set, with mode `explicit`.
+    /// The variables that a run may set. Needs mode `explicit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub names: Option<Vec<String>>,
 }
 
-/// Which commands are refused before they start. A command can be written in more ways than
-/// patterns can tell: this spares the caller a run that would fail, it protects nothing.
+/// The commands that are refused before they start.
+///
+/// This saves the caller a run that would fail. It is not a security boundary: the same command can
+/// be written in more ways than patterns can match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CommandPolicy {
-    /// Regular expressions; the command must match one of them.
+    /// Regular expressions. The command must match at least one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_patterns: Option<Vec<String>>,
-    /// Regular expressions; the command must match none of them.
+    /// Regular expressions. The command must match none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_patterns: Vec<String>,
-    /// The longest command, in bytes.
+    /// Maximum length of the command, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u64>,
 }

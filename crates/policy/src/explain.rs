@@ -1,4 +1,4 @@
-//! Where each field of an effective policy comes from.
+//! Explains an effective policy: the value and the source of each field.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,33 +7,33 @@ use serde_json::Value;
 
 use crate::{Limit, Policy};
 
-/// Who decided a field.
+/// Where the value of a field comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Nobody said anything else.
+    /// The default. No policy sets the field.
     Default,
-    /// The session's policy, which has the installation's in it.
+    /// The session's policy, which includes the installation's.
     Session,
-    /// The run's policy, or what it left of the session's.
+    /// The run's policy, or the session's after the run's tightened it.
     Run,
 }
 
 /// One field of an effective policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExplainedField {
-    /// Its path in the document.
+    /// The path of the field in the document.
     pub field: String,
-    /// What holds, as JSON; for a field that nobody set, in words.
+    /// The effective value as JSON. For a default, a description of it.
     pub value: String,
-    /// Who decided it.
+    /// Where the value comes from.
     pub source: Source,
 }
 
-/// Every field, and what holds if nobody sets it.
+/// Every field with a description of its default.
 const FIELDS: [(&str, &str); 41] = [
-    ("isolation_level", "what the mode gives"),
-    ("filesystem.mode", "what is opened for writing is written"),
+    ("isolation_level", "the level of the mode"),
+    ("filesystem.mode", "writes to read_write_paths reach the host"),
     ("filesystem.root_path", "/workspace"),
     ("filesystem.read_only_paths", "none"),
     ("filesystem.read_write_paths", "none"),
@@ -41,13 +41,13 @@ const FIELDS: [(&str, &str); 41] = [
     ("filesystem.denied_paths", "none"),
     ("filesystem.max_file_bytes", Limit::FileBytes.field()),
     ("filesystem.max_total_bytes", "no limit"),
-    ("container.profile", "the worker's image"),
+    ("container.profile", "the worker's default image"),
     ("process.max_processes", Limit::Pids.field()),
     ("process.allow_fork", "true"),
     ("process.allow_exec", "true"),
-    ("process.allowed_executables", "any it can see"),
+    ("process.allowed_executables", "any visible program"),
     ("process.debug", "false"),
-    ("network.mode", "none; in mode logical the host's"),
+    ("network.mode", "none; the host's network in mode logical"),
     ("network.allowed_hosts", "none"),
     ("network.allowed_ports", "none"),
     ("network.max_connections", "none"),
@@ -64,9 +64,9 @@ const FIELDS: [(&str, &str); 41] = [
     ("resources.max_reads_per_second", "no limit"),
     ("resources.max_writes_per_second", "no limit"),
     ("resources.cpus", "any"),
-    ("resources.release_interval_ms", "at once"),
-    ("syscalls.mode", "the default list"),
-    ("syscalls.names", "the default list"),
+    ("resources.release_interval_ms", "immediately"),
+    ("syscalls.mode", "the default allow-list"),
+    ("syscalls.names", "the default allow-list"),
     ("syscalls.violation_limit", "50"),
     ("environment.mode", "clean"),
     ("environment.names", "any"),
@@ -76,16 +76,16 @@ const FIELDS: [(&str, &str); 41] = [
 ];
 
 impl Policy {
-    /// Every field of this policy with `run` merged under it, and who decided it.
+    /// Every field of the policy that results from merging `run` into this policy, with its source.
     #[must_use]
     pub fn explain(&self, run: &Self) -> Vec<ExplainedField> {
-        let (session, merged) = (self.stated(), self.merge(run).stated());
-        let usual = Self::default().with_defaults().stated();
+        let (session, merged) = (self.set_fields(), self.merge(run).set_fields());
+        let defaults = Self::default().with_defaults().set_fields();
         let field = |(field, default): (&str, &str)| match merged.get(field) {
             None => ExplainedField { field: field.into(), value: default.into(), source: Source::Default },
             Some(value) => {
                 let source = match value {
-                    value if usual.get(field) == Some(value) => Source::Default,
+                    value if defaults.get(field) == Some(value) => Source::Default,
                     value if session.get(field) == Some(value) => Source::Session,
                     _ => Source::Run,
                 };
@@ -95,24 +95,24 @@ impl Policy {
         FIELDS.into_iter().map(field).collect()
     }
 
-    /// What this policy states, by path, with lists in order.
-    fn stated(&self) -> BTreeMap<String, Value> {
-        let mut stated = BTreeMap::new();
-        // A policy is made of maps with text keys: it always has a JSON form.
+    /// The fields that this policy sets, by path, with sorted lists.
+    fn set_fields(&self) -> BTreeMap<String, Value> {
+        let mut set = BTreeMap::new();
+        // Serializing cannot fail: a policy consists of maps with text keys.
         let Ok(Value::Object(groups)) = serde_json::to_value(self.merge(&Self::default())) else {
-            return stated;
+            return set;
         };
         for (group, value) in groups {
             match value {
                 Value::Object(fields) => {
-                    stated.extend(fields.into_iter().map(|(name, value)| (format!("{group}.{name}"), value)));
+                    set.extend(fields.into_iter().map(|(name, value)| (format!("{group}.{name}"), value)));
                 }
                 value => {
-                    stated.insert(group, value);
+                    set.insert(group, value);
                 }
             }
         }
-        stated
+        set
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_field_has_its_value_and_who_decided_it() {
+    fn explain_names_value_and_source() {
         let (mut session, mut run) = (Policy::default(), Policy::default());
         session.process.allow_fork = Some(false);
         session.filesystem.denied_paths = vec!["/opt/a".into()];

@@ -1,4 +1,4 @@
-//! Policies as text: JSON, YAML, TOML. Reading untrusted text is bounded and never panics.
+//! Policies as text in JSON, YAML or TOML. Parsing untrusted text is bounded and never panics.
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -6,10 +6,10 @@ use serde::de::DeserializeOwned;
 
 use crate::Policy;
 
-/// The longest text that is read.
+/// Maximum length of a document, in bytes.
 const MAX_TEXT: usize = 4 * 1024 * 1024;
 
-/// How a policy is written.
+/// The format of a policy document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// JSON.
@@ -20,40 +20,40 @@ pub enum Format {
     Toml,
 }
 
-/// A text that is no policy.
+/// A text that is not a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Not the format it should be, or a field that no policy has.
+    /// The text is malformed, or a field is unknown or has a wrong type.
     #[error("{}{message}", if field.is_empty() { String::new() } else { format!("{field}: ") })]
     Field {
-        /// Where in the document; empty for the document itself.
+        /// The path of the field in the document. Empty for the document itself.
         field: String,
-        /// What is wrong there.
+        /// What is wrong with the field.
         message: String,
     },
-    /// Too long to be read.
-    #[error("is longer than {MAX_TEXT} bytes")]
+    /// The text is too long.
+    #[error("policy document is too long (maximum is {MAX_TEXT} bytes)")]
     TooLong,
 }
 
-/// The name says no known format.
+/// The name is not that of a known format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is none of json, yaml, yml, toml")]
+#[error("unknown policy format {0:?} (expected json, yaml, yml or toml)")]
 pub struct UnknownFormat(String);
 
-/// A policy that cannot be written, such as a number that TOML does not have.
+/// A policy that the format cannot represent, such as a number above the range of TOML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot be written as {format}: {message}")]
+#[error("cannot write policy as {format}: {message}")]
 pub struct WriteError {
     format: Format,
     message: String,
 }
 
 impl Format {
-    /// The format that a file's extension names.
+    /// The format of a file, by its extension.
     ///
     /// # Errors
-    /// If it names none.
+    /// If the extension is not that of a known format.
     pub fn of(path: &Path) -> Result<Self, UnknownFormat> {
         path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().parse()
     }
@@ -83,10 +83,10 @@ impl fmt::Display for Format {
 }
 
 impl Policy {
-    /// Reads a policy. It may still be one that cannot be meant: see [`Policy::validate`].
+    /// Parses a policy. It may still be invalid: see [`Policy::validate`].
     ///
     /// # Errors
-    /// Names the field that no policy has, or that has another type.
+    /// Names the field that is unknown or has a wrong type.
     pub fn parse(text: &str, format: Format) -> Result<Self, ParseError> {
         if text.len() > MAX_TEXT {
             return Err(ParseError::TooLong);
@@ -99,10 +99,10 @@ impl Policy {
         }
     }
 
-    /// Writes a policy.
+    /// Writes a policy as text.
     ///
     /// # Errors
-    /// If the format has no word for one of its values.
+    /// If the format cannot represent one of the values.
     pub fn write(&self, format: Format) -> Result<String, WriteError> {
         let written = match format {
             Format::Json => serde_json::to_string_pretty(self).map_err(|error| error.to_string()),
@@ -121,7 +121,7 @@ where
 {
     serde_path_to_error::deserialize(deserializer).map_err(|error| {
         let field = error.path().to_string();
-        // The path of the document itself is written as a dot.
+        // `serde_path_to_error` writes the path of the document itself as a dot.
         let field = if field == "." { String::new() } else { field };
         ParseError::Field { field, message: error.into_inner().to_string() }
     })
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_field_is_refused_by_its_path() {
+    fn unknown_field_is_refused_by_path() {
         for (text, format) in [
             (r#"{"filesystem": {"denied": []}}"#, Format::Json),
             ("filesystem:\n  denied: []\n", Format::Yaml),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_another_type_is_refused_by_its_path() {
+    fn wrong_type_is_refused_by_path() {
         let error = Policy::parse("filesystem: {denied_paths: [/a, [1]]}", Format::Yaml).unwrap_err();
         assert!(error.to_string().starts_with("filesystem.denied_paths[1]"), "{error}");
         let error = Policy::parse("isolation_level: LEVEL_3", Format::Yaml).unwrap_err();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_document_says_nothing() {
+    fn empty_document_is_default_policy() {
         for format in [Format::Yaml, Format::Toml] {
             assert_eq!(Policy::parse("", format), Ok(Policy::default()));
         }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extension_names_the_format() {
+    fn file_extension_selects_format() {
         assert_eq!(Format::of(Path::new("a/p.yml")), Ok(Format::Yaml));
         assert!(Format::of(Path::new("a/policy")).is_err());
     }

@@ -1,6 +1,17 @@
-//! Policy documents, defaults, ceilings, merging, validation, and the plans made from them.
+//! What a command may do: policy documents, limits, and the plans made from them.
 //!
-//! Pure: no I/O, no async, no clock.
+//! The way from a document to a sandbox:
+//!
+//! 1. [`Policy::parse`] reads a document in JSON, YAML or TOML ([`Format`]).
+//! 2. [`Policy::validate`] refuses what is out of range or contradicts itself, and
+//!    [`Policy::check_within`] what the policy above does not allow. An error names the field.
+//! 3. [`Policy::merge`] combines the policies of installation, session and run. Merging only
+//!    tightens. [`Policy::explain`] shows the source of each field of the result.
+//! 4. [`LimitsRequest::resolve`] turns requested limits into [`Limits`], within the [`Ceilings`].
+//! 5. [`Plan::isolated`] and [`Plan::logical`] make the effective policy concrete for one sandbox.
+//!    See [`Plan`] for an example.
+//!
+//! This crate is pure: no I/O, no async code, no clock.
 
 #![forbid(unsafe_code)]
 

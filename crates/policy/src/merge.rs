@@ -1,23 +1,24 @@
-//! Two policies as one: what both allow. Merging only tightens, and in any grouping the result is
-//! the same. A field that a policy leaves out says nothing.
+//! Merging of policies: the result allows what both allow.
+//!
+//! Merging only tightens and is associative. An absent field has no effect.
 
 use std::path::PathBuf;
 
 use crate::{
     CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemMode, FilesystemPolicy, LimitsRequest,
-    NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy, plan::VIOLATION_LIMIT,
-    validate::host_covers,
+    NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    plan::DEFAULT_VIOLATION_LIMIT, validate::host_covers,
 };
 use codelia_types::NetworkMode;
 
 impl Policy {
-    /// What an installation allows whose operator says nothing: no path of the host.
+    /// The policy of an installation whose operator configured none: it opens no host path.
     #[must_use]
     pub fn installation() -> Self {
         Self::default().as_installation()
     }
 
-    /// The same policy for a whole installation: paths of the host that it does not name are shut.
+    /// This policy as that of an installation: host paths that it does not list are closed.
     #[must_use]
     pub fn as_installation(mut self) -> Self {
         self.filesystem.read_only_paths.get_or_insert_default();
@@ -26,7 +27,7 @@ impl Policy {
         self
     }
 
-    /// What both this policy and the one below it allow, with lists in order.
+    /// Merges the policy below into this one. The result allows what both allow; its lists are sorted.
     #[must_use]
     pub fn merge(&self, lower: &Self) -> Self {
         Self {
@@ -42,17 +43,17 @@ impl Policy {
         }
     }
 
-    /// The same policy with its silence made explicit where a default could be loosened: from here
-    /// on a policy below can only tighten.
+    /// This policy with every absent field that a lower policy could loosen set to its default. After
+    /// this, a lower policy can only tighten.
     #[must_use]
     pub fn with_defaults(mut self) -> Self {
         self = self.as_installation();
         self.process.debug.get_or_insert(false);
-        self.syscalls.violation_limit.get_or_insert(VIOLATION_LIMIT);
+        self.syscalls.violation_limit.get_or_insert(DEFAULT_VIOLATION_LIMIT);
         self
     }
 
-    /// The most its commands may use, as limits.
+    /// The resource maximums of this policy, as limits.
     #[must_use]
     pub fn caps(&self) -> LimitsRequest {
         let resources = &self.resources;
@@ -62,7 +63,7 @@ impl Policy {
             memory_bytes: resources.max_memory_bytes,
             cpu_millis: resources.max_cpu_millis,
             // The kernel counts processes and threads together.
-            pids: least(self.process.max_processes, resources.max_threads),
+            pids: min(self.process.max_processes, resources.max_threads),
             open_files: resources.max_open_files,
             output_bytes: resources.max_output_bytes,
             cpu_time: millis(resources.max_cpu_ms),
@@ -76,18 +77,22 @@ impl FilesystemPolicy {
     fn merge(&self, lower: &Self) -> Self {
         let below = |upper: &PathBuf, path: &PathBuf| path.starts_with(upper);
         let mode = self.mode.or(lower.mode);
-        // A path below a writable one could have been made a link: only the very same.
-        let written = meet(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b);
+        // Only equal paths: the command could have replaced a path below a writable one with a symlink.
+        let read_write = intersect(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b);
         Self {
             mode,
             root_path: self.root_path.clone().or_else(|| lower.root_path.clone()),
-            read_only_paths: meet(&self.read_only_paths, &lower.read_only_paths, below),
-            read_write_paths: if mode == Some(FilesystemMode::Static) { Some(Vec::new()) } else { written },
-            // What a session changed belongs to one path: not to another above or below it.
-            overlay_paths: meet(&self.overlay_paths, &lower.overlay_paths, |a, b| a == b),
-            denied_paths: join(&self.denied_paths, &lower.denied_paths),
-            max_file_bytes: least(self.max_file_bytes, lower.max_file_bytes),
-            max_total_bytes: least(self.max_total_bytes, lower.max_total_bytes),
+            read_only_paths: intersect(&self.read_only_paths, &lower.read_only_paths, below),
+            read_write_paths: if mode == Some(FilesystemMode::Static) {
+                Some(Vec::new())
+            } else {
+                read_write
+            },
+            // Only equal paths: a session's changes belong to one path, not to paths above or below it.
+            overlay_paths: intersect(&self.overlay_paths, &lower.overlay_paths, |a, b| a == b),
+            denied_paths: union(&self.denied_paths, &lower.denied_paths),
+            max_file_bytes: min(self.max_file_bytes, lower.max_file_bytes),
+            max_total_bytes: min(self.max_total_bytes, lower.max_total_bytes),
         }
     }
 }
@@ -101,12 +106,14 @@ impl ContainerPolicy {
 impl ProcessPolicy {
     fn merge(&self, lower: &Self) -> Self {
         Self {
-            max_processes: least(self.max_processes, lower.max_processes),
+            max_processes: min(self.max_processes, lower.max_processes),
             // `false` is less than `true`.
-            allow_fork: least(self.allow_fork, lower.allow_fork),
-            allow_exec: least(self.allow_exec, lower.allow_exec),
-            allowed_executables: meet(&self.allowed_executables, &lower.allowed_executables, |a, b| a == b),
-            debug: least(self.debug, lower.debug),
+            allow_fork: min(self.allow_fork, lower.allow_fork),
+            allow_exec: min(self.allow_exec, lower.allow_exec),
+            allowed_executables: intersect(&self.allowed_executables, &lower.allowed_executables, |a, b| {
+                a == b
+            }),
+            debug: min(self.debug, lower.debug),
         }
     }
 }
@@ -120,9 +127,9 @@ impl NetworkPolicy {
         };
         Self {
             mode: self.mode.into_iter().chain(lower.mode).min_by_key(reach),
-            allowed_hosts: meet(&self.allowed_hosts, &lower.allowed_hosts, |a, b| host_covers(a, b)),
-            allowed_ports: meet(&self.allowed_ports, &lower.allowed_ports, |a, b| a == b),
-            max_connections: least(self.max_connections, lower.max_connections),
+            allowed_hosts: intersect(&self.allowed_hosts, &lower.allowed_hosts, |a, b| host_covers(a, b)),
+            allowed_ports: intersect(&self.allowed_ports, &lower.allowed_ports, |a, b| a == b),
+            max_connections: min(self.max_connections, lower.max_connections),
         }
     }
 }
@@ -130,23 +137,23 @@ impl NetworkPolicy {
 impl ResourcePolicy {
     fn merge(&self, lower: &Self) -> Self {
         Self {
-            max_cpu_ms: least(self.max_cpu_ms, lower.max_cpu_ms),
-            max_cpu_millis: least(self.max_cpu_millis, lower.max_cpu_millis),
-            max_wall_ms: least(self.max_wall_ms, lower.max_wall_ms),
-            max_memory_bytes: least(self.max_memory_bytes, lower.max_memory_bytes),
-            max_open_files: least(self.max_open_files, lower.max_open_files),
-            max_threads: least(self.max_threads, lower.max_threads),
-            max_output_bytes: least(self.max_output_bytes, lower.max_output_bytes),
-            max_tmp_bytes: least(self.max_tmp_bytes, lower.max_tmp_bytes),
-            max_read_bytes_per_second: least(self.max_read_bytes_per_second, lower.max_read_bytes_per_second),
-            max_write_bytes_per_second: least(
+            max_cpu_ms: min(self.max_cpu_ms, lower.max_cpu_ms),
+            max_cpu_millis: min(self.max_cpu_millis, lower.max_cpu_millis),
+            max_wall_ms: min(self.max_wall_ms, lower.max_wall_ms),
+            max_memory_bytes: min(self.max_memory_bytes, lower.max_memory_bytes),
+            max_open_files: min(self.max_open_files, lower.max_open_files),
+            max_threads: min(self.max_threads, lower.max_threads),
+            max_output_bytes: min(self.max_output_bytes, lower.max_output_bytes),
+            max_tmp_bytes: min(self.max_tmp_bytes, lower.max_tmp_bytes),
+            max_read_bytes_per_second: min(self.max_read_bytes_per_second, lower.max_read_bytes_per_second),
+            max_write_bytes_per_second: min(
                 self.max_write_bytes_per_second,
                 lower.max_write_bytes_per_second,
             ),
-            max_reads_per_second: least(self.max_reads_per_second, lower.max_reads_per_second),
-            max_writes_per_second: least(self.max_writes_per_second, lower.max_writes_per_second),
-            cpus: meet(&self.cpus, &lower.cpus, |a, b| a == b),
-            // The rarer tells less.
+            max_reads_per_second: min(self.max_reads_per_second, lower.max_reads_per_second),
+            max_writes_per_second: min(self.max_writes_per_second, lower.max_writes_per_second),
+            cpus: intersect(&self.cpus, &lower.cpus, |a, b| a == b),
+            // The longer interval reveals less.
             release_interval_ms: self.release_interval_ms.max(lower.release_interval_ms),
         }
     }
@@ -161,7 +168,7 @@ impl SyscallPolicy {
         let (mode, names) = match (self.mode, lower.mode) {
             (mode, None) => (mode, self.names.clone()),
             (None, mode) => (mode, lower.names.clone()),
-            (Some(Deny), Some(Deny)) => (Some(Deny), join(&self.names, &lower.names)),
+            (Some(Deny), Some(Deny)) => (Some(Deny), union(&self.names, &lower.names)),
             (Some(Allow), Some(Deny)) => (Some(Allow), without(&self.names, &lower.names)),
             (Some(Deny), Some(Allow)) => (Some(Allow), without(&lower.names, &self.names)),
             (Some(Allow), Some(Allow)) => {
@@ -169,52 +176,52 @@ impl SyscallPolicy {
                 (Some(Allow), both.cloned().collect())
             }
         };
-        let violation_limit = least(self.violation_limit, lower.violation_limit);
-        Self { mode, names: in_order(names), violation_limit }
+        let violation_limit = min(self.violation_limit, lower.violation_limit);
+        Self { mode, names: sorted(names), violation_limit }
     }
 }
 
 impl EnvironmentPolicy {
     fn merge(&self, lower: &Self) -> Self {
-        Self { mode: self.mode.max(lower.mode), names: meet(&self.names, &lower.names, |a, b| a == b) }
+        Self { mode: self.mode.max(lower.mode), names: intersect(&self.names, &lower.names, |a, b| a == b) }
     }
 }
 
 impl CommandPolicy {
     fn merge(&self, lower: &Self) -> Self {
         Self {
-            allowed_patterns: meet(&self.allowed_patterns, &lower.allowed_patterns, |a, b| a == b),
-            blocked_patterns: join(&self.blocked_patterns, &lower.blocked_patterns),
-            max_length: least(self.max_length, lower.max_length),
+            allowed_patterns: intersect(&self.allowed_patterns, &lower.allowed_patterns, |a, b| a == b),
+            blocked_patterns: union(&self.blocked_patterns, &lower.blocked_patterns),
+            max_length: min(self.max_length, lower.max_length),
         }
     }
 }
 
-/// The lesser of those that are there.
-fn least<T: Ord + Copy>(a: Option<T>, b: Option<T>) -> Option<T> {
+/// The smaller of the values that are present.
+fn min<T: Ord + Copy>(a: Option<T>, b: Option<T>) -> Option<T> {
     a.into_iter().chain(b).min()
 }
 
-/// What both lists cover; a list that is not there covers all.
-fn meet<T: Ord + Clone>(
+/// The items that both lists cover. An absent list covers everything.
+fn intersect<T: Ord + Clone>(
     a: &Option<Vec<T>>,
     b: &Option<Vec<T>>,
     covers: impl Fn(&T, &T) -> bool,
 ) -> Option<Vec<T>> {
     let (Some(a), Some(b)) = (a, b) else {
-        return a.as_ref().or(b.as_ref()).map(|list| in_order(list.clone()));
+        return a.as_ref().or(b.as_ref()).map(|list| sorted(list.clone()));
     };
     let covered = |list: &[T], item: &T| list.iter().any(|upper| covers(upper, item));
     let both = a.iter().chain(b).filter(|item| covered(a, item) && covered(b, item));
-    Some(in_order(both.cloned().collect()))
+    Some(sorted(both.cloned().collect()))
 }
 
-/// What either list has.
-fn join<T: Ord + Clone>(a: &[T], b: &[T]) -> Vec<T> {
-    in_order(a.iter().chain(b).cloned().collect())
+/// The items of both lists.
+fn union<T: Ord + Clone>(a: &[T], b: &[T]) -> Vec<T> {
+    sorted(a.iter().chain(b).cloned().collect())
 }
 
-fn in_order<T: Ord>(mut list: Vec<T>) -> Vec<T> {
+fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
     list.sort();
     list.dedup();
     list
@@ -225,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_survives_if_both_sides_cover_it() {
+    fn path_survives_if_both_cover_it() {
         let list = |paths: &[&str]| Some(paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         let of = |paths| {
             let mut policy = Policy::default();
@@ -237,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_side_leaves_out_the_other_decides() {
+    fn absent_field_is_decided_by_other() {
         let mut strict = Policy::default();
         strict.process.allow_fork = Some(false);
         assert_eq!(Policy::default().merge(&strict), strict);
@@ -245,18 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_where_either_side_is_static() {
-        let (mut writes, mut shut) = (Policy::default(), Policy::default());
-        writes.filesystem.read_write_paths = Some(vec!["/srv".into()]);
-        shut.filesystem.mode = Some(FilesystemMode::Static);
-        for merged in [writes.merge(&shut), shut.merge(&writes)] {
+    fn static_mode_removes_writable_paths() {
+        let (mut writable, mut fixed) = (Policy::default(), Policy::default());
+        writable.filesystem.read_write_paths = Some(vec!["/srv".into()]);
+        fixed.filesystem.mode = Some(FilesystemMode::Static);
+        for merged in [writable.merge(&fixed), fixed.merge(&writable)] {
             assert_eq!(merged.filesystem.mode, Some(FilesystemMode::Static));
             assert_eq!(merged.filesystem.read_write_paths, Some(Vec::new()));
         }
     }
 
     #[test]
-    fn a_run_cannot_open_what_its_session_left_shut() {
+    fn run_cannot_loosen_session_defaults() {
         let mut wide = Policy::default();
         wide.process.debug = Some(true);
         wide.syscalls.violation_limit = Some(1000);

@@ -1,4 +1,4 @@
-//! The mounts of a plan: what a sandbox shows, in the order in which it is put there.
+//! The mounts of a plan, in the order in which they are made.
 
 use std::{
     fmt,
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::{Ids, Policy, RunSpec, Runtime, secrets};
 use codelia_types::Mode;
 
-/// Where the session's directory is inside a sandbox.
+/// The path of the session's directory inside a sandbox.
 pub const WORKSPACE: &str = "/workspace";
 
-/// Who the command is inside, where it has user ids of its own.
+/// The ids of the command inside a sandbox that has private user ids.
 pub const SANDBOX_IDS: Ids = Ids { uid: 1000, gid: 1000 };
 
 const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
@@ -22,59 +22,59 @@ const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Mount {
-    /// A directory or file of the host.
+    /// A host directory or file.
     Bind {
         /// On the host.
         source: PathBuf,
         /// Inside.
         target: PathBuf,
-        /// Whether it may be written.
+        /// Whether it is writable.
         writable: bool,
     },
-    /// A directory of the host under a layer that takes all changes.
+    /// A host directory under a layer that takes all changes.
     Overlay {
         /// On the host.
         source: PathBuf,
         /// Inside.
         target: PathBuf,
-        /// Where the session's changes are kept on the host; the last part is a name for the source.
+        /// The directory on the host that keeps the session's changes. Its name encodes the source.
         layer: PathBuf,
     },
     /// A private, size-limited temporary file system.
     Tmpfs {
         /// Inside.
         target: PathBuf,
-        /// Its size.
+        /// Size in bytes.
         size_bytes: u64,
     },
-    /// The sandbox's own `/proc`.
+    /// A private `/proc`.
     Proc,
     /// A minimal `/dev`.
     Dev,
     /// A symbolic link.
     Symlink {
-        /// The link, inside.
+        /// Path of the link, inside.
         target: PathBuf,
-        /// Where it leads.
+        /// The target of the link.
         to: PathBuf,
     },
-    /// A small read-only file of our own.
+    /// A small read-only file with fixed text.
     File {
         /// Inside.
         target: PathBuf,
-        /// What it says.
+        /// The text of the file.
         text: String,
     },
-    /// A place where nothing can be read or reached.
+    /// A path that is hidden: nothing can be read or reached there.
     Hidden {
         /// Inside.
         target: PathBuf,
-        /// Whether it is covered before anything is there, so that nothing can be made there either.
+        /// Whether a path that does not exist is covered too, so that it cannot be created.
         even_if_absent: bool,
     },
 }
 
-/// Where the changes of a session in overlays are kept, beside its directory.
+/// The directory with a session's overlay changes, next to the session's directory.
 #[must_use]
 pub fn overlays_dir(root: &Path) -> PathBuf {
     let mut name = root.as_os_str().to_owned();
@@ -82,26 +82,27 @@ pub fn overlays_dir(root: &Path) -> PathBuf {
     name.into()
 }
 
-/// How the name of a session's directory goes on in that of its overlays.
+/// The suffix of the overlay directory's name, after the name of the session's directory.
 pub const OVERLAYS_SUFFIX: &str = ".overlays";
 
-/// A path as the name of one file.
+/// Encodes a path as the name of one file.
 pub(crate) fn overlay_name(path: &Path) -> String {
     path.to_string_lossy().replace('%', "%25").replace('/', "%2F")
 }
 
-/// Whether an overlay would show where sessions are, or lies there: their directories are the worker's own.
-pub(crate) fn overlays_hold(policy: &Policy, runtime: &Runtime, root: &Path) -> bool {
+/// Whether an overlay contains the directory of the sessions or is inside it. Only the worker may
+/// access that directory.
+pub(crate) fn overlays_touch_sessions(policy: &Policy, runtime: &Runtime, root: &Path) -> bool {
     let sessions = root.parent().filter(|parent| parent.parent().is_some()).unwrap_or(root);
-    let touches = |path: PathBuf| path.starts_with(sessions) || sessions.starts_with(&path);
-    policy.filesystem.overlay_paths.iter().flatten().any(|path| touches(runtime.resolve(path)))
+    let overlaps = |path: PathBuf| path.starts_with(sessions) || sessions.starts_with(&path);
+    policy.filesystem.overlay_paths.iter().flatten().any(|path| overlaps(runtime.resolve(path)))
 }
 
-/// The mounts in their order: later ones cover earlier ones, so what is denied comes last.
+/// All mounts. Later mounts cover earlier ones, so denied paths come last.
 pub(crate) fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -> Vec<Mount> {
     let mut mounts = match spec.mode {
-        // A container has the runtime of its image, and the user ids of the host.
-        Mode::Container => own_files(ids).to_vec(),
+        // A container has the runtime of its image and the user ids of the host.
+        Mode::Container => identity_files(ids).to_vec(),
         _ => runtime_mounts(runtime),
     };
     mounts.extend([Mount::Proc, Mount::Dev]);
@@ -117,13 +118,14 @@ fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
     let mut mounts = vec![read_only(Path::new("/usr"))];
     let link = |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
     mounts.extend(runtime.links.iter().map(link));
-    mounts.extend(own_files(SANDBOX_IDS));
+    mounts.extend(identity_files(SANDBOX_IDS));
     mounts.extend(runtime.shown.iter().map(|path| read_only(path)));
     mounts
 }
 
-/// Who there is inside: no user of the host. Root has a name too, for what it owns in the runtime.
-fn own_files(Ids { uid, gid }: Ids) -> [Mount; 4] {
+/// The files that name users and hosts inside. They list no user of the host; root has a name because
+/// it owns files of the runtime.
+fn identity_files(Ids { uid, gid }: Ids) -> [Mount; 4] {
     let users = format!(
         "root:x:0:0:root:/root:/usr/sbin/nologin
 codelia:x:{uid}:{gid}:codelia:/workspace:/bin/sh
@@ -140,15 +142,15 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
     .map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() })
 }
 
-/// What the policy opens of the host, then what it denies. What lies under a denied path is not
-/// opened at all.
+/// The host paths that the policy opens, then those that it hides. Paths below a denied path are not
+/// opened.
 fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> {
     let files = &policy.filesystem;
     let denied: Vec<_> = files.denied_paths.iter().map(|path| runtime.resolve(path)).collect();
-    let open = |paths: &Option<Vec<PathBuf>>, how: &dyn Fn(PathBuf) -> Mount| {
+    let open = |paths: &Option<Vec<PathBuf>>, mount: &dyn Fn(PathBuf) -> Mount| {
         let paths = paths.iter().flatten().map(|path| runtime.resolve(path));
-        let allowed = paths.filter(|path| !denied.iter().any(|no| path.starts_with(no)));
-        allowed.map(how).collect::<Vec<_>>()
+        let allowed = paths.filter(|path| !denied.iter().any(|denied| path.starts_with(denied)));
+        allowed.map(mount).collect::<Vec<_>>()
     };
     let bind = |writable| move |path: PathBuf| Mount::Bind { source: path.clone(), target: path, writable };
     let layers = overlays_dir(root);
@@ -160,7 +162,7 @@ fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> 
     let mut mounts = open(&files.read_only_paths, &bind(false));
     mounts.extend(open(&files.read_write_paths, &bind(true)));
     mounts.extend(open(&files.overlay_paths, &overlay));
-    // A path below another one must be mounted after it, or it would be covered.
+    // Mount parents before children, or the parent would cover the child.
     mounts.sort_by_key(Mount::depth);
     let opened: Vec<_> = mounts.iter().map(|mount| mount.target().to_owned()).collect();
     let hidden = |target, even_if_absent| Mount::Hidden { target, even_if_absent };
@@ -175,7 +177,7 @@ fn read_only(path: &Path) -> Mount {
 }
 
 impl Mount {
-    /// Where it is, inside.
+    /// The path of the mount, inside.
     #[must_use]
     pub fn target(&self) -> &Path {
         match self {
@@ -200,17 +202,17 @@ impl fmt::Display for Mount {
         let target = self.target().display();
         match self {
             Self::Bind { source, writable, .. } => {
-                let how = if *writable { "read-write" } else { "read-only" };
-                write!(f, "{target} {how} from {}", source.display())
+                let access = if *writable { "read-write" } else { "read-only" };
+                write!(f, "{target} {access} from {}", source.display())
             }
             Self::Overlay { source, .. } => {
-                write!(f, "{target} read-write from {}, changes are the session's own", source.display())
+                write!(f, "{target} read-write from {}, changes stay in the session", source.display())
             }
             Self::Tmpfs { size_bytes, .. } => write!(f, "{target} private, {size_bytes} bytes"),
-            Self::Proc => write!(f, "{target} of its own processes"),
+            Self::Proc => write!(f, "{target} private"),
             Self::Dev => write!(f, "{target} minimal"),
-            Self::Symlink { to, .. } => write!(f, "{target} link to {}", to.display()),
-            Self::File { .. } => write!(f, "{target} read-only, made for it"),
+            Self::Symlink { to, .. } => write!(f, "{target} symlink to {}", to.display()),
+            Self::File { .. } => write!(f, "{target} read-only, generated"),
             Self::Hidden { .. } => write!(f, "{target} hidden"),
         }
     }

@@ -1,4 +1,4 @@
-//! A run as the api admitted it.
+//! The specification of a run.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use codelia_types::{CommandSpec, Mode, NetworkMode};
 
 use crate::{Limits, LimitsRequest, Policy};
 
-/// A run as it was admitted: everything a worker needs to know to execute it.
+/// A run as the api admitted it: everything that a worker needs to execute it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunSpec {
-    /// What is executed.
+    /// The command to execute.
     pub command: CommandSpec,
-    /// In which mode.
+    /// The mode to execute it in.
     pub mode: Mode,
-    /// What it may reach.
+    /// The requested network. `None` if the run did not request one.
     pub network: Option<NetworkMode>,
-    /// The limits that hold.
+    /// The limits that the run is held to.
     pub limits: Limits,
     /// The limits that the caller or a policy requested. Each must be enforced, or the run is refused.
     #[serde(rename = "asked")]
     pub requested_limits: LimitsRequest,
-    /// What it may do: its own policy under that of its session.
+    /// The effective policy: the run's, merged into the session's.
     #[serde(default)]
     pub policy: Policy,
-    /// Whether the run ends with the call that started it.
+    /// Whether the run is canceled when the call that started it ends.
     pub ends_with_caller: bool,
 }
 
 impl RunSpec {
-    /// Wall time limit.
+    /// The wall time limit.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.limits.timeout

@@ -1,14 +1,14 @@
-//! What of the host's own programs and libraries a sandbox shows: which paths there are, as data.
+//! The host's programs and libraries that a sandbox shows, as data.
 
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Top-level directories that hold programs and libraries beside `/usr`.
-const TOP: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+/// Top-level directories with programs and libraries, in addition to `/usr`.
+const TOP_LEVEL: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
-/// What programs need of `/etc` and what tells nothing about the host's users or services. Few, since each costs every sandbox a
-/// mount.
+/// Paths of `/etc` that programs need and that reveal nothing about the host's users or services. The
+/// list is short because each path costs every sandbox a mount.
 const ETC: [&str; 11] = [
     "/etc/alternatives",
     "/etc/java",
@@ -23,38 +23,39 @@ const ETC: [&str; 11] = [
     "/etc/ssl/openssl.cnf",
 ];
 
-/// The same with a version in its name, which comes after this.
-const ETC_BEGINNINGS: [&str; 1] = ["/etc/java-"];
+/// Prefixes of such paths whose names end with a version.
+const ETC_PREFIXES: [&str; 1] = ["/etc/java-"];
 
-/// What is at a path of the host.
+/// What a host path is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathKind {
     /// A file or a directory.
     FileOrDirectory,
-    /// A link to this.
+    /// A symlink with this target.
     Symlink(PathBuf),
 }
 
-/// The host's runtime, as far as a sandbox shows it.
+/// The part of the host's file tree that every sandbox shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runtime {
-    /// Links into `/usr`, with what they say: `/bin`, `/lib` and their like, and some of `/etc`.
+    /// Symlinks into `/usr` with their targets: `/bin`, `/lib` and similar, and some of `/etc`.
     pub links: Vec<(PathBuf, PathBuf)>,
-    /// Files and directories beside `/usr` that are shown as they are.
+    /// Files and directories outside `/usr` that are mounted read-only.
     pub shown: Vec<PathBuf>,
-    /// The homes of the host's users, where secrets are.
+    /// Home directories of the host's users, which contain secrets.
     pub homes: Vec<PathBuf>,
 }
 
 impl Runtime {
-    /// The runtime of a host with these entries of `/etc`, of which the function tells what is at a path.
+    /// Detects the runtime of a host. `etc` lists the entries of its `/etc`; `look` returns what a path
+    /// is, or `None` if it does not exist.
     #[must_use]
     pub fn detect(etc: &[PathBuf], look: impl Fn(&Path) -> Option<PathKind>) -> Self {
         let has_version = |path: &&PathBuf| {
             let text = path.to_string_lossy();
-            ETC_BEGINNINGS.iter().any(|beginning| text.starts_with(beginning))
+            ETC_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
         };
-        let known = TOP.iter().chain(&ETC).map(PathBuf::from);
+        let known = TOP_LEVEL.iter().chain(&ETC).map(PathBuf::from);
         let mut runtime = Self::default();
         for path in known.chain(etc.iter().filter(has_version).cloned()) {
             match look(&path) {
@@ -68,17 +69,17 @@ impl Runtime {
         runtime
     }
 
-    /// Where a path leads inside, if it begins with one of the links.
+    /// The path with a leading symlink of the runtime resolved.
     pub(crate) fn resolve(&self, path: &Path) -> PathBuf {
         let through = |(link, to): &(PathBuf, PathBuf)| {
             let rest = path.strip_prefix(link).ok()?;
-            // Without anything after it there is no slash after it either.
+            // Chaining components adds no trailing slash if nothing follows the link.
             Some(destination(link, to).components().chain(rest.components()).collect())
         };
         self.links.iter().find_map(through).unwrap_or_else(|| path.to_owned())
     }
 
-    /// The runtime of a merged Debian, for tests and explanations.
+    /// The runtime of a Debian with a merged `/usr`, for tests and explanations.
     #[must_use]
     pub fn debian() -> Self {
         Self::detect(&[], |path| match path.strip_prefix("/").ok()?.to_str()? {
@@ -91,17 +92,17 @@ impl Runtime {
     }
 }
 
-/// What a link leads to, by its text alone.
+/// The path that a symlink points to, by its text alone.
 fn destination(link: &Path, to: &Path) -> PathBuf {
-    let mut place = PathBuf::new();
+    let mut resolved = PathBuf::new();
     for part in link.parent().unwrap_or(link).join(to).components() {
         match part {
-            Component::ParentDir => drop(place.pop()),
+            Component::ParentDir => drop(resolved.pop()),
             Component::CurDir => {}
-            part => place.push(part),
+            part => resolved.push(part),
         }
     }
-    place
+    resolved
 }
 
 #[cfg(test)]
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_into_usr_stay_links_and_others_are_shown_as_what_they_lead_to() {
+    fn symlinks_into_usr_are_kept() {
         let runtime =
             Runtime::detect(&["/etc/java-17".into(), "/etc/shadow".into()], |path| match path.to_str()? {
                 "/bin" => Some(PathKind::Symlink("usr/bin".into())),
@@ -126,16 +127,16 @@ mod tests {
     }
 
     #[test]
-    fn a_path_through_a_link_is_found_where_it_leads() {
+    fn path_through_symlink_is_resolved() {
         let runtime = Runtime::debian();
-        for (path, place) in [
+        for (path, resolved) in [
             ("/bin/sh", "/usr/bin/sh"),
             ("/bin", "/usr/bin"),
             ("/etc/os-release", "/usr/lib/os-release"),
             ("/binary", "/binary"),
             ("/etc/services", "/etc/services"),
         ] {
-            assert_eq!(runtime.resolve(Path::new(path)), Path::new(place));
+            assert_eq!(runtime.resolve(Path::new(path)), Path::new(resolved));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Where the secrets of a host are: hidden even where a policy opens what is around them.
+//! Paths of secrets on a host. They stay hidden even if a policy opens a directory that contains them.
 
 use std::path::{Path, PathBuf};
 
-/// Below the home of a user.
-const OF_USERS: [&str; 22] = [
+/// Secrets below the home directory of a user.
+const USER_SECRETS: [&str; 22] = [
     ".ssh",
     ".gnupg",
     ".aws",
@@ -28,8 +28,8 @@ const OF_USERS: [&str; 22] = [
     ".config/chromium",
 ];
 
-/// Of the host itself; whoever can speak to an engine of containers owns the host.
-const OF_HOST: [&str; 13] = [
+/// Secrets of the host. Access to the socket of a container engine is access to the whole host.
+const HOST_SECRETS: [&str; 13] = [
     "/etc/shadow",
     "/etc/gshadow",
     "/etc/sudoers",
@@ -45,7 +45,7 @@ const OF_HOST: [&str; 13] = [
     "/run/crio",
 ];
 
-/// The homes that a passwd file names.
+/// The home directories that a passwd file lists.
 pub fn home_dirs(passwd: &str) -> Vec<PathBuf> {
     let home = |line: &str| line.split(':').nth(5).map(PathBuf::from);
     let mut homes: Vec<_> = passwd.lines().filter_map(home).collect();
@@ -55,11 +55,14 @@ pub fn home_dirs(passwd: &str) -> Vec<PathBuf> {
     homes
 }
 
-/// What must be hidden where these paths are opened: the secrets in them, and those among them. No policy opens
-/// a secret by naming it, since a caller's policy may name whatever lies in what the installation opens.
+/// The paths to hide if these paths are opened: the secrets below them, and opened paths that are
+/// secrets or below one.
+///
+/// A policy cannot open a secret by naming it, because a caller's policy may name any path below what
+/// the installation opens.
 pub(crate) fn within(opened: &[PathBuf], homes: &[PathBuf]) -> Vec<PathBuf> {
-    let of_users = homes.iter().flat_map(|home| OF_USERS.map(|name| home.join(name)));
-    of_users.chain(OF_HOST.map(PathBuf::from)).flat_map(|secret| hidden(opened, &secret)).collect()
+    let user_secrets = homes.iter().flat_map(|home| USER_SECRETS.map(|name| home.join(name)));
+    user_secrets.chain(HOST_SECRETS.map(PathBuf::from)).flat_map(|secret| hidden(opened, &secret)).collect()
 }
 
 fn hidden(opened: &[PathBuf], secret: &Path) -> Vec<PathBuf> {
@@ -79,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn homes_are_found_in_a_passwd_file() {
+    fn home_dirs_are_read_from_passwd() {
         let passwd = "root:x:0:0:root:/root:/bin/bash\nbin:x:2:2:bin:/:/bin/sh\n\nbad\nann:x:1:1::/home/ann:/bin/sh\nbob:x:3:3::/home/ann:\n";
         assert_eq!(home_dirs(passwd), paths(&["/home/ann", "/root"]));
     }
 
     #[test]
-    fn secrets_in_what_is_opened_are_named_and_others_are_not() {
+    fn secrets_below_opened_paths_are_hidden() {
         let found = within(&paths(&["/home"]), &paths(&["/home/ann", "/root"]));
         assert!(
             found.contains(&"/home/ann/.ssh".into()) && found.contains(&"/home/ann/.config/gcloud".into())
@@ -94,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_opened_by_its_name_or_a_part_of_it_is_hidden_too() {
+    fn secret_opened_by_name_is_hidden() {
         let homes = paths(&["/home/ann"]);
         let found = within(&paths(&["/home/ann/.ssh/id", "/run/docker.sock", "/srv"]), &homes);
         assert_eq!(found, paths(&["/home/ann/.ssh/id", "/run/docker.sock"]));

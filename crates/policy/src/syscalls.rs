@@ -1,10 +1,9 @@
-//! System calls by what may be done with them: the default allow-list, what `debug` adds, what is
-//! never allowed. Data only; an argument filter on top of the names is the backends' business.
+//! Lists of system calls: allowed by default, added by `debug`, and never allowed.
 //!
-//! The allow-list is what glibc and musl, Python, Node, Go, Rust, Java, git, gcc and make use.
-//! What is in none of the lists is unknown and refused in a policy.
+//! The allow-list has what glibc and musl, Python, Node, Go, Rust, Java, git, gcc and make use. A
+//! policy that names a call in none of the lists is refused. The backends filter arguments.
 
-/// What any command may call, in groups.
+/// System calls that are allowed by default, in groups.
 #[rustfmt::skip]
 const ALLOWED: &[&[&str]] = &[
     // Files by descriptor.
@@ -14,8 +13,8 @@ const ALLOWED: &[&[&str]] = &[
         "fsync", "fdatasync", "sync", "syncfs", "sync_file_range", "ftruncate", "fallocate", "fadvise64",
         "readahead", "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "cachestat",
     ],
-    // Files by name. Which names there are is the mounts' business. `mknod` makes FIFOs and
-    // sockets; devices need a capability that no command has.
+    // Files by name; the mounts decide which names exist. `mknod` makes FIFOs and sockets; devices
+    // need a capability that no command has.
     &[
         "open", "openat", "openat2", "creat", "access", "faccessat", "faccessat2", "stat", "lstat", "fstat",
         "newfstatat", "statx", "statfs", "fstatfs", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
@@ -47,14 +46,14 @@ const ALLOWED: &[&[&str]] = &[
         "pidfd_send_signal", "set_tid_address", "set_robust_list", "get_robust_list", "rseq", "arch_prctl",
         "prctl", "restart_syscall", "futex", "futex_waitv", "futex_wake", "futex_wait", "futex_requeue",
     ],
-    // Scheduling, within what the limits allow.
+    // Scheduling, within the limits.
     &[
         "sched_yield", "sched_setparam", "sched_getparam", "sched_setscheduler", "sched_getscheduler",
         "sched_get_priority_max", "sched_get_priority_min", "sched_rr_get_interval", "sched_setaffinity",
         "sched_getaffinity", "sched_setattr", "sched_getattr", "getpriority", "setpriority", "ioprio_get",
         "ioprio_set", "getcpu",
     ],
-    // Signals; only the sandbox's own processes can be named.
+    // Signals; a command can only name processes of its sandbox.
     &[
         "kill", "tkill", "tgkill", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "rt_sigpending",
         "rt_sigtimedwait", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "rt_sigsuspend", "sigaltstack", "pause",
@@ -65,46 +64,46 @@ const ALLOWED: &[&[&str]] = &[
         "alarm", "getitimer", "setitimer", "timer_create", "timer_settime", "timer_gettime",
         "timer_getoverrun", "timer_delete",
     ],
-    // Ids and capabilities: they can only be given up, there are none to gain.
+    // Ids and capabilities; a command can only drop them.
     &[
         "getuid", "geteuid", "getgid", "getegid", "getresuid", "getresgid", "getgroups", "setuid", "setgid",
         "setreuid", "setregid", "setresuid", "setresgid", "setfsuid", "setfsgid", "setgroups", "capget",
         "capset",
     ],
-    // Limits and facts about the system.
+    // Limits and system information.
     &["getrlimit", "setrlimit", "prlimit64", "getrusage", "sysinfo", "uname", "getrandom"],
-    // Sockets; the families are narrowed by an argument filter.
+    // Sockets; an argument filter restricts the families.
     &[
         "socket", "socketpair", "bind", "listen", "accept", "accept4", "connect", "shutdown", "getsockname",
         "getpeername", "getsockopt", "setsockopt", "sendto", "recvfrom", "sendmsg", "recvmsg", "sendmmsg",
         "recvmmsg",
     ],
-    // System V and POSIX messages, in an IPC namespace of their own.
+    // System V and POSIX IPC, in a private IPC namespace.
     &[
         "shmget", "shmat", "shmdt", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd",
         "msgrcv", "msgctl", "mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify",
         "mq_getsetattr",
     ],
-    // Restricting oneself further.
+    // Further restriction of the process itself.
     &["seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"],
 ];
 
-/// What `process.debug` adds: looking into processes of the same sandbox.
+/// System calls that `process.debug` adds: access to processes of the same sandbox.
 const DEBUG: &[&str] = &["ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"];
 
-/// What no policy can allow, in groups.
+/// System calls that no policy can allow, in groups.
 #[rustfmt::skip]
 const NEVER: &[&[&str]] = &[
-    // Mounts and roots: the way out of the file tree.
+    // Mounts and roots: they could leave the file tree.
     &[
         "mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "fsopen",
         "fsconfig", "fsmount", "fspick", "mount_setattr", "statmount", "listmount",
     ],
-    // Files by handle go around the file tree.
+    // Files by handle bypass the file tree.
     &["open_by_handle_at", "name_to_handle_at"],
     // Namespaces.
     &["unshare", "setns"],
-    // Asks for namespaces in memory that no filter can read.
+    // Its namespace flags are in memory that no filter can read.
     &["clone3"],
     // Large kernel interfaces with a history of escapes.
     &[
@@ -139,14 +138,14 @@ const NEVER: &[&[&str]] = &[
     ],
 ];
 
-/// What a command may call when its policy says nothing, by name.
+/// The names of the system calls that are allowed by default.
 #[must_use]
 pub fn allowed(debug: bool) -> Vec<String> {
     let debug = if debug { DEBUG } else { &[] };
     ALLOWED.iter().copied().flatten().chain(debug).map(|&name| name.to_owned()).collect()
 }
 
-/// Whether a command may make this call when its policy says nothing.
+/// Whether a system call is allowed by default.
 #[must_use]
 pub fn is_allowed(name: &str, debug: bool) -> bool {
     ALLOWED.iter().any(|group| group.contains(&name)) || debug && DEBUG.contains(&name)
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn dangerous_calls_are_in_no_default_list() {
+    fn dangerous_calls_are_not_allowed() {
         for name in [
             "ptrace",
             "kexec_load",
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_adds_tracing_and_nothing_else() {
+    fn debug_adds_only_tracing() {
         let plain: HashSet<_> = allowed(false).into_iter().collect();
         let debug: HashSet<_> = allowed(true).into_iter().collect();
         assert_eq!(debug.difference(&plain).count(), DEBUG.len());

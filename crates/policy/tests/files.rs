@@ -1,7 +1,7 @@
-//! What holds for every policy about file calls: they are allowed exactly what the mounts of a plan
-//! allow a command, and a policy below can only take away what one above does not deny.
+//! Properties of file calls: a policy allows them exactly what the mounts of a plan allow a command,
+//! and a lower policy never allows what a higher one denies.
 
-#![allow(clippy::unwrap_used, reason = "all of this is test code")]
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use codelia_policy::{
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 use proptest::{collection::vec, option::of, prelude::*, sample::select};
 
-/// Paths in the workspace, of a few names and depths, so that they meet.
+/// Paths in the workspace with few names and depths, so that they overlap.
 fn path() -> impl Strategy<Value = PathBuf> {
     vec(select(vec!["a", "b", "ab"]), 0..4)
         .prop_map(|names| [Path::new("/workspace")].into_iter().chain(names.iter().map(Path::new)).collect())
@@ -32,7 +32,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     )
 }
 
-/// `None` for a policy that has no plan, and so no commands.
+/// The plan for the policy. `None` if no plan can be made.
 fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
     let policy = Policy { filesystem: filesystem.clone(), ..Policy::default() };
     let command = CommandSpec {
@@ -57,7 +57,7 @@ fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
     Plan::isolated(target, &spec, &HostInfo::fully_capable(), ids).ok()
 }
 
-/// Whether a command can read and write there: the mount that was made last decides.
+/// Whether a command can read and write the path. The last mount decides.
 fn command_may(plan: &Plan, path: &Path) -> (bool, bool) {
     match plan.mounts.iter().rev().find(|mount| path.starts_with(mount.target())).unwrap() {
         Mount::Bind { writable, .. } => (true, *writable),
@@ -67,14 +67,14 @@ fn command_may(plan: &Plan, path: &Path) -> (bool, bool) {
 
 proptest! {
     #[test]
-    fn file_calls_may_do_what_commands_may(policy in filesystem(), path in path()) {
+    fn file_calls_match_command_mounts(policy in filesystem(), path in path()) {
         let may = |what| policy.check_file(what, &path).is_ok();
         let Some(plan) = plan(&policy) else { return Ok(()) };
         prop_assert_eq!((may(FileAccess::Read), may(FileAccess::Write)), command_may(&plan, &path));
     }
 
     #[test]
-    fn nothing_that_a_command_cannot_write_is_taken_away_with_what_is_around_it(
+    fn parent_of_unwritable_path_cannot_be_replaced(
         policy in filesystem(), path in path(), below in path()
     ) {
         let Some(plan) = plan(&policy) else { return Ok(()) };
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_denied_above_stays_denied_below(upper in filesystem(), lower in filesystem(), path in path()) {
+    fn denied_above_stays_denied_below(upper in filesystem(), lower in filesystem(), path in path()) {
         let whole = |filesystem: &FilesystemPolicy| Policy { filesystem: filesystem.clone(), ..Policy::default() };
         let merged = whole(&upper).merge(&whole(&lower)).filesystem;
         if upper.check_file(FileAccess::Read, &path).is_err() {
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_outside_the_workspace_is_ever_allowed(policy in filesystem(), path in "/[a-z/.]{0,20}") {
+    fn paths_outside_workspace_are_denied(policy in filesystem(), path in "/[a-z/.]{0,20}") {
         prop_assume!(!path.starts_with("/workspace"));
         prop_assert!(policy.check_file(FileAccess::Read, Path::new(&path)).is_err());
     }

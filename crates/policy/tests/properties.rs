@@ -1,7 +1,7 @@
-//! What holds for every policy: reading never panics, merging only tightens and may be grouped at
-//! will, and no plan grants what its policy does not.
+//! Properties of every policy: parsing never panics, merging only tightens and is associative, and a
+//! plan grants nothing that its policy does not.
 
-#![allow(clippy::unwrap_used, reason = "all of this is test code")]
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -99,7 +99,7 @@ fn syscall_policy() -> impl Strategy<Value = SyscallPolicy> {
     )
 }
 
-fn surroundings() -> impl Strategy<Value = (EnvironmentPolicy, CommandPolicy)> {
+fn environment_and_command() -> impl Strategy<Value = (EnvironmentPolicy, CommandPolicy)> {
     let mode = select(vec![EnvironmentMode::Clean, EnvironmentMode::Explicit]);
     let patterns = words(&["^a", "^b", "c$"]);
     (of(mode), of(words(&["A", "B"])), of(patterns), words(&["x", "y"]), of(1..9u64)).prop_map(
@@ -112,21 +112,22 @@ fn surroundings() -> impl Strategy<Value = (EnvironmentPolicy, CommandPolicy)> {
 
 fn policies() -> impl Strategy<Value = Policy> {
     let level = of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
-    (level, filesystem(), process(), network(), resources(), syscall_policy(), surroundings()).prop_map(
-        |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| {
-            Policy {
-                isolation_level,
-                filesystem,
-                container: ContainerPolicy::default(),
-                process,
-                network,
-                resources,
-                syscalls,
-                environment,
-                command,
-            }
-        },
-    )
+    (level, filesystem(), process(), network(), resources(), syscall_policy(), environment_and_command())
+        .prop_map(
+            |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| {
+                Policy {
+                    isolation_level,
+                    filesystem,
+                    container: ContainerPolicy::default(),
+                    process,
+                    network,
+                    resources,
+                    syscalls,
+                    environment,
+                    command,
+                }
+            },
+        )
 }
 
 fn spec(policy: Policy) -> RunSpec {
@@ -157,11 +158,11 @@ fn plan(policy: &Policy) -> Option<Plan> {
 fn allowed(plan: &Plan) -> &[String] {
     match &plan.security.as_ref().unwrap().syscalls {
         SyscallRules::Allow(names) => names,
-        SyscallRules::Deny(_) => panic!("an isolating plan has an allow-list"),
+        SyscallRules::Deny(_) => panic!("expected an allow-list"),
     }
 }
 
-/// The binds that a policy asked for: all after the workspace's.
+/// The binds that a policy opens: all after the workspace's.
 fn opened(plan: &Plan) -> Vec<(&PathBuf, bool)> {
     let workspace = plan.mounts.iter().position(|mount| mount.target() == plan.workspace).unwrap();
     let binds = plan.mounts[workspace + 1..].iter().filter_map(|mount| match mount {
@@ -173,7 +174,7 @@ fn opened(plan: &Plan) -> Vec<(&PathBuf, bool)> {
 
 proptest! {
     #[test]
-    fn reading_any_text_never_panics(text in any::<String>()) {
+    fn parsing_any_text_never_panics(text in any::<String>()) {
         for format in FORMATS {
             if let Ok(policy) = Policy::parse(&text, format) {
                 let _ = policy.validate(&Ceilings::default());
@@ -182,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_a_broken_document_never_panics(policy in policies(), cut in 0..400usize, noise in any::<char>()) {
+    fn parsing_broken_document_never_panics(policy in policies(), cut in 0..400usize, noise in any::<char>()) {
         for format in FORMATS {
             let mut text: Vec<char> = policy.write(format).unwrap().chars().collect();
             let cut = cut.min(text.len());
@@ -196,42 +197,42 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_reads_as_the_same(policy in policies()) {
+    fn written_policy_parses_back(policy in policies()) {
         for format in FORMATS {
             prop_assert_eq!(&Policy::parse(&policy.write(format).unwrap(), format).unwrap(), &policy);
         }
     }
 
     #[test]
-    fn merging_may_be_grouped_at_will(a in policies(), b in policies(), c in policies()) {
+    fn merging_is_associative(a in policies(), b in policies(), c in policies()) {
         prop_assert_eq!(a.merge(&b).merge(&c), a.merge(&b.merge(&c)));
     }
 
     #[test]
-    fn merging_with_itself_or_with_silence_changes_nothing(a in policies()) {
+    fn merging_is_idempotent(a in policies()) {
         let once = a.merge(&Policy::default());
         prop_assert_eq!(&once.merge(&a), &once);
         prop_assert_eq!(&Policy::default().merge(&a), &once);
     }
 
     #[test]
-    fn merging_under_a_settled_policy_only_tightens(a in policies(), b in policies()) {
+    fn merging_only_tightens(a in policies(), b in policies()) {
         let upper = a.with_defaults();
         let merged = upper.merge(&b);
         let (Some(wide), Some(narrow)) = (plan(&upper), plan(&merged)) else { return Ok(()) };
         for (path, writable) in opened(&narrow) {
             let covered = opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
-            prop_assert!(covered, "{path:?} was not open");
+            prop_assert!(covered, "{path:?} is not open above");
         }
         for mount in &wide.mounts {
             let Mount::Hidden { target, even_if_absent } = mount else { continue };
-            // A secret is hidden where it can be seen: around it, or in it.
+            // A secret is hidden only if a path around or below it is open.
             let seen = opened(&narrow).iter().any(|(path, _)| target.starts_with(path) || path.starts_with(target));
             let hidden = narrow.mounts.iter().any(|other| match other {
                 Mount::Hidden { target: other, .. } => target.starts_with(other) || other.starts_with(target),
                 _ => false,
             });
-            prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is not hidden any more");
+            prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is no longer hidden");
         }
         prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
         prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
@@ -248,7 +249,7 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_grants_nothing_that_its_policy_does_not(policy in policies()) {
+    fn plan_grants_only_what_policy_allows(policy in policies()) {
         let Some(plan) = plan(&policy) else { return Ok(()) };
         let files = &policy.filesystem;
         let listed = |list: &Option<Vec<PathBuf>>, path| list.iter().flatten().any(|listed| listed == path);

@@ -1,4 +1,4 @@
-//! Conversions between policies on the wire and those of `codelia-policy`.
+//! Policies.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::v1;
 impl TryFrom<v1::Policy> for Policy {
     type Error = PolicyError;
 
-    /// Reads a policy. It may still be one that cannot be meant: see [`Policy::validate`].
+    /// Converts a received policy. It may still be invalid: see [`Policy::validate`].
     fn try_from(wire: v1::Policy) -> Result<Self, PolicyError> {
         let level: v1::IsolationLevel = known("isolation_level", wire.isolation_level)?;
         Ok(Self {
@@ -64,7 +64,7 @@ fn read_network(wire: v1::NetworkPolicy) -> Result<NetworkPolicy, PolicyError> {
     let port = |(at, port): (usize, u32)| {
         u16::try_from(port).map_err(|_| PolicyError {
             field: format!("network.allowed_ports[{at}]"),
-            message: "is above 65535".to_owned(),
+            message: "maximum is 65535".to_owned(),
         })
     };
     let ports = |list: v1::PortList| list.values.into_iter().enumerate().map(port).collect();
@@ -132,7 +132,7 @@ fn texts(list: Option<v1::TextList>) -> Option<Vec<String>> {
 }
 
 impl v1::IsolationLevel {
-    /// The level; `None` if it is unset.
+    /// The level, or `None` if it is unspecified.
     #[must_use]
     pub fn to_level(self) -> Option<IsolationLevel> {
         match self {
@@ -270,7 +270,7 @@ fn path_list(list: Option<&Vec<PathBuf>>) -> Option<v1::TextList> {
     list.map(|paths| v1::TextList { values: paths.iter().map(text).collect() })
 }
 
-/// Paths of a policy are text: they came from one.
+/// The paths of a policy are valid UTF-8, because they come from text.
 fn text(path: impl AsRef<Path>) -> String {
     path.as_ref().to_string_lossy().into_owned()
 }
@@ -304,14 +304,14 @@ command: {allowed_patterns: [a], blocked_patterns: [b], max_length: 13}
 ";
 
     #[test]
-    fn a_policy_comes_back_from_the_wire_as_it_was() {
+    fn policy_round_trips() {
         for policy in [Policy::default(), Policy::parse(FULL, Format::Yaml).unwrap()] {
             assert_eq!(Policy::try_from(v1::Policy::from(&policy)), Ok(policy));
         }
     }
 
     #[test]
-    fn what_the_wire_can_say_and_a_policy_cannot_is_refused_by_name() {
+    fn invalid_wire_value_is_refused_by_field() {
         let wire = v1::Policy { isolation_level: 9, ..Default::default() };
         assert_eq!(Policy::try_from(wire).unwrap_err().field, "isolation_level");
         let ports = v1::PortList { values: vec![80, 70_000] };

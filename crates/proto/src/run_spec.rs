@@ -31,13 +31,14 @@ impl TryFrom<internal::RunSpec> for RunSpec {
         let mode: v1::SandboxMode = enum_value("mode", wire.mode)?;
         let network: v1::NetworkMode = enum_value("network", wire.network)?;
         let command = read_command(required("command", wire.command)?);
+        let limits = read_limits(&required("limits", wire.limits)?);
         let requested = read_requested_limits(&required("requested_limits", wire.requested_limits)?);
         let policy = Policy::try_from(required("policy", wire.policy)?);
         Ok(Self {
             command: command.map_err(|error| error.within("command"))?,
             mode: required("mode", mode.to_mode())?,
             network: network.to_mode(),
-            limits: read_limits(&required("limits", wire.limits)?)?,
+            limits: limits.map_err(|error| error.within("limits"))?,
             requested_limits: requested.map_err(|error| error.within("requested_limits"))?,
             policy: policy.map_err(|error| InvalidField::from(error).within("policy"))?,
             ends_with_caller: wire.ends_with_caller,

@@ -90,13 +90,18 @@ impl From<&LimitsRequest> for v1::Limits {
     }
 }
 
-/// Converts limits of an internal message: not checked against ceilings, which the api has done.
+/// The name of a limit in a `Limits` message.
+fn name(limit: Limit) -> &'static str {
+    limit.field().trim_start_matches("limits.")
+}
+
+/// Converts limits of an internal message. The api has checked them against the ceilings.
 pub(crate) fn read_requested_limits(wire: &v1::Limits) -> Result<LimitsRequest, InvalidField> {
     let time = |limit: Limit, wire: &Option<prost_types::Duration>| {
-        wire.as_ref().map(|wire| read_duration(limit.field(), wire)).transpose()
+        wire.as_ref().map(|wire| read_duration(name(limit), wire)).transpose()
     };
     // An amount above `i64::MAX` arrives as a negative number and is refused here.
-    let amount = |limit: Limit, wire: Option<i64>| wire.map(|wire| integer(limit.field(), wire)).transpose();
+    let amount = |limit: Limit, wire: Option<i64>| wire.map(|wire| integer(name(limit), wire)).transpose();
     Ok(LimitsRequest {
         timeout: time(Limit::Timeout, &wire.timeout)?,
         memory_bytes: amount(Limit::MemoryBytes, wire.memory_bytes)?,
@@ -114,14 +119,14 @@ pub(crate) fn read_requested_limits(wire: &v1::Limits) -> Result<LimitsRequest, 
 pub(crate) fn read_limits(wire: &v1::Limits) -> Result<Limits, InvalidField> {
     let read = read_requested_limits(wire)?;
     Ok(Limits {
-        timeout: required(Limit::Timeout.field(), read.timeout)?,
-        memory_bytes: required(Limit::MemoryBytes.field(), read.memory_bytes)?,
-        cpu_millis: required(Limit::CpuMillis.field(), read.cpu_millis)?,
-        pids: required(Limit::Pids.field(), read.pids)?,
-        open_files: required(Limit::OpenFiles.field(), read.open_files)?,
-        output_bytes: required(Limit::OutputBytes.field(), read.output_bytes)?,
-        cpu_time: required(Limit::CpuTime.field(), read.cpu_time)?,
-        file_bytes: required(Limit::FileBytes.field(), read.file_bytes)?,
-        tmp_bytes: required(Limit::TmpBytes.field(), read.tmp_bytes)?,
+        timeout: required(name(Limit::Timeout), read.timeout)?,
+        memory_bytes: required(name(Limit::MemoryBytes), read.memory_bytes)?,
+        cpu_millis: required(name(Limit::CpuMillis), read.cpu_millis)?,
+        pids: required(name(Limit::Pids), read.pids)?,
+        open_files: required(name(Limit::OpenFiles), read.open_files)?,
+        output_bytes: required(name(Limit::OutputBytes), read.output_bytes)?,
+        cpu_time: required(name(Limit::CpuTime), read.cpu_time)?,
+        file_bytes: required(name(Limit::FileBytes), read.file_bytes)?,
+        tmp_bytes: required(name(Limit::TmpBytes), read.tmp_bytes)?,
     })
 }

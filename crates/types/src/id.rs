@@ -1,4 +1,4 @@
-//! Ids. Each is its own type, so that one cannot be passed for another.
+//! Ids. Each kind has its own type, so that one cannot be passed for another.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid {kind} id")]
 pub struct InvalidId {
-    /// Which kind was expected.
+    /// The kind that was expected.
     pub kind: &'static str,
 }
 
@@ -93,17 +93,18 @@ uuid_id!(/// A session.
     SessionId, "session");
 uuid_id!(/// One command in a session.
     RunId, "run");
-uuid_id!(/// An API key; not its secret.
+uuid_id!(/// An API key. Not its secret.
     KeyId, "key");
-uuid_id!(/// One life of a worker process. A restarted worker has the same id and another incarnation.
+uuid_id!(/// One start of a worker process. A restarted worker keeps its id and gets a new incarnation.
     Incarnation, "incarnation");
 
 name_id!(/// A tenant: `[a-z0-9-]{1,63}`.
     TenantId, "tenant");
-name_id!(/// A worker, the same over its restarts: `[a-z0-9-]{1,63}`.
+name_id!(/// A worker. It keeps its id across restarts: `[a-z0-9-]{1,63}`.
     WorkerId, "worker");
 
-/// Raised each time a worker takes a session; a worker with an old one can commit nothing.
+/// The epoch of a session's lease. Each acquisition raises it; a worker with an older epoch cannot
+/// commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseEpoch(pub i64);
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_other_characters_are_refused() {
+    fn invalid_names_are_refused() {
         for bad in ["", "A", "a_b", "a/b", "a\0", &"a".repeat(64)] {
             assert!(bad.parse::<TenantId>().is_err(), "{bad:?}");
         }

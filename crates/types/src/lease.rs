@@ -2,7 +2,7 @@
 
 use crate::{Incarnation, LeaseEpoch, WorkerId};
 
-/// Identifies one lease: who holds it, in which incarnation, and at which epoch.
+/// Identifies one lease: its worker, the worker's incarnation, and the epoch.
 ///
 /// Every write that a lease protects carries a token. The store compares all three fields, so a
 /// worker that lost its lease cannot write.

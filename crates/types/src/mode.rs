@@ -1,4 +1,4 @@
-//! Which backend isolates a run, and what it may reach over the network.
+//! Sandbox modes and network modes.
 
 use std::{fmt, str::FromStr};
 
@@ -18,7 +18,7 @@ pub struct UnknownValue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Own directory, clean environment, limits. Isolates nothing; for development.
+    /// Private directory, clean environment, limits. Isolates nothing; for development.
     Logical,
     /// Namespaces through bubblewrap.
     Bwrap,
@@ -32,7 +32,7 @@ impl Mode {
     /// All modes, weakest first.
     pub const ALL: [Self; 4] = [Self::Logical, Self::Bwrap, Self::Nsjail, Self::Container];
 
-    /// The word for it, in configuration, metrics and the database.
+    /// The word for the mode in configuration, metrics and the database.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Mode {
     }
 }
 
-/// What a run may reach over the network.
+/// The network that a run may reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkMode {
@@ -57,7 +57,7 @@ pub enum NetworkMode {
 }
 
 impl NetworkMode {
-    /// The word for it.
+    /// The word for the mode, as in documents.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! How a run ended, what it used, what it left behind.
+//! The outcome of a run, its resource usage, and the receipt of its sandbox.
 
 use std::time::Duration;
 
@@ -6,32 +6,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::Reason;
 
-/// How a run ended. A failing command is an outcome; an error means we failed.
+/// How a run ended. A command that fails is an outcome; an error means that Codelia failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "detail")]
 pub enum Outcome {
     /// The command exited with this code.
     Exited(i32),
-    /// This signal ended the command.
+    /// This signal terminated the command.
     Signaled(i32),
-    /// Its time was over.
+    /// The run exceeded its timeout.
     TimedOut,
-    /// Its caller, or the end of its session, canceled it.
+    /// The caller, or the end of the session, canceled the run.
     Canceled,
-    /// It used up its memory.
+    /// The run exceeded its memory limit.
     Oom,
-    /// It used up this resource.
+    /// The run exceeded the limit of this resource.
     Limit(String),
-    /// It broke this rule of its policy.
+    /// The run violated this rule of its policy.
     Violation(String),
-    /// It could not be started.
+    /// The run could not be started.
     Refused(Refusal),
-    /// Its worker died after it had started.
+    /// The worker died after the command had started.
     Lost,
 }
 
 impl Outcome {
-    /// The word for it, in metrics and the database.
+    /// The word for the outcome in metrics and the database.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -57,27 +57,27 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// What a run used.
+/// The resources that a run used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// User and system time of all its processes.
+    /// User and system CPU time of all processes.
     pub cpu_time: Duration,
-    /// Largest memory.
+    /// Peak memory of all processes together, in bytes.
     pub peak_memory_bytes: u64,
     /// Wall time from start to end.
     pub wall_time: Duration,
     /// Bytes read from devices.
     #[serde(default)]
     pub read_bytes: u64,
-    /// Bytes written to files, whether they have reached a device or not.
+    /// Bytes written to files, including those not yet on a device.
     #[serde(default)]
     pub written_bytes: u64,
-    /// Most processes and threads at once; 0 where the host does not count them.
+    /// Peak number of processes and threads. 0 if the host does not count them.
     #[serde(default)]
     pub peak_processes: u64,
 }
 
-/// What a sandbox left behind when it was destroyed. All zero, or an alert.
+/// What a sandbox left behind when it was destroyed. Anything but zero raises an alert.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// Processes.
@@ -93,7 +93,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Whether nothing is left.
+    /// Whether nothing was left behind.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         *self == Self::default()

@@ -7,37 +7,37 @@ use time::OffsetDateTime;
 
 use crate::{Outcome, Receipt, Usage, Violations};
 
-/// A run's result, as its row keeps it.
+/// The result of a run, as the store keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// How it ended.
+    /// How the run ended.
     pub outcome: Outcome,
-    /// What it used.
+    /// The resources that the run used.
     pub usage: Usage,
-    /// What its sandbox left behind.
+    /// What the sandbox left behind.
     pub receipt: Receipt,
-    /// The session's directory.
+    /// The session's directory on the worker.
     pub sandbox_root: String,
-    /// From the launch being asked for to the command's execve.
+    /// Time from the request to launch until the command's execve. `None` if it did not start.
     pub setup_time: Option<Duration>,
-    /// Whether its sandbox was prepared before it was needed.
+    /// Whether the sandbox was prepared before the run needed it.
     pub prepared: bool,
-    /// Limits that its mode could not enforce.
+    /// Fields of the limits that the mode could not enforce.
     pub unenforced: Vec<String>,
-    /// All bytes of output kept.
+    /// Bytes of output that were kept.
     pub output_bytes: i64,
-    /// Whether output was cut.
+    /// Whether output was discarded because of the output limit.
     pub output_truncated: bool,
-    /// What it tried against its policy.
+    /// The attempts to violate the policy.
     pub violations: Violations,
 }
 
-/// A result that is stored: with it a run that was read before is whole, without being read again.
+/// A committed result with its attempt and times. It completes a run that was read before its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedRun {
     /// The result.
     pub result: RunResult,
-    /// Which attempt's it is.
+    /// The attempt that ended, from 1.
     pub attempt: i32,
     /// When the command started.
     pub started_at: Option<OffsetDateTime>,

@@ -1,44 +1,45 @@
-//! What a command tried against its policy.
+//! Violations of a policy.
 
 use serde::{Deserialize, Serialize};
 
-/// A rule that a command tried to break, as it was seen and stopped.
+/// An attempt to violate the policy, which was blocked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
     /// Stable upper-case word, such as `SYSCALL_BLOCKED`.
     pub kind: String,
     /// The name of the system call.
     pub syscall: String,
-    /// Its number.
+    /// The number of the system call.
     pub nr: i32,
-    /// Its arguments, as the kernel passed them.
+    /// The arguments of the system call.
     pub args: [u64; 6],
 }
 
-/// The same violation, and how often it was tried.
+/// A violation and the number of its occurrences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountedViolation {
-    /// What was tried.
+    /// The violation.
     #[serde(flatten)]
     pub violation: Violation,
-    /// How often.
+    /// The number of occurrences.
     pub count: u64,
 }
 
-/// What one run tried: each thing once, in the order it was first tried, and how much there was in all.
+/// The violations of one run: the distinct ones with their counts, in the order of their first
+/// occurrence, and the total.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violations {
-    /// At most [`Violations::MAX_DISTINCT`].
+    /// Distinct violations, at most [`Violations::MAX_DISTINCT`].
     pub seen: Vec<CountedViolation>,
-    /// All of them, also those that are not in `seen`.
+    /// The number of all violations, including those not in `seen`.
     pub total: u64,
 }
 
 impl Violations {
-    /// How many different ones are kept: a command must not be able to fill a store.
+    /// Maximum number of distinct violations to keep, so that a command cannot fill the store.
     pub const MAX_DISTINCT: usize = 100;
 
-    /// Adds one; `true` if it is the first of its kind and was kept.
+    /// Counts a violation. Returns `true` if it is new and was kept.
     pub fn add(&mut self, violation: Violation) -> bool {
         self.total = self.total.saturating_add(1);
         if let Some(known) = self.seen.iter_mut().find(|known| known.violation == violation) {
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_attempt_is_kept_once_and_counted() {
+    fn repeated_violation_is_counted_once_kept() {
         let mut all = Violations::default();
         assert!(all.add(socket(38)));
         assert!(!all.add(socket(38)));
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_counted_but_not_kept() {
+    fn flood_is_counted_but_not_kept() {
         let mut all = Violations::default();
         for family in 0..1000 {
             all.add(socket(family));

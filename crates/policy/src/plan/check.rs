@@ -1,0 +1,123 @@
+//! Whether a mode on a host can enforce a run: the checks that refuse a plan.
+
+use std::path::PathBuf;
+
+use codelia_types::{Mode, NetworkMode};
+
+use super::{
+    Enforceable, IoLimits, PlanError,
+    io::Direction,
+    security::{DEFAULT_VIOLATION_LIMIT, violation_limit},
+};
+use crate::{EnvironmentMode, IsolationLevel, Limit, LimitsRequest, Policy};
+
+pub(super) const NETWORK: &str = "network";
+pub(super) const OVERLAY_PATHS: &str = "policy.filesystem.overlay_paths";
+const ISOLATION_LEVEL: &str = "policy.isolation_level";
+const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
+const MAX_TOTAL_BYTES: &str = "policy.filesystem.max_total_bytes";
+const ALLOW_EXEC: &str = "policy.process.allow_exec";
+const ALLOWED_EXECUTABLES: &str = "policy.process.allowed_executables";
+const NETWORK_MODE: &str = "policy.network.mode";
+const SYSCALLS: &str = "policy.syscalls";
+const ENVIRONMENT_MODE: &str = "policy.environment.mode";
+const PROFILE: &str = "policy.container.profile";
+const CPUS: &str = "policy.resources.cpus";
+
+/// Refuses a policy that mode `logical` cannot enforce.
+pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
+    let (files, process) = (&policy.filesystem, &policy.process);
+    let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+    let requested = [
+        (ISOLATION_LEVEL, policy.isolation_level > Some(IsolationLevel::None)),
+        ("policy.filesystem.read_only_paths", has_paths(&files.read_only_paths)),
+        (READ_WRITE_PATHS, has_paths(&files.read_write_paths)),
+        (OVERLAY_PATHS, has_paths(&files.overlay_paths)),
+        ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
+        ("policy.filesystem.mode", files.mode.is_some()),
+        (PROFILE, policy.container.profile.is_some()),
+        (CPUS, policy.resources.cpus.is_some()),
+        (MAX_TOTAL_BYTES, files.max_total_bytes.is_some()),
+        ("policy.process.allow_fork", process.allow_fork == Some(false)),
+        (ALLOW_EXEC, process.allow_exec == Some(false)),
+        (ALLOWED_EXECUTABLES, process.allowed_executables.is_some()),
+        (NETWORK_MODE, matches!(policy.network.mode, Some(NetworkMode::None | NetworkMode::Proxy))),
+        (SYSCALLS, policy.syscalls.mode.is_some()),
+        (ENVIRONMENT_MODE, policy.environment.mode == Some(EnvironmentMode::Inherit)),
+    ];
+    let first = requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
+    match first.or(IoLimits::from_policy(policy).field()) {
+        Some(field) => Err(PlanError { field, mode: Mode::Logical }),
+        None => Ok(()),
+    }
+}
+
+/// The first field that an isolating mode needs and that this host, or this version, cannot enforce.
+pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static str> {
+    let (files, process) = (&policy.filesystem, &policy.process);
+    let enforced = [
+        ("mode", mode != Mode::Logical),
+        (ISOLATION_LEVEL, policy.isolation_level != Some(IsolationLevel::None)),
+        (Limit::MemoryBytes.field(), host.memory),
+        (Limit::CpuMillis.field(), host.cpu),
+        (Limit::Pids.field(), host.pids),
+        (NETWORK, host.network),
+        (SYSCALLS, host.syscalls),
+        (ALLOWED_EXECUTABLES, host.executables || process.allowed_executables.is_none()),
+        // Without reports, the launch cannot be told apart from what the command executes.
+        (ALLOW_EXEC, host.violations || process.allow_exec != Some(false)),
+        (
+            "policy.syscalls.violation_limit",
+            host.violations || violation_limit(policy) == DEFAULT_VIOLATION_LIMIT,
+        ),
+        (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
+        (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
+        (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
+        (MAX_TOTAL_BYTES, files.max_total_bytes.is_none()),
+        (READ_WRITE_PATHS, files.below_writable().is_none()),
+        (ENVIRONMENT_MODE, policy.environment.mode != Some(EnvironmentMode::Inherit)),
+    ];
+    let rate_limit = || {
+        let is_enforced = |direction| match direction {
+            Direction::Read => host.reads,
+            Direction::Write => host.writes,
+        };
+        let mut fields = IoLimits::from_policy(policy).fields();
+        fields.find_map(|(field, direction)| (!is_enforced(direction)).then_some(field))
+    };
+    enforced.into_iter().find_map(|(field, is_enforced)| (!is_enforced).then_some(field)).or_else(rate_limit)
+}
+
+/// The network of an isolated command. Only loopback is implemented yet; otherwise names the field.
+pub(super) fn isolated_network(
+    requested: Option<NetworkMode>,
+    policy: &Policy,
+) -> Result<NetworkMode, &'static str> {
+    for (field, mode) in [(NETWORK_MODE, policy.network.mode), (NETWORK, requested)] {
+        if matches!(mode, Some(NetworkMode::Proxy | NetworkMode::Host)) {
+            return Err(field);
+        }
+    }
+    Ok(NetworkMode::None)
+}
+
+/// The default limits that the host cannot enforce. A requested one is refused.
+pub(super) fn unenforced_limits(
+    requested: &LimitsRequest,
+    host: Enforceable,
+) -> Result<Vec<Limit>, PlanError> {
+    let limits = [
+        (Limit::MemoryBytes, host.memory, requested.memory_bytes.is_some()),
+        (Limit::CpuMillis, host.cpu, requested.cpu_millis.is_some()),
+        (Limit::Pids, host.pids, requested.pids.is_some()),
+    ];
+    let mut unenforced = Vec::new();
+    for (limit, is_enforced, is_requested) in limits {
+        match (is_enforced, is_requested) {
+            (true, _) => {}
+            (false, true) => return Err(PlanError { field: limit.field(), mode: Mode::Logical }),
+            (false, false) => unenforced.push(limit),
+        }
+    }
+    Ok(unenforced)
+}

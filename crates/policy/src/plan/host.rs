@@ -1,0 +1,66 @@
+//! What a plan must know about the host.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Runtime;
+
+/// The controls that a host can enforce in one mode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enforceable {
+    /// The memory of all processes together.
+    pub memory: bool,
+    /// The CPU rate.
+    pub cpu: bool,
+    /// The number of processes and threads.
+    pub pids: bool,
+    /// A private network.
+    pub network: bool,
+    /// Which system calls the command makes.
+    pub syscalls: bool,
+    /// Which programs the command executes.
+    pub executables: bool,
+    /// Reporting and counting of blocked system calls.
+    pub violations: bool,
+    /// Overlays: host directories under a layer that is private to the session.
+    pub overlays: bool,
+    /// The rate of reads from a device.
+    pub reads: bool,
+    /// The rate of writes to a device.
+    pub writes: bool,
+    /// Which processors the command runs on.
+    pub cpus: bool,
+}
+
+impl Enforceable {
+    /// Every control.
+    pub const EVERYTHING: Self = Self {
+        memory: true,
+        cpu: true,
+        pids: true,
+        network: true,
+        syscalls: true,
+        executables: true,
+        violations: true,
+        overlays: true,
+        reads: true,
+        writes: true,
+        cpus: true,
+    };
+}
+
+/// What a plan for an isolating mode must know about the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostInfo {
+    /// The controls that the host can enforce.
+    pub enforceable: Enforceable,
+    /// The host's programs and libraries that a sandbox shows.
+    pub runtime: Runtime,
+}
+
+impl HostInfo {
+    /// A host that can enforce every control, with the runtime of a Debian.
+    #[must_use]
+    pub fn fully_capable() -> Self {
+        Self { enforceable: Enforceable::EVERYTHING, runtime: Runtime::debian() }
+    }
+}

@@ -1,0 +1,433 @@
+//! A plan: a policy made concrete for one sandbox.
+//!
+//! A plan is plain data. A backend carries it out completely or refuses it.
+
+mod check;
+mod host;
+mod io;
+mod security;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use codelia_types::{Mode, NetworkMode, RunId, SessionId};
+use serde::{Deserialize, Serialize};
+
+use self::check::{
+    NETWORK, OVERLAY_PATHS, check_logical, isolated_network, unenforceable_field, unenforced_limits,
+};
+use crate::{
+    Limit, Limits, Mount, Policy, RunSpec, WORKSPACE,
+    mounts::{self, mounts},
+};
+
+pub(crate) use self::security::DEFAULT_VIOLATION_LIMIT;
+pub use self::{
+    host::{Enforceable, HostInfo},
+    io::IoLimits,
+    security::{Security, SyscallRules},
+};
+
+/// The host name inside a sandbox.
+const HOSTNAME: &str = "codelia";
+
+/// Everything that a backend must set up for a command.
+///
+/// A plan is made from an admitted run ([`RunSpec`]) and from what the host can enforce:
+///
+/// ```
+/// use codelia_policy::{
+///     Format, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy, RunSpec,
+/// };
+/// use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
+///
+/// // A policy that shows the host's /opt, except for one directory.
+/// let policy = Policy::parse(
+///     "filesystem: {read_only_paths: [/opt], denied_paths: [/opt/secret]}",
+///     Format::Yaml,
+/// )?;
+/// let spec = RunSpec {
+///     command: CommandSpec::new(["ls", "/opt"]),
+///     mode: Mode::Bwrap,
+///     network: None,
+///     limits: Limits::default(),
+///     requested_limits: LimitsRequest::default(),
+///     policy,
+///     ends_with_caller: false,
+/// };
+///
+/// let target = PlanTarget {
+///     sandbox: RunId::generate(),
+///     session: SessionId::generate(),
+///     root: "/srv/sessions/dev".into(),
+/// };
+/// let ids = Ids { uid: 200_000, gid: 200_000 };
+/// let plan = Plan::isolated(target, &spec, &HostInfo::fully_capable(), ids)?;
+///
+/// assert_eq!(plan.network, NetworkMode::None);
+/// // Later mounts cover earlier ones, so the denied path comes last.
+/// let last = plan.mounts.last().map(Mount::target);
+/// assert_eq!(last, Some("/opt/secret".as_ref()));
+///
+/// // A host that cannot enforce the plan refuses it and names the field.
+/// let mut weak = HostInfo::fully_capable();
+/// weak.enforceable.memory = false;
+/// let target = PlanTarget {
+///     sandbox: RunId::generate(),
+///     session: SessionId::generate(),
+///     root: "/srv/sessions/dev".into(),
+/// };
+/// let error = Plan::isolated(target, &spec, &weak, ids).unwrap_err();
+/// assert_eq!(error.field, "limits.memory_bytes");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The sandbox's id, which cgroups, sockets and containers carry. Usually the run's id.
+    pub sandbox: RunId,
+    /// The session that the sandbox belongs to.
+    pub session: SessionId,
+    /// The mode, and so the backend that carries out the plan.
+    pub mode: Mode,
+    /// The session's directory on the host, the only host directory that is writable by default.
+    pub root: PathBuf,
+    /// The path of that directory inside the sandbox. In mode `logical` the same path.
+    pub workspace: PathBuf,
+    /// Mounts, in the order in which they are made. Empty in mode `logical`.
+    pub mounts: Vec<Mount>,
+    /// The host ids of the command. `None` keeps the worker's own ids (mode `logical`).
+    pub ids: Option<Ids>,
+    /// The complete environment of the command, before its own variables are added.
+    pub env: BTreeMap<String, String>,
+    /// Host name inside the sandbox. `None` keeps the host's (mode `logical`).
+    pub hostname: Option<String>,
+    /// The limits to enforce.
+    pub limits: Limits,
+    /// Limits that the host cannot enforce. Empty except in mode `logical`.
+    pub unenforced: Vec<Limit>,
+    /// Rate limits for the session's device.
+    pub io: IoLimits,
+    /// The only processors that the command runs on, by the host's numbers. `None` allows all.
+    pub cpus: Option<Vec<u32>>,
+    /// The profile that names the container image. `None` means the worker's default image.
+    pub profile: Option<String>,
+    /// The network that the command can reach.
+    pub network: NetworkMode,
+    /// What the kernel enforces. `None` only in mode `logical`.
+    pub security: Option<Security>,
+}
+
+/// The sandbox that a plan is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanTarget {
+    /// The sandbox's id. Usually the run's id.
+    pub sandbox: RunId,
+    /// The session that the sandbox belongs to.
+    pub session: SessionId,
+    /// The session's directory on the host.
+    pub root: PathBuf,
+}
+
+/// The user and group of a command on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ids {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// A plan that cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("mode {mode} cannot enforce {field} on this host")]
+pub struct PlanError {
+    /// The path of the field at fault, as in the API.
+    pub field: &'static str,
+    /// The mode that was to enforce it.
+    pub mode: Mode,
+}
+
+impl Plan {
+    /// Makes the plan for a run in mode `logical`.
+    ///
+    /// A requested limit that the host cannot enforce is refused. A default limit that it cannot
+    /// enforce is listed in [`Plan::unenforced`], because this mode promises no isolation.
+    ///
+    /// # Errors
+    /// Names the requested field that cannot be enforced.
+    pub fn logical(target: PlanTarget, spec: &RunSpec, host: Enforceable) -> Result<Self, PlanError> {
+        let PlanTarget { sandbox, session, root } = target;
+        if matches!(spec.network, Some(NetworkMode::None | NetworkMode::Proxy)) && !host.network {
+            return Err(PlanError { field: NETWORK, mode: Mode::Logical });
+        }
+        check_logical(&spec.policy)?;
+        let unenforced = unenforced_limits(&spec.requested_limits, host)?;
+        Ok(Self {
+            sandbox,
+            session,
+            mode: Mode::Logical,
+            env: clean_env(&root),
+            workspace: root.clone(),
+            root,
+            mounts: Vec::new(),
+            ids: None,
+            hostname: None,
+            limits: spec.limits.clone(),
+            unenforced,
+            io: IoLimits::default(),
+            cpus: None,
+            profile: None,
+            network: NetworkMode::Host,
+            security: None,
+        })
+    }
+
+    /// Makes the plan for a run in one of the isolating modes. `ids` are the command's ids on the host.
+    ///
+    /// Every limit, the policy and the network must be enforceable; otherwise the plan is refused.
+    ///
+    /// # Errors
+    /// Names the field that cannot be enforced.
+    pub fn isolated(
+        target: PlanTarget,
+        spec: &RunSpec,
+        host: &HostInfo,
+        ids: Ids,
+    ) -> Result<Self, PlanError> {
+        let PlanTarget { sandbox, session, root } = target;
+        let refuse = |field| PlanError { field, mode: spec.mode };
+        if let Some(field) = unenforceable_field(spec.mode, &spec.policy, host.enforceable) {
+            return Err(refuse(field));
+        }
+        if mounts::overlays_touch_sessions(&spec.policy, &host.runtime, &root) {
+            return Err(refuse(OVERLAY_PATHS));
+        }
+        Ok(Self {
+            sandbox,
+            session,
+            mode: spec.mode,
+            mounts: mounts(&root, spec, &host.runtime, ids),
+            root,
+            workspace: WORKSPACE.into(),
+            ids: Some(ids),
+            env: clean_env(Path::new(WORKSPACE)),
+            hostname: Some(HOSTNAME.to_owned()),
+            limits: spec.limits.clone(),
+            unenforced: Vec::new(),
+            io: IoLimits::from_policy(&spec.policy),
+            cpus: spec.policy.resources.cpus.clone(),
+            profile: spec.policy.container.profile.clone(),
+            network: isolated_network(spec.network, &spec.policy).map_err(refuse)?,
+            security: Some(Security::from_policy(&spec.policy, host.enforceable)),
+        })
+    }
+
+    /// Checks whether any host could carry out such a run, so that the api can refuse it before it
+    /// is recorded.
+    ///
+    /// # Errors
+    /// Names the field that no host can enforce.
+    pub fn check(mode: Mode, network: Option<NetworkMode>, policy: &Policy) -> Result<(), PlanError> {
+        if mode == Mode::Logical {
+            return check_logical(policy);
+        }
+        let field = unenforceable_field(mode, policy, Enforceable::EVERYTHING);
+        match field.or(isolated_network(network, policy).err()) {
+            Some(field) => Err(PlanError { field, mode }),
+            None => Ok(()),
+        }
+    }
+
+    /// The fields of the limits that the host cannot enforce, as results and events report them.
+    #[must_use]
+    pub fn unenforced_fields(&self) -> Vec<String> {
+        self.unenforced.iter().map(|limit| limit.field().to_owned()).collect()
+    }
+}
+
+/// The environment that a command starts from. It has nothing of the worker's environment.
+fn clean_env(home: &Path) -> BTreeMap<String, String> {
+    [
+        ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
+        ("HOME", home.display().to_string()),
+        ("LANG", "C.UTF-8".to_owned()),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use codelia_types::CommandSpec;
+
+    use super::*;
+    use crate::{LimitsRequest, SyscallMode, syscalls};
+
+    fn spec(requested_limits: LimitsRequest, network: Option<NetworkMode>) -> RunSpec {
+        RunSpec {
+            command: CommandSpec::new(["true"]),
+            mode: Mode::Logical,
+            network,
+            limits: Limits::default(),
+            requested_limits,
+            policy: Policy::default(),
+            ends_with_caller: false,
+        }
+    }
+
+    fn target() -> PlanTarget {
+        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: "/s".into() }
+    }
+
+    fn plan(spec: &RunSpec, host: Enforceable) -> Result<Plan, PlanError> {
+        Plan::logical(target(), spec, host)
+    }
+
+    #[test]
+    fn unenforceable_requested_limit_is_refused() {
+        let requested = LimitsRequest { memory_bytes: Some(1), ..Default::default() };
+        let error = plan(&spec(requested, None), Enforceable::default()).unwrap_err();
+        assert_eq!(error.field, "limits.memory_bytes");
+    }
+
+    #[test]
+    fn unenforceable_default_limit_is_listed() {
+        let plan = plan(&spec(LimitsRequest::default(), None), Enforceable::default()).unwrap();
+        assert_eq!(plan.unenforced, [Limit::MemoryBytes, Limit::CpuMillis, Limit::Pids]);
+    }
+
+    #[test]
+    fn logical_mode_refuses_unenforceable_network() {
+        let error = plan(&spec(LimitsRequest::default(), Some(NetworkMode::None)), Enforceable::default());
+        assert_eq!(error.unwrap_err().field, "network");
+    }
+
+    fn isolated(policy: Policy, network: Option<NetworkMode>, host: &HostInfo) -> Result<Plan, PlanError> {
+        let spec = RunSpec { mode: Mode::Bwrap, policy, ..spec(LimitsRequest::default(), network) };
+        let ids = Ids { uid: 200_000, gid: 200_000 };
+        Plan::isolated(target(), &spec, host, ids)
+    }
+
+    #[test]
+    fn only_workspace_is_writable_by_default() {
+        let plan = isolated(Policy::default(), None, &HostInfo::fully_capable()).unwrap();
+        let writable: Vec<_> =
+            plan.mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: true, .. })).collect();
+        let workspace = Mount::Bind { source: "/s".into(), target: WORKSPACE.into(), writable: true };
+        assert_eq!(writable, [&workspace]);
+        assert_eq!(plan.network, NetworkMode::None);
+        assert!(plan.unenforced.is_empty());
+    }
+
+    #[test]
+    fn isolating_mode_refuses_unenforceable_defaults() {
+        let mut host = HostInfo::fully_capable();
+        host.enforceable.memory = false;
+        assert_eq!(isolated(Policy::default(), None, &host).unwrap_err().field, "limits.memory_bytes");
+        let mut host = HostInfo::fully_capable();
+        host.enforceable.executables = false;
+        let mut policy = Policy::default();
+        assert!(isolated(policy.clone(), None, &host).is_ok());
+        policy.process.allowed_executables = Some(vec!["/usr/bin/git".into()]);
+        assert_eq!(isolated(policy, None, &host).unwrap_err().field, "policy.process.allowed_executables");
+    }
+
+    #[test]
+    fn unsupported_network_is_refused() {
+        for mode in [NetworkMode::Proxy, NetworkMode::Host] {
+            assert_eq!(
+                isolated(Policy::default(), Some(mode), &HostInfo::fully_capable()).unwrap_err().field,
+                "network"
+            );
+            let mut policy = Policy::default();
+            policy.network.mode = Some(mode);
+            assert_eq!(
+                isolated(policy, None, &HostInfo::fully_capable()).unwrap_err().field,
+                "policy.network.mode"
+            );
+        }
+    }
+
+    #[test]
+    fn denied_paths_are_hidden_last() {
+        let mut policy = Policy::default();
+        policy.filesystem.read_only_paths = Some(vec!["/opt/a/b".into(), "/opt".into(), "/srv/no/x".into()]);
+        policy.filesystem.denied_paths = vec!["/srv/no".into(), "/opt/secret".into()];
+        let plan = isolated(policy, None, &HostInfo::fully_capable()).unwrap();
+        let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
+        let expected = ["/opt", "/opt/a/b", "/srv/no", "/opt/secret"].map(Path::new);
+        assert_eq!(tail, expected);
+    }
+
+    #[test]
+    fn overlay_layer_is_next_to_session() {
+        let mut policy = Policy::default();
+        policy.filesystem.read_only_paths = Some(vec!["/opt".into()]);
+        policy.filesystem.overlay_paths = Some(vec!["/opt/a/b".into(), "/bin/x".into()]);
+        let mut host = HostInfo::fully_capable();
+        host.runtime.homes = vec!["/opt/a/b".into()];
+        let plan = isolated(policy, None, &host).unwrap();
+        let overlay = |path: &str, layer: &str| Mount::Overlay {
+            source: path.into(),
+            target: path.into(),
+            layer: Path::new("/s.overlays").join(layer),
+        };
+        let opened = plan.mounts.iter().skip_while(|mount| mount.target() != Path::new("/opt"));
+        assert_eq!(
+            opened.take(4).cloned().collect::<Vec<_>>(),
+            [
+                Mount::Bind { source: "/opt".into(), target: "/opt".into(), writable: false },
+                overlay("/opt/a/b", "%2Fopt%2Fa%2Fb"),
+                overlay("/usr/bin/x", "%2Fusr%2Fbin%2Fx"),
+                Mount::Hidden { target: "/opt/a/b/.ssh".into(), even_if_absent: false },
+            ]
+        );
+    }
+
+    #[test]
+    fn overlay_never_exposes_sessions() {
+        for path in ["/s", "/s/below"] {
+            let mut policy = Policy::default();
+            policy.filesystem.overlay_paths = Some(vec![path.into()]);
+            assert_eq!(
+                isolated(policy, None, &HostInfo::fully_capable()).unwrap_err().field,
+                OVERLAY_PATHS,
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn denied_path_behind_symlink_is_hidden() {
+        let mut policy = Policy::default();
+        policy.filesystem.denied_paths = vec!["/bin/sh".into(), "/sbin".into()];
+        let plan = isolated(policy, None, &HostInfo::fully_capable()).unwrap();
+        let hidden: Vec<_> =
+            plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).collect();
+        assert_eq!(
+            hidden.iter().map(|mount| mount.target()).collect::<Vec<_>>(),
+            ["/usr/bin/sh", "/usr/sbin"].map(Path::new)
+        );
+    }
+
+    #[test]
+    fn policy_narrows_syscalls() {
+        let mut policy = Policy::default();
+        policy.syscalls.mode = Some(SyscallMode::Deny);
+        policy.syscalls.names = vec!["socket".to_owned()];
+        let security = isolated(policy, None, &HostInfo::fully_capable()).unwrap().security.unwrap();
+        let SyscallRules::Allow(names) = security.syscalls else { panic!("expected an allow-list") };
+        assert_eq!(names.len(), syscalls::allowed(false).len() - 1);
+        assert!(!names.contains(&"socket".to_owned()));
+    }
+
+    #[test]
+    fn logical_mode_refuses_unenforceable_policy() {
+        let mut spec = spec(LimitsRequest::default(), None);
+        spec.policy.process.allow_fork = Some(false);
+        assert_eq!(plan(&spec, Enforceable::default()).unwrap_err().field, "policy.process.allow_fork");
+    }
+}

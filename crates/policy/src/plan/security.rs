@@ -1,0 +1,69 @@
+//! The security part of a plan: system calls, programs and processes.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::Enforceable;
+use crate::{Policy, SyscallMode, syscalls};
+
+/// The number of blocked system calls that ends a run, unless its policy sets another.
+pub(crate) const DEFAULT_VIOLATION_LIMIT: u32 = 50;
+
+/// What the kernel enforces on a command, the same in every isolating mode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Security {
+    /// The system calls that the command may make.
+    pub syscalls: SyscallRules,
+    /// The number of blocked calls that ends the run. `None` if the host cannot report blocked
+    /// calls; it still blocks them.
+    pub violation_limit: Option<u32>,
+    /// Whether the command may start processes. It may always start threads.
+    pub fork: bool,
+    /// Whether the command may execute another program.
+    pub exec: bool,
+    /// The only programs that may be executed. `None` allows every visible program.
+    pub executables: Option<Vec<PathBuf>>,
+    /// Whether the command's processes may trace each other.
+    pub debug: bool,
+}
+
+/// A system call filter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "mode", content = "names")]
+pub enum SyscallRules {
+    /// Allow only these system calls.
+    Allow(Vec<String>),
+    /// Allow every system call except these.
+    Deny(Vec<String>),
+}
+
+impl Security {
+    pub(super) fn from_policy(policy: &Policy, host: Enforceable) -> Self {
+        let process = &policy.process;
+        let debug = process.debug.unwrap_or(false);
+        Self {
+            syscalls: SyscallRules::Allow(allowed_syscalls(policy, debug)),
+            violation_limit: host.violations.then(|| violation_limit(policy)),
+            fork: process.allow_fork.unwrap_or(true),
+            exec: process.allow_exec.unwrap_or(true),
+            executables: process.allowed_executables.clone(),
+            debug,
+        }
+    }
+}
+
+pub(super) fn violation_limit(policy: &Policy) -> u32 {
+    policy.syscalls.violation_limit.unwrap_or(DEFAULT_VIOLATION_LIMIT)
+}
+
+/// The default list, narrowed by the policy.
+fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
+    let names = &policy.syscalls.names;
+    let is_kept = |name: &String| match policy.syscalls.mode {
+        None => true,
+        Some(SyscallMode::Allow) => names.contains(name),
+        Some(SyscallMode::Deny) => !names.contains(name),
+    };
+    syscalls::allowed(debug).into_iter().filter(is_kept).collect()
+}

@@ -1,0 +1,100 @@
+//! Validation of command patterns, and the check of a command against them.
+
+use regex::{RegexSet, RegexSetBuilder};
+
+use super::{
+    PolicyError, fail,
+    field::{MAX_TEXT, check_entries},
+};
+use crate::CommandPolicy;
+
+/// The maximum number of patterns of a list. They are compiled for each run.
+const MAX_PATTERNS: usize = 100;
+/// The maximum of `command.max_length`, in bytes.
+const MAX_COMMAND: u64 = 1024 * 1024;
+/// The maximum memory of a compiled list of patterns, in bytes.
+const MAX_COMPILED: usize = 1024 * 1024;
+
+impl CommandPolicy {
+    pub(super) fn validate(&self) -> Result<(), PolicyError> {
+        let allowed = self.allowed_patterns.as_deref();
+        if allowed.is_some_and(<[_]>::is_empty) {
+            return fail("command.allowed_patterns", "is empty; omit it to allow all commands");
+        }
+        if self.max_length.is_some_and(|length| length == 0 || length > MAX_COMMAND) {
+            return fail("command.max_length", format!("must be from 1 to {MAX_COMMAND}"));
+        }
+        check_patterns("command.allowed_patterns", allowed.unwrap_or_default())?;
+        check_patterns("command.blocked_patterns", &self.blocked_patterns)
+    }
+
+    /// Checks a command, its program and arguments joined by spaces, before it starts.
+    ///
+    /// This helps the caller and is not a security boundary: only the sandbox restricts a command.
+    ///
+    /// # Errors
+    /// Names the rule that the command breaks.
+    pub fn check(&self, argv: &[String]) -> Result<(), PolicyError> {
+        let command = argv.join(" ");
+        if self.max_length.is_some_and(|max| command.len() as u64 > max) {
+            let max = self.max_length.unwrap_or_default();
+            return fail(
+                "command.max_length",
+                format!("the command has {} bytes, maximum is {max}", command.len()),
+            );
+        }
+        let matches = |field, patterns: &[String]| compile(field, patterns).map(|set| set.is_match(&command));
+        // Most policies have no patterns; compile none for them.
+        if !self.blocked_patterns.is_empty() && matches("command.blocked_patterns", &self.blocked_patterns)? {
+            return fail("command.blocked_patterns", "the command matches a blocked pattern");
+        }
+        match &self.allowed_patterns {
+            Some(patterns) if !matches("command.allowed_patterns", patterns)? => {
+                fail("command.allowed_patterns", "the command matches no allowed pattern")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), PolicyError> {
+    check_entries(field, patterns.len(), MAX_PATTERNS)?;
+    for (at, pattern) in patterns.iter().enumerate() {
+        let field = format!("{field}[{at}]");
+        if pattern.len() > MAX_TEXT {
+            return fail(field, format!("has {} bytes, maximum is {MAX_TEXT}", pattern.len()));
+        }
+        if pattern.is_empty() || pattern.contains('\0') {
+            return fail(field, "must not be empty or contain a null byte");
+        }
+        compile(&field, std::slice::from_ref(pattern))?;
+    }
+    compile(field, patterns).map(|_| ())
+}
+
+fn compile(field: &str, patterns: &[String]) -> Result<RegexSet, PolicyError> {
+    let set = RegexSetBuilder::new(patterns).size_limit(MAX_COMPILED).build();
+    set.or_else(|error| fail(field, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_is_refused_by_rule_it_breaks() {
+        let rules = CommandPolicy {
+            allowed_patterns: Some(vec!["^cargo (build|test)( |$)".into()]),
+            blocked_patterns: vec!["--release".into()],
+            max_length: Some(30),
+        };
+        let check = |command: &str| {
+            let argv: Vec<_> = command.split(' ').map(str::to_owned).collect();
+            rules.check(&argv).map_err(|error| error.field)
+        };
+        assert_eq!(check("cargo test"), Ok(()));
+        assert_eq!(check("cargo run"), Err("command.allowed_patterns".into()));
+        assert_eq!(check("cargo test --release"), Err("command.blocked_patterns".into()));
+        assert_eq!(check(&format!("cargo test {}", "a".repeat(30))), Err("command.max_length".into()));
+    }
+}

@@ -1,0 +1,214 @@
+//! Validation of policies: every list is bounded, every path is absolute, no field contradicts
+//! another. An error names the field by its path in the document.
+
+mod command;
+mod field;
+mod filesystem;
+mod network;
+mod process;
+
+use codelia_types::Mode;
+
+use self::filesystem::{OVERLAY, READ_ONLY, READ_WRITE};
+use crate::{Ceilings, IsolationLevel, Limit, Policy};
+
+pub(crate) use self::network::host_covers;
+
+/// A policy that is not valid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct PolicyError {
+    /// The path of the field in the document, such as `filesystem.denied_paths[2]`.
+    pub field: String,
+    /// What is wrong with the field.
+    pub message: String,
+}
+
+fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, PolicyError> {
+    Err(PolicyError { field: field.into(), message: message.into() })
+}
+
+impl Policy {
+    /// Checks everything that does not depend on the mode or on the policies above.
+    ///
+    /// # Errors
+    /// Names the first field that is not valid.
+    pub fn validate(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
+        self.filesystem.validate()?;
+        self.container.validate()?;
+        self.process.validate()?;
+        self.network.validate()?;
+        self.check_resources(ceilings)?;
+        self.resources.validate()?;
+        self.syscalls.validate(self.process.debug == Some(true))?;
+        self.environment.validate()?;
+        self.command.validate()
+    }
+
+    /// Checks that the mode provides the isolation level.
+    ///
+    /// # Errors
+    /// Names `isolation_level`.
+    pub fn check_mode(&self, mode: Mode) -> Result<(), PolicyError> {
+        match (self.isolation_level, mode) {
+            (Some(IsolationLevel::Process | IsolationLevel::Full), Mode::Logical) => {
+                fail("isolation_level", "mode logical provides LEVEL_0 only; use an isolating mode")
+            }
+            (Some(IsolationLevel::None), Mode::Bwrap | Mode::Nsjail | Mode::Container) => {
+                fail("isolation_level", format!("LEVEL_0 is only valid in mode logical, not in {mode}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the policy requests nothing that the policy above it does not allow: no other
+    /// host path, no other image.
+    ///
+    /// # Errors
+    /// Names the path or the profile that is not allowed.
+    pub fn check_within(&self, upper: &Self) -> Result<(), PolicyError> {
+        if let (Some(requested), Some(above)) = (&self.container.profile, &upper.container.profile)
+            && requested != above
+        {
+            return fail("container.profile", format!("must be {above:?}, which the policy above sets"));
+        }
+        let merged = upper.merge(self);
+        let pairs = [
+            (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
+            (READ_WRITE, &self.filesystem.read_write_paths, merged.filesystem.read_write_paths),
+            (OVERLAY, &self.filesystem.overlay_paths, merged.filesystem.overlay_paths),
+        ];
+        for (field, requested, granted) in pairs {
+            let granted = granted.unwrap_or_default();
+            if let Some(at) = requested.iter().flatten().position(|path| !granted.contains(path)) {
+                return fail(
+                    format!("{field}[{at}]"),
+                    "is not allowed by the policy above; ask an operator to open it",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn check_resources(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
+        // Checked separately: both fields that become one limit must be in range.
+        let mut threads = Self::default();
+        threads.resources.max_threads = self.resources.max_threads;
+        let mut others = self.clone();
+        others.resources.max_threads = None;
+        for (policy, pids) in [(others, "process.max_processes"), (threads, "resources.max_threads")] {
+            if let Err(error) = policy.caps().resolve(&ceilings.0, ceilings) {
+                return fail(resource_field(error.limit(), pids), error.to_string());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The policy field that caps a limit. `pids` is the field that caps [`Limit::Pids`], which has two.
+fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
+    match limit {
+        Limit::Timeout => "resources.max_wall_ms",
+        Limit::MemoryBytes => "resources.max_memory_bytes",
+        Limit::CpuMillis => "resources.max_cpu_millis",
+        Limit::Pids => pids,
+        Limit::OpenFiles => "resources.max_open_files",
+        Limit::OutputBytes => "resources.max_output_bytes",
+        Limit::CpuTime => "resources.max_cpu_ms",
+        Limit::FileBytes => "filesystem.max_file_bytes",
+        Limit::TmpBytes => "resources.max_tmp_bytes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        field::{MAX_ENTRIES, MAX_TEXT},
+        *,
+    };
+
+    fn field(yaml: &str) -> String {
+        let policy = Policy::parse(yaml, crate::Format::Yaml).unwrap();
+        policy.validate(&Ceilings::default()).unwrap_err().field
+    }
+
+    #[test]
+    fn invalid_policy_is_refused_by_field() {
+        for (yaml, expected) in [
+            ("filesystem: {denied_paths: [/opt/a, /opt/b, opt/c]}", "filesystem.denied_paths[2]"),
+            ("filesystem: {read_only_paths: [/opt/../etc]}", "filesystem.read_only_paths[0]"),
+            ("filesystem: {read_only_paths: [/opt//a]}", "filesystem.read_only_paths[0]"),
+            ("filesystem: {read_only_paths: [/]}", "filesystem.read_only_paths[0]"),
+            ("filesystem: {read_write_paths: [/proc/sys]}", "filesystem.read_write_paths[0]"),
+            ("filesystem: {denied_paths: [/workspace/x]}", "filesystem.denied_paths[0]"),
+            (
+                "filesystem: {read_only_paths: [/opt/a], denied_paths: [/opt]}",
+                "filesystem.read_only_paths[0]",
+            ),
+            ("filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}", "filesystem.denied_paths[0]"),
+            ("filesystem: {read_write_paths: [/opt, /opt/a]}", "filesystem.read_write_paths[1]"),
+            ("filesystem: {root_path: /home}", "filesystem.root_path"),
+            ("filesystem: {max_total_bytes: 1}", "filesystem.max_total_bytes"),
+            ("filesystem: {max_file_bytes: 0}", "filesystem.max_file_bytes"),
+            ("process: {allowed_executables: [/bin/sh, git]}", "process.allowed_executables[1]"),
+            ("process: {allowed_executables: []}", "process.allowed_executables"),
+            ("process: {max_processes: 501}", "process.max_processes"),
+            ("resources: {max_threads: 501}", "resources.max_threads"),
+            ("resources: {max_memory_bytes: 99999999999}", "resources.max_memory_bytes"),
+            ("resources: {max_cpu_ms: 600001}", "resources.max_cpu_ms"),
+            ("network: {allowed_hosts: [a.example]}", "network.allowed_hosts"),
+            ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
+            ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),
+            ("syscalls: {names: [read]}", "syscalls.names"),
+            ("syscalls: {mode: allow, names: [read, raed]}", "syscalls.names[1]"),
+            ("syscalls: {mode: allow, names: [mount]}", "syscalls.names[0]"),
+            ("syscalls: {mode: allow, names: [ptrace]}", "syscalls.names[0]"),
+            ("syscalls: {violation_limit: 0}", "syscalls.violation_limit"),
+            ("environment: {mode: inherit}", "environment.mode"),
+            ("environment: {names: [A]}", "environment.names"),
+            ("environment: {mode: explicit, names: ['A=B']}", "environment.names[0]"),
+            ("command: {allowed_patterns: ['(']}", "command.allowed_patterns[0]"),
+            ("command: {blocked_patterns: ['a', '(a{1000}){1000}']}", "command.blocked_patterns[1]"),
+            ("command: {max_length: 0}", "command.max_length"),
+        ] {
+            assert_eq!(field(yaml), expected, "{yaml}");
+        }
+    }
+
+    #[test]
+    fn oversized_lists_and_texts_are_refused() {
+        let many = vec!["/opt/a"; MAX_ENTRIES + 1].join(",");
+        assert_eq!(field(&format!("filesystem: {{denied_paths: [{many}]}}")), "filesystem.denied_paths");
+        let long = format!("/{}", "a".repeat(MAX_TEXT));
+        assert_eq!(field(&format!("filesystem: {{denied_paths: [{long}]}}")), "filesystem.denied_paths[0]");
+    }
+
+    #[test]
+    fn denied_path_below_readable_path_is_valid() {
+        let yaml = "filesystem: {read_only_paths: [/opt], denied_paths: [/opt/a, /usr/share/doc]}";
+        let policy = Policy::parse(yaml, crate::Format::Yaml).unwrap();
+        assert_eq!(policy.validate(&Ceilings::default()), Ok(()));
+    }
+
+    #[test]
+    fn isolation_level_must_match_mode() {
+        let of = |level| Policy { isolation_level: level, ..Policy::default() };
+        assert!(of(Some(IsolationLevel::Full)).check_mode(Mode::Logical).is_err());
+        assert!(of(Some(IsolationLevel::Process)).check_mode(Mode::Logical).is_err());
+        assert!(of(Some(IsolationLevel::None)).check_mode(Mode::Bwrap).is_err());
+        assert!(of(Some(IsolationLevel::None)).check_mode(Mode::Logical).is_ok());
+        assert!(of(Some(IsolationLevel::Full)).check_mode(Mode::Nsjail).is_ok());
+        assert!(of(None).check_mode(Mode::Logical).is_ok());
+    }
+
+    #[test]
+    fn path_not_opened_above_is_refused() {
+        let mut requested = Policy::default();
+        assert_eq!(requested.check_within(&Policy::installation()), Ok(()));
+        requested.filesystem.read_only_paths = Some(vec!["/opt/a".into(), "/srv".into()]);
+        let mut upper = Policy::installation();
+        upper.filesystem.read_only_paths = Some(vec!["/opt".into()]);
+        let error = requested.check_within(&upper).unwrap_err();
+        assert_eq!(error.field, "filesystem.read_only_paths[1]");
+    }
+}

@@ -1,0 +1,128 @@
+//! Validation of the parts about processes: programs, resources, containers, system calls and
+//! environment variables.
+
+use super::{
+    PolicyError, fail,
+    field::{MAX_ENTRIES, MAX_TEXT, check_entries, check_path},
+};
+use crate::{
+    ContainerPolicy, EnvironmentMode, EnvironmentPolicy, ProcessPolicy, ResourcePolicy, SyscallMode,
+    SyscallPolicy, syscalls,
+};
+
+/// The maximum time that output may be held back, in milliseconds.
+const MAX_INTERVAL_MS: u64 = 60_000;
+/// The largest number that a kernel gives a processor.
+const MAX_CPU: u32 = 8191;
+/// The maximum of `syscalls.violation_limit`.
+const MAX_VIOLATIONS: u32 = 1000;
+
+impl ContainerPolicy {
+    pub(super) fn validate(&self) -> Result<(), PolicyError> {
+        let is_name = |name: &String| {
+            (1..=63).contains(&name.len())
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        };
+        match &self.profile {
+            Some(name) if !is_name(name) => fail("container.profile", "must match [a-z0-9-]{1,63}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl ResourcePolicy {
+    pub(super) fn validate(&self) -> Result<(), PolicyError> {
+        let rates = [
+            ("resources.max_read_bytes_per_second", self.max_read_bytes_per_second),
+            ("resources.max_write_bytes_per_second", self.max_write_bytes_per_second),
+            ("resources.max_reads_per_second", self.max_reads_per_second),
+            ("resources.max_writes_per_second", self.max_writes_per_second),
+        ];
+        if let Some((field, _)) = rates.into_iter().find(|(_, rate)| *rate == Some(0)) {
+            return fail(field, "must be more than zero");
+        }
+        if self.release_interval_ms.is_some_and(|interval| !(1..=MAX_INTERVAL_MS).contains(&interval)) {
+            return fail("resources.release_interval_ms", format!("must be from 1 to {MAX_INTERVAL_MS}"));
+        }
+        let Some(cpus) = &self.cpus else { return Ok(()) };
+        check_entries("resources.cpus", cpus.len(), MAX_ENTRIES)?;
+        match cpus.iter().position(|cpu| *cpu > MAX_CPU) {
+            Some(at) => fail(format!("resources.cpus[{at}]"), format!("maximum is {MAX_CPU}")),
+            None if cpus.is_empty() => fail("resources.cpus", "is empty; omit it to allow all processors"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ProcessPolicy {
+    pub(super) fn validate(&self) -> Result<(), PolicyError> {
+        const FIELD: &str = "process.allowed_executables";
+        let Some(programs) = &self.allowed_executables else { return Ok(()) };
+        check_entries(FIELD, programs.len(), MAX_ENTRIES)?;
+        if programs.is_empty() {
+            return fail(FIELD, "is empty; omit it to allow all programs");
+        }
+        for (at, program) in programs.iter().enumerate() {
+            check_path(&format!("{FIELD}[{at}]"), program)?;
+        }
+        Ok(())
+    }
+}
+
+impl SyscallPolicy {
+    pub(super) fn validate(&self, debug: bool) -> Result<(), PolicyError> {
+        check_entries("syscalls.names", self.names.len(), MAX_ENTRIES)?;
+        if self.mode.is_none() && !self.names.is_empty() {
+            return fail("syscalls.names", "needs syscalls.mode: allow or deny");
+        }
+        if self.violation_limit.is_some_and(|limit| limit == 0 || limit > MAX_VIOLATIONS) {
+            return fail("syscalls.violation_limit", format!("must be from 1 to {MAX_VIOLATIONS}"));
+        }
+        for (at, name) in self.names.iter().enumerate() {
+            self.check_name(&format!("syscalls.names[{at}]"), name, debug)?;
+        }
+        Ok(())
+    }
+
+    fn check_name(&self, field: &str, name: &str, debug: bool) -> Result<(), PolicyError> {
+        if !syscalls::is_known(name) {
+            return fail(field, format!("{name:?} is not a known system call"));
+        }
+        if self.mode == Some(SyscallMode::Deny) || syscalls::is_allowed(name, debug) {
+            return Ok(());
+        }
+        if syscalls::is_allowed(name, true) {
+            return fail(field, format!("{name} needs process.debug: true"));
+        }
+        fail(field, format!("{name} cannot be allowed by any policy"))
+    }
+}
+
+impl EnvironmentPolicy {
+    pub(super) fn validate(&self) -> Result<(), PolicyError> {
+        if self.mode == Some(EnvironmentMode::Inherit) {
+            return fail(
+                "environment.mode",
+                "inherit is not allowed: commands never get the worker's environment",
+            );
+        }
+        let names = self.names.as_deref().unwrap_or_default();
+        check_entries("environment.names", names.len(), MAX_ENTRIES)?;
+        if self.names.is_some() && self.mode != Some(EnvironmentMode::Explicit) {
+            return fail("environment.names", "needs environment.mode: explicit");
+        }
+        let is_invalid =
+            |name: &String| name.is_empty() || name.len() > MAX_TEXT || name.contains(['=', '\0']);
+        match names.iter().position(is_invalid) {
+            Some(at) => fail(format!("environment.names[{at}]"), "is not a valid variable name"),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a run may set this variable.
+    #[must_use]
+    pub fn allows(&self, name: &str) -> bool {
+        self.mode != Some(EnvironmentMode::Explicit)
+            || self.names.iter().flatten().any(|allowed| allowed == name)
+    }
+}
