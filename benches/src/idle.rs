@@ -1,4 +1,4 @@
-//! Ten thousand sessions that nobody uses, on one worker: what they cost it, and what a restart with them does.
+//! Cost of 10,000 idle sessions on one worker: memory, statements, restart time.
 
 use std::{
     fs,
@@ -12,16 +12,17 @@ use futures::{StreamExt, TryStreamExt, stream};
 use rustix::process::Signal;
 
 const SESSIONS: usize = 10_000;
-const AT_ONCE: usize = 32;
-/// The promise, for each of them.
-const MOST_BYTES: u64 = 1 << 20;
-/// How long statements are counted, and how long the database may take to count those before.
-const WATCHED: Duration = Duration::from_secs(10);
-const COUNTED_AFTER: Duration = Duration::from_secs(15);
+const CONCURRENT: usize = 32;
+/// The promised limit of worker memory per idle session.
+const MAX_BYTES: u64 = 1 << 20;
+/// How long statements are counted.
+const COUNT_WINDOW: Duration = Duration::from_secs(10);
+/// Delay until the database has counted earlier statements.
+const STATISTICS_DELAY: Duration = Duration::from_secs(15);
 
 const TRANSACTIONS: &str = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
 
-/// Makes them, looks at the worker, kills it, and waits until a new one serves one of them again.
+/// Creates the sessions, measures the worker, kills it, and waits until its successor serves one.
 pub(crate) async fn measure(server: &LocalPostgres) -> Result<String> {
     let mut cluster = Cluster::start_on(Database::on(server).await?, ClusterOptions::default()).await?;
     let quotas = Quotas { sessions: i64::MAX, requests_per_second: 1_000_000, ..Quotas::default() };
@@ -29,10 +30,10 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<String> {
     let (memory_before, statements_before) = (resident(&cluster)?, statements(&cluster).await?);
 
     let begun = Instant::now();
-    let sessions = make_sessions(&client).await?;
-    let made_in = begun.elapsed();
+    let sessions = create_sessions(&client).await?;
+    let created_in = begun.elapsed();
     let held: i64 = cluster.store.worker_list(None, 10).await?.iter().map(|worker| worker.sessions).sum();
-    ensure!(held == i64::try_from(SESSIONS)?, "only {held} are held");
+    ensure!(held == i64::try_from(SESSIONS)?, "the worker holds only {held} sessions");
     let (memory_after, statements_after) = (resident(&cluster)?, statements(&cluster).await?);
     let each = memory_after.saturating_sub(memory_before) / SESSIONS as u64;
 
@@ -45,34 +46,34 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<String> {
     eventually("a run in an old session", || async { client.exec(session, "true").await.ok() }).await;
     let served_in = begun.elapsed();
     let report = format!(
-        "{SESSIONS} idle sessions on one worker: made in {made_in:.1?}\n\
-         {} worker memory for each: {each} bytes (aim ≤ {MOST_BYTES}); {memory_before} bytes before, {memory_after} after\n       \
-         statements each second of the whole installation: {statements_before:.1} with none, {statements_after:.1} with all\n       \
-         killed and restarted: ready after {ready_in:.1?}, a run in an old session done after {served_in:.1?}\n",
-        if each <= MOST_BYTES { "held  " } else { "MISSED" },
+        "{SESSIONS} idle sessions on one worker: created in {created_in:.1?}\n\
+         {} worker memory per session: {each} bytes (target ≤ {MAX_BYTES}); {memory_before} bytes before, {memory_after} after\n       \
+         statements per second: {statements_before:.1} without sessions, {statements_after:.1} with all\n       \
+         after kill and restart: worker ready in {ready_in:.1?}, run in an old session done in {served_in:.1?}\n",
+        if each <= MAX_BYTES { "met   " } else { "MISSED" },
     );
     cluster.end().await?;
     Ok(report)
 }
 
-async fn make_sessions(client: &Client) -> Result<Vec<String>> {
+async fn create_sessions(client: &Client) -> Result<Vec<String>> {
     let names = stream::iter(0..SESSIONS).map(|_| async { Ok(client.session().await?.name) });
-    names.buffered(AT_ONCE).try_collect().await
+    names.buffered(CONCURRENT).try_collect().await
 }
 
-/// Resident memory of the worker, in bytes.
+/// Returns the resident memory of the worker in bytes.
 fn resident(cluster: &Cluster) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", cluster.workers[0].process.pid()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
     Ok(line.context("VmRSS")?.trim().parse::<u64>()? * 1024)
 }
 
-/// Transactions of the installation's database in a second, with nobody calling.
+/// Returns the transactions per second of the database, without callers.
 async fn statements(cluster: &Cluster) -> Result<f64> {
-    tokio::time::sleep(COUNTED_AFTER).await;
+    tokio::time::sleep(STATISTICS_DELAY).await;
     let before = cluster.database.number(TRANSACTIONS).await?;
-    tokio::time::sleep(WATCHED).await;
+    tokio::time::sleep(COUNT_WINDOW).await;
     let done = cluster.database.number(TRANSACTIONS).await? - before;
-    #[expect(clippy::cast_precision_loss, reason = "nobody counts that far")]
-    Ok(done as f64 / WATCHED.as_secs_f64())
+    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    Ok(done as f64 / COUNT_WINDOW.as_secs_f64())
 }

@@ -1,5 +1,5 @@
-//! `make bench`: what a run costs, beside what it cannot be faster than. All in one run on one machine, in
-//! turns, so that a noisy moment hits everybody alike. `make bench ARGS=isolated` measures one part alone.
+//! `make bench`: the cost of a run compared with its lower bounds. All parts run on one machine in
+//! turns, so that noise affects all alike. `make bench ARGS=isolated` measures one part.
 
 #![forbid(unsafe_code)]
 
@@ -19,32 +19,34 @@ use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::Scratch;
 
-/// How often each takes its turn, and for how long.
+/// Number of turns of each measurement.
 const ROUNDS: usize = 5;
+/// Length of one turn.
 const TURN: Duration = Duration::from_secs(3);
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let cores = std::thread::available_parallelism()?.get();
-    // The server as `codelia up` starts it: nothing is switched off to look fast.
+    // The same server settings as `codelia up`: durability stays on.
     let scratch = Scratch::new()?;
     let server = LocalPostgres::start(&scratch.join("postgres")).await?;
     let part = std::env::args().nth(1);
-    let wanted = |name: &str| part.as_deref().is_none_or(|part| part == name);
-    if wanted("spine") {
+    let selected = |name: &str| part.as_deref().is_none_or(|part| part == name);
+    if selected("spine") {
         println!("{}", spine::measure(&server, cores).await?);
     }
-    if wanted("isolated") {
+    if selected("isolated") {
         println!("{}", isolated::measure(&server, cores).await?);
     }
-    if wanted("neighbours") {
-        for (yields, how) in
-            [(false, "commands share processors"), (true, "commands yield (sandbox.cpu_idle)")]
-        {
-            println!("{how}\n{}", neighbours::measure(&server, cores, yields).await?);
+    if selected("neighbours") {
+        for (cpu_idle, title) in [
+            (false, "neighbours with normal CPU priority"),
+            (true, "neighbours with idle CPU priority (sandbox.cpu_idle)"),
+        ] {
+            println!("{title}\n{}", neighbours::measure(&server, cores, cpu_idle).await?);
         }
     }
-    if wanted("idle") {
+    if selected("idle") {
         println!("{}", idle::measure(&server).await?);
     }
     server.stop().await?;

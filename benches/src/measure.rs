@@ -1,4 +1,4 @@
-//! Doing one thing as often as time allows, and how long each took.
+//! Repeats one operation for a given time and records its latencies.
 
 use std::{
     future::Future,
@@ -9,10 +9,10 @@ use anyhow::Result;
 use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 
-/// Before each measurement: what the one before left to be done must not count against this one.
+/// Pause before each measurement, so that leftover work of the previous one does not count.
 const REST: Duration = Duration::from_secs(1);
 
-/// How often something was done and how long each took.
+/// Count, latencies and duration of a measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
     latencies: Histogram<u64>,
@@ -20,8 +20,8 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Does `work` in each of so many lanes, again and again, for `time`. What it returns is the latency
-    /// that counts.
+    /// Repeats `work` in each lane for `time`. The latency that `work` returns counts.
+
     pub(crate) async fn of<F>(lanes: usize, time: Duration, work: impl Fn(usize) -> F) -> Result<Self>
     where
         F: Future<Output = Result<Duration>>,
@@ -43,7 +43,7 @@ impl Measured {
         Ok(Self { latencies, took: begin.elapsed() })
     }
 
-    /// Does `work` so many times, all at once.
+    /// Does `work` this many times concurrently.
     pub(crate) async fn each<F>(times: usize, work: impl Fn(usize) -> F) -> Result<Self>
     where
         F: Future<Output = Result<Duration>>,
@@ -56,7 +56,7 @@ impl Measured {
         Ok(Self { latencies, took: begin.elapsed() })
     }
 
-    /// How often.
+    /// Returns the number of operations.
     pub(crate) fn count(&self) -> u64 {
         self.latencies.len()
     }
@@ -67,14 +67,14 @@ impl Measured {
         self.took += other.took;
     }
 
-    /// How often each second.
+    /// Returns the operations per second.
     pub(crate) fn rate(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "nobody counts that far")]
+        #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
         let count = self.latencies.len() as f64;
         count / self.took.as_secs_f64()
     }
 
-    /// The latency that this share, in percent, stayed within.
+    /// Returns the latency at this percentile.
     pub(crate) fn percentile(&self, share: f64) -> Duration {
         Duration::from_micros(self.latencies.value_at_percentile(share))
     }

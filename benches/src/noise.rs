@@ -1,15 +1,15 @@
-//! Commands that take all they can get. Each ends by its limit or its timeout, and is started again.
+//! Commands that use all they can get. Each ends by a limit or timeout and is started again.
 
-/// What a bad neighbour runs, and the name of the row of a neighbour beside it.
+/// Row names, and the scripts of the noisy neighbour.
 pub(crate) const HOGS: [(&str, &str); 8] = [
-    ("… beside one that takes processors", "while :; do :; done"),
-    ("… beside a fork bomb", "bomb() { bomb | bomb & }; bomb; sleep 2"),
-    ("… beside a thread bomb", THREADS),
-    ("… beside one that takes memory", "tail /dev/zero"),
-    ("… beside a flood of output", "yes"),
-    ("… beside a hoarder of descriptors", DESCRIPTORS),
-    ("… beside one that fills /tmp", "while :; do head -c 60000000 /dev/zero > /tmp/fill; done"),
-    ("… beside one that fills /dev/shm", "while :; do head -c 60000000 /dev/zero > /dev/shm/fill; done"),
+    ("… next to a CPU hog", "while :; do :; done"),
+    ("… next to a fork bomb", "bomb() { bomb | bomb & }; bomb; sleep 2"),
+    ("… next to a thread bomb", THREADS),
+    ("… next to a memory hog", "tail /dev/zero"),
+    ("… next to an output flood", "yes"),
+    ("… next to a descriptor hog", DESCRIPTORS),
+    ("… next to one that fills /tmp", "while :; do head -c 60000000 /dev/zero > /tmp/fill; done"),
+    ("… next to one that fills /dev/shm", "while :; do head -c 60000000 /dev/zero > /dev/shm/fill; done"),
 ];
 
 const THREADS: &str = r#"exec python3 -c '

@@ -1,18 +1,18 @@
-//! The tables: what was measured, and which aims held.
+//! Tables of measurements, and whether they meet their targets.
 
 use std::{fmt, time::Duration};
 
 use crate::measure::Measured;
 
-/// Measurements by name, in the order they came first, and the verdicts on them.
+/// Measurements by name, in order of their first turn, and the results of the checks.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     rows: Vec<(&'static str, Measured)>,
-    verdicts: Vec<String>,
+    checks: Vec<String>,
 }
 
 impl Report {
-    /// Adds a measurement, or another round of one.
+    /// Adds a measurement, or another turn of it.
     pub(crate) fn add(&mut self, name: &'static str, measured: Measured) {
         match self.rows.iter_mut().find(|(known, _)| *known == name) {
             Some((_, sum)) => sum.add(&measured),
@@ -20,38 +20,38 @@ impl Report {
         }
     }
 
-    /// What was measured under a name.
+    /// Returns a measurement by name.
     pub(crate) fn of(&self, name: &'static str) -> anyhow::Result<&Measured> {
         let found = self.rows.iter().find(|(known, _)| *known == name);
         found.map(|(_, measured)| measured).ok_or_else(|| anyhow::anyhow!("{name} was not measured"))
     }
 
-    /// Holds the p95 of a row to an aim.
-    pub(crate) fn judge_p95(&mut self, name: &'static str, most: Duration) -> anyhow::Result<()> {
+    /// Compares the p95 of a row with its target.
+    pub(crate) fn check_p95(&mut self, name: &'static str, max: Duration) -> anyhow::Result<()> {
         let p95 = self.of(name)?.percentile(95.0);
-        self.judge(p95 <= most, &format!("p95 of {name}: {} (aim ≤ {})", millis(p95), millis(most)));
+        self.check(p95 <= max, &format!("p95 of {name}: {} (target ≤ {})", millis(p95), millis(max)));
         Ok(())
     }
 
-    /// Holds a share to an aim.
-    pub(crate) fn judge_share(&mut self, what: &str, share: f64, least: f64) {
-        self.judge(share >= least, &format!("{what}: {:.0} % (aim ≥ {:.0} %)", share * 100.0, least * 100.0));
+    /// Compares a ratio with its target.
+    pub(crate) fn check_ratio(&mut self, what: &str, ratio: f64, min: f64) {
+        self.check(ratio >= min, &format!("{what}: {:.0} % (target ≥ {:.0} %)", ratio * 100.0, min * 100.0));
     }
 
-    fn judge(&mut self, held: bool, text: &str) {
-        self.verdicts.push(format!("{} {text}", if held { "held  " } else { "MISSED" }));
+    fn check(&mut self, met: bool, text: &str) {
+        self.checks.push(format!("{} {text}", if met { "met   " } else { "MISSED" }));
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<52} {:>9} {:>10} {:>10} {:>10}", "", "each s", "p50", "p95", "p99")?;
+        writeln!(f, "{:<52} {:>9} {:>10} {:>10} {:>10}", "", "per s", "p50", "p95", "p99")?;
         for (name, measured) in &self.rows {
             let [p50, p95, p99] = [50.0, 95.0, 99.0].map(|share| millis(measured.percentile(share)));
             writeln!(f, "{name:<52} {:>9.0} {p50:>10} {p95:>10} {p99:>10}", measured.rate())?;
         }
         writeln!(f)?;
-        self.verdicts.iter().try_for_each(|verdict| writeln!(f, "{verdict}"))
+        self.checks.iter().try_for_each(|check| writeln!(f, "{check}"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ours: runs in leased sessions through the public API, each lane with a session of its own.
+//! Runs in leased sessions through the public API. Each lane has its own session.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -14,8 +14,8 @@ use codelia_tests::{Client, Cluster, Exec, command, shell};
 
 use crate::measure::Measured;
 
-/// How long one run of noise may take.
-const NOISE: Duration = Duration::from_secs(2);
+/// Timeout of one noisy run.
+const NOISE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sessions that a worker holds.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Makes the sessions and runs once in each, so that they are leased.
+    /// Creates the sessions and runs once in each, so that they are leased.
     pub(crate) async fn prepare(cluster: &Cluster, tenant: &str, lanes: usize) -> Result<Self> {
         let client = Self::client(cluster, tenant).await?;
         let mut sessions = Vec::new();
@@ -37,13 +37,13 @@ impl Runs {
         Ok(Self { client, sessions })
     }
 
-    /// A caller of a tenant of its own, whom no quota holds back.
+    /// Returns a client of a new tenant with a high request quota.
     pub(crate) async fn client(cluster: &Cluster, tenant: &str) -> Result<Client> {
         let quotas = codelia_store::Quotas { requests_per_second: 1_000_000, ..Default::default() };
         cluster.tenant_with(tenant, quotas).await
     }
 
-    /// From the call to the first byte of output.
+    /// Measures from the call to the first byte of output.
     pub(crate) async fn first_byte(&self, time: Duration) -> Result<Measured> {
         Measured::of(self.sessions.len(), time, async |lane| {
             let (latency, _) = first_byte(&self.client, &self.sessions[lane]).await?;
@@ -52,7 +52,7 @@ impl Runs {
         .await
     }
 
-    /// The same with a pause before each, and how many met a sandbox that was prepared.
+    /// Like [`Runs::first_byte`] with a pause before each run. Counts runs in prepared sandboxes.
     pub(crate) async fn steady(&self, time: Duration, pause: Duration) -> Result<(Measured, u64)> {
         let prepared = AtomicU64::new(0);
         let measured = Measured::of(self.sessions.len(), time, async |lane| {
@@ -65,8 +65,8 @@ impl Runs {
         Ok((measured, prepared.into_inner()))
     }
 
-    /// Makes a session, and from the call of its first run to the first byte of output.
-    pub(crate) async fn first_byte_of_a_new_session(client: &Client) -> Result<Duration> {
+    /// Measures from creating a session to the first byte of its first run.
+    pub(crate) async fn first_byte_in_new_session(client: &Client) -> Result<Duration> {
         let begin = Instant::now();
         let session = client.session().await?.name;
         first_byte(client, &session).await?;
@@ -75,16 +75,17 @@ impl Runs {
         Ok(latency)
     }
 
-    /// Runs a script for ever; how each run ends does not matter.
-    pub(crate) async fn again_and_again(&self, lane: usize, script: &str) -> Result<()> {
+    /// Runs a script repeatedly, whatever its outcome.
+    pub(crate) async fn repeat(&self, lane: usize, script: &str) -> Result<()> {
         loop {
             let mut request = shell(&self.sessions[lane], script);
-            request.limits = Some(Limits { timeout: Some(duration_to_proto(NOISE)), ..Limits::default() });
+            request.limits =
+                Some(Limits { timeout: Some(duration_to_proto(NOISE_TIMEOUT)), ..Limits::default() });
             Exec::start(&self.client, request).await?.finish().await?;
         }
     }
 
-    /// From the call to the outcome of `true`.
+    /// Measures from the call to the outcome of `true`.
     pub(crate) async fn outcome(&self, time: Duration) -> Result<Measured> {
         Measured::of(self.sessions.len(), time, |lane| self.run(command(&self.sessions[lane], &["true"])))
             .await
@@ -98,7 +99,7 @@ impl Runs {
     }
 }
 
-/// From the call to the first byte of output, and whether a prepared sandbox was met.
+/// Measures from the call to the first byte. Returns too whether the run got a prepared sandbox.
 async fn first_byte(client: &Client, session: &str) -> Result<(Duration, bool)> {
     let begin = Instant::now();
     let mut exec = Exec::start(client, command(session, &["echo", "x"])).await?;

@@ -1,5 +1,5 @@
-//! What a run costs from the call to its outcome, in the plainest mode, beside the two things it cannot be
-//! faster than: the kernel's fork and exec, and the database's insert and update.
+//! The cost of a run in mode `logical` compared with its two lower bounds: fork and exec, and a
+//! database insert and update.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ const FORK_AND_EXEC: &str = "bare fork+exec of `true`, all cores";
 const INSERT_AND_UPDATE: &str = "bare Postgres insert + update";
 const FIRST_BYTE: &str = "Exec `echo`, call to first byte, one at a time";
 const ALONE: &str = "Exec `true`, call to outcome, one at a time";
-const TOGETHER: &str = "Exec `true`, call to outcome, many at once";
+const TOGETHER: &str = "Exec `true`, call to outcome, concurrent";
 
-/// Measures it all in turns; the first round warms up.
+/// Measures all rows in turns. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let cluster = Cluster::start_on(
         Database::on(server).await?,
@@ -47,9 +47,9 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     bare_postgres.end().await?;
     cluster.end().await?;
 
-    report.judge_p95(FIRST_BYTE, Duration::from_millis(5))?;
+    report.check_p95(FIRST_BYTE, Duration::from_millis(5))?;
     let slower = report.of(FORK_AND_EXEC)?.rate().min(report.of(INSERT_AND_UPDATE)?.rate());
     let share = report.of(TOGETHER)?.rate() / slower;
-    report.judge_share("runs of `true`, of the slower bare loop", share, 0.5);
+    report.check_ratio("runs of `true` relative to the slower bare loop", share, 0.5);
     Ok(report)
 }

@@ -1,4 +1,4 @@
-//! A program started and waited for, as often as the kernel can, as many at once as there are cores.
+//! Starts a program and waits for it, on all cores, as often as possible.
 
 use std::{
     process::{Command, Stdio},
@@ -10,11 +10,11 @@ use tokio::task::spawn_blocking;
 
 use crate::measure::Measured;
 
-/// A sandbox as somebody would ask bubblewrap for it by hand.
+/// A typical bubblewrap command line.
 const BWRAP: &str = "bwrap --unshare-all --die-with-parent --clearenv --cap-drop ALL --ro-bind /usr /usr \
     --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp true";
 
-/// A loop of nothing but processes.
+/// A loop that only starts processes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Loop {
     words: &'static str,
@@ -22,17 +22,17 @@ pub(crate) struct Loop {
 }
 
 impl Loop {
-    /// `true`, as many at once as this.
+    /// Runs `true` in this many lanes.
     pub(crate) fn of_true(lanes: usize) -> Self {
         Self { words: "/bin/true", lanes }
     }
 
-    /// `bwrap … true`.
+    /// Runs `bwrap … true` in this many lanes.
     pub(crate) fn of_bwrap(lanes: usize) -> Self {
         Self { words: BWRAP, lanes }
     }
 
-    /// Starts it and waits for it, for `time`.
+    /// Runs the loop for `time`.
     pub(crate) async fn measure(self, time: Duration) -> Result<Measured> {
         Measured::of(
             self.lanes,

@@ -1,4 +1,4 @@
-//! The floors: what a run cannot be faster than, each with nothing but itself.
+//! Lower bounds: the unavoidable parts of a run, each on its own.
 
 pub(crate) mod exec;
 pub(crate) mod postgres;

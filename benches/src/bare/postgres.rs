@@ -1,5 +1,4 @@
-//! The two writes a run costs, an insert and an update, each its own
-//! transaction, on the same server and as many at once as we have.
+//! The two writes of a run, an insert and an update, in separate transactions on the same server.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use uuid::Uuid;
 
 use crate::measure::Measured;
 
-/// A loop of nothing but writes.
+/// A loop that only writes.
 #[derive(Debug)]
 pub(crate) struct BarePostgres {
     pool: PgPool,
@@ -20,7 +19,7 @@ pub(crate) struct BarePostgres {
 }
 
 impl BarePostgres {
-    /// Makes a table with nothing that could be left out.
+    /// Creates a minimal table.
     pub(crate) async fn prepare(connect: PgConnectOptions, lanes: usize) -> Result<Self> {
         let connections = u32::try_from(lanes)?;
         let pool = PgPoolOptions::new()
@@ -34,7 +33,7 @@ impl BarePostgres {
         Ok(Self { pool, lanes })
     }
 
-    /// Inserts and updates, for `time`.
+    /// Runs the loop for `time`.
     pub(crate) async fn measure(&self, time: Duration) -> Result<Measured> {
         Measured::of(self.lanes, time, |_| self.insert_and_update()).await
     }
@@ -53,7 +52,7 @@ impl BarePostgres {
         Ok(begin.elapsed())
     }
 
-    /// Closes its connections.
+    /// Closes the connections.
     pub(crate) async fn end(self) -> Result<()> {
         self.pool.close().await;
         Ok(())

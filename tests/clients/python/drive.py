@@ -1,8 +1,8 @@
-"""Drives Codelia from Python: create, exec with stdin, watch, write and read a file, close.
+"""Use Codelia from Python: create a session, exec with stdin, watch, write and read a file, close.
 
-Twice: once with the client that grpcio-tools generated from proto/, once with nothing but what the
-server tells about itself by reflection. Called as `drive.py CODELIA DATA_DIR`: it starts a
-`codelia up` of its own on that data directory and ends it.
+Does so twice: with the client that grpcio-tools generated from proto/, and with server reflection
+only. Usage: `drive.py CODELIA DATA_DIR`. Starts its own `codelia up` on the data directory and stops
+it at the end.
 """
 
 import os
@@ -27,23 +27,23 @@ INPUT = bytes(range(256)) * 100
 
 @contextmanager
 def codelia_up(program: str, data: Path):
-    """A `codelia up` that is ready, with its endpoint and key."""
+    """Start `codelia up`, wait until it is ready, yield its endpoint and key."""
     command = [program, "up", "--data-dir", str(data), "--listen", "127.0.0.1:0", "--metrics-listen", ""]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CODELIA_")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         if not any(line.startswith("ready") for line in process.stdout):
-            raise RuntimeError(f"codelia up ended with {process.wait()} before it was ready")
+            raise RuntimeError(f"codelia up exited with {process.wait()} before it was ready")
         client = tomllib.loads((data / "client.toml").read_text())
         yield client["endpoint"], client["api_key"]
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, f"codelia up ended with {process.returncode}"
+    assert process.returncode == 0, f"codelia up exited with {process.returncode}"
 
 
 def check_events(events, expected: bytes) -> None:
-    """The order of events, the bytes of both streams, the outcome."""
+    """Check the order of events, the bytes of both streams, and the outcome."""
     kinds = [event.WhichOneof("kind") for event in events]
     assert kinds[0] == "queued" and kinds[-1] == "finished" and "started" in kinds, kinds
     streams = {1: b"", 2: b""}
@@ -51,14 +51,14 @@ def check_events(events, expected: bytes) -> None:
         if event.WhichOneof("kind") == "output":
             assert event.output.offset == len(streams[event.output.stream])
             streams[event.output.stream] += event.output.data
-    assert streams[1] == expected, f"{len(streams[1])} bytes came back"
+    assert streams[1] == expected, f"{len(streams[1])} bytes returned"
     assert streams[2] == b"err\n", streams[2]
     run = events[-1].finished.run
     assert run.outcome.WhichOneof("kind") == "exited" and run.outcome.exited == 7, run.outcome
 
 
 def exec_requests(make, session: str):
-    """One conversation: start a command, write to it, end its input."""
+    """Yield the messages of one Exec call: start a command, write to stdin, close it."""
     command = {"argv": ["sh", "-c", "cat; echo err >&2; exit 7"], "stdin": True}
     yield make(start={"parent": session, "command": command})
     for begin in range(0, len(INPUT), 10_000):
@@ -67,7 +67,7 @@ def exec_requests(make, session: str):
 
 
 def write_requests(session: str):
-    """One file: where it goes, its bytes, and that it is whole."""
+    """Yield the messages of one upload: path, bytes, finish."""
     yield file_pb2.WriteFileRequest(open={"parent": session, "path": "input"})
     for begin in range(0, len(INPUT), 10_000):
         yield file_pb2.WriteFileRequest(data=INPUT[begin : begin + 10_000])
@@ -75,7 +75,7 @@ def write_requests(session: str):
 
 
 def check_files(files, session: str, call) -> None:
-    """A file is written, and read again."""
+    """Write a file and read it back."""
     written = files.WriteFile(write_requests(session), **call).file
     assert written.size_bytes == len(INPUT), written
     answers = list(files.ReadFile(file_pb2.ReadFileRequest(parent=session, path="input"), **call))
@@ -84,7 +84,7 @@ def check_files(files, session: str, call) -> None:
 
 
 def drive_generated(channel, auth) -> None:
-    """With the generated client."""
+    """Use the generated client."""
     sessions = session_pb2_grpc.SessionServiceStub(channel)
     runs = run_pb2_grpc.RunServiceStub(channel)
     call = {"metadata": auth, "timeout": TIMEOUT}
@@ -109,7 +109,7 @@ def drive_generated(channel, auth) -> None:
 
 
 def drive_reflected(channel, auth) -> None:
-    """With nothing but reflection."""
+    """Use server reflection only."""
     database = ProtoReflectionDescriptorDatabase(channel)
     pool = descriptor_pool.DescriptorPool(database)
     names = set(database.get_services())
@@ -142,7 +142,7 @@ def drive_reflected(channel, auth) -> None:
 
 
 def main() -> None:
-    """Starts, drives twice, ends."""
+    """Start Codelia, use both clients, stop."""
     program, data = sys.argv[1], Path(sys.argv[2])
     with codelia_up(program, data) as (endpoint, key):
         with grpc.insecure_channel(endpoint.removeprefix("http://")) as channel:
