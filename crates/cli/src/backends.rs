@@ -19,7 +19,7 @@ const PREFERENCE: [Mode; 4] = [Mode::Bwrap, Mode::Nsjail, Mode::Container, Mode:
 pub(crate) fn create(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
     let init = match &config.sandbox.init {
         Some(path) => std::path::absolute(path)?,
-        None => codelia_backends::find_init().context("cannot find codelia-init")?,
+        None => codelia_backends::find_init()?,
     };
     let cgroup_parent = CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle };
     let mut backends: Vec<Arc<dyn Backend>> = vec![

@@ -51,13 +51,13 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Print results as JSON: one object or array on stdout
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// Read the configuration from this TOML file [env: CODELIA_CONFIG]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Use this data directory of `codelia up` [env: CODELIA_DATA_DIR]
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
 }
 

@@ -82,8 +82,8 @@ fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) 
                 gaps.map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() }).collect();
             ModeCheck { mode, usable: found.usable, gaps }
         }
-        (None, Some(problem)) if mode == Mode::Logical => unusable(problem),
-        (None, _) => unusable("not available in this build or configuration"),
+        (None, Some(problem)) => unusable(problem),
+        (None, None) => unusable("not available in this build or configuration"),
     }
 }
 
