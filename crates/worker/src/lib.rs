@@ -1,16 +1,18 @@
 //! The resident worker: holds session leases and executes runs.
 //!
-//! It registers, keeps one heartbeat, takes sessions, executes their runs through a backend, and
-//! commits what came of them. It is pushed to by an api and polls beside that; it never trusts its
-//! memory over the store, and never acts without a live lease.
+//! A worker registers, keeps one heartbeat, acquires sessions, executes their runs through a
+//! backend, and commits the results. Apis push runs to it, and it also polls the store. The store
+//! decides: the worker never trusts its memory over it, and never acts without a live lease.
 
 #![forbid(unsafe_code)]
 
 mod files;
 mod lease;
+mod loops;
 mod rpc;
 mod run;
 mod sandbox;
+mod shutdown;
 mod worker;
 mod workspace;
 
@@ -18,91 +20,84 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::Backend;
 use codelia_store::Store;
-use codelia_telemetry::task;
+use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
 use codelia_types::WorkerId;
-use rand::Rng;
+use futures::future::{FusedFuture, FutureExt};
 use tokio::{
-    sync::Notify,
-    task::JoinHandle,
-    time::{sleep, timeout},
+    task::{JoinError, JoinHandle},
+    time::timeout,
 };
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
-use lease::{
-    drain,
-    keeper::{self, Term},
-    poll,
-};
+use lease::keeper;
 use rpc::server;
-use sandbox::{backends, receipts};
+use sandbox::backends::Backends;
 use worker::Worker;
+use workspace::root::SessionRoot;
 pub use workspace::root::{RootError, untraversable_ancestor};
-use workspace::{janitor, root};
 
-/// How long open calls may take to end when the worker leaves.
-const CALLS_PATIENCE: Duration = Duration::from_secs(5);
-/// How often the janitor sweeps.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// How long open calls may take to end when the worker stops.
+const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a worker is set up.
+/// The configuration of a worker.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The same over restarts.
+    /// Stays the same over restarts.
     pub id: WorkerId,
-    /// Where session directories live.
+    /// The directory that holds session directories.
     pub root: PathBuf,
-    /// Where an api reaches it.
+    /// Where the worker listens for apis.
     pub listen: Listen,
-    /// The address to tell others, if it is not the one listened on.
+    /// The address that apis use, if it is not the one that the worker listens on.
     pub advertise: Option<String>,
-    /// For [`Listen::Tcp`].
+    /// Required by [`Listen::Tcp`].
     pub internal_tls: Option<InternalTls>,
-    /// Runs it executes at once.
+    /// How many runs are executed concurrently.
     pub slots: usize,
-    /// How long its leases live without a heartbeat.
+    /// How long leases live without a heartbeat.
     pub lease_ttl: Duration,
-    /// So much sooner it kills what runs under one that it cannot renew.
+    /// How long before the end of a lease that it cannot renew the worker kills its sandboxes.
     pub lease_margin: Duration,
-    /// How often it looks for what no push brought.
+    /// How often the worker looks in the store for runs that were not pushed.
     pub poll_interval: Duration,
-    /// How long running runs may go on when it leaves.
+    /// How long running runs may continue when the worker shuts down.
     pub drain_grace: Duration,
-    /// From asking a command to end to killing it.
+    /// From the signal that asks a command to end to the one that kills it.
     pub kill_grace: Duration,
-    /// Rows of ended sessions are purged after it.
+    /// How long rows of ended sessions are kept.
     pub output_retention: Duration,
-    /// With less memory than this left on the host, no spare sandboxes are kept.
+    /// With less free memory on the host than this, the worker keeps no spare sandboxes.
     pub min_free_memory_bytes: u64,
-    /// Where each session gets a user and group of its own, if this user may give files away.
+    /// Gives each session its own user and group, if the worker may change the owner of files.
     pub uids: Option<UidRange>,
 }
 
-/// User and group ids that belong to sessions and to nothing else on the host.
+/// User and group ids that are reserved for sessions on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UidRange {
-    /// The first.
+    /// The first id.
     pub base: u32,
-    /// How many.
+    /// The number of ids.
     pub count: u32,
 }
 
-/// Where an api reaches a worker.
+/// Where a worker listens for apis.
 #[derive(Debug, Clone)]
 pub enum Listen {
     /// A Unix socket, for the same user on the same machine.
     Unix(PathBuf),
-    /// TCP; needs [`Options::internal_tls`].
+    /// TCP; requires [`Options::internal_tls`].
     Tcp(SocketAddr),
 }
 
-/// Certificates of the internal channel, in PEM. Both sides show one that `ca_pem` signed.
+/// Certificates of the internal channel, in PEM. Both sides present one that `ca_pem` signed.
 #[derive(Clone)]
 pub struct InternalTls {
-    /// Who signs.
+    /// The certificate authority.
     pub ca_pem: Vec<u8>,
     /// The worker's certificate.
     pub cert_pem: Vec<u8>,
-    /// Its key.
+    /// The private key of `cert_pem`.
     pub key_pem: Vec<u8>,
 }
 
@@ -112,115 +107,134 @@ impl std::fmt::Debug for InternalTls {
     }
 }
 
-/// A worker cannot start, or had to stop.
+/// Why a worker cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] codelia_store::Error),
-    /// The session root.
+    /// The session root cannot be used.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// No mode passed its probe.
-    #[error("no sandbox mode is usable on this host")]
+    /// No backend passed its probe.
+    #[error("no sandbox mode is usable on this host (run `codelia doctor` to see why)")]
     NoMode,
-    /// An option is out of range.
-    #[error("{0} must be more than zero")]
+    /// A number in the options must be greater than zero.
+    #[error("{0} must be greater than zero")]
     NotPositive(&'static str),
-    /// There would be no time to renew a lease.
+    /// The margin leaves no time to renew a lease.
     #[error("lease_margin must be at most half of lease_ttl")]
     LeaseMargin,
-    /// TCP without certificates.
-    #[error("a worker listens on TCP only with certificates")]
+    /// TCP needs certificates.
+    #[error("listening on TCP needs TLS certificates for the internal channel")]
     TlsMissing,
-    /// The certificates are not usable.
-    #[error("the certificates of the internal channel are not usable")]
+    /// The certificates cannot be used.
+    #[error("cannot use the TLS certificates of the internal channel")]
     Tls(#[source] tonic::transport::Error),
-    /// The address cannot be listened on.
+    /// The address cannot be used.
     #[error("cannot listen on {address}")]
     Listen {
         /// The address.
         address: String,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The server stopped.
-    #[error("the internal server stopped")]
+    /// The internal server failed.
+    #[error("the internal server failed")]
     Serve(#[source] tonic::transport::Error),
-    /// A task that must not end did.
-    #[error("the task {0} stopped")]
+    /// A loop of the worker ended.
+    #[error(transparent)]
+    CriticalTask(#[from] CriticalTaskEnded),
+    /// A task panicked or ended early.
+    #[error("the task {0:?} stopped unexpectedly")]
     Stopped(&'static str),
 }
 
-/// A worker that is registered and listens.
+/// A registered worker that accepts calls.
 #[derive(Debug)]
 pub struct Service {
     worker: Arc<Worker>,
     server: JoinHandle<Result<(), Error>>,
     stop_server: CancellationToken,
-    /// Ends every loop when dropped.
-    _loops: DropGuard,
+    /// Dropping them stops them.
+    tasks: CriticalTasks,
 }
 
 impl Service {
-    /// Probes the backends, listens, registers, and begins to serve.
+    /// Probes the backends, listens, registers the worker, and starts its loops.
     ///
     /// # Errors
-    /// If any of it fails; nothing is left behind then.
+    /// If a step fails; nothing is left behind then.
     pub async fn start(
         options: Options,
         store: Store,
         backends: Vec<Arc<dyn Backend>>,
     ) -> Result<Self, Error> {
         check(&options)?;
-        let root = root::Root::open(&options.root, options.uids)?;
-        let modes = backends::Modes::probe(backends, root.untraversable_ancestor()).await;
-        if modes.names().is_empty() {
+        let root = SessionRoot::open(&options.root, options.uids)?;
+        let backends = Backends::probe(backends, root.untraversable_ancestor()).await;
+        if backends.modes().is_empty() {
             return Err(Error::NoMode);
         }
         let (listener, address) = server::bind(&options).await?;
-        let worker = Worker::new(options, store, modes, root, address);
-        let current = keeper::register(worker.as_ref(), worker.options.term()).await?;
-        worker.current.send_replace(current);
-        let loops = CancellationToken::new();
-        start_loops(&worker, &loops);
-        let stop_server = loops.child_token();
-        let serve = server::serve(listener, worker.clone(), stop_server.clone());
+        let worker = Worker::new(&options, store, backends, root, address);
+        keeper::register_first(&*worker.registration, worker.term, &worker.lease).await?;
+        let tasks = loops::start(&worker);
+        let stop_server = tasks.stop_token();
+        let services = server::services(worker.run_service(), worker.file_service());
+        let serve = server::serve(listener, services, stop_server.clone());
         let server = task::background("internal server", serve);
-        tracing::info!(worker = %worker.id(), address = worker.address(), modes = ?worker.modes.names(), "worker ready");
-        Ok(Self { worker, server, stop_server, _loops: loops.drop_guard() })
+        tracing::info!(worker = %options.id, address = worker.address, modes = ?worker.backends.modes(), "worker ready");
+        Ok(Self { worker, server, stop_server, tasks })
     }
 
-    /// Where an api reaches it.
+    /// The address under which apis reach the worker.
     #[must_use]
     pub fn address(&self) -> &str {
-        self.worker.address()
+        &self.worker.address
     }
 
-    /// Works until `shutdown`, then drains and leaves.
+    /// Works until `shutdown`, then drains and unregisters the worker.
     ///
     /// # Errors
-    /// If its server fails; it leaves as well then.
-    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Error> {
-        let early = tokio::select! {
-            () = shutdown.cancelled() => None,
-            ended = &mut self.server => Some(ended.unwrap_or(Err(Error::Stopped("internal server")))),
-        };
-        drain::leave(&self.worker).await;
-        self.worker.modes.leave();
-        if let Some(result) = early {
-            return result.and(Err(Error::Stopped("internal server")));
+    /// If the internal server or a loop of the worker ends. The worker drains then too, except
+    /// that it kills its runs if nothing renews its lease.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
+        let Self { worker, server, stop_server, mut tasks } = self;
+        let abort_server = server.abort_handle();
+        let mut server = server.map(served).fuse();
+        let server_error = async { (&mut server).await.err().unwrap_or(Error::Stopped("internal server")) };
+        let stopped = shutdown::requested_or_failed(&shutdown, &mut tasks, server_error).await;
+        if let Err(error) = &stopped {
+            tracing::error!(error = error as &dyn std::error::Error, "worker failed, stopping");
         }
-        self.stop_server.cancel();
-        match timeout(CALLS_PATIENCE, &mut self.server).await {
-            Ok(ended) => ended.unwrap_or(Err(Error::Stopped("internal server"))),
+        let drained = worker.clone();
+        let drain = async move { drained.drainer.drain().await };
+        let result = shutdown::drain_or_fence(stopped, &mut tasks, drain, fence(&worker)).await;
+        worker.backends.shut_down();
+        if server.is_terminated() {
+            return result;
+        }
+        stop_server.cancel();
+        match timeout(CALLS_TIMEOUT, server).await {
+            Ok(served) => result.and(served),
             Err(_) => {
-                self.server.abort();
-                Ok(())
+                abort_server.abort();
+                result
             }
         }
     }
+}
+
+/// Gives the lease up and kills everything that runs under it.
+async fn fence(worker: &Worker) {
+    keeper::fence(&*worker.registration, &worker.lease).await;
+    worker.drainer.discard_spares().await;
+}
+
+fn served(ended: Result<Result<(), Error>, JoinError>) -> Result<(), Error> {
+    ended.unwrap_or(Err(Error::Stopped("internal server")))
 }
 
 fn check(options: &Options) -> Result<(), Error> {
@@ -232,67 +246,8 @@ fn check(options: &Options) -> Result<(), Error> {
     ];
     match zero.into_iter().find(|(_, is_zero)| *is_zero) {
         Some((name, _)) => Err(Error::NotPositive(name)),
-        // A heartbeat comes when a third is over, and may have to be tried again.
+        // The worker renews after a third of the time to live, and may have to retry.
         None if options.lease_margin > options.lease_ttl / 2 => Err(Error::LeaseMargin),
         None => Ok(()),
-    }
-}
-
-impl Options {
-    fn term(&self) -> Term {
-        Term { ttl: self.lease_ttl, margin: self.lease_margin }
-    }
-}
-
-fn start_loops(worker: &Arc<Worker>, stop: &CancellationToken) {
-    let (w, until) = (worker.clone(), stop.clone());
-    task::background("lease keeper", async move {
-        until.run_until_cancelled(keeper::keep(w.as_ref(), w.options.term(), &w.current)).await;
-    });
-    let (w, until) = (worker.clone(), stop.clone());
-    task::background("poll", async move {
-        let run = repeat("poll", w.options.poll_interval, &w.poll_now, || poll::run_once(&w));
-        until.run_until_cancelled(run).await;
-    });
-    let (w, until) = (worker.clone(), stop.clone());
-    task::background("janitor", async move {
-        let run = repeat("janitor", SWEEP_EVERY, &w.clean_now, || janitor::run_once(&w));
-        until.run_until_cancelled(run).await;
-    });
-    let (w, until) = (worker.clone(), stop.clone());
-    task::background("rotation", async move {
-        until.run_until_cancelled(leave_rotation(&w)).await;
-    });
-    let (w, until) = (worker.clone(), stop.clone());
-    task::background("tidy", async move {
-        let never = Notify::new();
-        let run = repeat("tidy", janitor::ORPHANS_EVERY, &never, || janitor::tidy(&w));
-        until.run_until_cancelled(run).await;
-    });
-}
-
-/// Tries until it is known that the worker is out of rotation.
-async fn leave_rotation(worker: &Worker) {
-    while let Err(error) = receipts::go_out_of_rotation(worker).await {
-        tracing::warn!(%error, "will be tried again");
-        sleep(SWEEP_EVERY).await;
-    }
-}
-
-/// Does something again and again: about every `interval`, and whenever it is asked for.
-async fn repeat<F>(name: &'static str, interval: Duration, now: &Notify, once: impl Fn() -> F)
-where
-    F: Future<Output = Result<(), codelia_store::Error>>,
-{
-    loop {
-        if let Err(error) = once().await {
-            tracing::warn!(error = &error as &dyn std::error::Error, name, "will be tried again");
-        }
-        // Workers that were started together must not knock together for ever.
-        let pause = interval.mul_f64(rand::rng().random_range(0.8..1.2));
-        tokio::select! {
-            () = sleep(pause) => {}
-            () = now.notified() => {}
-        }
     }
 }

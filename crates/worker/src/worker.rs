@@ -1,240 +1,263 @@
-//! What the parts of a worker share.
+//! Builds the parts of a worker and connects them.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Heartbeat, NewWorker, Store};
-use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, RunId, SessionId, WorkerId};
-use serde_json::json;
-use tokio::{
-    sync::{Notify, watch},
-    time::timeout,
-};
-use tokio_util::sync::CancellationToken;
+use codelia_store::{NewWorker, Store};
+use codelia_types::Incarnation;
 
 use crate::{
     Options,
-    lease::keeper::{Current, Holder},
-    lease::sessions::{Holding, Sessions},
-    run::dispatch::Waiting,
-    run::execute::Undone,
-    run::slots::Slots,
-    run::table::{ActiveRun, Runs},
-    sandbox::backends::Modes,
-    sandbox::receipts::Receipts,
-    workspace::removal_backoff::Retries,
-    workspace::root::Root,
+    files::FileService,
+    lease::{
+        acquire::SessionLeases,
+        drain::{DrainState, Drainer},
+        poll::Poller,
+        registration::Registration,
+        sessions::Sessions,
+        worker_lease::{LeaseHandle, LeaseTerm, WorkerLease},
+    },
+    loops::Wakeups,
+    rpc::service::RunService,
+    run::{dispatch::Dispatcher, execute::Executor, registry::RunRegistry, slots::SlotQueue},
+    sandbox::{backends::Backends, receipts::Receipts, spare_maker::SpareMaker, spare_pool::SparePool},
+    workspace::{janitor::Janitor, removal_backoff::RemovalBackoff, root::SessionRoot},
 };
 
 /// Runs that wait for a slot here; more wait in the store alone.
 const MAX_WAITING: usize = 16 * 1024;
-/// Spare sandboxes beside two for each slot.
+/// Spare sandboxes in addition to two for each slot.
 const EXTRA_SPARES: usize = 64;
-/// Fenced sandboxes are killed at once; one that takes longer cannot be killed.
-const FENCE_PATIENCE: Duration = Duration::from_secs(30);
 
+/// The parts of a worker. Only the wiring sees it; each part holds the others that it uses.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    pub(crate) options: Options,
+    pub(crate) address: String,
+    pub(crate) term: LeaseTerm,
+    pub(crate) poll_interval: Duration,
     pub(crate) store: Store,
-    pub(crate) modes: Modes,
-    pub(crate) root: Root,
-    pub(crate) sessions: Sessions,
-    pub(crate) runs: Runs,
+    pub(crate) lease: LeaseHandle,
+    pub(crate) registration: Arc<Registration>,
+    pub(crate) backends: Arc<Backends>,
     pub(crate) receipts: Arc<Receipts>,
-    pub(crate) current: watch::Sender<Current>,
-    /// Wakes the poll.
-    pub(crate) poll_now: Notify,
-    /// Wakes the janitor.
-    pub(crate) clean_now: Notify,
-    /// The worker is about to leave.
-    pub(crate) leaving: CancellationToken,
-    slots: Mutex<Slots<Waiting>>,
-    operator_drains: AtomicBool,
-    /// Session directories that could not be removed.
-    pub(crate) removals: Retries,
-    /// A life was lost and nobody was told yet.
-    was_fenced: AtomicBool,
-    /// As it registers, but for the incarnation.
-    card: NewWorker,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) root: Arc<SessionRoot>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) leases: Arc<SessionLeases>,
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) poller: Arc<Poller>,
+    pub(crate) janitor: Janitor,
+    pub(crate) drainer: Drainer,
+    pub(crate) wakeups: Arc<Wakeups>,
+}
+
+/// State that most parts share.
+struct Shared {
+    store: Store,
+    lease: LeaseHandle,
+    receipts: Arc<Receipts>,
+    sessions: Arc<Sessions>,
+    runs: Arc<RunRegistry>,
+    slots: Arc<SlotQueue>,
+    root: Arc<SessionRoot>,
+    backends: Arc<Backends>,
+    drain: Arc<DrainState>,
+    wakeups: Arc<Wakeups>,
 }
 
 impl Worker {
     pub(crate) fn new(
-        options: Options,
+        options: &Options,
         store: Store,
-        modes: Modes,
-        root: Root,
+        backends: Backends,
+        root: SessionRoot,
         address: String,
     ) -> Arc<Self> {
-        let card = NewWorker {
+        let shared = Shared::new(options, store, backends, root);
+        let spares = shared.spare_maker();
+        let executor = shared.executor(spares.clone(), options.kill_grace);
+        let dispatcher = shared.dispatcher(executor);
+        let leases = shared.leases(spares);
+        let poller = shared.poller(leases.clone(), dispatcher.clone());
+        Arc::new(Self {
+            term: LeaseTerm { ttl: options.lease_ttl, margin: options.lease_margin },
+            poll_interval: options.poll_interval,
+            registration: shared.registration(options, &address, dispatcher.clone()),
+            janitor: shared.janitor(options),
+            drainer: shared.drainer(options, poller.clone(), dispatcher.clone()),
+            address,
+            poller,
+            dispatcher,
+            leases,
+            store: shared.store,
+            lease: shared.lease,
+            backends: shared.backends,
+            receipts: shared.receipts,
+            sessions: shared.sessions,
+            root: shared.root,
+            runs: shared.runs,
+            wakeups: shared.wakeups,
+        })
+    }
+
+    /// The service through which apis start and attach to runs.
+    pub(crate) fn run_service(&self) -> RunService {
+        RunService {
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            leases: self.leases.clone(),
+            dispatcher: self.dispatcher.clone(),
+            wakeups: self.wakeups.clone(),
+        }
+    }
+
+    /// The service through which apis read and write the files of sessions.
+    pub(crate) fn file_service(&self) -> FileService {
+        FileService::new(self.sessions.clone(), self.root.clone(), self.lease.clone())
+    }
+}
+
+impl Shared {
+    fn new(options: &Options, store: Store, backends: Backends, root: SessionRoot) -> Self {
+        let receipts = Arc::<Receipts>::default();
+        let spares = SparePool::new(options.slots * 2 + EXTRA_SPARES, receipts.clone());
+        Self {
+            store,
+            lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
+            sessions: Arc::new(Sessions::new(spares)),
+            runs: Arc::new(RunRegistry::new()),
+            slots: Arc::new(SlotQueue::new(options.slots, MAX_WAITING)),
+            root: Arc::new(root),
+            backends: Arc::new(backends),
+            drain: Arc::new(DrainState::new(receipts.clone())),
+            receipts,
+            wakeups: Arc::default(),
+        }
+    }
+
+    fn spare_maker(&self) -> Arc<SpareMaker> {
+        Arc::new(SpareMaker {
+            sessions: self.sessions.clone(),
+            backends: self.backends.clone(),
+            root: self.root.clone(),
+            slots: self.slots.clone(),
+            drain: self.drain.clone(),
+        })
+    }
+
+    fn executor(&self, spares: Arc<SpareMaker>, kill_grace: Duration) -> Arc<Executor> {
+        Arc::new(Executor {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            root: self.root.clone(),
+            backends: self.backends.clone(),
+            spares,
+            receipts: self.receipts.clone(),
+            wakeups: self.wakeups.clone(),
+            kill_grace,
+        })
+    }
+
+    fn dispatcher(&self, executor: Arc<Executor>) -> Arc<Dispatcher> {
+        Arc::new(Dispatcher {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            slots: self.slots.clone(),
+            executor,
+            drain: self.drain.clone(),
+        })
+    }
+
+    fn leases(&self, spares: Arc<SpareMaker>) -> Arc<SessionLeases> {
+        Arc::new(SessionLeases {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            root: self.root.clone(),
+            spares,
+            drain: self.drain.clone(),
+            wakeups: self.wakeups.clone(),
+        })
+    }
+
+    fn poller(&self, leases: Arc<SessionLeases>, dispatcher: Arc<Dispatcher>) -> Arc<Poller> {
+        Arc::new(Poller {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            leases,
+            dispatcher,
+            drain: self.drain.clone(),
+        })
+    }
+
+    fn registration(
+        &self,
+        options: &Options,
+        address: &str,
+        dispatcher: Arc<Dispatcher>,
+    ) -> Arc<Registration> {
+        let record = NewWorker {
             id: options.id.clone(),
             incarnation: Incarnation::generate(),
             previous: None,
-            root_id: root.id,
-            address,
-            modes: modes.names(),
+            root_id: self.root.id,
+            address: address.to_owned(),
+            modes: self.backends.modes(),
             slots: i32::try_from(options.slots).unwrap_or(i32::MAX),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             lease_ttl: options.lease_ttl,
         };
-        let receipts = Arc::<Receipts>::default();
-        Arc::new(Self {
-            sessions: Sessions::new(options.slots * 2 + EXTRA_SPARES, receipts.clone()),
-            receipts,
-            runs: Runs::new(),
-            current: watch::Sender::new(Current::none()),
-            poll_now: Notify::new(),
-            clean_now: Notify::new(),
-            leaving: CancellationToken::new(),
-            slots: Mutex::new(Slots::new(options.slots, MAX_WAITING)),
-            operator_drains: AtomicBool::new(false),
-            removals: Retries::default(),
+        Arc::new(Registration {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            record,
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            receipts: self.receipts.clone(),
+            dispatcher,
+            drain: self.drain.clone(),
+            wakeups: self.wakeups.clone(),
             was_fenced: AtomicBool::new(false),
-            options,
-            store,
-            modes,
-            root,
-            card,
         })
     }
 
-    pub(crate) fn id(&self) -> &WorkerId {
-        &self.options.id
-    }
-
-    /// The token of a lease that this worker holds.
-    pub(crate) fn lease_token(&self, incarnation: Incarnation, epoch: LeaseEpoch) -> LeaseToken {
-        LeaseToken { worker: self.id().clone(), incarnation, epoch }
-    }
-
-    pub(crate) fn address(&self) -> &str {
-        &self.card.address
-    }
-
-    pub(crate) fn current(&self) -> Current {
-        self.current.borrow().clone()
-    }
-
-    /// Whether it takes nothing new.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.leaving.is_cancelled()
-            || self.operator_drains.load(Ordering::Relaxed)
-            || !self.receipts.are_clean()
-    }
-
-    pub(crate) fn slots(&self) -> MutexGuard<'_, Slots<Waiting>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a run's command may be started now: the lease is live and the session held.
-    pub(crate) fn may_start(&self, run: &ActiveRun) -> Result<(), Undone> {
-        let current = self.current.borrow();
-        if run.fence.is_cancelled() || current.incarnation != run.lease.incarnation {
-            return Err(Undone::Lost);
-        }
-        if !current.is_live() {
-            // The run is dropped, so the life must be over for good: else nobody would ever end the run.
-            current.fence.cancel();
-            return Err(Undone::Lost);
-        }
-        match self.sessions.holding(run.assigned.session) {
-            Holding::Held { epoch, .. } if epoch == run.assigned.epoch => Ok(()),
-            Holding::Held { .. } | Holding::Changing | Holding::Not => Err(Undone::NotHeld),
+    fn janitor(&self, options: &Options) -> Janitor {
+        Janitor {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            slots: self.slots.clone(),
+            root: self.root.clone(),
+            backends: self.backends.clone(),
+            wakeups: self.wakeups.clone(),
+            removals: RemovalBackoff::default(),
+            min_free_memory_bytes: options.min_free_memory_bytes,
+            retention: options.output_retention,
         }
     }
 
-    /// Makes sure that a session's next run finds a prepared sandbox.
-    pub(crate) fn keep_spare(self: &Arc<Self>, session: SessionId) {
-        // Nothing is made ahead at the expense of those who wait now.
-        if self.is_draining() || self.slots().waiting() > 0 {
-            return;
+    fn drainer(&self, options: &Options, poller: Arc<Poller>, dispatcher: Arc<Dispatcher>) -> Drainer {
+        Drainer {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            poller,
+            dispatcher,
+            state: self.drain.clone(),
+            grace: options.drain_grace,
+            kill_grace: options.kill_grace,
         }
-        let Some(spec) = self.sessions.usual_run(session) else { return };
-        let root = self.root.session(session);
-        // A session whose usual run would be refused gets no spare; the run itself says why.
-        let Some(ids) = self.sessions.ids(session) else { return };
-        let Ok(plan) = self.modes.plan(RunId::generate(), session, root, &spec, ids) else { return };
-        let worker = self.clone();
-        self.sessions.keep_spare(session, plan, |plan| async move {
-            worker.modes.prepare(&plan).await.map_err(|denial| denial.refusal)
-        });
-    }
-
-    /// A run of this session is over: a session that has ended may wait for it to be removed.
-    pub(crate) fn run_ended(&self, session: SessionId) {
-        if let Holding::Held { closing: true, .. } = self.sessions.holding(session) {
-            self.clean_now.notify_one();
-        }
-    }
-
-    /// Ends a session's runs; what it holds is removed when they are gone.
-    pub(crate) fn close_session(&self, session: SessionId) {
-        self.sessions.close(session);
-        for run in self.runs.of_session(session) {
-            run.cancel.cancel();
-        }
-    }
-
-    /// Leaves a trace of a life that was lost; the work goes on without it.
-    async fn tell_fenced(&self) {
-        let concerned = EventSubject { worker: Some(self.id().clone()), ..EventSubject::default() };
-        let happening = EventBody { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
-        if let Err(error) = self.store.event_insert(&concerned, &happening).await {
-            tracing::warn!(%error, "an event is not recorded");
-        }
-    }
-
-    /// Forgets who waits for a slot: they are queued in the store.
-    pub(crate) fn forget_waiting(&self) {
-        let waiting = self.slots().clear_waiting();
-        let life = self.current.borrow().incarnation;
-        for waiting in waiting {
-            self.runs.leave(waiting.run, life);
-        }
-    }
-}
-
-impl Holder for Worker {
-    async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
-        let before = Some(self.current.borrow().incarnation);
-        let beat = self
-            .store
-            .worker_register(&NewWorker { incarnation, previous: before, ..self.card.clone() })
-            .await?;
-        if !self.receipts.are_clean() {
-            self.store.worker_drain(self.id()).await?;
-        }
-        if self.was_fenced.swap(false, Ordering::Relaxed) {
-            self.tell_fenced().await;
-        }
-        Ok(beat)
-    }
-
-    async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
-        let busy = i32::try_from(self.slots().busy()).unwrap_or(i32::MAX);
-        self.store.worker_renew(self.id(), incarnation, self.options.lease_ttl, busy).await
-    }
-
-    fn beat(&self, beat: Heartbeat) {
-        if self.operator_drains.swap(beat.drain, Ordering::Relaxed) != beat.drain {
-            tracing::info!(drain = beat.drain, "an operator's word on draining");
-            self.poll_now.notify_one();
-        }
-    }
-
-    async fn fence(&self) {
-        self.was_fenced.store(true, Ordering::Relaxed);
-        self.forget_waiting();
-        self.sessions.clear();
-        if timeout(FENCE_PATIENCE, self.runs.none_active()).await.is_err() {
-            tracing::error!("sandboxes of a lost lease are still there");
-        }
-        self.sessions.clear();
     }
 }

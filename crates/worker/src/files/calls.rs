@@ -1,4 +1,4 @@
-//! The file calls with one request and one response. All of it blocks.
+//! The file calls with one request and one response. All functions block.
 
 use std::{
     collections::BinaryHeap,
@@ -28,31 +28,31 @@ use rustix::fs::{
 use uuid::Uuid;
 
 use super::{
-    error::Refusal,
-    upload::{Upload, Wanted, read_at},
+    error::FileError,
+    upload::{Upload, WriteOptions, read_at},
     workspace::{Workspace, describe},
 };
 use crate::workspace::trash;
 
-/// The largest file that is edited: it is held in memory.
-const MOST_EDITED: u64 = 16 * 1024 * 1024;
+/// The largest file that can be edited: it is held in memory.
+const MAX_EDIT_BYTES: u64 = 16 * 1024 * 1024;
 const DIRECTORY_MODE: Mode =
     Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP).union(Mode::ROTH).union(Mode::XOTH);
 
-/// Does what a call asks.
-pub(crate) fn call(workspace: &Workspace, call: Call) -> Result<CallFileResponse, Refusal> {
+/// Executes a call.
+pub(crate) fn call(workspace: &Workspace, call: Call) -> Result<CallFileResponse, FileError> {
     match call {
-        Call::StatFile(request) => stat(workspace, &request).map(one).map_err(Refusal::at("path")),
-        Call::ListFiles(request) => list(workspace, &request).map_err(Refusal::at("path")),
+        Call::StatFile(request) => stat(workspace, &request).map(one).map_err(FileError::at("path")),
+        Call::ListFiles(request) => list(workspace, &request).map_err(FileError::at("path")),
         Call::MakeDirectory(request) => {
-            make_directory(workspace, &request).map(one).map_err(Refusal::at("path"))
+            make_directory(workspace, &request).map(one).map_err(FileError::at("path"))
         }
         Call::MoveFile(request) => move_file(workspace, &request).map(one),
         Call::CopyFile(request) => copy(workspace, &request).map(one),
         Call::RemoveFile(request) => {
-            remove(workspace, &request).map(|()| CallFileResponse::default()).map_err(Refusal::at("path"))
+            remove(workspace, &request).map(|()| CallFileResponse::default()).map_err(FileError::at("path"))
         }
-        Call::EditFile(request) => edit(workspace, &request).map_err(Refusal::at("path")),
+        Call::EditFile(request) => edit(workspace, &request).map_err(FileError::at("path")),
     }
 }
 
@@ -61,30 +61,30 @@ fn one(file: v1::File) -> CallFileResponse {
     CallFileResponse { files: vec![file], replacements: 0 }
 }
 
-fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, Refusal> {
-    let last = if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
+fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, FileError> {
+    let final_symlink = if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
     workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, last, FileAccess::Read)?;
-        describe(&place.path, &entry)
+        let (target, entry) = workspace.find_entry(&request.path, final_symlink, FileAccess::Read)?;
+        describe(&target.path, &entry)
     })
 }
 
-/// A page of a directory. Of a large one no more is remembered than is shown.
-fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, Refusal> {
+/// Lists a page of a directory. Memory use does not depend on the size of the directory.
+fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, FileError> {
     workspace.as_session(|| {
-        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
+        let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         if entry.kind() != FileType::Directory {
             return Err(Reason::NoDirectory.into());
         }
         let directory = entry.open()?;
-        let most = usize::try_from(request.limit).unwrap_or(0);
-        let visible = |name: &OsStr| workspace.may_see(&place.path.join(name));
-        let names = first_names(&directory, OsStr::from_bytes(&request.after), most, visible)?;
+        let max = usize::try_from(request.limit).unwrap_or(0);
+        let visible = |name: &OsStr| workspace.may_see(&target.path.join(name));
+        let names = first_names(&directory, OsStr::from_bytes(&request.after), max, visible)?;
         let mut files = Vec::with_capacity(names.len());
         for name in names {
-            // What is gone by now is not listed.
+            // Skips what was removed meanwhile.
             if let Some(found) = entry.lookup(&name)? {
-                let file = Some(describe(&place.path.join(&name), &found)?);
+                let file = Some(describe(&target.path.join(&name), &found)?);
                 files.push(NamedFile { file_name: name.into_vec(), file });
             }
         }
@@ -92,14 +92,14 @@ fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResp
     })
 }
 
-/// The first names after one, in order.
+/// The first `max` names after `after`, in order.
 fn first_names(
     directory: &File,
     after: &OsStr,
-    most: usize,
+    max: usize,
     visible: impl Fn(&OsStr) -> bool,
 ) -> Result<Vec<OsString>, Errno> {
-    let mut first = BinaryHeap::with_capacity(most.min(1024));
+    let mut first = BinaryHeap::with_capacity(max.min(1024));
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
@@ -107,36 +107,36 @@ fn first_names(
             continue;
         }
         first.push(name.to_owned());
-        if first.len() > most {
+        if first.len() > max {
             first.pop();
         }
     }
     Ok(first.into_sorted_vec())
 }
 
-fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> Result<v1::File, Refusal> {
+fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> Result<v1::File, FileError> {
     workspace.as_session(|| {
         if request.parents {
-            for part in Path::new(&request.path).ancestors().collect::<Vec<_>>().into_iter().rev() {
-                make_one(workspace, part, true)?;
+            for ancestor in Path::new(&request.path).ancestors().collect::<Vec<_>>().into_iter().rev() {
+                make_one(workspace, ancestor, true)?;
             }
         } else {
             make_one(workspace, Path::new(&request.path), false)?;
         }
-        let (place, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
-        describe(&place.path, &entry)
+        let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
+        describe(&target.path, &entry)
     })
 }
 
-fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), Refusal> {
+fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), FileError> {
     let path = path.to_str().ok_or(Reason::Impossible)?;
-    let place = workspace.find(path, FinalSymlink::Follow, FileAccess::Read)?;
-    match &place.entry {
+    let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Read)?;
+    match &target.entry {
         Some(entry) if may_exist && entry.kind() == FileType::Directory => Ok(()),
         Some(_) => Err(Reason::Exists.into()),
         None => {
-            workspace.find(path, FinalSymlink::Follow, FileAccess::Write)?;
-            match mkdirat(&place.parent, &place.name, DIRECTORY_MODE) {
+            workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
+            match mkdirat(&target.parent, &target.name, DIRECTORY_MODE) {
                 Err(Errno::EXIST) if may_exist => Ok(()),
                 made => Ok(made?),
             }
@@ -144,82 +144,82 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), R
     }
 }
 
-fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, Refusal> {
-    let keep = |path, field| {
-        workspace.find(path, FinalSymlink::NoFollow, FileAccess::Replace).map_err(Refusal::at(field))
+fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, FileError> {
+    let resolve = |path, field| {
+        workspace.resolve(path, FinalSymlink::NoFollow, FileAccess::Replace).map_err(FileError::at(field))
     };
     workspace.as_session(|| {
-        let mut from = keep(&request.source_path, "source_path")?;
-        let to = keep(&request.destination_path, "destination_path")?;
-        let absent = || Refusal::at("source_path")(Reason::Absent.into());
+        let mut from = resolve(&request.source_path, "source_path")?;
+        let to = resolve(&request.destination_path, "destination_path")?;
+        let absent = || FileError::at("source_path")(Reason::Absent.into());
         let moved = from.entry.take().ok_or_else(absent)?;
         let flags = if request.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags)
-            .map_err(|errno| Refusal::at("destination_path")(errno.into()))?;
+            .map_err(|errno| FileError::at("destination_path")(errno.into()))?;
         describe(&to.path, &moved.refresh()?)
     })
 }
 
-fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File, Refusal> {
-    let at_source = Refusal::at("source_path");
+fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File, FileError> {
+    let at_source = FileError::at("source_path");
     let (source, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.source_path).map_err(&at_source)?;
         let source = entry.open().map_err(|errno| at_source(errno.into()))?;
-        let wanted = Wanted {
+        let options = WriteOptions {
             mode: Some(entry.stat.st_mode & 0o777),
             replace: request.overwrite,
             etag: String::new(),
         };
-        let upload = Upload::begin(workspace, &request.destination_path, wanted);
-        Ok((source, upload.map_err(Refusal::at("destination_path"))?))
+        let upload = Upload::begin(workspace, &request.destination_path, options);
+        Ok((source, upload.map_err(FileError::at("destination_path"))?))
     })?;
     upload.append_file(workspace, source).map_err(at_source)?;
-    upload.publish(workspace).map_err(Refusal::at("destination_path"))
+    upload.publish(workspace).map_err(FileError::at("destination_path"))
 }
 
-fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), Refusal> {
+fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), FileError> {
     let left = workspace.as_session(|| {
-        let (place, entry) =
+        let (target, entry) =
             workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileAccess::Replace)?;
         match (entry.kind(), request.recursive) {
             (FileType::Directory, true) => {
-                // The session's user must be allowed to take it from its directory.
-                accessat(&place.parent, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
-                return Ok(Some(place));
+                // The session's user must be allowed to remove it from its parent.
+                accessat(&target.parent, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
+                return Ok(Some(target));
             }
-            (FileType::Directory, false) => unlinkat(&place.parent, &place.name, AtFlags::REMOVEDIR)?,
-            _ => unlinkat(&place.parent, &place.name, AtFlags::empty())?,
+            (FileType::Directory, false) => unlinkat(&target.parent, &target.name, AtFlags::REMOVEDIR)?,
+            _ => unlinkat(&target.parent, &target.name, AtFlags::empty())?,
         }
         Ok(None)
     })?;
-    left.map_or(Ok(()), |place| remove_tree(workspace, &place))
+    left.map_or(Ok(()), |target| remove_tree(workspace, &target))
 }
 
-/// A tree is gone in one step, and taken apart where nobody changes it any more.
-fn remove_tree(workspace: &Workspace, place: &ResolvedPath) -> Result<(), Refusal> {
+/// Moves a tree to the trash atomically and removes it there.
+fn remove_tree(workspace: &Workspace, target: &ResolvedPath) -> Result<(), FileError> {
     let trash: OwnedFd = resolve_beneath::open_directory(&workspace.trash())?;
     let name = Uuid::new_v4().to_string();
-    renameat(&place.parent, &place.name, &trash, &name)?;
+    renameat(&target.parent, &target.name, &trash, &name)?;
     if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {
-        tracing::warn!(%error, "a removed directory is left to the janitor");
+        tracing::warn!(%error, "cannot remove directory from the trash, leaving it to the janitor");
     }
     Ok(())
 }
 
-fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFileResponse, Refusal> {
+fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFileResponse, FileError> {
     let (text, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.path)?;
         let etag = super::workspace::etag(&entry);
         if !request.etag.is_empty() && request.etag != etag {
             return Err(Reason::Changed.into());
         }
-        if u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX) > MOST_EDITED {
+        if u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX) > MAX_EDIT_BYTES {
             return Err(Reason::TooLarge.into());
         }
-        let text = read_at(&entry.open()?, 0, usize::try_from(MOST_EDITED).unwrap_or(usize::MAX))?;
-        // A change between reading and writing is noticed by the etag.
-        let wanted = Wanted { mode: None, replace: true, etag };
-        Ok((text, Upload::begin(workspace, &request.path, wanted)?))
+        let text = read_at(&entry.open()?, 0, usize::try_from(MAX_EDIT_BYTES).unwrap_or(usize::MAX))?;
+        // The etag detects a change between reading and writing.
+        let options = WriteOptions { mode: None, replace: true, etag };
+        Ok((text, Upload::begin(workspace, &request.path, options)?))
     })?;
     let (edited, replacements) = replace(&text, &request.old_text, &request.new_text, request.replace_all)?;
     upload.append(workspace, &edited)?;
@@ -227,8 +227,8 @@ fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFile
     Ok(CallFileResponse { replacements, ..one(file) })
 }
 
-/// The text with one piece of it replaced, and how often.
-fn replace(text: &[u8], old: &[u8], new: &[u8], all: bool) -> Result<(Vec<u8>, i64), Refusal> {
+/// The text with `old` replaced by `new`, and the number of replacements.
+fn replace(text: &[u8], old: &[u8], new: &[u8], all: bool) -> Result<(Vec<u8>, i64), FileError> {
     let mut edited = Vec::with_capacity(text.len());
     let (mut rest, mut count) = (text, 0);
     while let Some(at) = position(rest, old) {
@@ -245,11 +245,11 @@ fn replace(text: &[u8], old: &[u8], new: &[u8], all: bool) -> Result<(Vec<u8>, i
     }
 }
 
-fn position(text: &[u8], wanted: &[u8]) -> Option<usize> {
-    if wanted.is_empty() {
+fn position(text: &[u8], pattern: &[u8]) -> Option<usize> {
+    if pattern.is_empty() {
         return None;
     }
-    text.windows(wanted.len()).position(|part| part == wanted)
+    text.windows(pattern.len()).position(|window| window == pattern)
 }
 
 #[cfg(test)]
@@ -259,11 +259,11 @@ mod tests {
     fn edited(text: &str, old: &str, new: &str, all: bool) -> Result<(String, i64), Reason> {
         replace(text.as_bytes(), old.as_bytes(), new.as_bytes(), all)
             .map(|(text, count)| (String::from_utf8(text).unwrap(), count))
-            .map_err(|refusal| refusal.reason)
+            .map_err(|error| error.reason)
     }
 
     #[test]
-    fn one_occurrence_is_replaced_and_more_only_on_request() {
+    fn several_occurrences_need_replace_all() {
         assert_eq!(edited("a b c", "b", "x", false), Ok(("a x c".into(), 1)));
         assert_eq!(edited("a b b", "b", "x", false), Err(Reason::TextAmbiguous));
         assert_eq!(edited("b b", "b", "bb", true), Ok(("bb bb".into(), 2)));
@@ -274,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn names_come_in_order_and_no_more_than_asked() {
+    fn names_are_sorted_and_limited() {
         let temp = tempfile::tempdir().unwrap();
         for name in ["c", "a", "d", "b", "hidden"] {
             std::fs::write(temp.path().join(name), "").unwrap();
         }
         let directory = File::open(temp.path()).unwrap();
-        let names = |after: &str, most| {
-            first_names(&directory, OsStr::new(after), most, |name| name != "hidden").unwrap()
+        let names = |after: &str, max| {
+            first_names(&directory, OsStr::new(after), max, |name| name != "hidden").unwrap()
         };
         assert_eq!(names("", 2), ["a", "b"]);
         assert_eq!(names("b", 9), ["c", "d"]);

@@ -1,4 +1,4 @@
-//! Why a file call is refused, and how that is told to the api.
+//! Errors of file calls, and how they are sent to the api.
 
 use codelia_policy::FileDenied;
 use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Reason};
@@ -6,9 +6,9 @@ use codelia_sys::{Errno, resolve_beneath::ResolveError};
 use prost::Message;
 use tonic::{Code, Status};
 
-/// Why a file call is refused.
+/// Why a file call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct FileError {
     pub(crate) reason: Reason,
     /// The field of the request at fault.
     field: &'static str,
@@ -16,13 +16,13 @@ pub(crate) struct Refusal {
     rule: &'static str,
 }
 
-impl From<Reason> for Refusal {
+impl From<Reason> for FileError {
     fn from(reason: Reason) -> Self {
         Self { reason, field: "", rule: "" }
     }
 }
 
-impl From<Errno> for Refusal {
+impl From<Errno> for FileError {
     fn from(errno: Errno) -> Self {
         let reason = match errno {
             Errno::NOENT => Reason::Absent,
@@ -30,7 +30,7 @@ impl From<Errno> for Refusal {
             Errno::ISDIR => Reason::Directory,
             Errno::NOTDIR => Reason::NoDirectory,
             Errno::NOTEMPTY => Reason::NotEmpty,
-            // Also for what is mounted in the workspace: nothing that a command could have made is.
+            // Also for mounts inside the workspace: commands cannot make those.
             Errno::XDEV => Reason::LeadsOut,
             Errno::ACCESS | Errno::PERM | Errno::ROFS => Reason::Permission,
             Errno::FBIG => Reason::TooLarge,
@@ -38,7 +38,7 @@ impl From<Errno> for Refusal {
             Errno::NAMETOOLONG | Errno::LOOP | Errno::INVAL | Errno::BUSY => Reason::Impossible,
             Errno::MFILE | Errno::NFILE => Reason::Busy,
             other => {
-                tracing::error!(errno = %other, "a file call failed");
+                tracing::error!(errno = %other, "file call failed");
                 Reason::Failed
             }
         };
@@ -46,13 +46,13 @@ impl From<Errno> for Refusal {
     }
 }
 
-impl From<std::io::Error> for Refusal {
+impl From<std::io::Error> for FileError {
     fn from(error: std::io::Error) -> Self {
         Errno::from_io_error(&error).unwrap_or(Errno::IO).into()
     }
 }
 
-impl From<ResolveError> for Refusal {
+impl From<ResolveError> for FileError {
     fn from(error: ResolveError) -> Self {
         match error {
             ResolveError::OutsideRoot => Reason::LeadsOut.into(),
@@ -61,22 +61,22 @@ impl From<ResolveError> for Refusal {
     }
 }
 
-impl From<FileDenied> for Refusal {
+impl From<FileDenied> for FileError {
     fn from(denied: FileDenied) -> Self {
         Self { rule: denied.rule, ..Reason::Policy.into() }
     }
 }
 
-impl Refusal {
-    /// The same, with the field at fault.
+impl FileError {
+    /// Adds the field at fault.
     pub(crate) fn at(field: &'static str) -> impl Fn(Self) -> Self {
-        move |refusal| Self { field, ..refusal }
+        move |error| Self { field, ..error }
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        let Refusal { reason, field, rule } = refusal;
+impl From<FileError> for Status {
+    fn from(error: FileError) -> Self {
+        let FileError { reason, field, rule } = error;
         let details = FileRefusal { reason: reason.into(), field: field.to_owned(), rule: rule.to_owned() };
         Status::with_details(Code::FailedPrecondition, reason.as_str_name(), details.encode_to_vec().into())
     }

@@ -1,36 +1,36 @@
-//! How many file calls are open: each holds descriptors, and no tenant may hold them all.
+//! Limits open file calls: each holds descriptors, and no tenant may hold them all.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-const MOST: usize = 256;
-const MOST_OF_TENANT: usize = 64;
+const MAX_CALLS: usize = 256;
+const MAX_CALLS_PER_TENANT: usize = 64;
 
-/// The calls that are open.
+/// Counts the open calls of each tenant.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
+pub(crate) struct CallLimiter {
     by_tenant: Mutex<HashMap<String, usize>>,
 }
 
-/// One of them; it is over when this is dropped.
+/// Permission for one call, which ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    crowd: Arc<Crowd>,
+pub(crate) struct CallPermit {
+    limiter: Arc<CallLimiter>,
     tenant: String,
 }
 
-impl Crowd {
-    /// Lets a call in; `None` if there are too many.
-    pub(crate) fn enter(self: &Arc<Self>, tenant: &str) -> Option<Ticket> {
+impl CallLimiter {
+    /// Permission for one more call; `None` if there are too many.
+    pub(crate) fn try_acquire(self: &Arc<Self>, tenant: &str) -> Option<CallPermit> {
         let mut by_tenant = self.lock();
         let (all, own) = (by_tenant.values().sum::<usize>(), by_tenant.get(tenant).copied().unwrap_or(0));
-        if all >= MOST || own >= MOST_OF_TENANT {
+        if all >= MAX_CALLS || own >= MAX_CALLS_PER_TENANT {
             return None;
         }
         by_tenant.insert(tenant.to_owned(), own + 1);
-        Some(Ticket { crowd: self.clone(), tenant: tenant.to_owned() })
+        Some(CallPermit { limiter: self.clone(), tenant: tenant.to_owned() })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
@@ -38,9 +38,9 @@ impl Crowd {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for CallPermit {
     fn drop(&mut self) {
-        let mut by_tenant = self.crowd.lock();
+        let mut by_tenant = self.limiter.lock();
         match by_tenant.get_mut(&self.tenant) {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(by_tenant.remove(&self.tenant)),
@@ -53,16 +53,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_tenant_holds_all_and_who_leaves_makes_room() {
-        let crowd = Arc::<Crowd>::default();
-        let held: Vec<Ticket> = std::iter::from_fn(|| crowd.enter("greedy")).collect();
-        assert_eq!(held.len(), MOST_OF_TENANT);
-        let other = crowd.enter("other");
+    fn calls_are_limited_in_total_and_per_tenant() {
+        let limiter = Arc::<CallLimiter>::default();
+        let held: Vec<CallPermit> = std::iter::from_fn(|| limiter.try_acquire("greedy")).collect();
+        assert_eq!(held.len(), MAX_CALLS_PER_TENANT);
+        let other = limiter.try_acquire("other");
         assert!(other.is_some());
         drop((held, other));
-        assert!(crowd.enter("greedy").is_some());
-        assert!(crowd.lock().is_empty());
-        let tenants: Vec<Ticket> = (0..).map_while(|n: usize| crowd.enter(&(n / 50).to_string())).collect();
-        assert_eq!(tenants.len(), MOST);
+        assert!(limiter.try_acquire("greedy").is_some());
+        assert!(limiter.lock().is_empty());
+        let many = (0..).map_while(|n: usize| limiter.try_acquire(&(n / 50).to_string()));
+        let held: Vec<CallPermit> = many.collect();
+        assert_eq!(held.len(), MAX_CALLS);
     }
 }

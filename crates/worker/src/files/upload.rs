@@ -1,5 +1,5 @@
-//! A file that is being written: without a name until it is whole, so that whatever ends the call,
-//! the worker or the host before that leaves nothing.
+//! A file that is being written. It has no name until it is complete, so an interrupted call, worker
+//! or host leaves nothing behind.
 
 use std::{
     fs::{File, Permissions},
@@ -21,86 +21,86 @@ use rustix::fs::{AtFlags, CWD, linkat, renameat, unlinkat};
 use uuid::Uuid;
 
 use super::{
-    error::Refusal,
+    error::FileError,
     workspace::{Workspace, check_regular, describe, etag},
 };
 
-/// Of a file that was not there before and whose caller names no other.
-const USUAL_MODE: u32 = 0o644;
-/// The janitor may take what is about to appear for what is to be gone; it sweeps once in a minute.
-const TRIES: usize = 3;
+/// The mode of a new file whose caller sets none.
+const DEFAULT_MODE: u32 = 0o644;
+/// The janitor may remove a name from the trash before it is moved; it does so once a minute.
+const MAX_ATTEMPTS: usize = 3;
 
-/// How a file is to be written.
+/// How a file is written.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Wanted {
-    /// Its permission bits; `None` keeps those of the file before.
+pub(crate) struct WriteOptions {
+    /// Its permission bits; `None` keeps those of the file that it replaces.
     pub(crate) mode: Option<u32>,
-    /// Whether a file that is there may be replaced.
+    /// Whether an existing file may be replaced.
     pub(crate) replace: bool,
-    /// Only the file with this etag may be; empty for any.
+    /// Replaces only the file with this etag; empty for any.
     pub(crate) etag: String,
 }
 
 /// A file that is being written.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    place: ResolvedPath,
+    target: ResolvedPath,
     file: File,
     written: u64,
-    wanted: Wanted,
+    options: WriteOptions,
 }
 
 impl Upload {
-    /// Begins a file at a path. Call it as the session.
-    pub(crate) fn begin(workspace: &Workspace, path: &str, wanted: Wanted) -> Result<Self, Refusal> {
-        let place = workspace.find(path, FinalSymlink::Follow, FileAccess::Write)?;
-        place.entry.as_ref().map_or(Ok(()), check_regular)?;
-        let mode = wanted.mode.or(place.entry.as_ref().map(|entry| entry.stat.st_mode & 0o777));
-        let file = place.create_unnamed_file()?;
-        file.set_permissions(Permissions::from_mode(mode.unwrap_or(USUAL_MODE)))?;
-        let upload = Self { place, file, written: 0, wanted };
+    /// Begins to write the file at a path. Call it as the session.
+    pub(crate) fn begin(workspace: &Workspace, path: &str, options: WriteOptions) -> Result<Self, FileError> {
+        let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
+        target.entry.as_ref().map_or(Ok(()), check_regular)?;
+        let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode & 0o777));
+        let file = target.create_unnamed_file()?;
+        file.set_permissions(Permissions::from_mode(mode.unwrap_or(DEFAULT_MODE)))?;
+        let upload = Self { target, file, written: 0, options };
         upload.check_unchanged()?;
         Ok(upload)
     }
 
-    /// Adds bytes at its end.
-    pub(crate) fn append(&mut self, workspace: &Workspace, data: &[u8]) -> Result<(), Refusal> {
+    /// Appends bytes.
+    pub(crate) fn append(&mut self, workspace: &Workspace, data: &[u8]) -> Result<(), FileError> {
         self.written += data.len() as u64;
-        if self.written > workspace.most_bytes {
+        if self.written > workspace.max_file_bytes {
             return Err(Reason::TooLarge.into());
         }
         Ok(self.file.write_all(data)?)
     }
 
-    /// Adds all of another file.
-    pub(crate) fn append_file(&mut self, workspace: &Workspace, mut from: File) -> Result<(), Refusal> {
-        // One byte more than may be, to see that there is more.
-        let most = workspace.most_bytes.saturating_add(1);
-        self.written += io::copy(&mut io::Read::take(&mut from, most), &mut self.file)?;
-        if self.written > workspace.most_bytes { Err(Reason::TooLarge.into()) } else { Ok(()) }
+    /// Appends all of another file.
+    pub(crate) fn append_file(&mut self, workspace: &Workspace, mut from: File) -> Result<(), FileError> {
+        // One byte more than allowed shows that the file is too large.
+        let max = workspace.max_file_bytes.saturating_add(1);
+        self.written += io::copy(&mut io::Read::take(&mut from, max), &mut self.file)?;
+        if self.written > workspace.max_file_bytes { Err(Reason::TooLarge.into()) } else { Ok(()) }
     }
 
-    /// Gives the file its name in one step.
-    pub(crate) fn publish(self, workspace: &Workspace) -> Result<v1::File, Refusal> {
+    /// Gives the file its name atomically.
+    pub(crate) fn publish(self, workspace: &Workspace) -> Result<v1::File, FileError> {
         workspace.check_held()?;
         self.check_unchanged()?;
-        match workspace.as_session(|| Ok(self.link(&self.place.parent, Path::new(&self.place.name))?)) {
-            Err(refusal) if refusal.reason == Reason::Exists && self.wanted.replace => {
+        match workspace.as_session(|| Ok(self.link(&self.target.parent, Path::new(&self.target.name))?)) {
+            Err(error) if error.reason == Reason::Exists && self.options.replace => {
                 self.replace(&workspace.trash())?;
             }
             linked => linked?,
         }
-        describe(&self.place.path, &Entry::from_fd(self.file.into())?)
+        describe(&self.target.path, &Entry::from_fd(self.file.into())?)
     }
 
-    /// A name can only be replaced by a name. This one is the worker's alone, where nothing that stays is lost:
-    /// whether the session's user may write to the directory was seen when the file was begun in it.
-    fn replace(&self, trash: &Path) -> Result<(), Refusal> {
+    /// Replaces the file by renaming over it. That needs a name, which the file gets in the trash.
+    /// Creating the file already showed that the session's user may write to the directory.
+    fn replace(&self, trash: &Path) -> Result<(), FileError> {
         let trash = resolve_beneath::open_directory(trash)?;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let name = Uuid::new_v4().to_string();
             self.link(&trash, Path::new(&name))?;
-            match renameat(&trash, &name, &self.place.parent, &self.place.name) {
+            match renameat(&trash, &name, &self.target.parent, &self.target.name) {
                 Err(Errno::NOENT) => {}
                 Err(errno) => {
                     unlinkat(&trash, &name, AtFlags::empty())?;
@@ -116,13 +116,13 @@ impl Upload {
         linkat(CWD, proc_fd_path(&self.file), directory, name, AtFlags::SYMLINK_FOLLOW)
     }
 
-    fn check_unchanged(&self) -> Result<(), Refusal> {
-        let there = self.place.lookup()?;
-        if there.is_some() && !self.wanted.replace {
+    fn check_unchanged(&self) -> Result<(), FileError> {
+        let existing = self.target.lookup()?;
+        if existing.is_some() && !self.options.replace {
             return Err(Reason::Exists.into());
         }
-        let same = |etag_now: String| etag_now == self.wanted.etag;
-        if self.wanted.etag.is_empty() || there.as_ref().map(etag).is_some_and(same) {
+        let same = |current: String| current == self.options.etag;
+        if self.options.etag.is_empty() || existing.as_ref().map(etag).is_some_and(same) {
             Ok(())
         } else {
             Err(Reason::Changed.into())
@@ -130,12 +130,12 @@ impl Upload {
     }
 }
 
-/// Reads bytes at a position; fewer, or none, at the end of the file.
-pub(crate) fn read_at(file: &File, at: u64, most: usize) -> Result<Vec<u8>, Refusal> {
-    let mut bytes = vec![0; most];
+/// Reads up to `max` bytes at an offset; fewer at the end of the file.
+pub(crate) fn read_at(file: &File, offset: u64, max: usize) -> Result<Vec<u8>, FileError> {
+    let mut bytes = vec![0; max];
     let mut filled = 0;
-    while filled < most {
-        match file.read_at(&mut bytes[filled..], at + filled as u64)? {
+    while filled < max {
+        match file.read_at(&mut bytes[filled..], offset + filled as u64)? {
             0 => break,
             count => filled += count,
         }

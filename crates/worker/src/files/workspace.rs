@@ -1,5 +1,5 @@
-//! One held session's directory, as file calls see it: found without leaving it, decided by the
-//! session's policy, touched as the session's own user.
+//! The directory of a held session, as file calls use it: paths are resolved inside it, checked
+//! against the session's policy, and accessed as the session's user.
 
 use std::{
     os::unix::ffi::OsStrExt,
@@ -19,36 +19,47 @@ use codelia_sys::{
 use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
 
-use super::error::Refusal;
-use crate::worker::Worker;
+use super::error::FileError;
+use crate::{
+    lease::{sessions::Sessions, worker_lease::LeaseHandle},
+    workspace::root::SessionRoot,
+};
+
+/// Opens the workspaces of the sessions that this worker holds.
+#[derive(Debug, Clone)]
+pub(crate) struct Workspaces {
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) root: Arc<SessionRoot>,
+    pub(crate) lease: LeaseHandle,
+}
 
 /// The directory of a session that this worker holds.
 #[derive(Debug)]
 pub(crate) struct Workspace {
-    worker: Arc<Worker>,
+    held: Workspaces,
     session: SessionId,
     epoch: LeaseEpoch,
     root: Root,
-    /// Who its commands are on the host, where that is not the worker itself.
+    /// The user of its commands on the host, if it is not the worker's.
     user: Option<Ids>,
     policy: FilesystemPolicy,
     /// The largest file that its commands may write.
-    pub(crate) most_bytes: u64,
+    pub(crate) max_file_bytes: u64,
 }
 
-impl Workspace {
-    /// Opens it, if the session is held under the lease that the caller names.
-    pub(crate) fn open(worker: Arc<Worker>, asked: &HeldSession) -> Result<Self, Refusal> {
-        let session: SessionId = asked.session_id.parse().map_err(|_| Reason::NotHeld)?;
-        let epoch = LeaseEpoch(asked.lease_epoch);
-        let (spec, ids) = worker.sessions.for_files(session, epoch).ok_or(Reason::NotHeld)?;
-        let root = Root::open(&worker.root.session(session), Path::new(WORKSPACE))?;
-        let workspace = Self {
-            // In mode `logical` commands are the worker's own user.
+impl Workspaces {
+    /// Opens a workspace, if its session is held under the lease that the caller names.
+    pub(crate) fn open(self, requested: &HeldSession) -> Result<Workspace, FileError> {
+        let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
+        let epoch = LeaseEpoch(requested.lease_epoch);
+        let (spec, ids) = self.sessions.for_files(session, epoch).ok_or(Reason::NotHeld)?;
+        let root = Root::open(&self.root.session(session), Path::new(WORKSPACE))?;
+        let workspace = Workspace {
+            // In mode `logical` commands run as the worker's own user.
             user: (spec.mode != Mode::Logical).then_some(ids),
             policy: spec.policy.filesystem,
-            most_bytes: spec.limits.file_bytes,
-            worker,
+            max_file_bytes: spec.limits.file_bytes,
+            held: self,
             session,
             epoch,
             root,
@@ -56,77 +67,79 @@ impl Workspace {
         workspace.check_held()?;
         Ok(workspace)
     }
+}
 
-    /// Whether the session is still held under the lease that the call began with.
-    pub(crate) fn check_held(&self) -> Result<(), Refusal> {
-        let is_held = self.worker.sessions.for_files(self.session, self.epoch).is_some();
-        if is_held && self.worker.current().is_live() { Ok(()) } else { Err(Reason::NotHeld.into()) }
+impl Workspace {
+    /// Fails if the session is no longer held under the lease that the call began with.
+    pub(crate) fn check_held(&self) -> Result<(), FileError> {
+        let is_held = self.held.sessions.for_files(self.session, self.epoch).is_some();
+        if is_held && self.held.lease.is_live() { Ok(()) } else { Err(Reason::NotHeld.into()) }
     }
 
-    /// Does something as the user that the session's commands are.
-    pub(crate) fn as_session<T>(&self, work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    /// Does `work` as the user of the session's commands.
+    pub(crate) fn as_session<T>(&self, work: impl FnOnce() -> Result<T, FileError>) -> Result<T, FileError> {
         match self.user {
             None => work(),
-            Some(Ids { uid, gid }) => as_user(uid, gid, work).map_err(Refusal::from)?,
+            Some(Ids { uid, gid }) => as_user(uid, gid, work).map_err(FileError::from)?,
         }
     }
 
-    /// Finds a place and decides whether it may be used. Call it as the session.
-    pub(crate) fn find(
+    /// Resolves a path and checks the policy. Call it as the session.
+    pub(crate) fn resolve(
         &self,
         path: &str,
-        last: FinalSymlink,
-        what: FileAccess,
-    ) -> Result<ResolvedPath, Refusal> {
-        let place = self.root.resolve(Path::new(path), last)?;
-        self.policy.check_file(what, &Path::new(WORKSPACE).join(&place.path))?;
-        Ok(place)
+        final_symlink: FinalSymlink,
+        access: FileAccess,
+    ) -> Result<ResolvedPath, FileError> {
+        let resolved = self.root.resolve(Path::new(path), final_symlink)?;
+        self.policy.check_file(access, &Path::new(WORKSPACE).join(&resolved.path))?;
+        Ok(resolved)
     }
 
-    /// Finds what is there.
+    /// Resolves a path that must exist.
     pub(crate) fn find_entry(
         &self,
         path: &str,
-        last: FinalSymlink,
-        what: FileAccess,
-    ) -> Result<(ResolvedPath, Entry), Refusal> {
-        let mut place = self.find(path, last, what)?;
-        let entry = place.entry.take().ok_or(Reason::Absent)?;
-        Ok((place, entry))
+        final_symlink: FinalSymlink,
+        access: FileAccess,
+    ) -> Result<(ResolvedPath, Entry), FileError> {
+        let mut resolved = self.resolve(path, final_symlink, access)?;
+        let entry = resolved.entry.take().ok_or(Reason::Absent)?;
+        Ok((resolved, entry))
     }
 
-    /// Finds a file that can be opened.
-    pub(crate) fn find_file(&self, path: &str) -> Result<(ResolvedPath, Entry), Refusal> {
-        let (place, entry) = self.find_entry(path, FinalSymlink::Follow, FileAccess::Read)?;
+    /// Resolves a path to a regular file.
+    pub(crate) fn find_file(&self, path: &str) -> Result<(ResolvedPath, Entry), FileError> {
+        let (resolved, entry) = self.find_entry(path, FinalSymlink::Follow, FileAccess::Read)?;
         check_regular(&entry)?;
-        Ok((place, entry))
+        Ok((resolved, entry))
     }
 
-    /// Whether a path in the workspace may be seen by name, in a listing of what is around it.
+    /// Whether a path in the workspace may appear in a listing.
     pub(crate) fn may_see(&self, path: &Path) -> bool {
         self.policy.check_file(FileAccess::Read, &Path::new(WORKSPACE).join(path)).is_ok()
     }
 
-    /// Where what is to be gone is put, and what is to appear in one step comes from: on the same file
-    /// system as the session, out of its reach, and emptied by the janitor.
+    /// A directory for entries that are about to be removed or put in place atomically. It is on the
+    /// session's file system, out of its reach, and emptied by the janitor.
     pub(crate) fn trash(&self) -> PathBuf {
-        self.worker.root.trash()
+        self.held.root.trash()
     }
 }
 
-/// Refuses all but files.
-pub(crate) fn check_regular(entry: &Entry) -> Result<(), Refusal> {
+/// Fails unless the entry is a regular file.
+pub(crate) fn check_regular(entry: &Entry) -> Result<(), FileError> {
     match entry.kind() {
         FileType::RegularFile => Ok(()),
         FileType::Directory => Err(Reason::Directory.into()),
-        // A link here leads nowhere: it was followed.
+        // Links are followed, so this one is dangling.
         FileType::Symlink => Err(Reason::Absent.into()),
         _ => Err(Reason::Special.into()),
     }
 }
 
-/// Tells about a file.
-pub(crate) fn describe(path: &Path, entry: &Entry) -> Result<v1::File, Refusal> {
+/// The description of a file that callers see.
+pub(crate) fn describe(path: &Path, entry: &Entry) -> Result<v1::File, FileError> {
     let stat = &entry.stat;
     let (kind, link_target) = match entry.kind() {
         FileType::RegularFile => (FileKind::Regular, String::new()),
@@ -146,8 +159,8 @@ pub(crate) fn describe(path: &Path, entry: &Entry) -> Result<v1::File, Refusal> 
     })
 }
 
-/// Changes with the file: another one under the name has another number, and any change of this one
-/// moves its change time, which nobody can set.
+/// A tag that changes with the file: a file that replaces it has another inode, and any change to
+/// it moves its change time, which cannot be set.
 pub(crate) fn etag(entry: &Entry) -> String {
     let stat = &entry.stat;
     format!("{:x}-{:x}-{:x}.{:x}", stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec)

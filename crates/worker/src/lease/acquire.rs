@@ -1,101 +1,135 @@
-//! Taking sessions, and giving them back.
+//! Acquires and releases session leases.
 
 use std::{collections::HashSet, sync::Arc};
 
 use codelia_policy::Ids;
-use codelia_store::{Error, Lease, ReleaseOutcome};
+use codelia_store::{Error, Lease, ReleaseOutcome, Store};
 use codelia_types::{LeaseEpoch, SessionId};
 use futures::{TryStreamExt, stream};
 
-use crate::{lease::keeper::Current, lease::sessions::Holding, worker::Worker, workspace::root::RootError};
+use crate::{
+    lease::{
+        drain::DrainState,
+        sessions::{Holding, Sessions},
+        worker_lease::{LeaseHandle, WorkerLease},
+    },
+    loops::Wakeups,
+    run::registry::RunRegistry,
+    sandbox::spare_maker::SpareMaker,
+    workspace::root::{RootError, SessionRoot},
+};
 
-/// Sessions given back at once.
-const RELEASED_AT_ONCE: usize = 8;
+/// Sessions that are released concurrently.
+const MAX_CONCURRENT_RELEASES: usize = 8;
 
-/// Takes a session if that is possible, and prepares for its first run. Returns the epoch if the
-/// session is held now.
-pub(crate) async fn take_session(worker: &Arc<Worker>, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
-    let current = worker.current();
-    if let Holding::Held { epoch, closing: false } = worker.sessions.holding(id) {
-        return Ok(Some(epoch));
-    }
-    if worker.is_draining() || !current.is_live() || !worker.sessions.begin_acquire(id) {
-        return Ok(None);
-    }
-    let answer = worker.store.lease_acquire(id, worker.id(), current.incarnation).await;
-    let Ok(Some(lease)) = answer else {
-        // Whether a failed acquisition was stored is unknown; the poll finds out.
-        worker.sessions.forget(id);
-        return answer.map(|_| None);
-    };
-    if current.fence.is_cancelled() {
-        worker.sessions.forget(id);
-        return Ok(None);
-    }
-    let epoch = lease.token.epoch;
-    match directory(worker, &lease).await {
-        Ok(None) => {
-            tracing::error!(session = %id, "the files of a session are gone: it ends");
-            let ended = worker.store.session_end_data_lost(id, &lease.token).await;
-            // If that was not stored, the poll gives the session back, and who takes it finds out again.
-            worker.sessions.forget(id);
-            worker.clean_now.notify_one();
-            ended.map(|()| None)
+/// Acquires and releases the leases of sessions for this worker.
+#[derive(Debug)]
+pub(crate) struct SessionLeases {
+    pub(crate) store: Store,
+    pub(crate) lease: LeaseHandle,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) root: Arc<SessionRoot>,
+    pub(crate) spares: Arc<SpareMaker>,
+    pub(crate) drain: Arc<DrainState>,
+    pub(crate) wakeups: Arc<Wakeups>,
+}
+
+impl SessionLeases {
+    /// Acquires a session if possible and prepares for its first run. Returns the epoch if the
+    /// worker holds the session now.
+    pub(crate) async fn acquire(&self, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
+        let current = self.lease.current();
+        if let Holding::Held { epoch, closing: false } = self.sessions.holding(id) {
+            return Ok(Some(epoch));
         }
-        Ok(Some(ids)) => {
-            worker.sessions.acquired(lease, ids);
-            worker.keep_spare(id);
-            worker.poll_now.notify_one();
-            Ok(Some(epoch))
-        }
-        Err(error) => {
-            tracing::error!(error = &error as &dyn std::error::Error, session = %id, "no directory for a session");
-            let released = worker.store.lease_release(id, &lease.token).await;
-            // If that failed, the poll finds that the session is held and not known.
-            worker.sessions.forget(id);
-            released.map(|_| None)
-        }
-    }
-}
-
-/// Gives back the sessions that have no run here.
-pub(crate) async fn release_idle(worker: &Worker) -> Result<(), Error> {
-    let current = worker.current();
-    let busy: HashSet<_> = worker.runs.all_active().iter().map(|run| run.assigned.session).collect();
-    let idle = worker.sessions.all().into_iter().filter(|id| !busy.contains(id)).map(Ok);
-    stream::iter(idle)
-        .try_for_each_concurrent(RELEASED_AT_ONCE, |id| release_held(worker, &current, id))
-        .await
-}
-
-/// From here on nothing of the session is started. A run that the store has recorded for us keeps
-/// it busy until it is committed or handed back.
-async fn release_held(worker: &Worker, current: &Current, id: SessionId) -> Result<(), Error> {
-    let Some(epoch) = worker.sessions.begin_release(id) else { return Ok(()) };
-    if release(worker, current, id, epoch).await? != ReleaseOutcome::Busy {
-        worker.sessions.forget(id);
-    }
-    Ok(())
-}
-
-pub(crate) async fn release(
-    worker: &Worker,
-    current: &Current,
-    id: SessionId,
-    epoch: LeaseEpoch,
-) -> Result<ReleaseOutcome, Error> {
-    worker.store.lease_release(id, &worker.lease_token(current.incarnation, epoch)).await
-}
-
-/// Makes sure that a session has its directory, and tells whose it is; `None` if it had files and they
-/// are gone.
-async fn directory(worker: &Arc<Worker>, lease: &Lease) -> Result<Option<Ids>, RootError> {
-    let (worker, id, has_files) = (worker.clone(), lease.session, lease.has_files);
-    let look = move || {
-        if has_files && !worker.root.has_session(id)? {
+        if self.drain.is_draining() || !current.is_live() || !self.sessions.begin_acquire(id) {
             return Ok(None);
         }
-        worker.root.create_session(id).map(|(_, ids)| Some(ids))
-    };
-    tokio::task::spawn_blocking(look).await.map_err(|panic| RootError::interrupted(panic.into())).flatten()
+        let answer = self.store.lease_acquire(id, self.lease.worker(), current.incarnation).await;
+        let Ok(Some(lease)) = answer else {
+            // A failed call may still have been stored; the poll finds out.
+            self.sessions.forget(id);
+            return answer.map(|_| None);
+        };
+        if current.fence.is_cancelled() {
+            self.sessions.forget(id);
+            return Ok(None);
+        }
+        self.open(lease).await
+    }
+
+    /// Opens the directory of a session whose lease was just acquired.
+    async fn open(&self, lease: Lease) -> Result<Option<LeaseEpoch>, Error> {
+        let (id, epoch) = (lease.session, lease.token.epoch);
+        match self.directory(&lease).await {
+            Ok(None) => {
+                tracing::error!(session = %id, "session files are lost, ending the session");
+                let ended = self.store.session_end_data_lost(id, &lease.token).await;
+                // If that was not stored, the poll releases the session and its next holder gets here.
+                self.sessions.forget(id);
+                self.wakeups.janitor.notify_one();
+                ended.map(|()| None)
+            }
+            Ok(Some(ids)) => {
+                self.sessions.acquired(lease, ids);
+                self.spares.refill(id);
+                self.wakeups.poll.notify_one();
+                Ok(Some(epoch))
+            }
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, session = %id, "cannot open session directory");
+                let released = self.store.lease_release(id, &lease.token).await;
+                // If that failed, the poll finds a lease in the store that this worker does not know.
+                self.sessions.forget(id);
+                released.map(|_| None)
+            }
+        }
+    }
+
+    /// Releases the sessions that have no run here.
+    pub(crate) async fn release_idle(&self) -> Result<(), Error> {
+        let current = self.lease.current();
+        let busy: HashSet<_> = self.runs.all_active().iter().map(|run| run.assigned.session).collect();
+        let idle = self.sessions.all().into_iter().filter(|id| !busy.contains(id)).map(Ok);
+        stream::iter(idle)
+            .try_for_each_concurrent(MAX_CONCURRENT_RELEASES, |id| self.release_held(&current, id))
+            .await
+    }
+
+    /// Nothing of the session starts from here on. A run that the store has assigned to this worker
+    /// keeps the session busy until it is committed or handed back.
+    async fn release_held(&self, current: &WorkerLease, id: SessionId) -> Result<(), Error> {
+        let Some(epoch) = self.sessions.begin_release(id) else { return Ok(()) };
+        if self.release(current, id, epoch).await? != ReleaseOutcome::Busy {
+            self.sessions.forget(id);
+        }
+        Ok(())
+    }
+
+    /// Releases one session lease in the store.
+    pub(crate) async fn release(
+        &self,
+        current: &WorkerLease,
+        id: SessionId,
+        epoch: LeaseEpoch,
+    ) -> Result<ReleaseOutcome, Error> {
+        self.store.lease_release(id, &self.lease.token(current.incarnation, epoch)).await
+    }
+
+    /// Creates a session's directory if needed and returns its owner; `None` if the session had
+    /// files and they are lost.
+    async fn directory(&self, lease: &Lease) -> Result<Option<Ids>, RootError> {
+        let (root, id, has_files) = (self.root.clone(), lease.session, lease.has_files);
+        let open = move || {
+            if has_files && !root.has_session(id)? {
+                return Ok(None);
+            }
+            root.create_session(id).map(|(_, ids)| Some(ids))
+        };
+        tokio::task::spawn_blocking(open)
+            .await
+            .map_err(|panic| RootError::interrupted(panic.into()))
+            .flatten()
+    }
 }

@@ -1,74 +1,141 @@
-//! How a worker leaves: takes nothing new, lets its runs end, kills the rest, gives everything back.
+//! Draining: the worker takes nothing new, waits for its runs, cancels the rest, and releases its
+//! sessions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use codelia_store::Error;
+use codelia_store::{Error, Store};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::{lease::poll, worker::Worker};
+use crate::{
+    lease::{poll::Poller, sessions::Sessions, worker_lease::LeaseHandle},
+    run::{dispatch::Dispatcher, registry::RunRegistry},
+    sandbox::receipts::Receipts,
+};
 
-/// How long killed runs may take to be committed.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
-/// How long prepared sandboxes may take to be discarded.
-const SPARES_PATIENCE: Duration = Duration::from_secs(5);
-/// How often what can be given back is given back.
-const RELEASE_EVERY: Duration = Duration::from_millis(200);
+/// How long canceled runs may take to commit.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to discard the spare sandboxes.
+const SPARES_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a draining worker releases the sessions that became idle.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Drains and leaves. The heartbeat must go on meanwhile.
-pub(crate) async fn leave(worker: &Arc<Worker>) {
-    worker.leaving.cancel();
-    report("drain", worker.store.worker_drain(worker.id()).await.map(drop));
-    worker.forget_waiting();
-    let deadline = Instant::now() + worker.options.drain_grace;
-    tokio::select! {
-        () = sleep_until(deadline) => {}
-        () = worker.runs.none_active() => {}
-        () = give_back(worker) => {}
-    }
-    end_runs(worker).await;
-    // What was recorded for us meanwhile is handed back, and then every session.
-    if timeout(COMMIT_PATIENCE, give_all_back(worker)).await.is_err() {
-        tracing::error!("sessions are left that could not be given back");
-    }
-    worker.sessions.clear();
-    if timeout(SPARES_PATIENCE, worker.sessions.no_spares()).await.is_err() {
-        tracing::error!("prepared sandboxes are left that could not be discarded");
-    }
-    report("leave", worker.store.worker_leave(worker.id(), worker.current().incarnation).await);
+/// Whether the worker takes new sessions and runs.
+#[derive(Debug)]
+pub(crate) struct DrainState {
+    shutting_down: AtomicBool,
+    by_operator: AtomicBool,
+    receipts: Arc<Receipts>,
 }
 
-/// Gives back again and again: sessions become free one by one.
-async fn give_back(worker: &Arc<Worker>) {
-    loop {
-        report("give back", poll::run_once(worker).await);
-        sleep(RELEASE_EVERY).await;
+impl DrainState {
+    pub(crate) fn new(receipts: Arc<Receipts>) -> Self {
+        Self { shutting_down: AtomicBool::new(false), by_operator: AtomicBool::new(false), receipts }
+    }
+
+    /// Whether the worker must not take anything new: it shuts down, an operator drains it, or one
+    /// of its sandboxes left something behind.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.shutting_down.load(Ordering::SeqCst)
+            || self.by_operator.load(Ordering::Relaxed)
+            || !self.receipts.are_clean()
+    }
+
+    /// Stores the operator's request; returns whether it changed.
+    pub(crate) fn set_by_operator(&self, drain: bool) -> bool {
+        self.by_operator.swap(drain, Ordering::Relaxed) != drain
+    }
+
+    fn shut_down(&self) {
+        self.shutting_down.store(true, Ordering::SeqCst);
     }
 }
 
-/// Until nothing is held: a run may be recorded for us up to the moment its session is free.
-async fn give_all_back(worker: &Arc<Worker>) {
-    loop {
-        report("give back", poll::run_once(worker).await);
-        if worker.sessions.count() == 0 || !worker.current().is_live() {
-            return;
+/// Drains the worker before its process exits.
+#[derive(Debug)]
+pub(crate) struct Drainer {
+    pub(crate) store: Store,
+    pub(crate) lease: LeaseHandle,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) poller: Arc<Poller>,
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) state: Arc<DrainState>,
+    /// How long running runs may continue.
+    pub(crate) grace: Duration,
+    /// From the signal that asks a command to end to the one that kills it.
+    pub(crate) kill_grace: Duration,
+}
+
+impl Drainer {
+    /// Drains and unregisters the worker. The lease keeper must keep running meanwhile.
+    pub(crate) async fn drain(&self) {
+        self.state.shut_down();
+        log_failure("drain", self.store.worker_drain(self.lease.worker()).await.map(drop));
+        self.dispatcher.forget_waiting();
+        let deadline = Instant::now() + self.grace;
+        tokio::select! {
+            () = sleep_until(deadline) => {}
+            () = self.runs.none_active() => {}
+            () = self.release_repeatedly() => {}
         }
-        sleep(RELEASE_EVERY).await;
+        self.cancel_runs().await;
+        // Hands back the runs that were assigned meanwhile, then releases every session.
+        if timeout(COMMIT_TIMEOUT, self.release_all()).await.is_err() {
+            tracing::error!(
+                sessions = self.sessions.count(),
+                "drain timed out before all sessions were released"
+            );
+        }
+        self.discard_spares().await;
+        let left = self.store.worker_leave(self.lease.worker(), self.lease.incarnation()).await;
+        log_failure("unregister", left);
+    }
+
+    /// Forgets all sessions and waits until their spare sandboxes are gone.
+    pub(crate) async fn discard_spares(&self) {
+        self.sessions.clear();
+        if timeout(SPARES_TIMEOUT, self.sessions.no_spares()).await.is_err() {
+            tracing::error!("drain timed out before all spare sandboxes were discarded");
+        }
+    }
+
+    /// Sessions become idle one by one.
+    async fn release_repeatedly(&self) {
+        loop {
+            log_failure("release sessions", self.poller.run_once().await);
+            sleep(RELEASE_INTERVAL).await;
+        }
+    }
+
+    /// Releases until nothing is held: the store may assign a run until its session is released.
+    async fn release_all(&self) {
+        loop {
+            log_failure("release sessions", self.poller.run_once().await);
+            if self.sessions.count() == 0 || !self.lease.is_live() {
+                return;
+            }
+            sleep(RELEASE_INTERVAL).await;
+        }
+    }
+
+    async fn cancel_runs(&self) {
+        for run in self.runs.all_active() {
+            run.cancel.cancel();
+        }
+        if timeout(self.kill_grace + COMMIT_TIMEOUT, self.runs.none_active()).await.is_err() {
+            tracing::error!(runs = self.runs.all_active().len(), "drain timed out before all runs ended");
+        }
     }
 }
 
-/// Kills the runs that are left; they end as canceled.
-async fn end_runs(worker: &Worker) {
-    for run in worker.runs.all_active() {
-        run.cancel.cancel();
-    }
-    let patience = worker.options.kill_grace + COMMIT_PATIENCE;
-    if timeout(patience, worker.runs.none_active()).await.is_err() {
-        tracing::error!("runs are left that could not be ended");
-    }
-}
-
-fn report(step: &'static str, result: Result<(), Error>) {
+fn log_failure(step: &'static str, result: Result<(), Error>) {
     if let Err(error) = result {
-        tracing::warn!(%error, step, "while leaving");
+        tracing::warn!(%error, step, "drain step failed");
     }
 }

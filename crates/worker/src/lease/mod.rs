@@ -1,7 +1,9 @@
-//! Session leases: keeping, acquiring, finding and giving up sessions.
+//! The worker's lease and the sessions that it holds under it.
 
 pub(crate) mod acquire;
 pub(crate) mod drain;
 pub(crate) mod keeper;
 pub(crate) mod poll;
+pub(crate) mod registration;
 pub(crate) mod sessions;
+pub(crate) mod worker_lease;

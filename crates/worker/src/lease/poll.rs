@@ -1,112 +1,135 @@
-//! The poll: finds in the store what no push brought. Idempotent: it re-reads the truth each time.
+//! The poll: finds runs and sessions in the store that no push announced. Idempotent: each pass
+//! reads the store again.
 
 use std::sync::Arc;
 
-use codelia_store::{AssignedRun, Error, SessionRef};
+use codelia_store::{AssignedRun, Error, SessionRef, Store};
 use codelia_types::{RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
 
 use crate::{
-    lease::acquire::{release, release_idle, take_session},
-    lease::keeper::Current,
-    lease::sessions::Holding,
-    run::dispatch::{Taken, assign, enqueue, hand_back},
-    run::table::{Known, Past, Source},
-    worker::Worker,
+    lease::{
+        acquire::SessionLeases,
+        drain::DrainState,
+        sessions::{Holding, Sessions},
+        worker_lease::{LeaseHandle, WorkerLease},
+    },
+    run::{
+        dispatch::{Assignment, Dispatcher},
+        registry::{PriorOutcome, RunRegistry, RunSource, RunStatus},
+    },
 };
 
-/// Queued runs read at once: as many as can wait here.
-const QUEUED_LIMIT: i64 = 16 * 1024;
-/// Sessions taken at once.
-const TAKEN_AT_ONCE: usize = 8;
+/// Queued runs read in one pass: as many as can wait in this worker.
+const MAX_QUEUED: i64 = 16 * 1024;
+/// Sessions that are acquired concurrently.
+const MAX_CONCURRENT_ACQUIRES: usize = 8;
 
-/// Looks once.
-pub(crate) async fn run_once(worker: &Arc<Worker>) -> Result<(), Error> {
-    let current = worker.current();
-    if !current.is_live() {
-        return Ok(());
-    }
-    for assigned in worker.store.run_list_assigned(worker.id(), current.incarnation).await? {
-        take_assigned(worker, &current, assigned).await;
-    }
-    if worker.is_draining() {
-        worker.forget_waiting();
-        return release_idle(worker).await;
-    }
-    for (run, session, tenant) in
-        worker.store.run_list_queued(worker.id(), current.incarnation, QUEUED_LIMIT).await?
-    {
-        take_queued(worker, &current, run, session, &tenant).await?;
-    }
-    take_wanted(worker, &current).await
+/// Compares the store with what this worker knows.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    pub(crate) store: Store,
+    pub(crate) lease: LeaseHandle,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) leases: Arc<SessionLeases>,
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) drain: Arc<DrainState>,
 }
 
-/// A run that is recorded for this life of the worker: its push was lost, or somebody asked for its end.
-async fn take_assigned(worker: &Arc<Worker>, current: &Current, assigned: AssignedRun) {
-    match worker.runs.known(assigned.id, current.incarnation) {
-        Known::Active(run) if assigned.cancel_requested => return run.cancel.cancel(),
-        Known::No | Known::Past(Past::Left) => {}
-        Known::Past(Past::Ended) => return worker.runs.remember(assigned.id, current.incarnation),
-        Known::Active(_) | Known::Waiting | Known::Past(Past::HandedBack) => return,
+impl Poller {
+    /// Makes one pass.
+    pub(crate) async fn run_once(&self) -> Result<(), Error> {
+        let current = self.lease.current();
+        if !current.is_live() {
+            return Ok(());
+        }
+        let (worker, incarnation) = (self.lease.worker(), current.incarnation);
+        for assigned in self.store.run_list_assigned(worker, incarnation).await? {
+            self.take_assigned(&current, assigned).await;
+        }
+        if self.drain.is_draining() {
+            self.dispatcher.forget_waiting();
+            return self.leases.release_idle().await;
+        }
+        for (run, session, tenant) in self.store.run_list_queued(worker, incarnation, MAX_QUEUED).await? {
+            self.take_queued(&current, run, session, &tenant).await?;
+        }
+        self.acquire_wanted(&current).await
     }
-    let changing = worker.sessions.holding(assigned.session) == Holding::Changing;
-    if changing && !worker.is_draining() {
-        return;
-    }
-    let AssignedRun { id, session, epoch, turn, .. } = assigned;
-    if assign(worker, current, assigned, Source::Assigned) != Taken::Rejected
-        || !hand_back(worker, current, id, turn).await
-    {
-        return;
-    }
-    if worker.sessions.holding(session) == Holding::Not {
-        // The store says we hold it: an answer to an acquisition was lost. Begin anew.
-        report(release(worker, current, session, epoch).await.map(drop));
-    }
-}
 
-async fn take_queued(
-    worker: &Arc<Worker>,
-    current: &Current,
-    run: RunId,
-    session: SessionId,
-    tenant: &TenantId,
-) -> Result<(), Error> {
-    match worker.sessions.holding(session) {
-        Holding::Held { .. } => enqueue(worker, current.incarnation, run, session, tenant),
-        Holding::Changing => {}
-        Holding::Not => {
-            // As above: give back what we do not know we hold.
-            let found = worker.store.session_get(tenant, &SessionRef::Id(session)).await?;
-            if let Some(found) = found.filter(|found| found.holder.as_ref() == Some(worker.id())) {
-                release(worker, current, session, found.lease_epoch).await?;
+    /// Takes a run that the store has assigned to this incarnation: its push was lost, or a caller
+    /// asked to cancel it.
+    async fn take_assigned(&self, current: &WorkerLease, assigned: AssignedRun) {
+        match self.runs.status(assigned.id, current.incarnation) {
+            RunStatus::Active(run) if assigned.cancel_requested => return run.cancel.cancel(),
+            RunStatus::Unknown | RunStatus::Prior(PriorOutcome::Left) => {}
+            RunStatus::Prior(PriorOutcome::Ended) => {
+                return self.runs.remember(assigned.id, current.incarnation);
             }
+            RunStatus::Active(_) | RunStatus::Waiting | RunStatus::Prior(PriorOutcome::HandedBack) => return,
+        }
+        let changing = self.sessions.holding(assigned.session) == Holding::Changing;
+        if changing && !self.drain.is_draining() {
+            return;
+        }
+        let AssignedRun { id, session, epoch, turn, .. } = assigned;
+        if self.dispatcher.assign(current, assigned, RunSource::Assigned) != Assignment::Rejected
+            || !self.dispatcher.hand_back(current, id, turn).await
+        {
+            return;
+        }
+        if self.sessions.holding(session) == Holding::NotHeld {
+            // The store says that this worker holds the session: the answer to an acquisition was
+            // lost. Release it and start over.
+            log_failure(self.leases.release(current, session, epoch).await.map(drop));
         }
     }
-    Ok(())
-}
 
-/// Takes sessions that have runs and no holder, while there is room.
-async fn take_wanted(worker: &Arc<Worker>, current: &Current) -> Result<(), Error> {
-    let free = i64::try_from(worker.slots().free()).unwrap_or(i64::MAX);
-    if free == 0 {
-        return Ok(());
-    }
-    let wanted = worker.store.lease_list_wanted(worker.id(), current.incarnation, free).await?;
-    stream::iter(wanted)
-        .for_each_concurrent(TAKEN_AT_ONCE, |id| async move {
-            if let Holding::Held { .. } = worker.sessions.holding(id) {
-                // Nobody live holds it, so neither do we.
-                worker.sessions.forget(id);
+    async fn take_queued(
+        &self,
+        current: &WorkerLease,
+        run: RunId,
+        session: SessionId,
+        tenant: &TenantId,
+    ) -> Result<(), Error> {
+        match self.sessions.holding(session) {
+            Holding::Held { .. } => self.dispatcher.enqueue(current.incarnation, run, session, tenant),
+            Holding::Changing => {}
+            Holding::NotHeld => {
+                // As above: release a lease that only the store knows.
+                let found = self.store.session_get(tenant, &SessionRef::Id(session)).await?;
+                let is_ours = |holder: Option<&_>| holder == Some(self.lease.worker());
+                if let Some(found) = found.filter(|found| is_ours(found.holder.as_ref())) {
+                    self.leases.release(current, session, found.lease_epoch).await?;
+                }
             }
-            report(take_session(worker, id).await.map(drop));
-        })
-        .await;
-    Ok(())
+        }
+        Ok(())
+    }
+
+    /// Acquires sessions that have queued runs and no holder, while slots are free.
+    async fn acquire_wanted(&self, current: &WorkerLease) -> Result<(), Error> {
+        let free = i64::try_from(self.dispatcher.slots().lock().free()).unwrap_or(i64::MAX);
+        if free == 0 {
+            return Ok(());
+        }
+        let wanted = self.store.lease_list_wanted(self.lease.worker(), current.incarnation, free).await?;
+        stream::iter(wanted)
+            .for_each_concurrent(MAX_CONCURRENT_ACQUIRES, |id| async move {
+                if let Holding::Held { .. } = self.sessions.holding(id) {
+                    // The store says that no live worker holds it, so this one does not either.
+                    self.sessions.forget(id);
+                }
+                log_failure(self.leases.acquire(id).await.map(drop));
+            })
+            .await;
+        Ok(())
+    }
 }
 
-fn report(result: Result<(), Error>) {
+fn log_failure(result: Result<(), Error>) {
     if let Err(error) = result {
-        tracing::warn!(%error, "the poll will try again");
+        tracing::warn!(%error, "poll step failed, the next pass retries it");
     }
 }

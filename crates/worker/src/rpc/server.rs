@@ -1,5 +1,5 @@
-//! The listener of the internal channel: a Unix socket for our own user, or TLS with client
-//! certificates. Never anything else.
+//! The server of the internal channel: a Unix socket for the worker's own user, or TLS with client
+//! certificates. There is no unauthenticated option.
 
 use std::{
     fs,
@@ -7,7 +7,6 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
@@ -23,10 +22,10 @@ use tonic::{
     transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
 };
 
-use crate::{Error, InternalTls, Listen, Options, files::Files, rpc::service::Internal, worker::Worker};
+use crate::{Error, InternalTls, Listen, Options, files::FileService, rpc::service::RunService};
 
-/// An api that does not answer for this long is gone, and its owned runs with it.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+/// An api that does not answer pings is taken for dead; the runs that end with it are canceled.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A bound listener.
@@ -36,19 +35,19 @@ pub(crate) enum Listener {
     Tcp(TcpListener, ServerTlsConfig),
 }
 
-/// A socket's name, removed with its listener.
+/// Removes the socket's file when its listener is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
-            tracing::warn!(%error, path = %self.0.display(), "cannot remove the socket");
+            tracing::warn!(%error, path = %self.0.display(), "cannot remove socket file");
         }
     }
 }
 
-/// Binds, and tells the address under which an api reaches it.
+/// Binds the listener and returns the address under which apis reach it.
 pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error> {
     let (listener, address) = match &options.listen {
         Listen::Unix(path) => {
@@ -57,31 +56,35 @@ pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error>
             let address = format!("unix:{}", path.display());
             (Listener::Unix(listener, SocketFile(path)), address)
         }
-        Listen::Tcp(wanted) => {
+        Listen::Tcp(requested) => {
             let tls = options.internal_tls.as_ref().ok_or(Error::TlsMissing)?;
-            let (listener, bound) = bind_tcp(*wanted).await.map_err(failed(wanted))?;
+            let (listener, bound) = bind_tcp(*requested).await.map_err(failed(requested))?;
             (Listener::Tcp(listener, tls_config(tls)), format!("https://{bound}"))
         }
     };
     Ok((listener, options.advertise.clone().unwrap_or(address)))
 }
 
-/// Serves until `shutdown`; calls in progress may end.
+/// The services of the internal channel.
+pub(crate) fn services(runs: RunService, files: FileService) -> Routes {
+    Routes::new(WorkerServiceServer::new(runs)).add_service(WorkerFileServiceServer::new(files))
+}
+
+/// Serves until `shutdown`, then waits for the calls in progress.
 pub(crate) async fn serve(
     listener: Listener,
-    worker: Arc<Worker>,
+    services: Routes,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    let services = Routes::new(WorkerServiceServer::new(Internal(worker.clone())))
-        .add_service(WorkerFileServiceServer::new(Files::new(worker)));
     let until = shutdown.cancelled_owned();
     match listener {
         Listener::Unix(listener, _file) => {
             let mut server = server;
-            let served = server.add_routes(services).serve_with_incoming_shutdown(ours(listener), until);
+            let served =
+                server.add_routes(services).serve_with_incoming_shutdown(own_connections(listener), until);
             served.await.map_err(Error::Serve)
         }
         Listener::Tcp(listener, tls) => {
@@ -106,8 +109,8 @@ fn tls_config(tls: &InternalTls) -> ServerTlsConfig {
         .client_ca_root(Certificate::from_pem(&tls.ca_pem))
 }
 
-async fn bind_tcp(wanted: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind(wanted).await?;
+async fn bind_tcp(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
     Ok((listener, bound))
 }
@@ -118,12 +121,12 @@ async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     }
     remove_stale(path).await?;
     let listener = UnixListener::bind(path)?;
-    // Until here others may have connected; they are turned away by their credentials.
+    // Others may have connected before this; `own_connections` rejects them by their credentials.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-/// Removes a socket that nobody listens on any more.
+/// Removes a socket that no process listens on.
 async fn remove_stale(path: &Path) -> io::Result<()> {
     match UnixStream::connect(path).await {
         Ok(_) => Err(io::Error::from(ErrorKind::AddrInUse)),
@@ -133,14 +136,14 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Connections of our own user and of root.
-fn ours(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
+/// Accepts connections of the worker's own user and of root only.
+fn own_connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
     let own = rustix::process::geteuid().as_raw();
     UnixListenerStream::new(listener).filter_map(move |connection| async move {
         match connection.and_then(|stream| Ok((stream.peer_cred()?.uid(), stream))) {
             Ok((uid, stream)) if uid == own || uid == 0 => Some(Ok(stream)),
             Ok((uid, _)) => {
-                tracing::warn!(uid, "a stranger at the internal socket was turned away");
+                tracing::warn!(uid, "rejected a connection of another user to the internal socket");
                 None
             }
             Err(error) => Some(Err(error)),
@@ -153,7 +156,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_socket_is_private_and_replaces_a_stale_one_but_never_a_live_one() {
+    async fn socket_is_private_and_replaces_only_stale_ones() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/worker.sock");
         let first = bind_unix(&path).await.unwrap();
@@ -165,10 +168,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn our_own_connections_are_let_in() {
+    async fn own_connections_are_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("worker.sock");
-        let mut incoming = Box::pin(ours(bind_unix(&path).await.unwrap()));
+        let mut incoming = Box::pin(own_connections(bind_unix(&path).await.unwrap()));
         let _caller = UnixStream::connect(&path).await.unwrap();
         assert!(incoming.next().await.unwrap().is_ok());
     }

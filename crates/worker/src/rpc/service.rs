@@ -1,4 +1,4 @@
-//! What an api asks of this worker. Hints and views alone: the truth is in the store.
+//! The calls of apis about sessions and runs. They are hints and views; the store decides.
 
 use std::{pin::Pin, str::FromStr, sync::Arc, time::Duration};
 
@@ -17,23 +17,46 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    lease::acquire::take_session,
-    lease::keeper::Current,
-    run::attach::{Watcher, pass_input},
-    run::dispatch::{Taken, assign},
-    run::table::{Known, Source},
-    worker::Worker,
+    lease::{
+        acquire::SessionLeases,
+        sessions::Sessions,
+        worker_lease::{LeaseHandle, WorkerLease},
+    },
+    loops::Wakeups,
+    run::{
+        attach::{RunAttachment, pass_input},
+        dispatch::{Assignment, Dispatcher},
+        registry::{RunRegistry, RunSource, RunStatus},
+    },
 };
 
-/// A push that is older than this is left to the poll: the worker may have forgotten that it had it.
-const PUSH_AGE: Duration = Duration::from_secs(60);
+/// An older push is left to the poll: the worker may have forgotten that it already had the run.
+const MAX_PUSH_AGE: Duration = Duration::from_secs(60);
 
-/// The internal service.
+/// The internal service for sessions and runs.
 #[derive(Debug)]
-pub(crate) struct Internal(pub(crate) Arc<Worker>);
+pub(crate) struct RunService {
+    pub(crate) lease: LeaseHandle,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) leases: Arc<SessionLeases>,
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) wakeups: Arc<Wakeups>,
+}
+
+impl RunService {
+    fn push(&self, request: StartRunRequest) -> Result<Assignment, Status> {
+        let incarnation: Incarnation = parse("incarnation", &request.incarnation)?;
+        let current = self.lease.current();
+        if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
+            return Ok(Assignment::Rejected);
+        }
+        Ok(self.dispatcher.assign(&current, read(request)?, RunSource::Push))
+    }
+}
 
 #[tonic::async_trait]
-impl WorkerService for Internal {
+impl WorkerService for RunService {
     type AttachRunStream = Pin<Box<dyn Stream<Item = Result<AttachRunResponse, Status>> + Send>>;
 
     async fn offer_session(
@@ -41,26 +64,27 @@ impl WorkerService for Internal {
         request: Request<OfferSessionRequest>,
     ) -> Result<Response<OfferSessionResponse>, Status> {
         let id: SessionId = parse("session_id", &request.get_ref().session_id)?;
-        // On its own: an api that gives up must not leave a session half taken.
-        let worker = self.0.clone();
-        let taking = task::background("take session", async move { take_session(&worker, id).await });
-        let taken = taking.await.map_err(|_| Status::internal("taking the session was interrupted"))?;
-        let taken = taken.map_err(|error| {
-            tracing::warn!(%error, session = %id, "cannot take a session");
+        // In a task: an api that gives up must not leave a session half acquired.
+        let leases = self.leases.clone();
+        let acquiring = task::background("acquire session", async move { leases.acquire(id).await });
+        let acquired =
+            acquiring.await.map_err(|_| Status::internal("acquiring the session was interrupted"))?;
+        let epoch = acquired.map_err(|error| {
+            tracing::warn!(%error, session = %id, "cannot acquire session");
             Status::unavailable("the store does not answer")
         })?;
-        let lease_epoch = taken.map_or(0, |epoch| epoch.0);
-        Ok(Response::new(OfferSessionResponse { taken: taken.is_some(), lease_epoch }))
+        let lease_epoch = epoch.map_or(0, |epoch| epoch.0);
+        Ok(Response::new(OfferSessionResponse { taken: epoch.is_some(), lease_epoch }))
     }
 
     async fn start_run(
         &self,
         request: Request<StartRunRequest>,
     ) -> Result<Response<StartRunResponse>, Status> {
-        let result = match push(&self.0, request.into_inner())? {
-            Taken::Started => PushResult::Started,
-            Taken::Queued => PushResult::Queued,
-            Taken::Rejected => PushResult::Rejected,
+        let result = match self.push(request.into_inner())? {
+            Assignment::Started => PushResult::Started,
+            Assignment::Queued => PushResult::Queued,
+            Assignment::Rejected => PushResult::Rejected,
         };
         Ok(Response::new(StartRunResponse { result: result.into() }))
     }
@@ -75,15 +99,15 @@ impl WorkerService for Internal {
         else {
             return Err(Status::invalid_argument("the first message must be attach"));
         };
-        // What became of it shows in whether there is something to attach to.
-        start.map(|start| push(&self.0, start)).transpose()?;
-        let run = self.0.runs.active(parse("run_id", &run_id)?);
-        let run = run.ok_or_else(|| Status::not_found("no such run here"))?;
-        let gone = CancellationToken::new();
-        let watcher =
-            Watcher::new(run.clone(), self.0.id().to_string(), position.max(0), owner, gone.clone());
-        task::background("pass input", pass_input(run, input, gone));
-        Ok(Response::new(Box::pin(watcher.into_stream())))
+        // If the push was rejected, there is no run to attach to.
+        start.map(|start| self.push(start)).transpose()?;
+        let run = self.runs.active(parse("run_id", &run_id)?);
+        let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
+        let detached = CancellationToken::new();
+        let worker = self.lease.worker().to_string();
+        let attachment = RunAttachment::new(run.clone(), worker, position.max(0), owner, detached.clone());
+        task::background("pass input", pass_input(run, input, detached));
+        Ok(Response::new(Box::pin(attachment.into_stream())))
     }
 
     async fn cancel_run(
@@ -91,14 +115,14 @@ impl WorkerService for Internal {
         request: Request<CancelRunRequest>,
     ) -> Result<Response<CancelRunResponse>, Status> {
         let id = parse("run_id", &request.get_ref().run_id)?;
-        let known = match self.0.runs.known(id, self.0.current().incarnation) {
-            Known::Active(run) => {
+        let known = match self.runs.status(id, self.lease.incarnation()) {
+            RunStatus::Active(run) => {
                 run.cancel.cancel();
                 true
             }
-            // It is queued in the store, and ends there.
-            Known::Waiting => true,
-            Known::No | Known::Past(_) => false,
+            // The store has it as queued and ends it there.
+            RunStatus::Waiting => true,
+            RunStatus::Unknown | RunStatus::Prior(_) => false,
         };
         Ok(Response::new(CancelRunResponse { known }))
     }
@@ -108,26 +132,18 @@ impl WorkerService for Internal {
         request: Request<CloseSessionRequest>,
     ) -> Result<Response<CloseSessionResponse>, Status> {
         let id = parse("session_id", &request.get_ref().session_id)?;
-        self.0.close_session(id);
-        self.0.clean_now.notify_one();
+        self.sessions.close(id);
+        self.runs.cancel_session(id);
+        self.wakeups.janitor.notify_one();
         Ok(Response::new(CloseSessionResponse {}))
     }
 }
 
-fn push(worker: &Arc<Worker>, request: StartRunRequest) -> Result<Taken, Status> {
-    let incarnation: Incarnation = parse("incarnation", &request.incarnation)?;
-    let current = worker.current();
-    if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
-        return Ok(Taken::Rejected);
-    }
-    Ok(assign(worker, &current, read(request)?, Source::Push))
-}
-
-fn is_old(request: &StartRunRequest, current: &Current) -> Result<bool, Status> {
+fn is_old(request: &StartRunRequest, current: &WorkerLease) -> Result<bool, Status> {
     let invalid = || Status::invalid_argument("create_time");
-    let recorded = request.create_time.as_ref().ok_or_else(invalid)?;
-    let recorded = OffsetDateTime::from_unix_timestamp(recorded.seconds).map_err(|_| invalid())?;
-    Ok(current.database_now() - recorded > PUSH_AGE)
+    let created = request.create_time.as_ref().ok_or_else(invalid)?;
+    let created = OffsetDateTime::from_unix_timestamp(created.seconds).map_err(|_| invalid())?;
+    Ok(current.database_now() - created > MAX_PUSH_AGE)
 }
 
 fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
@@ -141,7 +157,7 @@ fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
         spec,
         epoch: LeaseEpoch(request.lease_epoch),
         attempt: request.attempt,
-        // Only what was recorded for this worker at once is pushed.
+        // Only runs that were assigned when they were created are pushed.
         turn: 0,
         cancel_requested: false,
     })

@@ -1,6 +1,6 @@
-//! One attached caller: events come out by its own pace, input goes in.
+//! One attached caller: receives the run's events at its own pace and sends input.
 //!
-//! A watcher holds a position, nothing is buffered for it, and nobody waits for it.
+//! An attachment holds a position. Nothing is buffered for it, and the run does not wait for it.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
-use crate::{
-    run::output::{Found, Piece},
-    run::table::{ActiveRun, Control, Phase, Started},
+use crate::run::{
+    active::{ActiveRun, Control, Phase, Started},
+    output_buffer::{Found, Piece},
 };
 
-/// Who the run ends with; leaves when dropped.
+/// A caller that the run ends with; dropping it means that the caller left.
 #[derive(Debug)]
 pub(crate) struct OwnerGuard(Arc<ActiveRun>);
 
@@ -53,51 +53,51 @@ enum Stage {
     Over,
 }
 
-/// A watcher's place in a run.
+/// A caller's position in the events of a run.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+pub(crate) struct RunAttachment {
     run: Arc<ActiveRun>,
     worker: String,
     stage: Stage,
     position: i64,
-    truncation_told: bool,
-    violations_told: usize,
+    truncation_sent: bool,
+    violations_sent: usize,
     phase: watch::Receiver<Phase>,
     output: watch::Receiver<()>,
     violations: watch::Receiver<()>,
     _owner: Option<OwnerGuard>,
-    _input: DropGuard,
+    _detached: DropGuard,
 }
 
-impl Watcher {
-    /// `input` is cancelled when the watcher goes away.
+impl RunAttachment {
+    /// `detached` is cancelled when the attachment is dropped.
     pub(crate) fn new(
         run: Arc<ActiveRun>,
         worker: String,
         position: i64,
         owner: bool,
-        input: CancellationToken,
+        detached: CancellationToken,
     ) -> Self {
         Self {
             worker,
             stage: Stage::Assigned,
             position,
-            truncation_told: false,
-            violations_told: 0,
+            truncation_sent: false,
+            violations_sent: 0,
             phase: run.phase.subscribe(),
             output: run.output.subscribe(),
             violations: run.violations.subscribe(),
             _owner: owner.then(|| OwnerGuard::new(run.clone())),
-            _input: input.drop_guard(),
+            _detached: detached.drop_guard(),
             run,
         }
     }
 
-    /// Everything that happens from here on.
+    /// The events from the position on.
     pub(crate) fn into_stream(self) -> impl Stream<Item = Result<AttachRunResponse, Status>> + Send {
-        stream::unfold(self, |mut watcher| async move {
-            let answer = watcher.next().await?;
-            Some((Ok(AttachRunResponse { kind: Some(answer) }), watcher))
+        stream::unfold(self, |mut attachment| async move {
+            let answer = attachment.next().await?;
+            Some((Ok(AttachRunResponse { kind: Some(answer) }), attachment))
         })
     }
 
@@ -124,7 +124,7 @@ impl Watcher {
 
     async fn starting(&mut self) -> Option<Answer> {
         let phase = phase_when(&mut self.phase, |phase| !matches!(phase, Phase::Assigned)).await;
-        // A run that was too quick for its watcher has its start in the store.
+        // If the run has already ended, the api reads its start from the store.
         self.stage = Stage::Output;
         match phase {
             Phase::Started(started) => Some(event(Event::Started(self.started(started)))),
@@ -135,8 +135,8 @@ impl Watcher {
     async fn output(&mut self) -> Option<Answer> {
         self.output.mark_unchanged();
         self.violations.mark_unchanged();
-        if let Some(violation) = self.run.violations.get(self.violations_told) {
-            self.violations_told += 1;
+        if let Some(violation) = self.run.violations.get(self.violations_sent) {
+            self.violations_sent += 1;
             return Some(event(Event::Violation((&violation).into())));
         }
         match self.run.output.read(self.position) {
@@ -148,8 +148,8 @@ impl Watcher {
                 self.position = until;
                 Some(Answer::StoredUntil(until))
             }
-            Found::End { truncated: true, .. } if !self.truncation_told => {
-                self.truncation_told = true;
+            Found::End { truncated: true, .. } if !self.truncation_sent => {
+                self.truncation_sent = true;
                 let limit = self.run.assigned.spec.limits.output_bytes;
                 Some(event(Event::OutputTruncated(OutputTruncatedEvent { limit_bytes: limit.cast_signed() })))
             }
@@ -158,7 +158,7 @@ impl Watcher {
                 None
             }
             Found::End { .. } => {
-                // The senders live as long as the run that we hold.
+                // The senders live as long as `self.run`.
                 tokio::select! {
                     _ = self.output.changed() => {}
                     _ = self.violations.changed() => {}
@@ -188,7 +188,7 @@ impl Watcher {
 }
 
 async fn phase_when(phase: &mut watch::Receiver<Phase>, wanted: impl FnMut(&Phase) -> bool) -> Phase {
-    // The sender lives as long as the run that the watcher holds; without it there is nothing to watch.
+    // Fails only if the sender is dropped, which lives as long as the run.
     phase.wait_for(wanted).await.map_or(Phase::Dropped, |phase| phase.clone())
 }
 
@@ -204,25 +204,25 @@ fn output(piece: Piece) -> OutputEvent {
     OutputEvent { stream: stream.into(), offset: piece.offset, next_position: piece.end(), data: piece.data }
 }
 
-/// Passes a caller's input on until it ends or the caller is gone.
+/// Passes a caller's input to the run until the input ends or the caller detaches.
 pub(crate) async fn pass_input(
     run: Arc<ActiveRun>,
     mut input: Streaming<AttachRunRequest>,
-    gone: CancellationToken,
+    detached: CancellationToken,
 ) {
     let pass = async {
         while let Some(Ok(message)) = input.next().await {
             match message.kind {
                 Some(kind) => pass_one(&run, kind).await,
-                None => tracing::warn!(run = %run.id(), "an empty message"),
+                None => tracing::warn!(run = %run.id(), "empty input message ignored"),
             }
         }
     };
-    // `None`: the caller is gone, and there is nobody to tell.
-    let _ = gone.run_until_cancelled(pass).await;
+    // `None` means that the caller detached.
+    let _ = detached.run_until_cancelled(pass).await;
 }
 
-/// A command that has ended takes nothing any more; that is no error.
+/// Input for a command that has ended is dropped.
 async fn pass_one(run: &ActiveRun, kind: Input) {
     match kind {
         Input::Stdin(data) => {
@@ -239,10 +239,10 @@ async fn pass_one(run: &ActiveRun, kind: Input) {
             (Ok(columns), Ok(rows)) => {
                 let _ = run.control.send(Control::Resize(TerminalSize { columns, rows })).await;
             }
-            _ => tracing::warn!(run = %run.id(), "a terminal of an impossible size"),
+            _ => tracing::warn!(run = %run.id(), "invalid terminal size ignored"),
         },
-        Input::Signal(signal) => tracing::warn!(run = %run.id(), signal, "no such signal"),
-        Input::Attach(_) => tracing::warn!(run = %run.id(), "attached twice"),
+        Input::Signal(signal) => tracing::warn!(run = %run.id(), signal, "invalid signal ignored"),
+        Input::Attach(_) => tracing::warn!(run = %run.id(), "second attach message ignored"),
     }
 }
 
@@ -255,14 +255,14 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
-    use crate::run::table::tests::{activate, active, assigned};
+    use crate::run::active::tests::{activate, active, assigned};
 
     fn run(ends_with_caller: bool) -> Arc<ActiveRun> {
         active(ends_with_caller, Incarnation::generate())
     }
 
-    fn watcher(run: &Arc<ActiveRun>, position: i64, owner: bool) -> Watcher {
-        Watcher::new(run.clone(), "w".into(), position, owner, CancellationToken::new())
+    fn attach(run: &Arc<ActiveRun>, position: i64, owner: bool) -> RunAttachment {
+        RunAttachment::new(run.clone(), "w".into(), position, owner, CancellationToken::new())
     }
 
     fn started() -> Phase {
@@ -286,7 +286,7 @@ mod tests {
         Phase::Committed(Arc::new(EndedRun { result, attempt: 1, started_at: None, ended_at }))
     }
 
-    fn word(answer: &Answer) -> String {
+    fn describe(answer: &Answer) -> String {
         match answer {
             Answer::StoredUntil(until) => format!("stored {until}"),
             Answer::Committed(_) => "committed".into(),
@@ -304,18 +304,18 @@ mod tests {
         }
     }
 
-    async fn words(mut watcher: Watcher) -> Vec<String> {
-        let mut words = Vec::new();
-        while let Some(answer) = watcher.next().await {
-            words.push(word(&answer));
+    async fn all(mut attachment: RunAttachment) -> Vec<String> {
+        let mut answers = Vec::new();
+        while let Some(answer) = attachment.next().await {
+            answers.push(describe(&answer));
         }
-        words
+        answers
     }
 
     #[tokio::test]
-    async fn a_watcher_sees_everything_in_order_and_the_commit_last() {
+    async fn events_arrive_in_order_with_commit_last() {
         let run = run(false);
-        let watching = codelia_telemetry::task::background("watch", words(watcher(&run, 0, false)));
+        let watching = codelia_telemetry::task::background("watch", all(attach(&run, 0, false)));
         run.phase.send_replace(started());
         run.output.append(Which::Stdout, Bytes::from_static(b"out"));
         run.output.append(Which::Stderr, Bytes::from_static(b"err"));
@@ -327,45 +327,45 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watcher_that_comes_back_gets_only_what_it_missed() {
+    async fn attachment_resumes_from_position() {
         let run = run(false);
         run.phase.send_replace(started());
         run.output.append(Which::Stdout, Bytes::from_static(b"abcdef"));
         run.output.close();
         run.phase.send_replace(committed());
-        assert_eq!(words(watcher(&run, 4, false)).await, ["assigned", "ef@6", "committed"]);
+        assert_eq!(all(attach(&run, 4, false)).await, ["assigned", "ef@6", "committed"]);
     }
 
     #[tokio::test]
-    async fn the_cut_is_told_once_after_all_output() {
+    async fn truncation_is_reported_once_after_output() {
         let mut limited = assigned(false);
         limited.spec.limits.output_bytes = 2;
         let run = activate(limited, Incarnation::generate());
         run.phase.send_replace(started());
         run.output.append(Which::Stdout, Bytes::from_static(b"abc"));
         run.output.close();
-        let mut watcher = watcher(&run, 0, false);
+        let mut attachment = attach(&run, 0, false);
         for expected in ["assigned", "started", "ab@2", "truncated"] {
-            assert_eq!(word(&watcher.next().await.unwrap()), expected);
+            assert_eq!(describe(&attachment.next().await.unwrap()), expected);
         }
-        assert!(watcher.next().now_or_never().is_none(), "not committed yet");
+        assert!(attachment.next().now_or_never().is_none(), "not committed yet");
         run.phase.send_replace(committed());
-        assert_eq!(word(&watcher.next().await.unwrap()), "committed");
+        assert_eq!(describe(&attachment.next().await.unwrap()), "committed");
     }
 
     #[tokio::test]
-    async fn a_stream_whose_run_lost_its_lease_ends_without_a_commit() {
+    async fn lost_lease_ends_stream_without_commit() {
         let run = run(false);
         run.output.close();
         run.phase.send_replace(Phase::Dropped);
-        assert_eq!(words(watcher(&run, 0, false)).await, ["assigned"]);
+        assert_eq!(all(attach(&run, 0, false)).await, ["assigned"]);
     }
 
     #[tokio::test]
-    async fn a_run_ends_with_its_owner_but_not_with_a_mere_watcher() {
+    async fn run_ends_with_owner_only() {
         let run = run(true);
-        let owner = watcher(&run, 0, true);
-        drop(watcher(&run, 0, false));
+        let owner = attach(&run, 0, true);
+        drop(attach(&run, 0, false));
         assert!(!run.cancel.is_cancelled());
         drop(owner);
         assert!(run.cancel.is_cancelled());

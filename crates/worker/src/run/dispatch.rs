@@ -1,182 +1,217 @@
-//! From a run that is recorded for this worker to a slot: at once, or through the fair queue.
+//! Gives a run that is assigned to this worker a slot: right away, or through the fair queue.
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::AssignedRun;
-use codelia_telemetry::{Step, metrics, task};
+use codelia_store::{AssignedRun, Store};
+use codelia_telemetry::{Step, backoff::jittered, metrics, task};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use crate::{
-    lease::keeper::Current,
-    lease::sessions::Holding,
-    run::execute::execute,
-    run::table::{ActiveRun, Known, Source},
-    worker::Worker,
+    lease::{
+        drain::DrainState,
+        sessions::{Holding, Sessions},
+        worker_lease::{LeaseHandle, WorkerLease},
+    },
+    run::{
+        active::{ActiveRun, InputReceivers},
+        commit::Conclusion,
+        execute::Executor,
+        registry::{RunRegistry, RunSource, RunStatus},
+        slots::{SlotQueue, WaitingRun},
+    },
 };
 
-const TRY_AGAIN: Duration = Duration::from_millis(100);
+/// Between two attempts to hand a run back.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A queued run that waits for a slot.
+/// The right to run one command; returned when dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) run: RunId,
-    session: SessionId,
-    since: Instant,
-}
-
-/// The right to have a command running; given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    worker: Arc<Worker>,
+struct Slot {
+    dispatcher: Arc<Dispatcher>,
     tenant: TenantId,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.worker.slots().release(&self.tenant);
-        give_slots(&self.worker);
+        self.dispatcher.slots.lock().release(&self.tenant);
+        self.dispatcher.fill_slots();
     }
 }
 
-/// What became of a run that is recorded for this worker.
+/// What the worker did with a run that is assigned to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Assignment {
     Started,
     Queued,
     Rejected,
 }
 
-/// Takes a run that is recorded as running for this life of the worker, if it has not seen it.
-/// Returns before the command is launched.
-pub(crate) fn assign(
-    worker: &Arc<Worker>,
-    current: &Current,
-    mut assigned: AssignedRun,
-    source: Source,
-) -> Taken {
-    let closing = match worker.sessions.holding(assigned.session) {
-        Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
-        Holding::Held { .. } | Holding::Changing | Holding::Not => return Taken::Rejected,
-    };
-    match worker.runs.claim(assigned.id, current.incarnation, source) {
-        Ok(()) => {}
-        Err(Known::Active(_)) => return Taken::Started,
-        Err(Known::Waiting) => return Taken::Queued,
-        Err(Known::Past(_) | Known::No) => return Taken::Rejected,
-    }
-    assigned.cancel_requested |= closing;
-    if assigned.cancel_requested {
-        start(worker, current, assigned, None);
-        return Taken::Started;
-    }
-    if worker.is_draining() {
-        let (worker, current) = (worker.clone(), current.clone());
-        task::background("hand back", async move {
-            hand_back(&worker, &current, assigned.id, assigned.turn).await
-        });
-        return Taken::Rejected;
-    }
-    if worker.slots().try_take(&assigned.tenant) {
-        let slot = Slot { worker: worker.clone(), tenant: assigned.tenant.clone() };
-        start(worker, current, assigned, Some(slot));
-        return Taken::Started;
-    }
-    task::background("queue", hand_back_and_wait(worker.clone(), current.clone(), assigned));
-    Taken::Queued
+/// Starts runs, lets them wait for a slot, or hands them back.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    pub(crate) store: Store,
+    pub(crate) lease: LeaseHandle,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) slots: Arc<SlotQueue>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) drain: Arc<DrainState>,
 }
 
-/// Lets a run that the store has as queued wait for a slot here.
-pub(crate) fn enqueue(
-    worker: &Arc<Worker>,
-    life: Incarnation,
-    run: RunId,
-    session: SessionId,
-    tenant: &TenantId,
-) {
-    if worker.runs.claim(run, life, Source::Queued).is_ok() {
-        wait(worker, life, run, session, tenant);
+impl Dispatcher {
+    pub(crate) fn slots(&self) -> &SlotQueue {
+        &self.slots
     }
-}
 
-/// Hands a run back that was not begun; `true` if it is queued now. Insists: until the store has
-/// answered nobody can tell what the run is, and only the loss of the lease settles that otherwise.
-pub(crate) async fn hand_back(worker: &Worker, current: &Current, run: RunId, turn: i32) -> bool {
-    let life = current.incarnation;
-    while !current.fence.is_cancelled() {
-        match worker.store.run_hand_back(run, turn, worker.id(), life).await {
-            Ok(is_queued) => {
-                worker.runs.handed_back(run, life);
-                return is_queued;
+    /// Takes a run that the store has assigned to this incarnation, unless the worker already has
+    /// it. Returns before the command is launched.
+    pub(crate) fn assign(
+        self: &Arc<Self>,
+        current: &WorkerLease,
+        mut assigned: AssignedRun,
+        source: RunSource,
+    ) -> Assignment {
+        let closing = match self.sessions.holding(assigned.session) {
+            Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
+            Holding::Held { .. } | Holding::Changing | Holding::NotHeld => return Assignment::Rejected,
+        };
+        match self.runs.claim(assigned.id, current.incarnation, source) {
+            Ok(()) => {}
+            Err(RunStatus::Active(_)) => return Assignment::Started,
+            Err(RunStatus::Waiting) => return Assignment::Queued,
+            Err(RunStatus::Prior(_) | RunStatus::Unknown) => return Assignment::Rejected,
+        }
+        assigned.cancel_requested |= closing;
+        if assigned.cancel_requested {
+            // It ends before its command starts, so it needs no slot.
+            self.start(current, assigned, None);
+            return Assignment::Started;
+        }
+        if self.drain.is_draining() {
+            let (dispatcher, current) = (self.clone(), current.clone());
+            task::background("hand back", async move {
+                dispatcher.hand_back(&current, assigned.id, assigned.turn).await
+            });
+            return Assignment::Rejected;
+        }
+        if self.slots.lock().try_take(&assigned.tenant) {
+            let slot = Slot { dispatcher: self.clone(), tenant: assigned.tenant.clone() };
+            self.start(current, assigned, Some(slot));
+            return Assignment::Started;
+        }
+        task::background("queue", self.clone().hand_back_and_enqueue(current.clone(), assigned));
+        Assignment::Queued
+    }
+
+    /// Lets a run that the store has as queued wait for a slot here.
+    pub(crate) fn enqueue(
+        self: &Arc<Self>,
+        incarnation: Incarnation,
+        run: RunId,
+        session: SessionId,
+        tenant: &TenantId,
+    ) {
+        if self.runs.claim(run, incarnation, RunSource::Queued).is_err() {
+            return;
+        }
+        let waiting = WaitingRun { run, session, since: Instant::now() };
+        let joined = self.slots.lock().wait(tenant, waiting);
+        match joined {
+            Ok(()) => self.fill_slots(),
+            Err(_full) => self.runs.handed_back(run, incarnation),
+        }
+    }
+
+    /// Hands back a run that did not begin; `true` if it is queued now. Retries until the store
+    /// answers or the lease is lost: before that the state of the run is unknown.
+    pub(crate) async fn hand_back(&self, current: &WorkerLease, run: RunId, turn: i32) -> bool {
+        let incarnation = current.incarnation;
+        while !current.fence.is_cancelled() {
+            match self.store.run_hand_back(run, turn, self.lease.worker(), incarnation).await {
+                Ok(is_queued) => {
+                    self.runs.handed_back(run, incarnation);
+                    return is_queued;
+                }
+                Err(error) => tracing::warn!(%error, %run, "cannot hand back run, retrying"),
             }
-            Err(error) => tracing::warn!(%error, %run, "cannot hand a run back; trying again"),
+            sleep(jittered(RETRY_DELAY)).await;
         }
-        sleep(TRY_AGAIN).await;
+        // The next incarnation may find it in the store again.
+        self.runs.leave(run, incarnation);
+        false
     }
-    // The next life may find it in the store again.
-    worker.runs.leave(run, life);
-    false
-}
 
-async fn hand_back_and_wait(worker: Arc<Worker>, current: Current, run: AssignedRun) {
-    if hand_back(&worker, &current, run.id, run.turn).await {
-        enqueue(&worker, current.incarnation, run.id, run.session, &run.tenant);
-    }
-}
-
-/// A claimed, queued run joins the queue.
-fn wait(worker: &Arc<Worker>, life: Incarnation, run: RunId, session: SessionId, tenant: &TenantId) {
-    let waiting = Waiting { run, session, since: Instant::now() };
-    let joined = worker.slots().wait(tenant, waiting);
-    match joined {
-        Ok(()) => give_slots(worker),
-        Err(_full) => worker.runs.handed_back(run, life),
-    }
-}
-
-/// Gives free slots to those who wait.
-fn give_slots(worker: &Arc<Worker>) {
-    loop {
-        let next = worker.slots().next();
-        let Some((tenant, waiting)) = next else { return };
-        let slot = Slot { worker: worker.clone(), tenant };
-        // It is no part of the run that gave its slot up: each would be inside all before it.
-        let span = tracing::info_span!(parent: None, "begin");
-        task::background("begin", begin(worker.clone(), waiting, slot).instrument(span));
-    }
-}
-
-/// Begins a queued run, if it may still be begun.
-async fn begin(worker: Arc<Worker>, waiting: Waiting, slot: Slot) {
-    let current = worker.current();
-    let epoch = match worker.sessions.holding(waiting.session) {
-        Holding::Held { epoch, .. } if current.is_live() => epoch,
-        _ => return worker.runs.leave(waiting.run, current.incarnation),
-    };
-    match worker.store.run_begin(waiting.run, &worker.lease_token(current.incarnation, epoch)).await {
-        Ok(Some(assigned)) => {
-            metrics().step(Step::Queue, waiting.since.elapsed());
-            start(&worker, &current, assigned, Some(slot));
-        }
-        Ok(None) => worker.runs.leave(waiting.run, current.incarnation),
-        Err(error) => {
-            tracing::warn!(%error, run = %waiting.run, "cannot begin a queued run; left to the poll");
-            worker.runs.leave(waiting.run, current.incarnation);
+    /// Forgets the runs that wait for a slot: the store has them as queued.
+    pub(crate) fn forget_waiting(&self) {
+        let waiting = self.slots.lock().clear_waiting();
+        let incarnation = self.lease.incarnation();
+        for waiting in waiting {
+            self.runs.leave(waiting.run, incarnation);
         }
     }
-}
 
-fn start(worker: &Arc<Worker>, current: &Current, assigned: AssignedRun, slot: Option<Slot>) {
-    let span = tracing::info_span!(
-        "run",
-        run = %assigned.id,
-        session = %assigned.session,
-        tenant = %assigned.tenant,
-        attempt = assigned.attempt,
-    );
-    let lease = worker.lease_token(current.incarnation, assigned.epoch);
-    let (run, inlets) = ActiveRun::new(assigned, lease, &current.fence);
-    worker.runs.activate(run.clone());
-    task::background("run", execute(worker.clone(), run, inlets, slot).instrument(span));
+    async fn hand_back_and_enqueue(self: Arc<Self>, current: WorkerLease, run: AssignedRun) {
+        if self.hand_back(&current, run.id, run.turn).await {
+            self.enqueue(current.incarnation, run.id, run.session, &run.tenant);
+        }
+    }
+
+    /// Gives free slots to waiting runs.
+    fn fill_slots(self: &Arc<Self>) {
+        loop {
+            let next = self.slots.lock().next();
+            let Some((tenant, waiting)) = next else { return };
+            let slot = Slot { dispatcher: self.clone(), tenant };
+            // Without a parent: otherwise each span would be nested in that of the run before it.
+            let span = tracing::info_span!(parent: None, "begin");
+            task::background("begin", self.clone().begin(waiting, slot).instrument(span));
+        }
+    }
+
+    /// Begins a queued run, if the worker still holds its session.
+    async fn begin(self: Arc<Self>, waiting: WaitingRun, slot: Slot) {
+        let current = self.lease.current();
+        let epoch = match self.sessions.holding(waiting.session) {
+            Holding::Held { epoch, .. } if current.is_live() => epoch,
+            _ => return self.runs.leave(waiting.run, current.incarnation),
+        };
+        match self.store.run_begin(waiting.run, &self.lease.token(current.incarnation, epoch)).await {
+            Ok(Some(assigned)) => {
+                metrics().step(Step::Queue, waiting.since.elapsed());
+                self.start(&current, assigned, Some(slot));
+            }
+            Ok(None) => self.runs.leave(waiting.run, current.incarnation),
+            Err(error) => {
+                tracing::warn!(%error, run = %waiting.run, "cannot begin queued run, leaving it to the poll");
+                self.runs.leave(waiting.run, current.incarnation);
+            }
+        }
+    }
+
+    fn start(self: &Arc<Self>, current: &WorkerLease, assigned: AssignedRun, slot: Option<Slot>) {
+        let span = tracing::info_span!(
+            "run",
+            run = %assigned.id,
+            session = %assigned.session,
+            tenant = %assigned.tenant,
+            attempt = assigned.attempt,
+        );
+        let lease = self.lease.token(current.incarnation, assigned.epoch);
+        let (run, inputs) = ActiveRun::new(assigned, lease, &current.fence);
+        self.runs.activate(run.clone());
+        task::background("run", self.clone().execute(run, inputs, slot).instrument(span));
+    }
+
+    /// Executes a run. Its slot is free again when its sandbox is gone, before the result is
+    /// committed.
+    async fn execute(self: Arc<Self>, run: Arc<ActiveRun>, inputs: InputReceivers, slot: Option<Slot>) {
+        let result = self.executor.execute(&run, inputs).await;
+        run.output.close();
+        drop(slot);
+        if self.executor.conclude(&run, result).await == Conclusion::NotHeld {
+            self.hand_back(&self.lease.current(), run.id(), run.assigned.turn).await;
+        }
+    }
 }

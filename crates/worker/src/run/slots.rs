@@ -1,18 +1,44 @@
-//! Slots and the fair queue before them. Pure: no clock, no I/O, no task.
+//! Slots, and the fair queue of runs that wait for one. [`Slots`] is pure: no clock, no I/O, no task.
 //!
-//! A slot is the right to have one command running. When one is free it goes to the tenant with
-//! the fewest running runs here, then to the one whose last turn is longest ago; first in, first
-//! out within a tenant. A tenant that comes anew is as if its last turn was a moment ago.
+//! A slot is the right to run one command. A free slot goes to the tenant with the fewest running
+//! runs here, then to the tenant whose last turn is longest ago; runs of one tenant are served in
+//! order of arrival. A tenant that is new here counts as if it had just had a turn.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
-use codelia_types::TenantId;
+use codelia_types::{RunId, SessionId, TenantId};
+use tokio::time::Instant;
 
-/// The queue takes no more.
+/// A queued run that waits for a slot in this worker.
+#[derive(Debug)]
+pub(crate) struct WaitingRun {
+    pub(crate) run: RunId,
+    pub(crate) session: SessionId,
+    pub(crate) since: Instant,
+}
+
+/// The slots of this worker and the runs that wait for them.
+#[derive(Debug)]
+pub(crate) struct SlotQueue(Mutex<Slots<WaitingRun>>);
+
+impl SlotQueue {
+    pub(crate) fn new(capacity: usize, max_waiting: usize) -> Self {
+        Self(Mutex::new(Slots::new(capacity, max_waiting)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Slots<WaitingRun>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// `capacity` slots and who waits for one.
+/// `capacity` slots, and the items that wait for one.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
     capacity: usize,
@@ -20,15 +46,15 @@ pub(crate) struct Slots<T> {
     max_waiting: usize,
     waiting: usize,
     arrivals: u64,
-    /// Turns given so far.
+    /// Slots given to waiting items so far.
     turns: u64,
     lanes: HashMap<TenantId, Lane<T>>,
-    /// Tenants with somebody waiting, the next one first.
-    order: BTreeSet<Place>,
+    /// Tenants with waiting items, the next one first.
+    order: BTreeSet<Rank>,
 }
 
-/// A tenant's place among those that wait: (running, last turn, arrival of its first, tenant).
-type Place = (usize, u64, u64, TenantId);
+/// A tenant's rank in the queue: (running, last turn, arrival of its first item, tenant).
+type Rank = (usize, u64, u64, TenantId);
 
 #[derive(Debug)]
 struct Lane<T> {
@@ -67,7 +93,7 @@ impl<T> Slots<T> {
         self.waiting
     }
 
-    /// Takes a slot for a tenant at once, if one is free and nobody waits for it.
+    /// Takes a slot for a tenant if one is free and nothing waits for it.
     pub(crate) fn try_take(&mut self, tenant: &TenantId) -> bool {
         if self.free() == 0 || self.waiting > 0 {
             return false;
@@ -77,7 +103,7 @@ impl<T> Slots<T> {
         true
     }
 
-    /// Lets a run wait for a slot.
+    /// Adds an item to the queue.
     pub(crate) fn wait(&mut self, tenant: &TenantId, item: T) -> Result<(), Full> {
         if self.waiting >= self.max_waiting {
             return Err(Full);
@@ -88,12 +114,12 @@ impl<T> Slots<T> {
         let lane = self.lanes.entry(tenant.clone()).or_insert_with(|| Lane::new(turns));
         lane.queue.push_back((self.arrivals, item));
         if lane.queue.len() == 1 {
-            self.order.extend(lane.place(tenant));
+            self.order.extend(lane.rank(tenant));
         }
         Ok(())
     }
 
-    /// Gives the next free slot to whoever is to have it. `None` if there is no slot or nobody waits.
+    /// Gives a free slot to the next item. `None` if no slot is free or nothing waits.
     pub(crate) fn next(&mut self) -> Option<(TenantId, T)> {
         if self.free() == 0 {
             return None;
@@ -103,21 +129,21 @@ impl<T> Slots<T> {
         let (_, item) = lane.queue.pop_front()?;
         self.turns += 1;
         lane.running += 1;
-        // Behind a tenant that comes before the next turn is given.
+        // Behind a tenant that arrives before the next turn.
         lane.turn = self.turns + 1;
-        self.order.extend(lane.place(&tenant));
+        self.order.extend(lane.rank(&tenant));
         self.waiting -= 1;
         self.busy += 1;
         Some((tenant, item))
     }
 
-    /// A tenant's run does not need its slot any more.
+    /// Returns a tenant's slot.
     pub(crate) fn release(&mut self, tenant: &TenantId) {
         self.busy = self.busy.saturating_sub(1);
         self.change_running(tenant, |running| running.saturating_sub(1));
     }
 
-    /// Forgets everybody who waits, and returns them.
+    /// Removes all waiting items and returns them.
     pub(crate) fn clear_waiting(&mut self) -> Vec<T> {
         self.order.clear();
         self.waiting = 0;
@@ -130,11 +156,11 @@ impl<T> Slots<T> {
     fn change_running(&mut self, tenant: &TenantId, change: impl Fn(usize) -> usize) {
         let turns = self.turns;
         let lane = self.lanes.entry(tenant.clone()).or_insert_with(|| Lane::new(turns));
-        if let Some(place) = lane.place(tenant) {
-            self.order.remove(&place);
+        if let Some(rank) = lane.rank(tenant) {
+            self.order.remove(&rank);
         }
         lane.running = change(lane.running);
-        self.order.extend(lane.place(tenant));
+        self.order.extend(lane.rank(tenant));
         if lane.running == 0 && lane.queue.is_empty() {
             self.lanes.remove(tenant);
         }
@@ -146,10 +172,10 @@ impl<T> Lane<T> {
         Self { running: 0, turn, queue: VecDeque::new() }
     }
 
-    /// Its place, if somebody waits in it.
-    fn place(&self, tenant: &TenantId) -> Option<Place> {
-        let (since, _) = self.queue.front()?;
-        Some((self.running, self.turn, *since, tenant.clone()))
+    /// Its rank, if an item waits in it.
+    fn rank(&self, tenant: &TenantId) -> Option<Rank> {
+        let (arrival, _) = self.queue.front()?;
+        Some((self.running, self.turn, *arrival, tenant.clone()))
     }
 }
 
@@ -162,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_slot_is_taken_at_once_and_a_full_house_is_not() {
+    fn slot_is_taken_only_while_one_is_free() {
         let mut slots = Slots::<u32>::new(2, 10);
         assert!(slots.try_take(&tenant("a")));
         assert!(slots.try_take(&tenant("b")));
@@ -173,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flooding_tenant_delays_another_by_at_most_one_slot_turn() {
+    fn flooding_tenant_delays_others_by_one_turn() {
         let (flood, quiet) = (tenant("flood"), tenant("quiet"));
         for capacity in [1, 4] {
             let mut slots = Slots::new(capacity, 10_000);
@@ -188,7 +214,7 @@ mod tests {
             slots.wait(&quiet, 9_999).unwrap();
             slots.release(&flood);
             let next = slots.next();
-            assert_eq!(next, Some((quiet.clone(), 9_999)), "the very next slot is the quiet tenant's");
+            assert_eq!(next, Some((quiet.clone(), 9_999)), "the next slot is the quiet tenant's");
         }
     }
 
@@ -207,25 +233,25 @@ mod tests {
             served.push(item);
             last = next;
         }
-        assert_eq!(served, [1, 2, 3, 4], "one each, the one that came first first");
+        assert_eq!(served, [1, 2, 3, 4], "in turns, the first to arrive first");
     }
 
     #[test]
-    fn a_tenant_with_fewer_running_goes_first_even_if_it_came_later() {
+    fn tenant_with_fewer_running_goes_first() {
         let (many, few) = (tenant("many"), tenant("few"));
         let mut slots = Slots::new(3, 100);
         assert!(slots.try_take(&many) && slots.try_take(&many) && slots.try_take(&few));
         slots.wait(&many, "many").unwrap();
         slots.wait(&few, "few").unwrap();
         slots.release(&many);
-        // One each now: the longer wait decides.
+        // Both have one running: the longer wait decides.
         assert_eq!(slots.next(), Some((many.clone(), "many")));
         slots.release(&few);
         assert_eq!(slots.next(), Some((few, "few")));
     }
 
     #[test]
-    fn nobody_overtakes_those_who_wait() {
+    fn free_slot_goes_to_waiting_run_first() {
         let mut slots = Slots::new(1, 100);
         assert!(slots.try_take(&tenant("a")));
         slots.wait(&tenant("b"), 1).unwrap();
@@ -235,15 +261,15 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_is_bounded_and_leaves_nothing_behind() {
+    fn queue_is_bounded_and_clears_completely() {
         let mut slots = Slots::new(1, 2);
         assert!(slots.try_take(&tenant("a")));
         slots.wait(&tenant("a"), 1).unwrap();
         slots.wait(&tenant("b"), 2).unwrap();
         assert_eq!(slots.wait(&tenant("c"), 3), Err(Full));
-        let mut forgotten = slots.clear_waiting();
-        forgotten.sort_unstable();
-        assert_eq!(forgotten, [1, 2]);
+        let mut cleared = slots.clear_waiting();
+        cleared.sort_unstable();
+        assert_eq!(cleared, [1, 2]);
         slots.release(&tenant("a"));
         assert_eq!(slots.next(), None);
         assert!(slots.lanes.is_empty());

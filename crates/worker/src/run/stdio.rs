@@ -1,4 +1,4 @@
-//! The command's three streams and our ends of them: pipes, or a terminal.
+//! The standard streams of a command, and the worker's ends of them: pipes, or a terminal.
 
 use std::{fs::File, io, os::fd::OwnedFd};
 
@@ -13,22 +13,23 @@ use tokio::{
     net::unix::pipe,
 };
 
-/// What a small command needs at most; a busy one gets more.
+/// Enough for a command that writes little.
 const SMALL_READ: usize = 4 * 1024;
+/// For a command that filled the last small read.
 const LARGE_READ: usize = 64 * 1024;
-/// What a terminal takes for the end of input.
+/// Control-D, which ends the input of a terminal.
 const END_OF_INPUT: &[u8] = &[4];
 
-/// Our ends.
+/// The worker's ends of a command's streams.
 #[derive(Debug)]
 pub(crate) struct Ends {
-    /// Where standard input is written, if there is any.
+    /// Writes standard input, if the command has one.
     pub(crate) stdin: Option<Writer>,
     pub(crate) outputs: Vec<(OutputStream, Reader)>,
     pub(crate) terminal: Option<Terminal>,
 }
 
-/// Opens the streams that a command asks for.
+/// Opens the streams of a command.
 pub(crate) fn open(command: &CommandSpec) -> io::Result<(Stdio, Ends)> {
     match command.terminal {
         Some(size) => open_terminal(size, command.stdin),
@@ -56,7 +57,7 @@ fn open_pipes(with_stdin: bool) -> io::Result<(Stdio, Ends)> {
 fn open_terminal(size: TerminalSize, with_stdin: bool) -> io::Result<(Stdio, Ends)> {
     let Pty { controller, terminal } = Pty::open(window(size))?;
     rustix::io::ioctl_fionbio(&controller, true)?;
-    // Unchecked: it is no pipe, but is read, written and waited for like one.
+    // Unchecked: it is not a pipe, but is read, written and polled like one.
     let output = pipe::Receiver::from_owned_fd_unchecked(controller.try_clone()?)?;
     let stdin = match with_stdin {
         true => Some(Writer::Terminal(pipe::Sender::from_owned_fd_unchecked(controller.try_clone()?)?)),
@@ -67,14 +68,14 @@ fn open_terminal(size: TerminalSize, with_stdin: bool) -> io::Result<(Stdio, End
     Ok((stdio, Ends { stdin, outputs, terminal: Some(Terminal { controller }) }))
 }
 
-/// Our side of a terminal.
+/// The controlling side of a terminal.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     controller: OwnedFd,
 }
 
 impl Terminal {
-    /// Changes its size; the command hears of it.
+    /// Changes its size and signals the command.
     pub(crate) fn resize(&self, size: TerminalSize) -> io::Result<()> {
         Ok(set_window_size(&self.controller, window(size))?)
     }
@@ -93,11 +94,11 @@ impl Reader {
         Self { source, buffer: BytesMut::new(), busy: false }
     }
 
-    /// The next bytes, as they are; empty at the end.
+    /// The next bytes; empty at the end.
     pub(crate) async fn read(&mut self) -> io::Result<Bytes> {
         self.buffer.reserve(if self.busy { LARGE_READ } else { SMALL_READ });
         let count = match self.source.read_buf(&mut self.buffer).await {
-            // The last process that had the terminal open is gone.
+            // The last process that had the terminal open has ended.
             Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => 0,
             other => other?,
         };
@@ -138,26 +139,23 @@ fn window(size: TerminalSize) -> WindowSize {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        collections::BTreeMap,
-        io::{Read, Write},
-    };
+    use std::io::{Read, Write};
 
     use super::*;
 
     fn command(terminal: Option<TerminalSize>, stdin: bool) -> CommandSpec {
-        CommandSpec { argv: vec![], env: BTreeMap::new(), working_directory: String::new(), terminal, stdin }
+        CommandSpec { terminal, stdin, ..CommandSpec::default() }
     }
 
     #[tokio::test]
-    async fn pipes_carry_bytes_both_ways_and_end() {
+    async fn pipes_carry_bytes_both_ways() {
         let (stdio, mut ends) = open(&command(None, true)).unwrap();
         let mut stdin = ends.stdin.take().unwrap();
         stdin.write_all(b"in\0\xff").await.unwrap();
         stdin.finish().await.unwrap();
-        let mut got = Vec::new();
-        File::from(stdio.stdin).read_to_end(&mut got).unwrap();
-        assert_eq!(got, b"in\0\xff");
+        let mut read = Vec::new();
+        File::from(stdio.stdin).read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"in\0\xff");
 
         File::from(stdio.stderr).write_all(b"err").unwrap();
         drop(stdio.stdout);
@@ -167,14 +165,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_stdin_the_command_reads_nothing() {
+    async fn command_without_stdin_reads_nothing() {
         let (stdio, ends) = open(&command(None, false)).unwrap();
         assert!(ends.stdin.is_none());
         assert_eq!(File::from(stdio.stdin).read(&mut [0; 8]).unwrap(), 0);
     }
 
     #[tokio::test]
-    async fn a_terminal_is_one_stream_that_ends_when_its_last_user_is_gone() {
+    async fn terminal_is_one_stream_that_ends() {
         let (stdio, mut ends) = open(&command(Some(TerminalSize { columns: 80, rows: 24 }), true)).unwrap();
         File::from(stdio.stdout).write_all(b"hello").unwrap();
         drop((stdio.stdin, stdio.stderr));

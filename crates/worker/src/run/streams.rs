@@ -1,10 +1,10 @@
-//! Carries bytes between a command and its run: output into the log and on to the store, input from
-//! the caller.
+//! Moves bytes between a command and its run: output into the log and on to the store, input from
+//! the caller to the command.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use codelia_store::{Error, OutputStream};
+use codelia_store::{OutputStream, Store};
 use codelia_telemetry::task;
 use futures::future::join_all;
 use tokio::{
@@ -14,29 +14,23 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    run::output::OutputLog,
-    run::output_pacing::Release,
-    run::stdio::{Reader, Writer},
-    run::table::ActiveRun,
-    worker::Worker,
+use crate::run::{
+    active::ActiveRun,
+    output::OutputLog,
+    output_pacing::OutputPacing,
+    retry::retry_until_fenced,
+    stdio::{Reader, Writer},
 };
 
-/// How long output waits for more before it is flushed.
-const FLUSH_AFTER: Duration = Duration::from_millis(200);
-/// How long an ended command's pipes may stay open: nobody should hold them.
-const STRAY_WAIT: Duration = Duration::from_secs(1);
-/// How often a statement that the database refuses is tried.
-const REFUSED_TRIES: u32 = 5;
-
-/// The lease under which a run is executed is lost; its result must be dropped.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Lost;
+/// How long a little output waits for more before it is flushed.
+const FLUSH_DELAY: Duration = Duration::from_millis(200);
+/// How long the pipes of an ended command may stay open. No process should still hold them.
+const PIPES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The tasks of one run's streams.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    release: Release,
+    pacing: OutputPacing,
     readers: JoinHandle<()>,
     flusher: JoinHandle<()>,
     stop: CancellationToken,
@@ -44,133 +38,104 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Starts to read and flush output and to write input.
+    /// Starts to read and flush output, and to write input.
     pub(crate) fn start(
-        worker: &Arc<Worker>,
+        store: &Store,
         run: &Arc<ActiveRun>,
         outputs: Vec<(OutputStream, Reader)>,
         stdin: Option<(Writer, mpsc::Receiver<Bytes>)>,
     ) -> Self {
         let stop = CancellationToken::new();
         let log = run.output.clone();
-        let release = Release::of(&run.assigned.spec.policy);
+        let pacing = OutputPacing::of(&run.assigned.spec.policy);
         Self {
-            release,
+            pacing,
             readers: task::background("read output", async move {
-                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &log, release)))
+                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &log, pacing)))
                     .await;
             }),
-            flusher: task::background("flush output", flush(worker.clone(), run.clone(), stop.clone())),
+            flusher: task::background("flush output", flush(store.clone(), run.clone(), stop.clone())),
             stop,
             writer: stdin.map(|(writer, input)| task::background("write input", feed(writer, input))),
         }
     }
 
-    /// The command has ended: takes what is left in its pipes, and closes the log. What the log
-    /// has not flushed then is for the commit.
+    /// Reads what an ended command left in its pipes, and closes the log. The commit stores what
+    /// is not flushed by then.
     pub(crate) async fn finish(mut self, log: &OutputLog) {
         if let Some(writer) = &self.writer {
             writer.abort();
         }
-        log.open_gate();
-        if timeout(STRAY_WAIT + self.release.interval() * 2, &mut self.readers).await.is_err() {
-            tracing::warn!("somebody holds an ended command's output open: the rest is dropped");
+        log.lift_backpressure();
+        if timeout(PIPES_TIMEOUT + self.pacing.interval() * 2, &mut self.readers).await.is_err() {
+            tracing::warn!("output pipes stayed open after the command ended, dropping the rest");
             self.readers.abort();
         }
         log.close();
         self.stop.cancel();
         if let Err(error) = self.flusher.await {
-            tracing::error!(%error, "the flusher failed");
+            tracing::error!(%error, "output flusher failed");
         }
     }
 }
 
-async fn copy(mut reader: Reader, stream: OutputStream, log: &OutputLog, release: Release) {
+async fn copy(mut reader: Reader, stream: OutputStream, log: &OutputLog, pacing: OutputPacing) {
     loop {
         log.room().await;
         match reader.read().await {
             Ok(data) if data.is_empty() => return,
-            Ok(data) if release.is_at_once() => log.append(stream, data),
+            Ok(data) if pacing.is_immediate() => log.append(stream, data),
             Ok(data) => {
-                let held = release.collect(data, &mut reader).await;
+                let held = pacing.collect(data, &mut reader).await;
                 held.into_iter().for_each(|data| log.append(stream, data));
             }
-            Err(error) => return tracing::error!(%error, "output cannot be read"),
+            Err(error) => return tracing::error!(%error, "cannot read output"),
         }
     }
 }
 
-/// Ends when the input ends or the command closed its side.
+/// Ends when the input ends or the command closes its side.
 async fn feed(mut writer: Writer, mut input: mpsc::Receiver<Bytes>) {
     while let Some(data) = input.recv().await {
         if let Err(error) = writer.write_all(&data).await {
-            return tracing::debug!(%error, "the command takes no more input");
+            return tracing::debug!(%error, "command closed its input");
         }
     }
     if let Err(error) = writer.finish().await {
-        tracing::debug!(%error, "the command takes no more input");
+        tracing::debug!(%error, "command closed its input");
     }
 }
 
-/// Moves output to the store until it is stopped. A flush that was begun is brought to its end
-/// with the same rows: whether a failed one was stored is unknown.
-async fn flush(worker: Arc<Worker>, run: Arc<ActiveRun>, stop: CancellationToken) {
+/// Moves output to the store until it is stopped. A failed flush is retried with the same rows: it
+/// may have been stored.
+async fn flush(store: Store, run: Arc<ActiveRun>, stop: CancellationToken) {
     while flush_is_due(&run.output, &stop).await {
         let batch = run.output.unflushed();
         if batch.chunks.is_empty() {
             continue;
         }
-        let append = || worker.store.output_append(run.id(), &run.lease, &batch.chunks);
-        if insist("store output", &run, append).await.is_err() {
-            // Nothing of it can be committed any more.
+        let append = || store.output_append(run.id(), &run.lease, &batch.chunks);
+        if retry_until_fenced("store output", &run, append).await.is_err() {
+            // The run cannot be committed without its output.
             return run.fence.cancel();
         }
         run.output.flushed(&batch);
     }
 }
 
-/// Waits until there is something to flush; `false` if the flusher is to stop.
+/// Waits until there is something to flush; `false` if the flusher must stop.
 async fn flush_is_due(log: &OutputLog, stop: &CancellationToken) -> bool {
     if stop.run_until_cancelled(log.due()).await.is_none() {
         return false;
     }
-    if log.is_much() {
+    if log.should_flush_now() {
         return true;
     }
     let more = async {
         tokio::select! {
             () = log.due() => {}
-            () = sleep(FLUSH_AFTER) => {}
+            () = sleep(FLUSH_DELAY) => {}
         }
     };
     stop.run_until_cancelled(more).await.is_some()
-}
-
-/// Tries until the store has done it, as long as the run's lease is live.
-pub(crate) async fn insist<F, T>(
-    what: &'static str,
-    run: &ActiveRun,
-    attempt: impl Fn() -> F,
-) -> Result<T, Lost>
-where
-    F: Future<Output = Result<T, Error>>,
-{
-    let mut refused = 0;
-    let mut pause = Duration::from_millis(20);
-    loop {
-        match run.fence.run_until_cancelled(attempt()).await {
-            Some(Ok(done)) => return Ok(done),
-            None | Some(Err(Error::Fenced)) => return Err(Lost),
-            Some(Err(error @ Error::Unavailable(_))) => tracing::warn!(%error, what, "trying again"),
-            Some(Err(error)) => {
-                refused += 1;
-                tracing::error!(error = &error as &dyn std::error::Error, what, "the store refuses");
-                if refused >= REFUSED_TRIES {
-                    return Err(Lost);
-                }
-            }
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
-    }
 }

@@ -1,4 +1,4 @@
-//! What one run tried against its policy: collected while it goes on, read by its watchers.
+//! The violations of one run: collected while it runs, read by its attached callers.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 #[derive(Debug)]
 pub(crate) struct ViolationLog {
     log: Mutex<Violations>,
-    /// Watchers wait on it.
+    /// Attached callers wait on it.
     changed: watch::Sender<()>,
 }
 
@@ -21,7 +21,7 @@ impl ViolationLog {
         Self { log: Mutex::default(), changed: watch::Sender::new(()) }
     }
 
-    /// Collects what the sandbox reports, to its end.
+    /// Collects the reports of the sandbox until they end.
     pub(crate) async fn collect(&self, mut reports: mpsc::Receiver<Violation>) {
         while let Some(violation) = reports.recv().await {
             self.add(violation);
@@ -32,22 +32,21 @@ impl ViolationLog {
         metrics().violation(&violation.kind);
         let (syscall, args) = (violation.syscall.clone(), violation.args);
         if self.lock().add(violation) {
-            tracing::warn!(syscall, ?args, "blocked");
+            tracing::warn!(syscall, ?args, "system call blocked");
             self.changed.send_replace(());
         }
     }
 
-    /// The violation that was the `index`th to be tried first.
+    /// The `index`th distinct violation, in the order in which they first occurred.
     pub(crate) fn get(&self, index: usize) -> Option<CountedViolation> {
         self.lock().seen.get(index).cloned()
     }
 
-    /// All so far.
     pub(crate) fn all(&self) -> Violations {
         self.lock().clone()
     }
 
-    /// Tells a watcher of new ones.
+    /// Reports new violations.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -57,8 +56,8 @@ impl ViolationLog {
     }
 }
 
-/// The events that stand for violations.
-pub(crate) fn happenings(violations: &Violations) -> impl Iterator<Item = EventBody> {
+/// The events that record the violations.
+pub(crate) fn events(violations: &Violations) -> impl Iterator<Item = EventBody> {
     violations.seen.iter().map(|CountedViolation { violation, count }| EventBody {
         kind: EventKind::SyscallBlocked,
         field: Some("security.syscalls".to_owned()),

@@ -1,14 +1,14 @@
-//! The modes this worker proved it can enforce, and the plans it makes for them.
+//! The backends that passed their probe on this host, and the plans made for them.
 
 use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
 use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, home_dirs};
-use codelia_types::{Mode, Reason, Refusal, RunId, SessionId};
+use codelia_types::{Mode, Reason, Refusal};
 
-/// The backends that passed their probe.
+/// The usable backends, by mode.
 #[derive(Debug)]
-pub(crate) struct Modes {
+pub(crate) struct Backends {
     installed: BTreeMap<Mode, Installed>,
 }
 
@@ -18,10 +18,10 @@ struct Installed {
     host: HostInfo,
 }
 
-/// Why a run has no sandbox.
+/// Why a run gets no sandbox.
 #[derive(Debug)]
 pub(crate) struct Denial {
-    /// What the caller is told.
+    /// What the caller sees.
     pub(crate) refusal: Refusal,
     /// The field of the request or policy at fault.
     pub(crate) field: Option<&'static str>,
@@ -33,19 +33,23 @@ impl From<Refusal> for Denial {
     }
 }
 
-impl Modes {
-    /// Probes every backend; one that is not usable here is left out, with the reason in the log.
-    /// So are those that isolate if the users of sessions cannot pass through `blocked`.
-    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, blocked: Option<PathBuf>) -> Self {
+impl Backends {
+    /// Probes every backend. Leaves out those that are not usable here and logs why. Isolating
+    /// backends are left out too if the users of sessions cannot pass through `untraversable`.
+    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, untraversable: Option<PathBuf>) -> Self {
         let runtime = codelia_backends::host_runtime();
         let mut installed = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;
             for gap in &found.gaps {
-                tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "the host lacks something");
+                tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "host lacks a requirement");
             }
-            if let (Some(directory), true) = (&blocked, found.mode != Mode::Logical) {
-                tracing::warn!(mode = %found.mode, directory = %directory.display(), "sessions cannot pass through a directory above them");
+            if let (Some(directory), true) = (&untraversable, found.mode != Mode::Logical) {
+                tracing::warn!(
+                    mode = %found.mode,
+                    directory = %directory.display(),
+                    "mode disabled: sessions cannot traverse a directory above their root (chmod o+x it)"
+                );
                 continue;
             }
             if found.usable {
@@ -56,49 +60,42 @@ impl Modes {
         Self { installed }
     }
 
-    pub(crate) fn names(&self) -> Vec<Mode> {
+    pub(crate) fn modes(&self) -> Vec<Mode> {
         self.installed.keys().copied().collect()
     }
 
-    /// The plan for a run, or why there can be none.
-    pub(crate) fn plan(
-        &self,
-        sandbox: RunId,
-        session: SessionId,
-        root: PathBuf,
-        spec: &RunSpec,
-        ids: Ids,
-    ) -> Result<Plan, Denial> {
+    /// The plan for a run, or why there is none.
+    pub(crate) fn plan(&self, target: PlanTarget, spec: &RunSpec, ids: Ids) -> Result<Plan, Denial> {
         let host = &with_homes(&self.installed(spec.mode)?.host, spec)?;
         let plan = match spec.mode {
-            Mode::Logical => Plan::logical(PlanTarget { sandbox, session, root }, spec, host.enforceable),
-            Mode::Bwrap | Mode::Nsjail | Mode::Container => {
-                Plan::isolated(PlanTarget { sandbox, session, root }, spec, host, ids)
-            }
+            Mode::Logical => Plan::logical(target, spec, host.enforceable),
+            Mode::Bwrap | Mode::Nsjail | Mode::Container => Plan::isolated(target, spec, host, ids),
         };
         plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))
     }
 
-    /// Carries a plan out.
+    /// Prepares a sandbox for a plan.
     pub(crate) async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Denial> {
         self.installed(plan.mode)?.backend.prepare(plan).await.map_err(denial)
     }
 
-    /// Removes what sandboxes of workers that were killed left on this host.
+    /// Removes what sandboxes of killed workers left on this host.
     pub(crate) async fn sweep(&self) {
         for Installed { backend, .. } in self.installed.values() {
             match backend.sweep().await {
                 Ok(0) => {}
-                Ok(removed) => tracing::info!(mode = %backend.mode(), removed, "leftovers of killed workers"),
+                Ok(removed) => {
+                    tracing::info!(mode = %backend.mode(), removed, "removed leftovers of killed workers");
+                }
                 Err(error) => {
-                    tracing::warn!(mode = %backend.mode(), %error, "leftovers cannot be looked for")
+                    tracing::warn!(mode = %backend.mode(), %error, "cannot look for leftovers of killed workers");
                 }
             }
         }
     }
 
-    /// Takes away what the sandboxes of this worker shared.
-    pub(crate) fn leave(&self) {
+    /// Removes what the sandboxes of this worker shared.
+    pub(crate) fn shut_down(&self) {
         self.installed.values().for_each(|installed| installed.backend.shutdown());
     }
 
@@ -107,18 +104,18 @@ impl Modes {
     }
 }
 
-/// Whether a sandbox made for one plan serves the other: the same but for its name, and for the
-/// limits that the worker itself enforces.
-pub(crate) fn serves(made: &Plan, wanted: &Plan) -> bool {
-    let mut made = made.clone();
-    made.sandbox = wanted.sandbox;
-    made.limits.timeout = wanted.limits.timeout;
-    made.limits.output_bytes = wanted.limits.output_bytes;
-    made == *wanted
+/// Whether a sandbox prepared for one plan serves another: equal except for the name and the limits
+/// that the worker itself enforces.
+pub(crate) fn serves(prepared: &Plan, wanted: &Plan) -> bool {
+    let mut prepared = prepared.clone();
+    prepared.sandbox = wanted.sandbox;
+    prepared.limits.timeout = wanted.limits.timeout;
+    prepared.limits.output_bytes = wanted.limits.output_bytes;
+    prepared == *wanted
 }
 
-/// A policy that opens paths of the host may open somebody's home: who lives here is asked each time, since
-/// people come and go while a worker stays.
+/// A policy that opens host paths must not open home directories. They are read each time, since
+/// users of the host change while a worker runs.
 fn with_homes<'a>(host: &'a HostInfo, spec: &RunSpec) -> Result<Cow<'a, HostInfo>, Denial> {
     let files = &spec.policy.filesystem;
     if [&files.read_only_paths, &files.read_write_paths, &files.overlay_paths]
@@ -133,7 +130,7 @@ fn with_homes<'a>(host: &'a HostInfo, spec: &RunSpec) -> Result<Cow<'a, HostInfo
     Ok(Cow::Owned(host))
 }
 
-/// What is said of a sandbox that could not be had.
+/// The denial for a backend's error.
 pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
     use codelia_backends::Error;
     match error {
@@ -144,40 +141,36 @@ pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
     }
 }
 
-/// We failed: the detail is for the log, not for the caller.
+/// A failure of the worker: the log has the detail, the caller does not.
 pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
-    tracing::error!(error, "a sandbox failed");
-    Refusal { reason: Reason::SandboxFailed, message: "the sandbox could not be made".to_owned() }
+    tracing::error!(error, "cannot create sandbox");
+    Refusal { reason: Reason::SandboxFailed, message: "the sandbox could not be created".to_owned() }
 }
 
 fn unenforceable(field: &'static str, message: String) -> Denial {
-    tracing::info!(field, "the plan cannot be enforced");
+    tracing::info!(field, "plan cannot be enforced on this host");
     let refusal = Refusal { reason: Reason::Unenforceable, message };
     Denial { refusal, field: Some(field) }
 }
 
 fn unavailable(mode: Mode) -> Denial {
-    let message = format!("this worker has no mode {mode}");
+    let message = format!("mode {mode} is not available on this worker");
     let refusal = Refusal { reason: Reason::ModeUnavailable, message };
     Denial { refusal, field: Some("mode") }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use codelia_policy::{Enforceable, Limits, LimitsRequest};
-    use codelia_types::CommandSpec;
+    use codelia_types::{CommandSpec, RunId, SessionId};
 
     use super::*;
 
     fn plan(limits: Limits) -> Plan {
         let spec = RunSpec {
-            command: CommandSpec {
-                argv: vec!["true".into()],
-                env: BTreeMap::new(),
-                working_directory: String::new(),
-                terminal: None,
-                stdin: false,
-            },
+            command: CommandSpec::new(["true"]),
             mode: Mode::Logical,
             network: None,
             limits,
@@ -195,17 +188,16 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_serves_a_run_that_differs_in_name_timeout_and_output_limit() {
-        let made = plan(Limits::default());
-        let other =
-            Limits { timeout: std::time::Duration::from_secs(1), output_bytes: 1, ..Limits::default() };
-        assert!(serves(&made, &plan(other)));
+    fn sandbox_serves_other_name_timeout_and_output_limit() {
+        let prepared = plan(Limits::default());
+        let other = Limits { timeout: Duration::from_secs(1), output_bytes: 1, ..Limits::default() };
+        assert!(serves(&prepared, &plan(other)));
     }
 
     #[test]
-    fn a_sandbox_does_not_serve_a_run_with_other_limits_or_another_root() {
-        let made = plan(Limits::default());
-        assert!(!serves(&made, &plan(Limits { pids: 7, ..Limits::default() })));
-        assert!(!serves(&made, &Plan { root: "/other".into(), ..plan(Limits::default()) }));
+    fn sandbox_does_not_serve_other_limits_or_root() {
+        let prepared = plan(Limits::default());
+        assert!(!serves(&prepared, &plan(Limits { pids: 7, ..Limits::default() })));
+        assert!(!serves(&prepared, &Plan { root: "/other".into(), ..plan(Limits::default()) }));
     }
 }

@@ -1,4 +1,6 @@
-//! The backends of this worker, and the receipts of its sandboxes.
+//! The sandboxes of this worker: its backends, spare sandboxes, and receipts.
 
 pub(crate) mod backends;
 pub(crate) mod receipts;
+pub(crate) mod spare_maker;
+pub(crate) mod spare_pool;

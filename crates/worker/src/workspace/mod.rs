@@ -1,4 +1,4 @@
-//! Session directories: creating, owning, and removing them.
+//! Session directories: creates, owns and removes them.
 
 pub(crate) mod janitor;
 pub(crate) mod removal_backoff;

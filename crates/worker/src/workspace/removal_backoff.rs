@@ -1,4 +1,4 @@
-//! Removals that failed, and when each is tried again: soon at first, then ever later.
+//! Failed removals of session directories, and when each is retried: soon at first, then less often.
 
 use std::{
     collections::HashMap,
@@ -6,41 +6,42 @@ use std::{
     time::Duration,
 };
 
+use codelia_telemetry::backoff::Backoff;
 use codelia_types::SessionId;
 use tokio::time::Instant;
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(300);
+const MIN_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// The removals that failed last time.
+/// The sessions whose last removal failed.
 #[derive(Debug, Default)]
-pub(crate) struct Retries(Mutex<HashMap<SessionId, Retry>>);
+pub(crate) struct RemovalBackoff(Mutex<HashMap<SessionId, Retry>>);
 
 #[derive(Debug)]
 struct Retry {
-    pause: Duration,
+    backoff: Backoff,
     due: Instant,
 }
 
-impl Retries {
-    /// Whether it is time to try.
+impl RemovalBackoff {
+    /// Whether the removal may be tried now.
     pub(crate) fn is_due(&self, id: SessionId) -> bool {
         self.lock().get(&id).is_none_or(|retry| retry.due <= Instant::now())
     }
 
-    /// It failed once more.
     pub(crate) fn failed(&self, id: SessionId) {
+        let now = Instant::now();
         let mut retries = self.lock();
-        let pause = retries.get(&id).map_or(FIRST, |retry| (retry.pause * 2).min(LONGEST));
-        retries.insert(id, Retry { pause, due: Instant::now() + pause });
+        let first = || Retry { backoff: Backoff::new(MIN_DELAY, MAX_DELAY), due: now };
+        let retry = retries.entry(id).or_insert_with(first);
+        retry.due = now + retry.backoff.next_delay();
     }
 
-    /// It is done.
     pub(crate) fn succeeded(&self, id: SessionId) {
         self.lock().remove(&id);
     }
 
-    /// How many failed last time.
+    /// How many sessions could not be removed.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
     }
@@ -55,20 +56,21 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_removal_that_fails_is_tried_ever_later_but_never_given_up() {
-        let (retries, id) = (Retries::default(), SessionId::generate());
-        assert!(retries.is_due(id));
-        let mut pause = FIRST;
+    async fn failing_removal_is_retried_less_and_less_often() {
+        let (removals, id) = (RemovalBackoff::default(), SessionId::generate());
+        assert!(removals.is_due(id));
+        let mut delay = MIN_DELAY;
         for _ in 0..12 {
-            retries.failed(id);
-            tokio::time::advance(pause - Duration::from_millis(1)).await;
-            assert!(!retries.is_due(id), "before {pause:?}");
-            tokio::time::advance(Duration::from_millis(1)).await;
-            assert!(retries.is_due(id), "after {pause:?}");
-            pause = (pause * 2).min(LONGEST);
+            removals.failed(id);
+            // Delays vary by a fifth.
+            tokio::time::advance(delay.mul_f64(0.79)).await;
+            assert!(!removals.is_due(id), "before {delay:?}");
+            tokio::time::advance(delay.mul_f64(0.42)).await;
+            assert!(removals.is_due(id), "after {delay:?}");
+            delay = (delay * 2).min(MAX_DELAY);
         }
-        assert_eq!(retries.count(), 1);
-        retries.succeeded(id);
-        assert_eq!(retries.count(), 0);
+        assert_eq!(removals.count(), 1);
+        removals.succeeded(id);
+        assert_eq!(removals.count(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The session root: one directory for each session, and how one is removed.
+//! The session root: the directory tree that holds one directory for each session.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -11,7 +11,10 @@ use codelia_policy::{Ids, OVERLAYS_SUFFIX, overlays_dir};
 use codelia_types::SessionId;
 use uuid::Uuid;
 
-use crate::{UidRange, workspace::trash, workspace::user_ids::SessionIds};
+use crate::{
+    UidRange,
+    workspace::{trash, user_ids::SessionUsers},
+};
 
 /// A step on the session root that failed.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +27,7 @@ pub struct RootError {
 }
 
 impl RootError {
-    /// The work was not brought to its end.
+    /// The thread that did the work panicked.
     pub(crate) fn interrupted(source: io::Error) -> Self {
         Self { step: "finish work in", path: PathBuf::new(), source }
     }
@@ -36,78 +39,78 @@ impl RootError {
 
 /// The directory tree that holds sessions.
 #[derive(Debug)]
-pub(crate) struct Root {
+pub(crate) struct SessionRoot {
     path: PathBuf,
-    ids: SessionIds,
-    /// Names the tree; workers on a shared one have the same.
+    users: SessionUsers,
+    /// Identifies the tree; workers that share it have the same id.
     pub(crate) id: Uuid,
 }
 
-impl Root {
-    /// Opens the tree, creating what is missing.
+impl SessionRoot {
+    /// Opens the tree and creates what is missing.
     pub(crate) fn open(path: &Path, uids: Option<UidRange>) -> Result<Self, RootError> {
         create_private(path)?;
         let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
-        let ids = SessionIds::open(path.join("ids"), uids);
-        let root = Self { id: root_id(&path)?, path, ids };
+        let users = SessionUsers::open(path.join("ids"), uids);
+        let root = Self { id: root_id(&path)?, path, users };
         create_private(&root.sessions())?;
         create_private(&root.trash())?;
-        if root.ids.are_own() {
-            // A session's own user must come through to its directory, and see nothing on the way.
-            make_passable(&root.path)?;
-            make_passable(&root.sessions())?;
+        if root.users.are_separate() {
+            // A session's user must be able to traverse to its directory but list nothing above it.
+            make_traversable(&root.path)?;
+            make_traversable(&root.sessions())?;
             root.free_ids()?;
         }
         Ok(root)
     }
 
-    /// Where a session's files are.
+    /// The directory of a session.
     pub(crate) fn session(&self, id: SessionId) -> PathBuf {
         self.sessions().join(id.to_string())
     }
 
-    /// Whether a session has its directory.
+    /// Whether a session has a directory.
     pub(crate) fn has_session(&self, id: SessionId) -> Result<bool, RootError> {
         let path = self.session(id);
         path.try_exists().map_err(RootError::at("look for", &path))
     }
 
-    /// Creates a session's directory; tells whether it was there, and whose it is.
+    /// Creates a session's directory; returns whether it existed, and its owner.
     pub(crate) fn create_session(&self, id: SessionId) -> Result<(bool, Ids), RootError> {
         let path = self.session(id);
-        let was_there = match DirBuilder::new().mode(0o700).create(&path) {
+        let existed = match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => false,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => true,
             Err(error) => return Err(RootError::at("create", &path)(error)),
         };
-        let ids = self.ids.of(id, &path).map_err(RootError::at("give away", &path))?;
-        Ok((was_there, ids))
+        let ids = self.users.assign(id, &path).map_err(RootError::at("change the owner of", &path))?;
+        Ok((existed, ids))
     }
 
-    /// Removes a session's directory, and before it what it changed in overlays, and tells how many bytes its files had.
-    /// Its name is free at once. After a failure the same call takes the removal up again.
+    /// Removes a session's overlays and its directory, and returns the size of its files in bytes.
+    /// The name is free immediately. After a failure the same call continues the removal.
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
         let (from, name) = (self.session(id), id.to_string());
-        let owner = self.ids.owner(&from).or_else(|| self.ids.owner(&self.trash().join(&name)));
+        let owner = self.users.owner(&from).or_else(|| self.users.owner(&self.trash().join(&name)));
         let bytes = self.discard(&overlays_dir(&from), &format!("{name}{OVERLAYS_SUFFIX}"))?
             + self.discard(&from, &name)?;
         if let Some(uid) = owner {
-            self.ids.free(id, uid).map_err(RootError::at("free the id of", &from))?;
+            self.users.free(id, uid).map_err(RootError::at("free the user id of", &from))?;
         }
         Ok(bytes)
     }
 
-    /// Moves a directory to the trash under this name and removes it.
+    /// Moves a directory to the trash under `name` and removes it there.
     fn discard(&self, from: &Path, name: &str) -> Result<u64, RootError> {
-        let bytes = self.empty_trash_of(name)?;
+        let bytes = self.remove_from_trash(name)?;
         match fs::rename(from, self.trash().join(name)) {
-            Ok(()) => Ok(bytes + self.empty_trash_of(name)?),
+            Ok(()) => Ok(bytes + self.remove_from_trash(name)?),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(bytes),
             Err(error) => Err(RootError::at("move to the trash", from)(error)),
         }
     }
 
-    /// Removes what earlier removals left in the trash.
+    /// Removes what interrupted removals left in the trash.
     pub(crate) fn empty_trash(&self) -> Result<u64, RootError> {
         let trash = self.trash();
         let mut bytes = 0;
@@ -118,7 +121,7 @@ impl Root {
         Ok(bytes)
     }
 
-    /// The sessions that have a directory here, or changes in overlays.
+    /// The sessions that have a directory or overlays here.
     pub(crate) fn list_sessions(&self) -> Result<Vec<SessionId>, RootError> {
         let dir = self.sessions();
         let mut ids = Vec::new();
@@ -128,7 +131,7 @@ impl Root {
                 |name: &str| name.strip_suffix(OVERLAYS_SUFFIX).unwrap_or(name).parse().ok();
             match name.to_str().and_then(name_of_session) {
                 Some(id) => ids.push(id),
-                None => tracing::warn!(?name, "not a session's directory: left alone"),
+                None => tracing::warn!(?name, "ignored an entry that is not a session directory"),
             }
         }
         ids.sort_unstable();
@@ -136,17 +139,17 @@ impl Root {
         Ok(ids)
     }
 
-    /// The directory above sessions that their own users cannot pass through, if there is one.
+    /// The topmost directory above the root that the users of sessions cannot traverse, if any.
     pub(crate) fn untraversable_ancestor(&self) -> Option<PathBuf> {
-        if self.ids.are_own() { untraversable_ancestor(&self.path) } else { None }
+        if self.users.are_separate() { untraversable_ancestor(&self.path) } else { None }
     }
 
     fn free_ids(&self) -> Result<(), RootError> {
-        let is_there = |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
-        self.ids.free_forgotten(is_there).map_err(RootError::at("free ids in", &self.path))
+        let exists = |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
+        self.users.free_unused(exists).map_err(RootError::at("free user ids in", &self.path))
     }
 
-    fn empty_trash_of(&self, name: &str) -> Result<u64, RootError> {
+    fn remove_from_trash(&self, name: &str) -> Result<u64, RootError> {
         let trash = self.trash();
         trash::remove(&trash, Path::new(name)).map_err(RootError::at("remove from", &trash))
     }
@@ -155,34 +158,34 @@ impl Root {
         self.path.join("sessions")
     }
 
-    /// What is to be gone: nobody but the worker reaches it, and it is emptied again and again.
+    /// Where directories are moved to be removed. Only the worker can reach it.
     pub(crate) fn trash(&self) -> PathBuf {
         self.path.join("trash")
     }
 }
 
-/// The first directory above `root` that not everybody may pass through. What is not there yet is
-/// the worker's to make.
+/// The topmost directory above `root` that other users cannot traverse. Missing directories do not
+/// count: the worker creates them.
 #[must_use]
 pub fn untraversable_ancestor(root: &Path) -> Option<PathBuf> {
-    let is_blocked =
+    let is_untraversable =
         |path: &&Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
     let above = root.parent()?;
-    above.ancestors().filter(is_blocked).last().map(Path::to_owned)
+    above.ancestors().filter(is_untraversable).last().map(Path::to_owned)
 }
 
-/// Creates a directory for us alone, or makes sure that one that is there is.
+/// Creates a directory that only the worker can use, or makes an existing one so.
 fn create_private(path: &Path) -> Result<(), RootError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(RootError::at("make private", path))
 }
 
-fn make_passable(path: &Path) -> Result<(), RootError> {
+fn make_traversable(path: &Path) -> Result<(), RootError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o711))
-        .map_err(RootError::at("open a way through", path))
+        .map_err(RootError::at("make traversable", path))
 }
 
-/// Reads the tree's id, or gives it one. Of two workers that start at once, one wins.
+/// Reads the tree's id, or creates it. Of workers that start concurrently, one wins.
 fn root_id(root: &Path) -> Result<Uuid, RootError> {
     let path = root.join("root-id");
     if !path.exists() {
@@ -198,7 +201,7 @@ fn root_id(root: &Path) -> Result<Uuid, RootError> {
         }
     }
     let text = fs::read_to_string(&path).map_err(RootError::at("read", &path))?;
-    let invalid = |error| RootError::at("understand", &path)(io::Error::new(ErrorKind::InvalidData, error));
+    let invalid = |error| RootError::at("parse", &path)(io::Error::new(ErrorKind::InvalidData, error));
     Uuid::try_parse(text.trim()).map_err(invalid)
 }
 
@@ -219,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_and_its_sessions_are_private() {
+    fn tree_and_sessions_are_private() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(&dir.path().join("root"), None).unwrap();
+        let root = SessionRoot::open(&dir.path().join("root"), None).unwrap();
         let id = SessionId::generate();
         assert!(!root.create_session(id).unwrap().0);
-        assert!(root.create_session(id).unwrap().0, "the second time it is there");
+        assert!(root.create_session(id).unwrap().0, "the second call finds it");
         for path in [dir.path().join("root"), root.session(id)] {
             assert_eq!(mode(&path), 0o700);
         }
@@ -232,9 +235,9 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_start_at_once_on_one_root_agree_on_its_id() {
+    fn concurrent_workers_agree_on_root_id() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Root::open(dir.path(), None).unwrap().id;
+        let open = || SessionRoot::open(dir.path(), None).unwrap().id;
         let ids: Vec<Uuid> = thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -244,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_removed_with_all_it_holds_and_nothing_beside_it() {
+    fn session_removal_stays_within_its_directories() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(dir.path(), None).unwrap();
+        let root = SessionRoot::open(dir.path(), None).unwrap();
         let outside = dir.path().join("outside");
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("kept"), "kept").unwrap();
@@ -257,7 +260,7 @@ mod tests {
         fs::write(session.join("a/b/file"), "12345").unwrap();
         symlink(&outside, session.join("a/link")).unwrap();
         fs::set_permissions(session.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
-        // As the kernel leaves the layers of an overlay.
+        // The layers of an overlay, as the kernel leaves them.
         let layers = overlays_dir(&session);
         fs::create_dir_all(layers.join("one/work/work")).unwrap();
         fs::create_dir_all(layers.join("one/upper")).unwrap();
@@ -267,14 +270,14 @@ mod tests {
         assert_eq!(root.remove_session(id).unwrap(), 8);
         assert!(!session.exists() && !layers.exists());
         assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
-        assert_eq!(root.remove_session(id).unwrap(), 0, "again is no error");
+        assert_eq!(root.remove_session(id).unwrap(), 0, "a second removal is not an error");
         assert_eq!(fs::read_dir(dir.path().join("trash")).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_an_interrupted_removal_left_is_removed_at_the_next_start() {
+    fn interrupted_removal_is_finished() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(dir.path(), None).unwrap();
+        let root = SessionRoot::open(dir.path(), None).unwrap();
         fs::create_dir_all(dir.path().join("trash/old/deep")).unwrap();
         fs::write(dir.path().join("trash/old/deep/file"), "123").unwrap();
         assert_eq!(root.empty_trash().unwrap(), 3);
@@ -282,12 +285,12 @@ mod tests {
     }
 
     #[test]
-    fn a_session_with_an_id_of_its_own_is_reached_by_it_alone_and_removed_with_all_it_made() {
+    fn session_with_own_user_is_private_and_removable() {
         let dir = tempfile::tempdir().unwrap();
         let range = UidRange { base: 300_000, count: 10 };
-        let root = Root::open(dir.path(), Some(range)).unwrap();
-        if !root.ids.are_own() {
-            return println!("skipped: this user may not give files away");
+        let root = SessionRoot::open(dir.path(), Some(range)).unwrap();
+        if !root.users.are_separate() {
+            return println!("skipped: this user may not change the owner of files");
         }
         let id = SessionId::generate();
         let (_, ids) = root.create_session(id).unwrap();

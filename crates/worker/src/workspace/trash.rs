@@ -1,8 +1,8 @@
-//! Removal of a tree that a stranger filled: of any depth, width and modes, never through a symlink.
+//! Removes a tree of untrusted files of any depth, width and mode, never through a symlink.
 //!
-//! Every directory found is moved up into the trash and emptied there, so neither the depth of a
-//! tree nor the length of its paths matters, and two descriptors are enough. Nobody but us may write to
-//! the trash itself; in what lies in it somebody may still change names while we look at them.
+//! Every directory is moved up into the trash and emptied there, so the depth of a tree and the
+//! length of its paths do not matter, and two descriptors suffice. Only the worker can write to the
+//! trash itself; a command may still rename entries of the trees in it while they are removed.
 
 use std::{
     ffi::CStr,
@@ -24,25 +24,25 @@ use uuid::Uuid;
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// As many directories are moved up before they are emptied: a tree may have millions.
-const MOST_MOVED: usize = 1000;
+/// Directories that are moved up before they are emptied: a tree may have millions.
+const MAX_MOVED: usize = 1000;
 
-/// Removes `name` in the directory `trash` and returns the bytes of its files. What is not there is
-/// removed already.
+/// Removes `name` in the directory `trash` and returns the size of its files in bytes. Nothing
+/// happens if it does not exist.
 pub(crate) fn remove(trash: &Path, name: &Path) -> io::Result<u64> {
     let trash = openat(CWD, trash, DIRECTORY, Mode::empty())?;
     let mut bytes = 0;
     let mut left = vec![name.to_owned()];
     while let Some(name) = left.last().cloned() {
         match remove_flat(&trash, &name) {
-            // Another worker on this root removes it as well.
+            // Another worker on this root removes it too.
             Err(error) if error.kind() == io::ErrorKind::NotFound => drop(left.pop()),
             Err(error) => return Err(error),
-            Ok(Removed::Yes(size)) => {
+            Ok(Removed::Done(size)) => {
                 bytes += size;
                 left.pop();
             }
-            Ok(Removed::After(size, moved)) => {
+            Ok(Removed::Moved(size, moved)) => {
                 bytes += size;
                 left.extend(moved);
             }
@@ -52,19 +52,19 @@ pub(crate) fn remove(trash: &Path, name: &Path) -> io::Result<u64> {
 }
 
 enum Removed {
-    /// It is gone.
-    Yes(u64),
-    /// Its files are gone as far as it was looked at; directories were moved to the trash under these names.
-    After(u64, Vec<PathBuf>),
+    /// The entry and files of this size are removed.
+    Done(u64),
+    /// Files of this size are removed, and these directories moved to the trash. More may be left.
+    Moved(u64, Vec<PathBuf>),
 }
 
 fn remove_flat(trash: &OwnedFd, name: &Path) -> io::Result<Removed> {
     match kind(trash, name)? {
-        None => Ok(Removed::Yes(0)),
+        None => Ok(Removed::Done(0)),
         Some((FileType::Directory, _)) => empty(trash, name),
         Some((_, size)) => {
             unlink(trash, name, AtFlags::empty())?;
-            Ok(Removed::Yes(size))
+            Ok(Removed::Done(size))
         }
     }
 }
@@ -87,50 +87,50 @@ fn empty(trash: &OwnedFd, name: &Path) -> io::Result<Removed> {
                 bytes += size;
             }
         }
-        if moved.len() == MOST_MOVED {
+        if moved.len() == MAX_MOVED {
             break;
         }
     }
     if moved.is_empty() {
         unlink(trash, name, AtFlags::REMOVEDIR)?;
-        return Ok(Removed::Yes(bytes));
+        return Ok(Removed::Done(bytes));
     }
-    Ok(Removed::After(bytes, moved))
+    Ok(Removed::Moved(bytes, moved))
 }
 
-/// Opens a directory that its owner may have closed to us.
+/// Opens a directory whose mode may not allow it.
 fn open(trash: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
     match openat(trash, name, DIRECTORY, Mode::empty()) {
         Err(Errno::ACCESS) => {
-            unlock(trash, name)?;
+            make_accessible(trash, name)?;
             Ok(openat(trash, name, DIRECTORY, Mode::empty())?)
         }
         answer => Ok(answer?),
     }
 }
 
-/// Moves a directory to the trash, under a name of ours. One that its owner closed cannot be moved by
-/// everybody, and one that may not be changed by nobody.
+/// Moves a directory to the trash under a new name. Modes and immutable flags may prevent it at
+/// first.
 fn move_up(trash: &OwnedFd, dir: &OwnedFd, child: &CStr) -> io::Result<PathBuf> {
     let name = PathBuf::from(Uuid::new_v4().to_string());
     match renameat(dir, child, trash, &name) {
-        Err(Errno::ACCESS) => unlock(dir, child)?,
-        Err(Errno::PERM) => thaw(dir, child)?,
+        Err(Errno::ACCESS) => make_accessible(dir, child)?,
+        Err(Errno::PERM) => make_mutable(dir, child)?,
         answer => return Ok(answer.map(|()| name)?),
     }
     renameat(dir, child, trash, &name)?;
     Ok(name)
 }
 
-/// Removes a name, also of what may not be changed. One that is gone is fine.
+/// Removes a name, even if modes or immutable flags prevent it at first. A missing name is fine.
 fn unlink<P: Arg + Copy>(dir: &OwnedFd, name: P, flags: AtFlags) -> io::Result<()> {
     let removed = match unlinkat(dir, name, flags) {
         Err(Errno::ACCESS) => {
-            chmod(link_to(dir), Mode::RWXU)?;
+            chmod(proc_path(dir), Mode::RWXU)?;
             unlinkat(dir, name, flags)
         }
         Err(Errno::PERM) => {
-            thaw(dir, name)?;
+            make_mutable(dir, name)?;
             unlinkat(dir, name, flags)
         }
         answer => answer,
@@ -141,48 +141,48 @@ fn unlink<P: Arg + Copy>(dir: &OwnedFd, name: P, flags: AtFlags) -> io::Result<(
     }
 }
 
-/// Gives us all rights on a directory: on what the name stands for when it is opened, never on what a symlink
-/// in its place leads to.
-fn unlock<P: Arg>(dir: &OwnedFd, name: P) -> io::Result<()> {
+/// Gives the worker all permissions on a directory. Never follows a symlink that replaced it.
+fn make_accessible<P: Arg>(dir: &OwnedFd, name: P) -> io::Result<()> {
     let directory = openat(
         dir,
         name,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    Ok(chmod(link_to(&directory), Mode::RWXU)?)
+    Ok(chmod(proc_path(&directory), Mode::RWXU)?)
 }
 
-fn link_to(fd: &OwnedFd) -> PathBuf {
+fn proc_path(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
-/// Takes the marks away that keep a directory, or a file or directory in it, from being changed.
-fn thaw<P: Arg>(dir: &OwnedFd, name: P) -> io::Result<()> {
-    take_marks(dir)?;
-    // What is neither cannot be marked, and opening it may do something.
+/// Clears the flags that keep a directory, and an entry in it, from being changed.
+fn make_mutable<P: Arg>(dir: &OwnedFd, name: P) -> io::Result<()> {
+    clear_flags(dir)?;
+    // Other kinds of files cannot have the flags, and opening them may have side effects.
     match openat(
         dir,
         name,
         OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
         Mode::empty(),
     ) {
-        Ok(child) => take_marks(&child),
+        Ok(child) => clear_flags(&child),
         Err(Errno::LOOP | Errno::NXIO | Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-fn take_marks(fd: &OwnedFd) -> io::Result<()> {
-    const MARKS: IFlags = IFlags::IMMUTABLE.union(IFlags::APPEND);
+fn clear_flags(fd: &OwnedFd) -> io::Result<()> {
+    const IMMUTABLE: IFlags = IFlags::IMMUTABLE.union(IFlags::APPEND);
     let flags = ioctl_getflags(fd)?;
-    if flags.intersects(MARKS) {
-        ioctl_setflags(fd, flags - MARKS)?;
+    if flags.intersects(IMMUTABLE) {
+        ioctl_setflags(fd, flags - IMMUTABLE)?;
     }
     Ok(())
 }
 
-/// The type and size of an entry itself, never of what it points to; a file with other names holds no bytes.
+/// The type and size of an entry, without following a symlink. A file with other hard links counts
+/// as empty.
 fn kind<P: Arg>(dir: &OwnedFd, name: P) -> io::Result<Option<(FileType, u64)>> {
     match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_deeper_than_any_path_is_removed() {
+    fn tree_deeper_than_path_max_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut here = openat(CWD, dir.path(), DIRECTORY, Mode::empty()).unwrap();
         let name = "d".repeat(200);
@@ -229,9 +229,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_of_more_directories_than_are_moved_at_once_is_removed() {
+    fn tree_wider_than_one_batch_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        for number in 0..2 * MOST_MOVED + 1 {
+        for number in 0..2 * MAX_MOVED + 1 {
             fs::create_dir_all(dir.path().join(format!("wide/{number}/inner"))).unwrap();
         }
         remove(dir.path(), Path::new("wide")).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_directories_open_files_sockets_pipes_and_dangling_links_are_removed() {
+    fn unusual_files_and_modes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");
         fs::create_dir_all(tree.join("closed/inner")).unwrap();
@@ -256,15 +256,15 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_changed_is_removed_by_who_may_decide_so() {
+    fn immutable_files_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");
         fs::create_dir_all(tree.join("frozen/inner")).unwrap();
         fs::write(tree.join("frozen/file"), "12").unwrap();
         for name in ["frozen/file", "frozen/inner", "frozen"] {
-            let marked = ioctl_setflags(File::open(tree.join(name)).unwrap(), IFlags::IMMUTABLE);
-            if let Err(error) = marked {
-                return println!("skipped: nothing can be marked here: {error}");
+            let set = ioctl_setflags(File::open(tree.join(name)).unwrap(), IFlags::IMMUTABLE);
+            if let Err(error) = set {
+                return println!("skipped: cannot set the immutable flag: {error}");
             }
         }
         fs::remove_file(tree.join("frozen/file")).unwrap_err();
@@ -272,9 +272,9 @@ mod tests {
         assert!(is_empty(dir.path()));
     }
 
-    /// Somebody exchanges a directory for a link to a place outside, again and again, while it is removed.
+    /// Another thread keeps exchanging directories for links to a directory outside.
     #[test]
-    fn a_link_that_takes_the_place_of_a_directory_leads_nowhere() {
+    fn link_swapped_for_directory_is_not_followed() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("kept"), "kept").unwrap();
         fs::set_permissions(outside.path(), Permissions::from_mode(0o711)).unwrap();
@@ -292,7 +292,7 @@ mod tests {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
                         for number in 0..200 {
-                            // What is gone already cannot be exchanged.
+                            // Fails for entries that are already removed.
                             let _ = renameat_with(
                                 &inside,
                                 format!("{number}"),
@@ -303,7 +303,7 @@ mod tests {
                         }
                     }
                 });
-                // A name that changes under our hands may make one try fail; the next one goes on.
+                // A concurrent exchange may make one call fail; the next one continues.
                 while remove(dir.path(), Path::new("tree")).is_err() || tree.exists() {}
                 done.store(true, Ordering::Relaxed);
             });

@@ -1,0 +1,91 @@
+//! The worker's row in the store: registers it, renews its lease, and kills all runs when the lease
+//! is lost.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use codelia_store::{Error, EventBody, EventKind, EventSubject, Heartbeat, NewWorker, Store};
+use codelia_types::Incarnation;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::{
+    lease::{drain::DrainState, keeper::LeaseClient, sessions::Sessions, worker_lease::LeaseHandle},
+    loops::Wakeups,
+    run::{dispatch::Dispatcher, registry::RunRegistry},
+    sandbox::receipts::Receipts,
+};
+
+/// Killed sandboxes end quickly; one that takes longer cannot be killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The lease keeper's client: acts for this worker in the store.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    pub(crate) store: Store,
+    pub(crate) lease: LeaseHandle,
+    /// What the worker registers; each registration fills in its own incarnation.
+    pub(crate) record: NewWorker,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) receipts: Arc<Receipts>,
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) drain: Arc<DrainState>,
+    pub(crate) wakeups: Arc<Wakeups>,
+    /// A lease was lost and its event is not recorded yet.
+    pub(crate) was_fenced: AtomicBool,
+}
+
+impl Registration {
+    /// Records that a lease was lost. The worker continues if that fails.
+    async fn record_fenced(&self) {
+        let concerned = EventSubject { worker: Some(self.lease.worker().clone()), ..EventSubject::default() };
+        let happening = EventBody { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
+        if let Err(error) = self.store.event_insert(&concerned, &happening).await {
+            tracing::warn!(%error, "cannot record the event of the lost lease");
+        }
+    }
+}
+
+impl LeaseClient for Registration {
+    async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
+        let previous = Some(self.lease.incarnation());
+        let worker = NewWorker { incarnation, previous, ..self.record.clone() };
+        let heartbeat = self.store.worker_register(&worker).await?;
+        if !self.receipts.are_clean() {
+            self.store.worker_drain(self.lease.worker()).await?;
+        }
+        if self.was_fenced.swap(false, Ordering::Relaxed) {
+            self.record_fenced().await;
+        }
+        Ok(heartbeat)
+    }
+
+    async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
+        let busy = i32::try_from(self.dispatcher.slots().lock().busy()).unwrap_or(i32::MAX);
+        self.store.worker_renew(self.lease.worker(), incarnation, self.record.lease_ttl, busy).await
+    }
+
+    fn on_heartbeat(&self, heartbeat: Heartbeat) {
+        if self.drain.set_by_operator(heartbeat.drain) {
+            tracing::info!(drain = heartbeat.drain, "operator changed the drain request");
+            self.wakeups.poll.notify_one();
+        }
+    }
+
+    async fn kill_all(&self) {
+        self.was_fenced.store(true, Ordering::Relaxed);
+        self.dispatcher.forget_waiting();
+        self.sessions.clear();
+        if timeout(KILL_TIMEOUT, self.runs.none_active()).await.is_err() {
+            tracing::error!(timeout = ?KILL_TIMEOUT, "sandboxes of the lost lease are still running");
+        }
+        // A session that was being acquired may have been added meanwhile.
+        self.sessions.clear();
+    }
+}

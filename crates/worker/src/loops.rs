@@ -1,0 +1,76 @@
+//! The loops of a worker. All are critical: if one ends, the worker must be restarted.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use codelia_telemetry::{backoff::jittered, task::CriticalTasks};
+use tokio::{sync::Notify, time::sleep};
+
+use crate::{lease::keeper, sandbox::receipts::leave_rotation, worker::Worker};
+
+/// The task that keeps the lease. Without it nothing may start or commit.
+pub(crate) const LEASE_KEEPER: &str = "lease keeper";
+
+/// How often the janitor sweeps.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the janitor looks for leftovers.
+const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+/// Between two attempts to leave the rotation.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Wakes loops before their interval is over.
+#[derive(Debug, Default)]
+pub(crate) struct Wakeups {
+    pub(crate) poll: Notify,
+    pub(crate) janitor: Notify,
+}
+
+/// Starts all loops of a registered worker.
+pub(crate) fn start(worker: &Arc<Worker>) -> CriticalTasks {
+    let tasks = CriticalTasks::default();
+    let w = worker.clone();
+    tasks.critical(LEASE_KEEPER, async move { keeper::keep(&*w.registration, w.term, &w.lease).await });
+    let w = worker.clone();
+    tasks.critical("poll", async move {
+        repeat("poll", w.poll_interval, &w.wakeups.poll, || w.poller.run_once()).await;
+    });
+    let w = worker.clone();
+    tasks.critical("janitor", async move {
+        repeat("janitor", SWEEP_INTERVAL, &w.wakeups.janitor, || w.janitor.sweep()).await;
+    });
+    let w = worker.clone();
+    tasks.critical("purge", async move {
+        repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.janitor.purge()).await;
+    });
+    let w = worker.clone();
+    tasks.critical("rotation", async move { watch_receipts(&w).await });
+    tasks
+}
+
+/// Takes the worker out of rotation when a sandbox left something behind.
+async fn watch_receipts(worker: &Worker) {
+    let receipt = worker.receipts.unclean().await;
+    loop {
+        worker.wakeups.poll.notify_one();
+        match leave_rotation(&worker.store, worker.lease.worker(), receipt).await {
+            Ok(()) => return pending().await,
+            Err(error) => tracing::warn!(%error, "cannot leave the rotation, retrying"),
+        }
+        sleep(jittered(RETRY_DELAY)).await;
+    }
+}
+
+/// Calls `once` about every `interval` and whenever `now` is notified.
+async fn repeat<F>(name: &'static str, interval: Duration, now: &Notify, once: impl Fn() -> F)
+where
+    F: Future<Output = Result<(), codelia_store::Error>>,
+{
+    loop {
+        if let Err(error) = once().await {
+            tracing::warn!(error = &error as &dyn std::error::Error, name, "pass failed, retrying");
+        }
+        tokio::select! {
+            () = sleep(jittered(interval)) => {}
+            () = now.notified() => {}
+        }
+    }
+}

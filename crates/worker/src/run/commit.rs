@@ -1,0 +1,185 @@
+//! The end of a run: its result is committed, or dropped if the lease is lost.
+
+use std::{sync::Arc, time::Duration};
+
+use codelia_store::{EventBody, EventKind, RunCommit};
+use codelia_telemetry::{Step, backoff::jittered, metrics};
+use codelia_types::{EndedRun, Outcome, Reason, Receipt, RunResult, Usage};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    lease::sessions::Holding,
+    run::{
+        active::{ActiveRun, Phase, Started},
+        execute::{Executor, NoResult},
+        output_pacing::OutputPacing,
+        retry::{LeaseLost, retry_until_fenced},
+        violations,
+    },
+    sandbox::backends::Denial,
+};
+
+/// Between two attempts to abandon a run in the store.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+
+/// A run's result, before its output is added.
+#[derive(Debug)]
+pub(crate) struct Report {
+    outcome: Outcome,
+    usage: Usage,
+    receipt: Receipt,
+    /// When and how the command was started; `None` if it was not.
+    started: Option<(Instant, Started)>,
+    /// The field of the request or policy that kept the command from starting.
+    field: Option<&'static str>,
+}
+
+impl From<Denial> for Report {
+    fn from(Denial { refusal, field }: Denial) -> Self {
+        Self { field, ..Self::not_started(Outcome::Refused(refusal), Receipt::default()) }
+    }
+}
+
+impl Report {
+    /// The report of a run whose command never started, with the receipt of its sandbox.
+    pub(crate) fn not_started(outcome: Outcome, receipt: Receipt) -> Self {
+        Self { outcome, usage: Usage::default(), receipt, started: None, field: None }
+    }
+
+    pub(crate) fn of_started(
+        outcome: Outcome,
+        usage: Usage,
+        receipt: Receipt,
+        started_at: Instant,
+        started: Started,
+    ) -> Self {
+        Self { outcome, usage, receipt, started: Some((started_at, started)), field: None }
+    }
+}
+
+/// What became of a run in this worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Conclusion {
+    /// Its result is committed.
+    Committed,
+    /// The lease is lost: its result is dropped.
+    LeaseLost,
+    /// It did not begin and must be handed back.
+    NotHeld,
+}
+
+impl Executor {
+    /// Commits the result of a run whose sandbox is gone.
+    pub(crate) async fn conclude(&self, run: &ActiveRun, result: Result<Report, NoResult>) -> Conclusion {
+        // Without a lease there is no outcome to give out.
+        run.fence.run_until_cancelled(OutputPacing::of(&run.assigned.spec.policy).wait()).await;
+        let committed = match result {
+            Ok(report) => self.commit(run, report).await.map_err(NoResult::from),
+            Err(no_result) => Err(no_result),
+        };
+        match committed {
+            Ok(ended) => {
+                self.finish(run, Phase::Committed(Arc::new(ended)));
+                Conclusion::Committed
+            }
+            Err(NoResult::LeaseLost) => {
+                metrics().fenced();
+                tracing::warn!("lease lost, result dropped");
+                self.abandon(run).await;
+                self.finish(run, Phase::Dropped);
+                Conclusion::LeaseLost
+            }
+            Err(NoResult::NotHeld) => {
+                self.finish(run, Phase::Dropped);
+                Conclusion::NotHeld
+            }
+        }
+    }
+
+    /// Abandons a run whose result the store rejects although the lease is live: otherwise the run
+    /// would never end.
+    async fn abandon(&self, run: &ActiveRun) {
+        let current = self.lease.current();
+        while current.incarnation == run.lease.incarnation && !current.fence.is_cancelled() {
+            match self.store.run_abandon(run.id(), &run.lease).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, "cannot abandon run, retrying"),
+            }
+            sleep(jittered(RETRY_DELAY)).await;
+        }
+    }
+
+    fn finish(&self, run: &ActiveRun, phase: Phase) {
+        self.runs.end(run);
+        run.phase.send_replace(phase);
+        // The janitor removes an ended session when its last run has ended.
+        if let Holding::Held { closing: true, .. } = self.sessions.holding(run.assigned.session) {
+            self.wakeups.janitor.notify_one();
+        }
+    }
+
+    /// Stores the result with the rest of the output.
+    async fn commit(&self, run: &ActiveRun, report: Report) -> Result<EndedRun, LeaseLost> {
+        let requested_at = Instant::now();
+        let assigned = &run.assigned;
+        let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
+        let started_at = report.started.as_ref().map(|(at, _)| *at);
+        let committed = self.committed(run, report);
+        let attempt = || {
+            let committed = RunCommit { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
+            async move { self.store.run_commit(assigned.id, &run.lease, &committed).await }
+        };
+        let ended = retry_until_fenced("commit", run, attempt).await?;
+        run.output.stored();
+        metrics().step(Step::Commit, requested_at.elapsed());
+        metrics().run_ended(outcome, mode);
+        let used = &committed.result.usage;
+        metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
+        tracing::info!(outcome, took = ?started_at.map(|at| at.elapsed()), "run ended");
+        Ok(ended)
+    }
+
+    fn committed(&self, run: &ActiveRun, report: Report) -> RunCommit {
+        let totals = run.output.totals();
+        let violations = run.violations.all();
+        let events = violations::events(&violations).chain(events(&report)).collect();
+        let started = report.started.map(|(_, started)| started);
+        let result = RunResult {
+            outcome: report.outcome,
+            usage: report.usage,
+            receipt: report.receipt,
+            sandbox_root: self.root.session(run.assigned.session).display().to_string(),
+            setup_time: started.as_ref().map(|started| started.setup_time),
+            prepared: started.as_ref().is_some_and(|started| started.prepared),
+            unenforced: started.map(|started| started.unenforced).unwrap_or_default(),
+            output_bytes: totals.bytes,
+            output_truncated: totals.truncated,
+            violations,
+        };
+        RunCommit { result, started_ago: None, tail: run.output.unflushed().chunks, events }
+    }
+}
+
+/// The events that are recorded with the result.
+fn events(report: &Report) -> impl Iterator<Item = EventBody> {
+    let refused = match &report.outcome {
+        Outcome::Refused(refusal) if !is_callers_mistake(refusal.reason) => {
+            let detail = json!({ "reason": refusal.reason, "message": refusal.message });
+            let field = report.field.map(str::to_owned);
+            Some(EventBody { kind: EventKind::RunRefused, field, detail })
+        }
+        _ => None,
+    };
+    let unclean = (!report.receipt.is_clean()).then(|| EventBody {
+        kind: EventKind::SandboxReceiptUnclean,
+        field: None,
+        detail: json!({ "receipt": report.receipt }),
+    });
+    refused.into_iter().chain(unclean)
+}
+
+/// A missing program or directory is a mistake in the request, not a refusal to record.
+fn is_callers_mistake(reason: Reason) -> bool {
+    matches!(reason, Reason::ExecutableNotFound | Reason::WorkingDirectoryInvalid)
+}

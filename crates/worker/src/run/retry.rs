@@ -1,0 +1,52 @@
+//! Retries a store call of a run for as long as the run's lease is live.
+
+use std::{future::Future, time::Duration};
+
+use codelia_store::Error;
+use codelia_telemetry::backoff::Backoff;
+use tokio::time::sleep;
+
+use crate::run::active::ActiveRun;
+
+const MIN_DELAY: Duration = Duration::from_millis(20);
+const MAX_DELAY: Duration = Duration::from_secs(1);
+/// How often a statement that the database rejects is tried.
+const MAX_REJECTIONS: u32 = 5;
+
+/// The lease under which a run is executed is lost; its result must be dropped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeaseLost;
+
+/// Retries until the store has done it or the run's lease is lost.
+pub(crate) async fn retry_until_fenced<F, T>(
+    operation: &'static str,
+    run: &ActiveRun,
+    attempt: impl Fn() -> F,
+) -> Result<T, LeaseLost>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut rejections = 0;
+    let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+    loop {
+        match run.fence.run_until_cancelled(attempt()).await {
+            Some(Ok(done)) => return Ok(done),
+            None | Some(Err(Error::Fenced)) => return Err(LeaseLost),
+            Some(Err(error @ Error::Unavailable(_))) => {
+                tracing::warn!(%error, operation, "store unavailable, retrying");
+            }
+            Some(Err(error)) => {
+                rejections += 1;
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    operation,
+                    "store rejected the statement"
+                );
+                if rejections >= MAX_REJECTIONS {
+                    return Err(LeaseLost);
+                }
+            }
+        }
+        sleep(backoff.next_delay()).await;
+    }
+}

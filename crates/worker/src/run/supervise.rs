@@ -1,0 +1,188 @@
+//! Stays with a started command until its sandbox is gone.
+
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
+
+use codelia_backends::Running;
+use codelia_telemetry::{Step, metrics, task};
+use codelia_types::{Outcome, Usage, Violation};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{Instant, sleep_until, timeout},
+};
+
+use crate::{
+    lease::worker_lease::WorkerLease,
+    run::{
+        active::{ActiveRun, Control, InputReceivers, Phase},
+        commit::Report,
+        execute::{Executor, StartedCommand},
+        output_pacing::OutputPacing,
+        retry::LeaseLost,
+        stdio::Terminal,
+        streams::Streams,
+    },
+};
+
+const SIGTERM: i32 = 15;
+/// How long the violation reports of a sandbox may take to end after it.
+const REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A command that runs this long gets a lower priority than newer ones, and its sandbox learns how
+/// long the lease is, then and after each renewal. Most commands have ended by then.
+const LONG_RUNNING: Duration = Duration::from_millis(100);
+
+/// The session's next sandbox is prepared when the command has ended or has run this long, so that
+/// it does not compete with the first output.
+const SPARE_DELAY: Duration = Duration::from_millis(50);
+
+/// Why a command has ended, or must end.
+#[derive(Debug)]
+enum End {
+    Own(Outcome, Usage),
+    /// The worker ends it, with this outcome.
+    Forced(Outcome),
+    Fenced,
+}
+
+impl Executor {
+    /// Supervises a command until its sandbox is gone.
+    pub(super) async fn supervise(
+        &self,
+        run: &Arc<ActiveRun>,
+        inputs: InputReceivers,
+        command: StartedCommand,
+    ) -> Result<Report, LeaseLost> {
+        let StartedCommand { mut running, stdio, started } = command;
+        let started_at = Instant::now();
+        run.phase.send_replace(Phase::Started(started.clone()));
+        let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
+        let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
+        let violations = running.violations().map(|reports| collect(run, reports));
+
+        let lease = self.lease.subscribe();
+        let waiting = wait(run, running.as_mut(), lease, inputs.control, stdio.terminal.as_ref());
+        let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
+        let ended = self.stop(run, running.as_mut(), end).await;
+        metrics().step(Step::Execute, started_at.elapsed());
+        streams.finish(&run.output).await;
+        let receipt = running.destroy().await;
+        self.receipts.record(receipt);
+        if let Some(violations) = violations {
+            all_collected(violations).await;
+        }
+        let (outcome, mut usage) = ended?;
+        let pacing = OutputPacing::of(&run.assigned.spec.policy);
+        (usage.cpu_time, usage.wall_time) =
+            (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
+        Ok(Report::of_started(outcome, usage, receipt, started_at, started))
+    }
+
+    /// Ends the command if it has not ended: asks it first, then kills it. Without a lease it is
+    /// killed immediately.
+    async fn stop(
+        &self,
+        run: &ActiveRun,
+        running: &mut dyn Running,
+        end: End,
+    ) -> Result<(Outcome, Usage), LeaseLost> {
+        let outcome = match end {
+            End::Own(outcome, usage) => return Ok((outcome, usage)),
+            End::Forced(outcome) => Some(outcome),
+            End::Fenced => None,
+        };
+        if outcome.is_some() {
+            running.signal(SIGTERM).await;
+            let grace = timeout(self.kill_grace, running.wait());
+            if let Some(Ok((_, usage))) = run.fence.run_until_cancelled(grace).await {
+                return outcome.map(|outcome| (outcome, usage)).ok_or(LeaseLost);
+            }
+        }
+        running.kill_tree().await;
+        let (_, usage) = running.wait().await;
+        outcome.map(|outcome| (outcome, usage)).ok_or(LeaseLost)
+    }
+}
+
+/// Waits for the end of the command or a reason to end it. Meanwhile passes on signals, terminal
+/// sizes, and the time that is left of the lease.
+async fn wait(
+    run: &ActiveRun,
+    running: &mut dyn Running,
+    mut lease: watch::Receiver<WorkerLease>,
+    mut control: mpsc::Receiver<Control>,
+    terminal: Option<&Terminal>,
+) -> End {
+    let deadline = Instant::now() + run.assigned.spec.timeout();
+    let mut long_running_at = Some(Instant::now() + LONG_RUNNING);
+    loop {
+        let control = tokio::select! {
+            biased;
+            () = run.fence.cancelled() => return End::Fenced,
+            (outcome, usage) = running.wait() => return End::Own(outcome, usage),
+            () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
+            () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
+            () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
+                // The caller may have attached since this wait began.
+                if run.awaits_owner() {
+                    tracing::info!("the caller that the run ends with did not attach, canceling");
+                    run.cancel.cancel();
+                }
+                continue;
+            }
+            () = lease_changed(&mut lease, long_running_at) => {
+                if long_running_at.take().is_some() {
+                    running.lower_priority();
+                }
+                let left = lease.borrow_and_update().left();
+                running.keep_alive(left).await;
+                continue;
+            }
+            Some(control) = control.recv() => control,
+        };
+        match (control, terminal) {
+            (Control::Signal(signal), _) => running.signal(signal).await,
+            (Control::Resize(size), Some(terminal)) => {
+                if let Err(error) = terminal.resize(size) {
+                    tracing::warn!(%error, "cannot resize the terminal");
+                }
+            }
+            (Control::Resize(_), None) => tracing::debug!("resize ignored: the run has no terminal"),
+        }
+    }
+}
+
+/// Waits until the sandbox must learn how long the lease is: first at `first`, then after each
+/// renewal.
+async fn lease_changed(lease: &mut watch::Receiver<WorkerLease>, first: Option<Instant>) {
+    match first {
+        Some(first) => sleep_until(first).await,
+        // The sender is gone: no renewal can follow.
+        None if lease.changed().await.is_err() => pending().await,
+        None => {}
+    }
+}
+
+/// Awaits `waiting`, and calls `then` when it is done or after `delay`, whichever is first.
+async fn then_after<T>(delay: Duration, waiting: impl Future<Output = T>, then: impl FnOnce()) -> T {
+    let mut waiting = pin!(waiting);
+    let early = timeout(delay, &mut waiting).await;
+    then();
+    match early {
+        Ok(done) => done,
+        Err(_) => waiting.await,
+    }
+}
+
+fn collect(run: &Arc<ActiveRun>, reports: mpsc::Receiver<Violation>) -> JoinHandle<()> {
+    let run = run.clone();
+    task::background("violations", async move { run.violations.collect(reports).await })
+}
+
+/// Waits for the last reports of a sandbox that is gone.
+async fn all_collected(mut collecting: JoinHandle<()>) {
+    if timeout(REPORTS_TIMEOUT, &mut collecting).await.is_err() {
+        tracing::error!(timeout = ?REPORTS_TIMEOUT, "violation reports did not end with their sandbox");
+        collecting.abort();
+    }
+}

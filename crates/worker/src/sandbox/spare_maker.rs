@@ -1,0 +1,42 @@
+//! Refills the spare sandbox of a session.
+
+use std::sync::Arc;
+
+use codelia_policy::PlanTarget;
+use codelia_types::{RunId, SessionId};
+
+use crate::{
+    lease::{drain::DrainState, sessions::Sessions},
+    run::slots::SlotQueue,
+    sandbox::backends::Backends,
+    workspace::root::SessionRoot,
+};
+
+/// Prepares sandboxes for the next runs of sessions.
+#[derive(Debug)]
+pub(crate) struct SpareMaker {
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) backends: Arc<Backends>,
+    pub(crate) root: Arc<SessionRoot>,
+    pub(crate) slots: Arc<SlotQueue>,
+    pub(crate) drain: Arc<DrainState>,
+}
+
+impl SpareMaker {
+    /// Makes sure that a session's next run finds a prepared sandbox.
+    pub(crate) fn refill(&self, session: SessionId) {
+        // Runs that wait for a slot come first.
+        if self.drain.is_draining() || self.slots.lock().waiting() > 0 {
+            return;
+        }
+        let Some(spec) = self.sessions.default_run_spec(session) else { return };
+        let Some(ids) = self.sessions.ids(session) else { return };
+        // If the plan is refused, the session gets no spare and its next run reports the reason.
+        let target = PlanTarget { sandbox: RunId::generate(), session, root: self.root.session(session) };
+        let Ok(plan) = self.backends.plan(target, &spec, ids) else { return };
+        let backends = self.backends.clone();
+        self.sessions.add_spare(session, plan, |plan| async move {
+            backends.prepare(&plan).await.map_err(|denial| denial.refusal)
+        });
+    }
+}
