@@ -1,5 +1,5 @@
-//! A snapshot of what an installation has on its host, to compare before and after a test. It contains
-//! only what belongs to the installation, so that others may use the host.
+//! A snapshot of what an installation has on its host, to compare before and after a test. It
+//! contains only what belongs to the installation, so that others may use the host.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! A database for each test, on the server that `with-postgres` started for the whole test run, or on
-//! a private one.
+//! A database for each test, on the server that `with-postgres` started for the whole test run, or
+//! on a private one.
 
 use anyhow::{Context, Result};
 use codelia_store::{LocalPostgres, Options, Store};

@@ -18,7 +18,8 @@ use crate::{TIMEOUT, eventually, within};
 /// How long a dropped process may take to exit after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 
-/// A running process. Dropping it sends SIGTERM, then SIGKILL, and prints its log if the test failed.
+/// A running process. Dropping it sends SIGTERM, then SIGKILL, and prints its log if the test
+/// failed.
 #[derive(Debug)]
 pub struct Process {
     name: String,

@@ -1,5 +1,5 @@
-//! Recovery: whether all runs end after the faults stop. From a state, all possible actions are taken
-//! in one fair order, followed by a tick, until every run has ended.
+//! Recovery: whether all runs end after the faults stop. From a state, all possible actions are
+//! taken in one fair order, followed by a tick, until every run has ended.
 
 use crate::{action::Action, protocol::Protocol, state::State};
 

@@ -1,9 +1,9 @@
 //! Runs chaos tests and prints the result of each seed. Fails if anything was lost, doubled or left
 //! behind.
 //!
-//! Environment variables: `SEEDS="7 8"`, `RUNS=500`, `SESSIONS=50`, `LONGEST=15` (maximum duration of
-//! a run in ticks of 0.2 s), `MODES=bwrap,bwrap,container` (a mode that is listed more often gets more
-//! sessions), `FAULTS=KillWorker,Cut` and `WEAKEN=fencing|guard` (disables a safeguard).
+//! Environment variables: `SEEDS="7 8"`, `RUNS=500`, `SESSIONS=50`, `LONGEST=15` (maximum duration
+//! of a run in ticks of 0.2 s), `MODES=bwrap,bwrap,container` (a mode that is listed more often gets
+//! more sessions), `FAULTS=KillWorker,Cut` and `WEAKEN=fencing|guard` (disables a safeguard).
 
 use std::{env, panic::AssertUnwindSafe, process::ExitCode, str::FromStr};
 

@@ -164,8 +164,9 @@ fn check_observed(run: &Recorded, observed: &Observed, findings: &mut Findings) 
     }
 }
 
-/// Checks that no run of an earlier holder writes after a run of a later holder. Exempts workers that
-/// were paused: they may have been paused right after starting a command, before its deadline was set.
+/// Checks that no run of an earlier holder writes after a run of a later holder. Exempts workers
+/// that were paused: they may have been paused right after starting a command, before its deadline
+/// was set.
 fn check_order(
     lines: &[Line],
     runs: &BTreeMap<usize, &Recorded>,

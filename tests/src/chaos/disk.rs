@@ -1,5 +1,5 @@
-//! A small tmpfs for a worker's root that can be filled and freed. Needs root; without it, nothing is
-//! mounted or filled.
+//! A small tmpfs for a worker's root that can be filled and freed. Needs root; without it, nothing
+//! is mounted or filled.
 
 use std::{
     fs::{self, File},

@@ -132,8 +132,8 @@ impl Callers {
         Ok(Observed { number: job.number, may_be_canceled: true, printed: None })
     }
 
-    /// Starts a run and stays attached. The run ends with the call, which this caller breaks by retrying
-    /// or disconnecting, or a fault breaks.
+    /// Starts a run and stays attached. The run ends with the call, which ends early if this caller
+    /// retries or disconnects, or if a fault breaks the connection.
     async fn attach(&self, job: Job, request: StartRunRequest) -> Result<Observed> {
         let calls = AtomicUsize::new(0);
         let exec = self.retry("exec", job.api, |client| {

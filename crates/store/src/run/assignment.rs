@@ -162,7 +162,7 @@ impl Store {
         })
     }
 
-    /// Ends a run whose result cannot be stored as lost. Does nothing if the run is no longer
+    /// Ends a run as lost because its result cannot be stored. Does nothing if the run is no longer
     /// assigned under this lease.
     pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<(), Error> {
         sqlx::query!(
