@@ -3,10 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use codelia_policy::{
     FileAccess, FilesystemPolicy, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy,
@@ -35,13 +32,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
 /// The plan for the policy. `None` if no plan can be made.
 fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
     let policy = Policy { filesystem: filesystem.clone(), ..Policy::default() };
-    let command = CommandSpec {
-        argv: vec!["true".into()],
-        env: BTreeMap::new(),
-        working_directory: String::new(),
-        terminal: None,
-        stdin: false,
-    };
+    let command = CommandSpec::new(["true"]);
     let spec = RunSpec {
         command,
         mode: Mode::Bwrap,

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
@@ -132,13 +132,7 @@ fn policies() -> impl Strategy<Value = Policy> {
 
 fn spec(policy: Policy) -> RunSpec {
     RunSpec {
-        command: CommandSpec {
-            argv: vec!["true".into()],
-            env: BTreeMap::new(),
-            working_directory: String::new(),
-            terminal: None,
-            stdin: false,
-        },
+        command: CommandSpec::new(["true"]),
         mode: Mode::Bwrap,
         network: None,
         limits: Limits::default().within(&policy.caps()),

@@ -28,7 +28,7 @@ pub fn duration_from_proto(wire: &prost_types::Duration) -> Result<Duration, Inv
 }
 
 /// Converts a duration to send it. A duration that protobuf cannot represent becomes the largest
-/// number of seconds, which [`read_duration`] refuses.
+/// number of seconds, which internal messages refuse.
 #[must_use]
 pub fn duration_to_proto(duration: Duration) -> prost_types::Duration {
     prost_types::Duration {

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_violation_is_counted_once_kept() {
+    fn repeated_violation_is_kept_once() {
         let mut all = Violations::default();
         assert!(all.add(socket(38)));
         assert!(!all.add(socket(38)));

@@ -64,7 +64,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         (NETWORK, host.network),
         (SYSCALLS, host.syscalls),
         (ALLOWED_EXECUTABLES, host.executables || process.allowed_executables.is_none()),
-        // Without reports, the launch cannot be told apart from what the command executes.
+        // Without reports, the launch looks like any other program that the command executes.
         (ALLOW_EXEC, host.violations || process.allow_exec != Some(false)),
         (
             "policy.syscalls.violation_limit",
