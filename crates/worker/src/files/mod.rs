@@ -1,7 +1,7 @@
 //! File calls on the sessions that this worker holds.
 //!
-//! Each call names the lease under which it was sent. File work runs outside the async runtime, piece
-//! by piece, so that a slow caller holds no thread.
+//! Each call names the lease under which it was sent. File work runs outside the async runtime,
+//! piece by piece, so that a slow caller holds no thread.
 
 mod calls;
 mod error;

@@ -1,5 +1,5 @@
-//! A file that is being written. It has no name until it is complete, so an interrupted call, worker
-//! or host leaves nothing behind.
+//! A file that is being written. It has no name until it is complete, so an interrupted call,
+//! worker or host leaves nothing behind.
 
 use std::{
     fs::{File, Permissions},

@@ -120,8 +120,8 @@ impl Workspace {
         self.policy.check_file(FileAccess::Read, &Path::new(WORKSPACE).join(path)).is_ok()
     }
 
-    /// A directory for entries that are about to be removed or put in place atomically. It is on the
-    /// session's file system, out of its reach, and emptied by the janitor.
+    /// A directory for entries that are about to be removed or put in place atomically. It is on
+    /// the session's file system, out of its reach, and emptied by the janitor.
     pub(crate) fn trash(&self) -> PathBuf {
         self.held.root.trash()
     }

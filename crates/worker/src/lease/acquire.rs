@@ -66,7 +66,7 @@ impl SessionLeases {
             Ok(None) => {
                 tracing::error!(session = %id, "session files are lost, ending the session");
                 let ended = self.store.session_end_data_lost(id, &lease.token).await;
-                // If that was not stored, the poll releases the session and its next holder gets here.
+                // If that was not stored, the poll releases it and the next holder ends it.
                 self.sessions.forget(id);
                 self.wakeups.janitor.notify_one();
                 ended.map(|()| None)
@@ -78,9 +78,10 @@ impl SessionLeases {
                 Ok(Some(epoch))
             }
             Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, session = %id, "cannot open session directory");
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, session = %id, "cannot open session directory");
                 let released = self.store.lease_release(id, &lease.token).await;
-                // If that failed, the poll finds a lease in the store that this worker does not know.
+                // If that failed, the poll finds the lease in the store and releases it.
                 self.sessions.forget(id);
                 released.map(|_| None)
             }

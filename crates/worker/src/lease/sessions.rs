@@ -169,7 +169,7 @@ impl Sessions {
         held.spare.take_if(|spare| spare.fits(wanted)).map(|spare| *spare)
     }
 
-    /// A run of this session that overrides nothing; `None` if the session is not held or has ended.
+    /// A run of this session that overrides nothing; `None` if it is not held or has ended.
     pub(crate) fn default_run_spec(&self, id: SessionId) -> Option<RunSpec> {
         match self.lock().get(&id)? {
             Entry::Held(held) if !held.closing => Some(default_run_spec(&held.spec)),

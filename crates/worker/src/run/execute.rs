@@ -140,7 +140,7 @@ impl Executor {
             return Err(NoResult::LeaseLost);
         }
         if !current.is_live() {
-            // The run is dropped, so the incarnation must end too: otherwise the run would never end.
+            // The run is dropped, so the incarnation must end too: else the run would never end.
             current.fence.cancel();
             return Err(NoResult::LeaseLost);
         }

@@ -1,5 +1,5 @@
-//! When a run's output and outcome are released: immediately, or, if the policy asks for it, only at
-//! multiples of an interval. Callers cannot measure what happens between two of them.
+//! When a run's output and outcome are released: immediately, or, if the policy asks for it, only
+//! at multiples of an interval. Callers cannot measure what happens between two of them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

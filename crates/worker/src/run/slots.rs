@@ -1,4 +1,4 @@
-//! Slots, and the fair queue of runs that wait for one. [`Slots`] is pure: no clock, no I/O, no task.
+//! Slots, and the fair queue of runs that wait for one. [`Slots`] is pure: no clock, no I/O.
 //!
 //! A slot is the right to run one command. A free slot goes to the tenant with the fewest running
 //! runs here, then to the tenant whose last turn is longest ago; runs of one tenant are served in

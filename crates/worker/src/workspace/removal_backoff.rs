@@ -1,4 +1,4 @@
-//! Failed removals of session directories, and when each is retried: soon at first, then less often.
+//! Failed removals of session directories, and when each is retried: less and less often.
 
 use std::{
     collections::HashMap,
