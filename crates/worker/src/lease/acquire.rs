@@ -78,8 +78,11 @@ impl SessionLeases {
                 Ok(Some(epoch))
             }
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(error, session = %id, "cannot open session directory");
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    session = %id,
+                    "cannot open session directory"
+                );
                 let released = self.store.lease_release(id, &lease.token).await;
                 // If that failed, the poll finds the lease in the store and releases it.
                 self.sessions.forget(id);
