@@ -21,6 +21,10 @@ mod sandbox;
 mod seccomp;
 mod tool;
 
+#[cfg(test)]
+#[path = "../../../tests/src/require.rs"]
+mod require;
+
 pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, Stdio};
 pub use codelia_sys::cgroup::CgroupParent;
 pub use container::{ContainerOptions, container};

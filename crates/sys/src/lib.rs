@@ -23,5 +23,9 @@ pub mod seccomp;
 pub mod signal;
 pub mod spawn;
 
+#[cfg(test)]
+#[path = "../../../tests/src/require.rs"]
+mod require;
+
 pub use error::Error;
 pub use rustix::{io::Errno, process::Pid};

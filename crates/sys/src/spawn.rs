@@ -319,6 +319,7 @@ mod tests {
 
     use super::*;
     use crate::fd::{self, memfd};
+    use crate::require::available;
 
     /// Runs a shell script and returns its output and exit status.
     fn run(script: &str, change: impl FnOnce(Program) -> Program) -> (String, ExitStatus) {
@@ -372,8 +373,9 @@ mod tests {
 
     #[test]
     fn program_runs_as_the_given_user() {
-        if !rustix::process::geteuid().is_root() {
-            return println!("skipped: changing the user needs root");
+        let is_root = rustix::process::geteuid().is_root();
+        if !available("root", (!is_root).then_some("only root can change the user")) {
+            return;
         }
         let (ids, _) = run("id -u; id -G; grep CapEff /proc/self/status", |it| it.as_user(300_123, 300_124));
         assert_eq!(ids, "300123\n300124\nCapEff:\t0000000000000000\n");
