@@ -289,8 +289,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let range = UidRange { base: 300_000, count: 10 };
         let root = SessionRoot::open(dir.path(), Some(range)).unwrap();
-        if !root.users.are_separate() {
-            return println!("skipped: this user may not change the owner of files");
+        let missing = (!root.users.are_separate()).then_some("only root can change the owner of files");
+        if !codelia_tests::available("root", missing) {
+            return;
         }
         let id = SessionId::generate();
         let (_, ids) = root.create_session(id).unwrap();
