@@ -21,7 +21,6 @@ pub(crate) struct Measured {
 
 impl Measured {
     /// Repeats `work` in each lane for `time`. The latency that `work` returns counts.
-
     pub(crate) async fn of<F>(lanes: usize, time: Duration, work: impl Fn(usize) -> F) -> Result<Self>
     where
         F: Future<Output = Result<Duration>>,
