@@ -4,7 +4,7 @@
 //! fallback. The same `codelia-init` runs inside every sandbox, so a plan means the same in every
 //! mode.
 //!
-//! Start reading at [`Backend`]. The modes: [`Logical`], [`bwrap`], [`nsjail`], [`container`].
+//! Start reading at [`Backend`]. The modes: [`Logical`], [`bwrap()`], [`nsjail()`], [`container()`].
 
 #![forbid(unsafe_code)]
 
