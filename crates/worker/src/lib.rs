@@ -13,6 +13,7 @@ mod rpc;
 mod run;
 mod sandbox;
 mod shutdown;
+mod wakeups;
 mod worker;
 mod workspace;
 

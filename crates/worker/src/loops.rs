@@ -17,13 +17,6 @@ const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 /// Between two attempts to leave the rotation.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Wakes loops before their interval is over.
-#[derive(Debug, Default)]
-pub(crate) struct Wakeups {
-    pub(crate) poll: Notify,
-    pub(crate) janitor: Notify,
-}
-
 /// Starts all loops of a registered worker.
 pub(crate) fn start(worker: &Arc<Worker>) -> CriticalTasks {
     let tasks = CriticalTasks::default();

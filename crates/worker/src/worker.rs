@@ -13,16 +13,17 @@ use crate::{
     files::FileService,
     lease::{
         acquire::SessionLeases,
-        drain::{DrainState, Drainer},
+        drain::Drainer,
+        drain_state::DrainState,
         poll::Poller,
         registration::Registration,
         sessions::Sessions,
         worker_lease::{LeaseHandle, LeaseTerm, WorkerLease},
     },
-    loops::Wakeups,
     rpc::service::RunService,
     run::{dispatch::Dispatcher, execute::Executor, registry::RunRegistry, slots::SlotQueue},
     sandbox::{backends::Backends, receipts::Receipts, spare_maker::SpareMaker, spare_pool::SparePool},
+    wakeups::Wakeups,
     workspace::{janitor::Janitor, removal_backoff::RemovalBackoff, root::SessionRoot},
 };
 

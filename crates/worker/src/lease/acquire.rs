@@ -9,13 +9,13 @@ use futures::{TryStreamExt, stream};
 
 use crate::{
     lease::{
-        drain::DrainState,
+        drain_state::DrainState,
         sessions::{Holding, Sessions},
         worker_lease::{LeaseHandle, WorkerLease},
     },
-    loops::Wakeups,
     run::registry::RunRegistry,
     sandbox::spare_maker::SpareMaker,
+    wakeups::Wakeups,
     workspace::root::{RootError, SessionRoot},
 };
 

@@ -1,21 +1,14 @@
 //! Draining: the worker takes nothing new, waits for its runs, cancels the rest, and releases its
 //! sessions.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use codelia_store::{Error, Store};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
-    lease::{poll::Poller, sessions::Sessions, worker_lease::LeaseHandle},
+    lease::{drain_state::DrainState, poll::Poller, sessions::Sessions, worker_lease::LeaseHandle},
     run::{dispatch::Dispatcher, registry::RunRegistry},
-    sandbox::receipts::Receipts,
 };
 
 /// How long canceled runs may take to commit.
@@ -24,37 +17,6 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 const SPARES_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a draining worker releases the sessions that became idle.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Whether the worker takes new sessions and runs.
-#[derive(Debug)]
-pub(crate) struct DrainState {
-    shutting_down: AtomicBool,
-    by_operator: AtomicBool,
-    receipts: Arc<Receipts>,
-}
-
-impl DrainState {
-    pub(crate) fn new(receipts: Arc<Receipts>) -> Self {
-        Self { shutting_down: AtomicBool::new(false), by_operator: AtomicBool::new(false), receipts }
-    }
-
-    /// Whether the worker must not take anything new: it shuts down, an operator drains it, or one
-    /// of its sandboxes left something behind.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.shutting_down.load(Ordering::SeqCst)
-            || self.by_operator.load(Ordering::Relaxed)
-            || !self.receipts.are_clean()
-    }
-
-    /// Stores the operator's request; returns whether it changed.
-    pub(crate) fn set_by_operator(&self, drain: bool) -> bool {
-        self.by_operator.swap(drain, Ordering::Relaxed) != drain
-    }
-
-    fn shut_down(&self) {
-        self.shutting_down.store(true, Ordering::SeqCst);
-    }
-}
 
 /// Drains the worker before its process exits.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod drain;
+pub(crate) mod drain_state;
 pub(crate) mod keeper;
 pub(crate) mod poll;
 pub(crate) mod registration;

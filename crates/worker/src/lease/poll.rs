@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use crate::{
     lease::{
         acquire::SessionLeases,
-        drain::DrainState,
+        drain_state::DrainState,
         sessions::{Holding, Sessions},
         worker_lease::{LeaseHandle, WorkerLease},
     },

@@ -15,10 +15,10 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
-    lease::{drain::DrainState, keeper::LeaseClient, sessions::Sessions, worker_lease::LeaseHandle},
-    loops::Wakeups,
+    lease::{drain_state::DrainState, keeper::LeaseClient, sessions::Sessions, worker_lease::LeaseHandle},
     run::{dispatch::Dispatcher, registry::RunRegistry},
     sandbox::receipts::Receipts,
+    wakeups::Wakeups,
 };
 
 /// Killed sandboxes end quickly; one that takes longer cannot be killed.

@@ -22,12 +22,12 @@ use crate::{
         sessions::Sessions,
         worker_lease::{LeaseHandle, WorkerLease},
     },
-    loops::Wakeups,
     run::{
         attach::{RunAttachment, pass_input},
         dispatch::{Assignment, Dispatcher},
         registry::{RunRegistry, RunSource, RunStatus},
     },
+    wakeups::Wakeups,
 };
 
 /// An older push is left to the poll: the worker may have forgotten that it already had the run.

@@ -10,7 +10,7 @@ use tracing::Instrument;
 
 use crate::{
     lease::{
-        drain::DrainState,
+        drain_state::DrainState,
         sessions::{Holding, Sessions},
         worker_lease::{LeaseHandle, WorkerLease},
     },

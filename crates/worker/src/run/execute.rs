@@ -14,7 +14,6 @@ use crate::{
         sessions::{Holding, Sessions},
         worker_lease::LeaseHandle,
     },
-    loops::Wakeups,
     run::{
         active::{ActiveRun, InputReceivers, Started},
         commit::Report,
@@ -27,6 +26,7 @@ use crate::{
         receipts::Receipts,
         spare_maker::SpareMaker,
     },
+    wakeups::Wakeups,
     workspace::root::SessionRoot,
 };
 

@@ -6,7 +6,7 @@ use codelia_policy::PlanTarget;
 use codelia_types::{RunId, SessionId};
 
 use crate::{
-    lease::{drain::DrainState, sessions::Sessions},
+    lease::{drain_state::DrainState, sessions::Sessions},
     run::slots::SlotQueue,
     sandbox::backends::Backends,
     workspace::root::SessionRoot,

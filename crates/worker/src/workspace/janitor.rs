@@ -18,9 +18,9 @@ use crate::{
         sessions::Sessions,
         worker_lease::{LeaseHandle, WorkerLease},
     },
-    loops::Wakeups,
     run::{registry::RunRegistry, slots::SlotQueue},
     sandbox::backends::Backends,
+    wakeups::Wakeups,
     workspace::{
         removal_backoff::RemovalBackoff,
         root::{RootError, SessionRoot},
