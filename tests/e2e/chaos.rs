@@ -44,7 +44,7 @@ async fn is_detected(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
 
 #[tokio::test]
 async fn chaos_detects_sandbox_outliving_its_lease() -> Result<()> {
-    assert!(is_detected(DisabledSafeguard::SelfFencing, "beside a later holder").await?);
+    assert!(is_detected(DisabledSafeguard::SelfFencing, "after a later holder").await?);
     Ok(())
 }
 
