@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use codelia_proto::v1::SandboxMode;
-use codelia_tests::chaos::{DisabledSafeguard, Fault, Options, run_seed};
+use codelia_tests::chaos::{DisabledSafeguard, Fault, Findings, Options, run_seed};
 
 fn options(seed: u64, runs: usize) -> Options {
     Options {
@@ -33,9 +33,9 @@ async fn is_detected(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
         let report = run_seed(&weak).await?;
         let is_guarded = disabled != DisabledSafeguard::CommitGuard;
         assert_eq!(report.rewritten_statements == 0, is_guarded, "{report:#?}");
-        let unlawful = |what: &String| what.contains("without the lease");
+        let unlawful = |what: &String| what.starts_with(Findings::UNAUTHORIZED_END);
         assert!(!is_guarded || !report.findings.doubled.iter().any(unlawful), "{report:#?}");
-        if report.findings.doubled.iter().any(|what| what.contains(by)) {
+        if report.findings.doubled.iter().any(|what| what.starts_with(by)) {
             return Ok(true);
         }
     }
@@ -44,12 +44,12 @@ async fn is_detected(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
 
 #[tokio::test]
 async fn chaos_detects_sandbox_outliving_its_lease() -> Result<()> {
-    assert!(is_detected(DisabledSafeguard::SelfFencing, "after a later holder").await?);
+    assert!(is_detected(DisabledSafeguard::SelfFencing, Findings::STALE_WRITE).await?);
     Ok(())
 }
 
 #[tokio::test]
 async fn chaos_detects_unguarded_commit() -> Result<()> {
-    assert!(is_detected(DisabledSafeguard::CommitGuard, "without the lease").await?);
+    assert!(is_detected(DisabledSafeguard::CommitGuard, Findings::UNAUTHORIZED_END).await?);
     Ok(())
 }

@@ -209,7 +209,7 @@ fn paths_in_documents_exist() -> Result<()> {
     let control = ["api/src/no_such.rs", "policy/src/absent.rs", "store/src/<table>.nope", "docs/absent.md"];
     assert_eq!(missing_paths(bad), control, "the control");
     let good =
-        "`policy/src/{limits,plan}.rs` `store/src/<table>.rs` `scripts/*` `tests/e2e/` `no/path` `a/b c`";
+        "`policy/src/{limits,merge}.rs` `store/src/<table>.rs` `scripts/*` `tests/e2e/` `no/path` `a/b c`";
     assert_eq!(missing_paths(good), Vec::<String>::new(), "the control");
     let architecture = read("docs/architecture.md")?;
     let conformance = requirement_cells(&read("docs/conformance.md")?).join("\n");

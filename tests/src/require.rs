@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 16] = [
+const NEEDS: [&str; 17] = [
     "postgres",
     "cgroup",
     "cgroup2",
@@ -18,6 +18,7 @@ const NEEDS: [&str; 16] = [
     "programs",
     "compiler",
     "ia32",
+    "logical",
     "bwrap",
     "nsjail",
     "container",

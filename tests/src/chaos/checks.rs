@@ -26,6 +26,11 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// How the finding of a run that was ended without the lease begins.
+    pub const UNAUTHORIZED_END: &str = "ended without holding the lease";
+    /// How the finding of a run that wrote under an old lease begins.
+    pub const STALE_WRITE: &str = "wrote after a later holder";
+
     /// Whether nothing was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
@@ -150,7 +155,7 @@ fn check_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
         doubled("more than one outcome");
     }
     if run.unauthorized_ends > 0 {
-        doubled("ended without holding the lease");
+        doubled(Findings::UNAUTHORIZED_END);
     }
 }
 
@@ -177,7 +182,7 @@ fn check_order(
     for run in lines.iter().filter_map(|line| runs.get(&line.0)).filter(|run| run.attempt == 1) {
         let (Some(epoch), Some(incarnation)) = (run.epoch, run.incarnation) else { continue };
         if epoch < latest && !paused.contains(&incarnation) {
-            findings.doubled.push(format!("it wrote after a later holder (epoch {latest}): {run:?}"));
+            findings.doubled.push(format!("{} (epoch {latest}): {run:?}", Findings::STALE_WRITE));
             return;
         }
         latest = latest.max(epoch);
