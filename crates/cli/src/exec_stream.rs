@@ -115,7 +115,7 @@ impl ExecStream {
                     return finished.run.context("the server sent no run record");
                 }
                 Some(Kind::Violation(violation)) => {
-                    eprintln!("codelia: {}", exit_status::blocked_call(&violation));
+                    streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
                 }
                 Some(Kind::Assigned(_) | Kind::OutputTruncated(_)) | None => {}
             }

@@ -1,6 +1,10 @@
 //! Output of a run on our stdout and stderr: every byte unchanged and unbuffered.
 
-use std::{fs::File, io, os::fd::AsFd};
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use anyhow::Result;
 use codelia_proto::v1::{OutputEvent, OutputStream};
@@ -8,38 +12,60 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::output::stdout_error;
 
-/// Destination of a run's output.
+/// Destination of a run's output and of our messages about it.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    stdout: File,
-    stderr: File,
-    /// Whether the last byte on stdout ended a line.
+    stdout: Sink,
+    stderr: Sink,
+}
+
+/// One stream, and whether the last byte on it ended a line.
+#[derive(Debug)]
+struct Sink {
+    file: File,
     at_line_start: bool,
 }
 
 impl Streams {
     /// Opens stdout and stderr of this process, without buffers.
     pub(crate) fn open() -> io::Result<Self> {
-        let stdout = io::stdout().as_fd().try_clone_to_owned()?.into();
-        let stderr = io::stderr().as_fd().try_clone_to_owned()?.into();
-        Ok(Self { stdout, stderr, at_line_start: true })
+        let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+        let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+        Ok(Self { stdout: Sink::new(stdout), stderr: Sink::new(stderr) })
     }
 
     /// Writes output of the run. Blocks while the reader does not read.
     pub(crate) fn write(&mut self, output: &OutputEvent) -> Result<()> {
         match output.stream() {
-            OutputStream::Stderr => write_all(&self.stderr, &output.data).map_err(stdout_error),
-            OutputStream::Stdout | OutputStream::Unspecified => {
-                self.at_line_start = output.data.last().map_or(self.at_line_start, |last| *last == b'\n');
-                write_all(&self.stdout, &output.data).map_err(stdout_error)
-            }
+            OutputStream::Stderr => self.stderr.write(&output.data),
+            OutputStream::Stdout | OutputStream::Unspecified => self.stdout.write(&output.data),
         }
     }
 
     /// Writes a separate line to stdout, after the run's output.
     pub(crate) fn write_line(&mut self, text: &str) -> Result<()> {
+        self.stdout.write_line(text)
+    }
+
+    /// Writes a message about the run to stderr, on a separate line.
+    pub(crate) fn write_message(&mut self, text: &str) -> Result<()> {
+        self.stderr.write_line(text)
+    }
+}
+
+impl Sink {
+    fn new(fd: OwnedFd) -> Self {
+        Self { file: fd.into(), at_line_start: true }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.at_line_start = bytes.last().map_or(self.at_line_start, |last| *last == b'\n');
+        write_all(&self.file, bytes).map_err(stdout_error)
+    }
+
+    fn write_line(&mut self, text: &str) -> Result<()> {
         let start = if self.at_line_start { "" } else { "\n" };
-        write_all(&self.stdout, format!("{start}{text}\n").as_bytes()).map_err(stdout_error)
+        self.write(format!("{start}{text}\n").as_bytes())
     }
 }
 
@@ -62,15 +88,14 @@ fn write_all(mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Read, os::fd::OwnedFd};
+    use std::io::Read;
 
     use super::*;
 
     fn piped() -> (Streams, File) {
         let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
-        let stdout: File = writer.into();
-        let stderr = stdout.try_clone().unwrap();
-        (Streams { stdout, stderr, at_line_start: true }, reader.into())
+        let stderr = writer.try_clone().unwrap();
+        (Streams { stdout: Sink::new(writer), stderr: Sink::new(stderr) }, reader.into())
     }
 
     fn event(data: &[u8]) -> OutputEvent {
@@ -86,6 +111,19 @@ mod tests {
         let mut got = Vec::new();
         reader.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"\xff\0no newline\n{}\n");
+    }
+
+    #[test]
+    fn message_starts_a_new_line() {
+        let (mut streams, mut reader) = piped();
+        let partial = OutputEvent { stream: OutputStream::Stderr.into(), ..event(b"unshare: ") };
+        streams.write(&partial).unwrap();
+        streams.write_message("codelia: blocked").unwrap();
+        streams.write_message("codelia: again").unwrap();
+        drop(streams);
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"unshare: \ncodelia: blocked\ncodelia: again\n");
     }
 
     #[test]

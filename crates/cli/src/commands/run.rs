@@ -210,11 +210,11 @@ fn finish(result: Result<(Run, Streams)>, output: Output) -> Result<ExitCode> {
     };
     let code = exit_status::exit_code(&run.outcome.clone().unwrap_or_default());
     if run.output_truncated {
-        eprintln!("codelia: {}", exit_status::truncation_message(&run));
+        streams.write_message(&format!("codelia: {}", exit_status::truncation_message(&run)))?;
     }
     if let Some(message) = exit_status::message(&run) {
         let prefix = if code == exit_status::FAILURE { "error" } else { "codelia" };
-        eprintln!("{prefix}: {message}");
+        streams.write_message(&format!("{prefix}: {message}"))?;
     }
     if output.is_json() {
         streams.write_line(&record::run(&run).to_string())?;
