@@ -54,16 +54,17 @@ const UNDEFINED_TABLE: &str = "42P01";
 /// will be ended as lost or queued again.
 ///
 /// ```no_run
+/// use codelia_policy::RunSpec;
 /// use codelia_store::{Error, RunCommit, Store};
 /// use codelia_types::{Incarnation, RunId, SessionId, WorkerId};
 ///
-/// # fn execute(_: &codelia_policy::RunSpec) -> RunCommit { unimplemented!() }
 /// async fn run_once(
 ///     store: &Store,
 ///     worker: &WorkerId,
 ///     incarnation: Incarnation,
 ///     session: SessionId,
 ///     run: RunId,
+///     execute: impl Fn(&RunSpec) -> RunCommit,
 /// ) -> Result<(), Error> {
 ///     // `None`: another live worker holds the session, or this worker may not take it.
 ///     let Some(lease) = store.lease_acquire(session, worker, incarnation).await? else {
