@@ -19,14 +19,15 @@ const NO_LANDLOCK: &str = "gVisor has no Landlock: the plan is refused by field"
 const OTHER_PROCESSES: &str = "processes in a gVisor sandbox are not host processes, which the case looks at";
 const STATX: &str = "this gVisor refuses statx(AT_NO_AUTOMOUNT), which coreutils 9 uses";
 const OWN_TICKS: &str = "gVisor reports its own clock ticks to a command, not the CPU time it used";
-const NO_JAVA: &str = "the image has no Java";
+const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 34] = [
+const RUNSC: [(&str, &str); 35] = [
     ("blocked_call_is_reported", NOT_REPORTED),
     ("too_many_blocked_calls_kill_the_run", NOT_REPORTED),
     ("ptrace_needs_debug_policy", NOT_REPORTED),
+    ("gdb_is_refused_without_debug_policy", NOT_REPORTED),
     ("seccomp_listener_is_refused", NOT_REPORTED),
     ("unknown_call_is_reported_by_number", NOT_REPORTED),
     ("dangerous_calls_are_refused_and_reported", NOT_REPORTED),
@@ -70,7 +71,11 @@ const RUNSC: [(&str, &str); 34] = [
 ];
 
 /// Cases that do not apply to any container.
-const CONTAINERS: [(&str, &str); 1] = [("java_threads_and_security_settings_work", NO_JAVA)];
+const CONTAINERS: [(&str, &str); 3] = [
+    ("java_threads_and_security_settings_work", NO_PROGRAM),
+    ("go_builds_and_talks_on_loopback", NO_PROGRAM),
+    ("npm_installs_from_local_sources", NO_PROGRAM),
+];
 
 /// Returns the attacks that succeed against this kind.
 pub(crate) fn attacks(kind: Kind) -> Vec<&'static str> {

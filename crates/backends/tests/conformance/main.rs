@@ -21,3 +21,4 @@ mod require;
 mod setup_check;
 mod unprivileged;
 mod vm;
+mod watchers;
