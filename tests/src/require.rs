@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 17] = [
+const NEEDS: [&str; 18] = [
     "postgres",
     "cgroup",
     "cgroup2",
@@ -28,6 +28,7 @@ const NEEDS: [&str; 17] = [
     "root",
     "user",
     "processors",
+    "core_pattern",
 ];
 
 /// Returns whether a test that needs `need` can run here. `missing` says why it cannot.

@@ -3,13 +3,21 @@
 use std::path::Path;
 
 use codelia_policy::{Ids, Plan};
-use codelia_sys::process;
+use codelia_sys::{Errno, Pid, process, pty};
 use codelia_types::{Mode, NetworkMode};
 
 use crate::{Error, Gap};
 
 /// Path of `codelia-init` inside every sandbox.
 pub(crate) const INIT: &str = "/.codelia-init";
+
+/// Pseudo-terminals that one sandbox can open. The host has one pool for all (`kernel.pty.max`).
+pub(crate) const MAX_TERMINALS: u32 = 64;
+
+/// Limits the pseudo-terminals of the sandbox of a process. Does nothing unless we are root.
+pub(crate) fn limit_terminals(process: Pid) -> Result<(), Errno> {
+    if process::own_uid() == 0 { pty::limit(process, MAX_TERMINALS) } else { Ok(()) }
+}
 
 /// Refuses a plan that is not for this mode or does not isolate.
 pub(crate) fn require_isolating(plan: &Plan, mode: Mode) -> Result<(), Error> {

@@ -4,13 +4,14 @@ use std::{
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
 };
 
 use nix::libc;
 use rustix::{
     cmsg_space,
     event::{PollFd, PollFlags, Timespec},
-    fs::{CWD, MemfdFlags, Mode, OFlags, SeekFrom},
+    fs::{CWD, MemfdFlags, Mode, OFlags, SeekFrom, StatVfsMountFlags},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -50,6 +51,14 @@ pub fn memfd(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
 /// As `open(2)`.
 pub fn dev_null() -> Result<OwnedFd, Errno> {
     rustix::fs::openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Whether the mount of a file is read-only. Does not open the file.
+///
+/// # Errors
+/// As `statvfs(3)`.
+pub fn is_on_read_only_mount(path: &Path) -> Result<bool, Errno> {
+    Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 /// Creates a pipe, read end first, close-on-exec.

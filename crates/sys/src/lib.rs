@@ -8,6 +8,7 @@ mod error;
 
 pub mod capability;
 pub mod cgroup;
+pub mod elf;
 pub mod fd;
 pub mod fs_identity;
 pub mod landlock;

@@ -1,8 +1,23 @@
 //! Pseudo-terminals.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    thread,
+};
 
-use rustix::{io::Errno, pty::OpenptFlags, termios::Winsize};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, setns, unshare},
+};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+    process::Pid,
+    pty::OpenptFlags,
+    termios::Winsize,
+};
+
+use crate::process::from_nix;
 
 /// Both sides of a pseudo-terminal, close-on-exec.
 #[derive(Debug)]
@@ -20,6 +35,25 @@ pub struct WindowSize {
     pub columns: u16,
     /// Rows.
     pub rows: u16,
+}
+
+/// Limits how many pseudo-terminals can be open in the mount namespace of a process, which must have
+/// its own `/dev/pts`. Needs root. Blocks for less than a millisecond.
+///
+/// # Errors
+/// As `open(2)`, `setns(2)` and `mount(2)`.
+pub fn limit(process: Pid, max: u32) -> Result<(), Errno> {
+    let path = format!("/proc/{process}/ns/mnt");
+    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // On a thread of its own, which does not return from the namespace.
+    let remount = move || {
+        unshare(CloneFlags::CLONE_FS).map_err(from_nix)?;
+        setns(namespace, CloneFlags::CLONE_NEWNS).map_err(from_nix)?;
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        let options = format!("mode=620,ptmxmode=666,max={max}");
+        mount(None::<&str>, "/dev/pts", None::<&str>, flags, Some(options.as_str())).map_err(from_nix)
+    };
+    thread::spawn(remount).join().unwrap_or(Err(Errno::CANCELED))
 }
 
 impl Pty {

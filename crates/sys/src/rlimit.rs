@@ -18,23 +18,47 @@ pub enum Resource {
     FileBytes,
     /// CPU time of one process in seconds.
     CpuSeconds,
+    /// Queued signals and POSIX timers of the user.
+    PendingSignals,
+    /// Bytes in POSIX message queues of the user.
+    MessageQueueBytes,
 }
 
-/// Lowers a soft and hard limit of this process, irrevocably. Keeps a limit that is lower already.
+/// Lowers a soft and hard limit of this process, irrevocably. Keeps a limit that is lower already,
+/// except that of core dumps: there 0 is weaker than 1, with which the kernel does not start the
+/// host's core dump handler.
 ///
 /// # Errors
-/// As `setrlimit(2)`.
+/// As `setrlimit(2)`: `EPERM` if the limit of core dumps is 0 already.
 pub fn lower(resource: Resource, max: u64) -> Result<(), Errno> {
+    use rustix::process::Resource as Kernel;
     let (resource, grace) = match resource {
-        Resource::OpenFiles => (rustix::process::Resource::Nofile, 0),
-        Resource::CoreBytes => (rustix::process::Resource::Core, 0),
-        Resource::FileBytes => (rustix::process::Resource::Fsize, 0),
+        Resource::CoreBytes => {
+            return setrlimit(Kernel::Core, Rlimit { current: Some(max), maximum: Some(max) });
+        }
+        Resource::OpenFiles => (Kernel::Nofile, 0),
+        Resource::FileBytes => (Kernel::Fsize, 0),
         // The soft limit sends SIGXCPU, which shows the cause; the hard limit sends SIGKILL.
-        Resource::CpuSeconds => (rustix::process::Resource::Cpu, 1),
+        Resource::CpuSeconds => (Kernel::Cpu, 1),
+        Resource::PendingSignals => (Kernel::Sigpending, 0),
+        Resource::MessageQueueBytes => (Kernel::Msgqueue, 0),
     };
     let previous_hard = getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let hard = previous_hard.min(max.saturating_add(grace));
     setrlimit(resource, Rlimit { current: Some(max.min(hard)), maximum: Some(hard) })
+}
+
+/// Raises the hard limit of core dumps of this process to 1 if it is 0, so that its children can set
+/// a limit of 1.
+///
+/// # Errors
+/// As `setrlimit(2)`: `EPERM` without privileges.
+pub fn permit_core_limit() -> Result<(), Errno> {
+    let limit = getrlimit(rustix::process::Resource::Core);
+    match limit.maximum {
+        Some(0) => setrlimit(rustix::process::Resource::Core, Rlimit { maximum: Some(1), ..limit }),
+        _ => Ok(()),
+    }
 }
 
 /// The hard limit on the number of processes of a user, which a child of this process inherits.

@@ -43,6 +43,8 @@ fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> Result<RawFd
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification {
     id: u64,
+    /// The thread that called, in the receiver's PID namespace; 0 if it is not visible there.
+    pub pid: u32,
     /// The system call number.
     pub nr: i32,
     /// Its arguments.
@@ -55,7 +57,7 @@ pub enum Response {
     /// The call fails with this errno.
     Fail(Errno),
     /// The kernel executes the call. The memory behind its arguments may have changed since it was
-    /// inspected, so never respond with this to an untrusted program.
+    /// inspected, so never decide by that memory.
     Continue,
 }
 
@@ -68,7 +70,7 @@ pub fn receive(listener: impl AsFd) -> Result<Notification, Errno> {
     let mut notification: libc::seccomp_notif = unsafe { zeroed() };
     ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut notification)?;
     let data = notification.data;
-    Ok(Notification { id: notification.id, nr: data.nr, args: data.args })
+    Ok(Notification { id: notification.id, pid: notification.pid, nr: data.nr, args: data.args })
 }
 
 /// Responds to a notification. Succeeds if the calling process has ended.

@@ -1,6 +1,6 @@
 //! A container from its start to its removal.
 
-use std::{fs, time::Duration};
+use std::{fs, io, time::Duration};
 
 use async_trait::async_trait;
 use bollard::models::ContainerCreateBody;
@@ -14,7 +14,7 @@ use tokio::{runtime::Handle, time::timeout};
 use super::{ControlDir, Engine, spec};
 use crate::{
     Error,
-    isolation::INIT,
+    isolation::{self, INIT},
     sandbox::{control::Control, process::SandboxProcess},
 };
 
@@ -58,6 +58,9 @@ impl ContainerProcess {
             Ok(group) => group,
             Err(error) => return Err(receive_failure(&mut control).await.unwrap_or(error.into())),
         };
+        if !spec::has_own_kernel(plan) {
+            isolation::limit_terminals(peer).map_err(io::Error::from)?;
+        }
         if let Some(max) = spec::pids_after_start(plan)
             && !self.engine.limit_pids(&self.name, max).await?
         {

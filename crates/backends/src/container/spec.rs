@@ -182,10 +182,10 @@ fn signed(number: u64) -> i64 {
 }
 
 /// The group limits processes. `nproc` is set only because Podman would otherwise raise it to more
-/// than it is allowed to.
+/// than it is allowed to. A core limit of 0 would not stop a core dump handler.
 fn ulimits(plan: &Plan) -> Vec<ResourcesUlimits> {
     let processes = rlimit::max_processes().min(PODMAN_MAX_PROCESSES);
-    [("nofile", plan.limits.open_files), ("core", 0), ("nproc", processes)].map(ulimit).to_vec()
+    [("nofile", plan.limits.open_files), ("core", 1), ("nproc", processes)].map(ulimit).to_vec()
 }
 
 fn ulimit((name, max): (&str, u64)) -> ResourcesUlimits {

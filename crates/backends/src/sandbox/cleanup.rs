@@ -2,7 +2,7 @@
 
 use std::{os::fd::OwnedFd, thread, time::Duration};
 
-use codelia_sys::{Pid, cgroup::Group, fd};
+use codelia_sys::{Errno, Pid, cgroup::Group, fd};
 use codelia_types::Receipt;
 use tokio::time::timeout;
 
@@ -40,6 +40,10 @@ impl Cleanup {
 
     pub(super) fn init_in_host_namespace(&self) -> Option<Pid> {
         self.process.init_in_host_namespace()
+    }
+
+    pub(super) fn limit_terminals(&self) -> Result<(), Errno> {
+        self.process.limit_terminals()
     }
 
     pub(super) async fn ran_out_of_memory(&mut self) -> bool {

@@ -22,6 +22,7 @@ pub(crate) mod setup;
 mod supervisor;
 
 use std::{
+    io,
     os::fd::{AsFd, OwnedFd},
     time::Duration,
 };
@@ -72,13 +73,15 @@ impl Sandbox {
         let sent = self.control.send(&request, &fds).await;
         // If sending failed, init may have reported why before it exited.
         match self.receive_report().await.or_else(|error| sent.and(Err(error)))? {
-            Report::Ready => Ok(Ready {
-                launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
-                listener: notifies.then(|| self.control.take_descriptor()).transpose()?,
-            }),
-            Report::Failed(failure) => Err(Error::InitFailed(failure)),
-            Report::Launched | Report::Exited(_) => Err(Error::UnexpectedMessage),
+            Report::Ready => {}
+            Report::Failed(failure) => return Err(Error::InitFailed(failure)),
+            Report::Launched | Report::Exited(_) => return Err(Error::UnexpectedMessage),
         }
+        self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
+        Ok(Ready {
+            launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
+            listener: notifies.then(|| self.control.take_descriptor()).transpose()?,
+        })
     }
 
     async fn receive_report(&mut self) -> Result<Report, Error> {

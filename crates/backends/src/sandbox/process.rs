@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use codelia_sys::{Pid, process::ExitStatus};
+use codelia_sys::{Errno, Pid, process::ExitStatus};
 use codelia_types::Receipt;
 
 use crate::sandbox::child::ChildProcess;
@@ -30,6 +30,12 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
     /// Whether it ended because it ran out of memory. Called when `codelia-init` did not report.
     async fn ran_out_of_memory(&mut self) -> bool {
         false
+    }
+
+    /// Limits how many pseudo-terminals the sandbox can open, if the mode did not when it created the
+    /// sandbox and the worker is allowed to. Called when `codelia-init` is ready.
+    fn limit_terminals(&self) -> Result<(), Errno> {
+        Ok(())
     }
 
     /// The process of `codelia-init` if it shares our PID namespace. In its own namespace init

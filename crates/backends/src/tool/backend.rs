@@ -16,10 +16,11 @@ use std::{
 };
 
 use async_trait::async_trait;
+use codelia_init::{Failure, Step};
 use codelia_policy::{Enforceable, Ids, Mount, Plan};
 use codelia_sys::{
     cgroup::{CgroupParent, Group},
-    fd, process,
+    fd, process, rlimit,
     spawn::Program,
 };
 use codelia_types::Mode;
@@ -114,6 +115,10 @@ pub(super) struct ToolBackend<T> {
 impl<T: Tool> ToolBackend<T> {
     /// Finds the tool and detects the control groups of this host.
     pub(super) fn new(tool: T, options: ToolOptions) -> Result<Self, Error> {
+        // If this fails, every sandbox fails with the step, and the probe shows the remedy.
+        if let Err(errno) = rlimit::permit_core_limit() {
+            tracing::warn!(%errno, "hard limit of core dumps is 0 and cannot be raised");
+        }
         let paths = ToolPaths { init: options.init, program: find_in_path(options.program) };
         let cgroups = Cgroups::detect(&options.cgroup_parent)?;
         Ok(Self { tool, paths, cgroups, overlays: Overlays::default() })
@@ -192,6 +197,9 @@ impl<T: Tool> ToolBackend<T> {
             Error::Tool { message, .. } => self.tool.remedy(Some(message)),
             Error::ToolMissing { .. } => self.tool.remedy(None),
             Error::ToolStart { .. } => "make the tool executable for the worker's user",
+            Error::InitFailed(Failure { step: Step::SetRlimits, .. }) => {
+                "start the worker with a hard limit of core dumps of at least 1 (systemd: LimitCORE=1)"
+            }
             _ => "fix what the error names; the worker's log has details",
         };
         probe::sandbox_gap(error, remedy.to_owned())

@@ -14,7 +14,7 @@ use codelia_types::Mode;
 
 use crate::{
     Backend, Error,
-    isolation::{self, INIT, utf8},
+    isolation::{self, INIT, MAX_TERMINALS, utf8},
     mask::{self, MaskTarget},
     probe,
 };
@@ -217,10 +217,10 @@ impl Config {
                 "mount {{ src: \"/dev/{name}\" dst: \"/dev/{name}\" is_bind: true nosuid: true rw: true }}"
             ));
         }
-        self.line(
-            "mount { dst: \"/dev/pts\" fstype: \"devpts\" options: \"newinstance,ptmxmode=0666,mode=620\" \
-             nosuid: true noexec: true rw: true }",
-        );
+        self.line(&format!(
+            "mount {{ dst: \"/dev/pts\" fstype: \"devpts\" nosuid: true noexec: true rw: true \
+             options: \"newinstance,ptmxmode=0666,mode=620,max={MAX_TERMINALS}\" }}",
+        ));
         DEVICE_LINKS.into_iter().try_for_each(|(name, to)| self.link(to, &format!("/dev/{name}")))
     }
 }

@@ -5,12 +5,15 @@ use std::{fs, path::Path, sync::Arc};
 use async_trait::async_trait;
 use codelia_policy::Plan;
 use codelia_sys::{
-    Pid,
+    Errno, Pid,
     process::{self, ExitStatus},
 };
-use codelia_types::Receipt;
+use codelia_types::{Mode, Receipt};
 
-use crate::sandbox::{child::ChildProcess, process::SandboxProcess};
+use crate::{
+    isolation,
+    sandbox::{child::ChildProcess, process::SandboxProcess},
+};
 
 use super::{dirs::ToolDirs, overlay::Namespaces};
 
@@ -19,6 +22,7 @@ use super::{dirs::ToolDirs, overlay::Namespaces};
 #[derive(Debug)]
 pub(super) struct ToolProcess {
     process: ChildProcess,
+    mode: Mode,
     /// Processes that had to be killed.
     killed: Vec<Pid>,
     /// Text that identifies a mount of the sandbox. None may appear in our own namespace.
@@ -39,6 +43,7 @@ impl ToolProcess {
         let below_root = format!(" {}/", plan.root.display());
         Self {
             process,
+            mode: plan.mode,
             killed: Vec::new(),
             mount_markers: [plan.sandbox.to_string(), below_root],
             dirs: Some(dirs),
@@ -78,6 +83,14 @@ impl SandboxProcess for ToolProcess {
         }
         if let Err(errno) = self.process.kill() {
             tracing::warn!(%errno, "sandbox tool not killed");
+        }
+    }
+
+    /// nsjail mounts `/dev/pts` with the limit; bubblewrap cannot.
+    fn limit_terminals(&self) -> Result<(), Errno> {
+        match self.descendants().first() {
+            Some(&init) if self.mode == Mode::Bwrap => isolation::limit_terminals(init),
+            _ => Ok(()),
         }
     }
 

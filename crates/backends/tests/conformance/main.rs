@@ -8,6 +8,7 @@ mod attacks;
 mod cgroups;
 mod cleanup;
 mod containers;
+mod core_dumps;
 mod cpu_io;
 mod environment;
 mod exceptions;
@@ -15,6 +16,7 @@ mod harness;
 mod limits;
 mod overlays;
 mod policies;
+mod pools;
 mod programs;
 #[path = "../../../../tests/src/require.rs"]
 mod require;

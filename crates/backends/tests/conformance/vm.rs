@@ -39,7 +39,7 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 20] = [
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
     "cpu_io::bwrap_alone::low_priority_command_yields_cpu_to_newer_ones",
@@ -58,12 +58,20 @@ const OTHERS: [&str; 18] = [
     "cgroups::cgroup_kills_fork_bomb_and_is_removed",
     "cgroups::only_cgroups_of_dead_owners_are_removed",
     "unprivileged::bwrap_suite_passes_for_unprivileged_user",
+    "core_dumps::bwrap::crash_does_not_start_the_handler",
+    "core_dumps::nsjail::crash_does_not_start_the_handler",
 ];
 
 /// Environment of the suite in the VM.
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
-export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,cgroup2,python,root,processors
+export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,cgroup2,python,root,processors,core_pattern
 export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads'
+";
+
+/// The VM's core dump handler, for `core_dumps`.
+const CORE_HANDLER: &str = "#!/bin/sh
+cat >/dev/null
+echo handled >/codelia/core-handled
 ";
 
 fn cases() -> Vec<String> {
@@ -108,8 +116,11 @@ fn stage(dir: &Path) -> io::Result<()> {
     }
     fs::write(dir.join("codelia/settings"), SETTINGS)?;
     fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
-    fs::write(dir.join("init"), include_str!("vm.sh"))?;
-    fs::set_permissions(dir.join("init"), Permissions::from_mode(0o755))
+    for (name, text) in [("init", include_str!("vm.sh")), ("codelia/core-handler", CORE_HANDLER)] {
+        fs::write(dir.join(name), text)?;
+        fs::set_permissions(dir.join(name), Permissions::from_mode(0o755))?;
+    }
+    Ok(())
 }
 
 fn libraries_of(program: &Path) -> io::Result<Vec<PathBuf>> {

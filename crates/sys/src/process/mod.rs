@@ -4,7 +4,11 @@ mod kill;
 mod reap;
 mod single_thread;
 
-use std::os::fd::AsFd;
+use std::{
+    ffi::OsString,
+    os::{fd::AsFd, unix::ffi::OsStringExt},
+    path::PathBuf,
+};
 
 use rustix::{
     io::Errno,
@@ -73,6 +77,26 @@ pub fn set_controlling_terminal(terminal: impl AsFd) -> Result<(), Errno> {
 /// As `fchdir(2)`.
 pub fn change_directory(directory: impl AsFd) -> Result<(), Errno> {
     rustix::process::fchdir(directory)
+}
+
+/// Changes the working directory to a path below a directory. Works under filters that answer
+/// `openat2` with `ENOSYS`. After an error the working directory is unspecified.
+///
+/// # Errors
+/// `EXDEV` if the path leaves the directory; as `fchdir(2)`, `chdir(2)` and `getcwd(2)`.
+pub fn change_directory_below(directory: impl AsFd, path: &str) -> Result<(), Errno> {
+    change_directory(directory)?;
+    if path.is_empty() {
+        return Ok(());
+    }
+    let root = working_directory()?;
+    rustix::process::chdir(path)?;
+    if working_directory()?.starts_with(root) { Ok(()) } else { Err(Errno::XDEV) }
+}
+
+fn working_directory() -> Result<PathBuf, Errno> {
+    let path = rustix::process::getcwd(Vec::new())?;
+    Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
 }
 
 /// Makes this process undumpable: other processes of its user cannot read, trace or dump it.
