@@ -8,7 +8,7 @@ use std::{
 };
 
 use codelia_init::{Failure, Launch, Report, Request, Step};
-use codelia_sys::{Errno, fd, process, resolve_beneath};
+use codelia_sys::{Errno, fd, process};
 
 use crate::{control::Control, setup::at};
 
@@ -106,9 +106,7 @@ pub(crate) fn execute(command: &Command, workspace: Option<&OwnedFd>) -> Result<
 fn change_directory(command: &Command, workspace: Option<&OwnedFd>) -> Result<(), Errno> {
     match (&command.directory, workspace) {
         (Directory::Open(directory), _) => process::change_directory(directory),
-        (Directory::InWorkspace(path), Some(workspace)) => {
-            process::change_directory(resolve_beneath::open_directory_beneath(workspace, path)?)
-        }
+        (Directory::InWorkspace(path), Some(workspace)) => process::change_directory_below(workspace, path),
         (Directory::InWorkspace(_), None) => Err(Errno::BADF),
     }
 }

@@ -11,7 +11,6 @@ mod check;
 mod child;
 mod control;
 mod launch;
-mod loader;
 mod overlay;
 mod process_tree;
 mod restrict;
@@ -67,6 +66,8 @@ fn connect() -> io::Result<()> {
 fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let state = setup::run(control)?;
     let CommandProcess { pid, launch, listener } = child::start(&state)?;
+    // Init starts no other process, so no process inherits its filter.
+    restrict::supervision(&state.setup)?;
     if state.setup.relay_launch {
         control.send(&Report::Ready, &[])?;
         if !launch::relay(control, &launch)? {

@@ -92,6 +92,8 @@ pub struct SecuritySetup {
     pub executables: Option<Vec<PathBuf>>,
     /// The seccomp filter, one BPF instruction per word in memory layout.
     pub filter: Vec<u64>,
+    /// The filter of init itself, installed once the command's process waits.
+    pub init_filter: Vec<u64>,
     /// Whether the filter notifies a supervisor. Then `ready` carries its listener.
     pub notify: bool,
 }
@@ -242,6 +244,8 @@ pub enum Step {
     RestrictExecution,
     /// Install the seccomp filter.
     InstallFilter,
+    /// Install the seccomp filter of init itself.
+    InstallInitFilter,
     /// Build arguments and environment.
     BuildArguments,
     /// Change to the working directory.

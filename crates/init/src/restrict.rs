@@ -1,12 +1,12 @@
-//! Irrevocable restrictions: dropping init's privileges, and limiting what the command's process
-//! may execute.
+//! Irrevocable restrictions: dropping init's privileges and system calls, and limiting what the
+//! command's process may execute.
 
-use std::path::PathBuf;
+use std::{fs::File, path::PathBuf};
 
-use codelia_init::{Failure, Step};
-use codelia_sys::{Errno, capability, landlock::ExecAllowlist};
+use codelia_init::{Failure, Setup, Step};
+use codelia_sys::{Errno, capability, elf, landlock::ExecAllowlist, seccomp};
 
-use crate::{loader, setup::at};
+use crate::setup::at;
 
 /// The steps, in order. The first two need a capability that the fourth drops.
 pub(crate) fn drop_privileges() -> Result<(), Failure> {
@@ -17,13 +17,20 @@ pub(crate) fn drop_privileges() -> Result<(), Failure> {
     capability::set_no_new_privs().map_err(at(Step::SetNoNewPrivs))
 }
 
+/// Leaves init only the system calls that supervising takes. Any other kills it, and its sandbox.
+pub(crate) fn supervision(setup: &Setup) -> Result<(), Failure> {
+    let Some(security) = &setup.security else { return Ok(()) };
+    seccomp::install(&security.init_filter, false).map(drop).map_err(at(Step::InstallInitFilter))
+}
+
 /// Lets this process execute only these files and the loaders that they need. The interpreter of a
 /// script is a program like any other and must be listed.
 pub(crate) fn execution(executables: &[PathBuf]) -> Result<(), Errno> {
     let allowlist = ExecAllowlist::new()?;
     for path in executables {
         allowlist.allow(path)?;
-        if let Some(loader) = loader::of(path) {
+        let program = File::open(path).ok().and_then(|file| elf::read(&file));
+        if let Some(loader) = program.and_then(|program| program.interpreter) {
             allowlist.allow(&loader)?;
         }
     }

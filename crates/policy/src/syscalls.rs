@@ -10,11 +10,12 @@ const ALLOWED: &[&[&str]] = &[
     &[
         "read", "write", "readv", "writev", "pread64", "pwrite64", "preadv", "pwritev", "preadv2", "pwritev2",
         "close", "close_range", "lseek", "dup", "dup2", "dup3", "fcntl", "flock", "ioctl", "pipe", "pipe2",
-        "fsync", "fdatasync", "sync", "syncfs", "sync_file_range", "ftruncate", "fallocate", "fadvise64",
-        "readahead", "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "cachestat",
+        "fsync", "fdatasync", "sync_file_range", "ftruncate", "fallocate", "fadvise64", "readahead",
+        "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "cachestat",
     ],
     // Files by name; the mounts decide which names exist. `mknod` makes FIFOs and sockets; devices
-    // need a capability that no command has.
+    // need a capability that no command has. `openat2` is answered with ENOSYS, because its mode is
+    // in memory that no filter can read; policies may still name it.
     &[
         "open", "openat", "openat2", "creat", "access", "faccessat", "faccessat2", "stat", "lstat", "fstat",
         "newfstatat", "statx", "statfs", "fstatfs", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
@@ -29,8 +30,7 @@ const ALLOWED: &[&[&str]] = &[
     &[
         "poll", "ppoll", "select", "pselect6", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait",
         "epoll_pwait", "epoll_pwait2", "eventfd", "eventfd2", "signalfd", "signalfd4", "timerfd_create",
-        "timerfd_settime", "timerfd_gettime", "io_setup", "io_destroy", "io_submit", "io_cancel",
-        "io_getevents", "io_pgetevents",
+        "timerfd_settime", "timerfd_gettime",
     ],
     // Memory. `memfd_create` is how runtimes hold generated code; `get_mempolicy` only reads.
     &[
@@ -44,7 +44,7 @@ const ALLOWED: &[&[&str]] = &[
         "clone", "fork", "vfork", "execve", "execveat", "exit", "exit_group", "wait4", "waitid", "getpid",
         "getppid", "gettid", "getpgid", "getpgrp", "setpgid", "getsid", "setsid", "pidfd_open",
         "pidfd_send_signal", "set_tid_address", "set_robust_list", "get_robust_list", "rseq", "arch_prctl",
-        "prctl", "restart_syscall", "futex", "futex_waitv", "futex_wake", "futex_wait", "futex_requeue",
+        "prctl", "personality", "restart_syscall", "futex", "futex_waitv", "futex_wake", "futex_wait", "futex_requeue",
     ],
     // Scheduling, within the limits.
     &[
@@ -84,7 +84,7 @@ const ALLOWED: &[&[&str]] = &[
         "msgrcv", "msgctl", "mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify",
         "mq_getsetattr",
     ],
-    // Further restriction of the process itself.
+    // Further restriction of the process itself; new filters are refused by an argument filter.
     &["seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"],
 ];
 
@@ -110,6 +110,10 @@ const NEVER: &[&[&str]] = &[
         "io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "bpf", "perf_event_open",
         "fanotify_init", "fanotify_mark", "add_key", "request_key", "keyctl", "memfd_secret",
     ],
+    // Asynchronous I/O: its contexts are one pool for the whole host. Answered with ENOSYS.
+    &["io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents"],
+    // Flush the host's file systems, which stalls every tenant. `fsync` of a file is allowed.
+    &["sync", "syncfs"],
     // The kernel itself.
     &[
         "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "create_module",
@@ -120,9 +124,8 @@ const NEVER: &[&[&str]] = &[
         "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname",
         "swapon", "swapoff", "quotactl", "quotactl_fd", "acct", "nfsservctl", "vhangup",
     ],
-    // Hardware ports, segments and other personalities of the kernel: `personality` can switch
-    // address randomisation off and change how addresses are checked.
-    &["iopl", "ioperm", "modify_ldt", "personality", "set_thread_area", "get_thread_area"],
+    // Hardware ports and segments.
+    &["iopl", "ioperm", "modify_ldt", "set_thread_area", "get_thread_area"],
     // Memory of other processes, pages and nodes.
     &[
         "migrate_pages", "move_pages", "mbind", "set_mempolicy", "set_mempolicy_home_node",
@@ -149,6 +152,11 @@ pub fn allowed(debug: bool) -> Vec<String> {
 #[must_use]
 pub fn is_allowed(name: &str, debug: bool) -> bool {
     ALLOWED.iter().any(|group| group.contains(&name)) || debug && DEBUG.contains(&name)
+}
+
+/// The calls that no policy can allow.
+pub fn never_allowed() -> impl Iterator<Item = &'static str> {
+    NEVER.iter().copied().flatten().copied()
 }
 
 /// Whether this is the name of a system call.

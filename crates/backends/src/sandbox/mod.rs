@@ -14,6 +14,7 @@ pub(crate) mod cgroups;
 pub(crate) mod child;
 mod cleanup;
 pub(crate) mod control;
+mod executable_memory;
 mod outcome;
 pub(crate) mod prepared;
 pub(crate) mod process;

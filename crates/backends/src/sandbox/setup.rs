@@ -15,6 +15,12 @@ static OWN_NAMESPACES: LazyLock<Vec<(&str, u64)>> = LazyLock::new(|| {
     ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"].into_iter().filter_map(number).collect()
 });
 
+/// More than any ordinary program uses. POSIX timers count too.
+const MAX_PENDING_SIGNALS: u64 = 4096;
+
+/// The kernel's own default.
+const MAX_MESSAGE_QUEUE_BYTES: u64 = 819_200;
+
 /// The setup for a plan. A mode that differs changes `expected` before it hands the setup to the
 /// sandbox; the sandbox adds the control groups.
 ///
@@ -39,10 +45,13 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
     let whole_seconds = limits.cpu_time.as_secs() + u64::from(limits.cpu_time.subsec_nanos() > 0);
     vec![
         Rlimit { resource: Resource::OpenFiles, max: limits.open_files },
-        Rlimit { resource: Resource::CoreBytes, max: 0 },
+        // Not 0: with 0 the kernel still starts a core dump handler (`core_pattern` with a pipe).
+        Rlimit { resource: Resource::CoreBytes, max: 1 },
         Rlimit { resource: Resource::FileBytes, max: limits.file_bytes },
         // A fallback: the group's CPU time is exact, and the worker kills the command by it.
         Rlimit { resource: Resource::CpuSeconds, max: whole_seconds + 1 },
+        Rlimit { resource: Resource::PendingSignals, max: MAX_PENDING_SIGNALS },
+        Rlimit { resource: Resource::MessageQueueBytes, max: MAX_MESSAGE_QUEUE_BYTES },
     ]
 }
 
@@ -51,6 +60,7 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
         expected: expected_environment(plan),
         executables: security.executables.clone(),
         filter: seccomp::filter(security)?.to_vec(),
+        init_filter: seccomp::init_filter()?,
         notify: security.violation_limit.is_some(),
     })
 }

@@ -22,6 +22,7 @@ use tokio::{
     task::AbortHandle,
 };
 
+use super::executable_memory::ExecutableMemory;
 use crate::{Error, sandbox::child::async_fd, seccomp};
 
 /// The kind of violation that a blocked system call is.
@@ -60,6 +61,7 @@ impl Supervisor {
             listener: async_fd(listener).map_err(|(_, error)| error)?,
             launch,
             exec_allowed: security.exec,
+            executable_memory: ExecutableMemory::of(security),
             remaining: limit.max(1),
             sender,
             unreported: 0,
@@ -99,6 +101,8 @@ struct Responder {
     launch: OwnedFd,
     /// Whether the command may call `execve`.
     exec_allowed: bool,
+    /// Where the plan lists executables.
+    executable_memory: Option<ExecutableMemory>,
     /// Violations until the limit is exceeded.
     remaining: u32,
     sender: mpsc::Sender<Violation>,
@@ -163,7 +167,7 @@ impl Responder {
 
     fn handle(&mut self, call: Notification) -> Result<(), Errno> {
         let name = seccomp::name(call.nr);
-        if self.is_launch(name.as_deref())? {
+        if self.is_launch(name.as_deref())? || self.is_permitted_mapping(name.as_deref(), &call) {
             return listener::respond(self.listener.get_ref(), call, Response::Continue);
         }
         // Unknown calls fail as on a kernel that does not have them.
@@ -182,6 +186,12 @@ impl Responder {
     /// reading of them.
     fn is_launch(&self, name: Option<&str>) -> Result<bool, Errno> {
         Ok(!self.exec_allowed && name == Some("execve") && !fd::is_eof(&self.launch)?)
+    }
+
+    fn is_permitted_mapping(&self, name: Option<&str>, call: &Notification) -> bool {
+        let permits =
+            |memory: &ExecutableMemory| name.is_some_and(|name| memory.permits(name, call.pid, &call.args));
+        self.executable_memory.as_ref().is_some_and(permits)
     }
 
     fn report(&mut self, call: Notification, syscall: String) {

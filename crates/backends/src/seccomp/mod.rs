@@ -1,31 +1,35 @@
 //! Builds the seccomp filter of a plan: the BPF program that `codelia-init` installs.
 //!
 //! Allowed calls pass. All others are sent to the supervisor, or fail with `EPERM` in runtimes
-//! without notifications. The filter decides two cases itself: `clone3` fails with `ENOSYS`,
-//! because its flags are in memory that no filter can read and C libraries fall back to `clone`; a
-//! call of a foreign ABI (ia32, x32) kills the process.
+//! without notifications. Some are denied before, whatever the policy allows ([`denials`]). A call
+//! of a foreign ABI (ia32, x32) kills the process.
 
+mod denials;
+mod init;
 mod names;
+mod program;
 mod rules;
+#[cfg(test)]
+mod table;
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    fs::File,
-    io::{self, Read, Seek},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use codelia_policy::{Security, SyscallRules, syscalls};
-use codelia_sys::{Errno, fd};
-use libseccomp::{ScmpAction, ScmpFilterContext, ScmpSyscall};
+use codelia_sys::Errno;
+use libseccomp::{ScmpAction, ScmpArgCompare, ScmpFilterContext, ScmpSyscall};
 
 use crate::Error;
+use denials::{Answer, Argument, DENIALS, Denial, EXECUTABLE_MEMORY};
 
+pub(crate) use init::init_filter;
 pub(crate) use names::{name, number};
 
 /// Calls that the command's process makes between installing the filter and `execve`. A plan that
 /// denies one of them cannot be enforced.
-const REQUIRED: [&str; 14] = [
+const REQUIRED: [&str; 15] = [
     "sendmsg",
     "recvmsg",
     "close",
@@ -37,7 +41,8 @@ const REQUIRED: [&str; 14] = [
     "dup2",
     "dup3",
     "fchdir",
-    "openat2",
+    "chdir",
+    "getcwd",
     "ioctl",
     "exit_group",
 ];
@@ -53,8 +58,9 @@ struct Rules {
     allowed: BTreeSet<String>,
     fork: bool,
     exec: bool,
-    /// Whether files without a name must not be executed.
-    only_named: bool,
+    debug: bool,
+    /// Whether only listed files may be executed.
+    only_listed: bool,
     /// Whether denied calls are sent to the supervisor.
     notify: bool,
 }
@@ -68,16 +74,22 @@ impl Rules {
                 syscalls::allowed(security.debug).into_iter().filter(|name| !names.contains(name)).collect()
             }
         };
-        let only_named = security.executables.is_some();
-        let notify = security.violation_limit.is_some();
-        Self { allowed, fork: security.fork, exec: security.exec, only_named, notify }
+        Self {
+            allowed,
+            fork: security.fork,
+            exec: security.exec,
+            debug: security.debug,
+            only_listed: security.executables.is_some(),
+            notify: security.violation_limit.is_some(),
+        }
     }
 }
 
 /// The filter for a plan, one BPF instruction per word.
 ///
 /// # Errors
-/// [`Error::Unenforceable`] if the plan denies a call that every launch needs.
+/// [`Error::Unenforceable`] if the plan denies a call that every launch needs, or needs a supervisor
+/// and has none.
 pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
     let rules = Rules::of(security);
     if let Some(filter) = cached(&rules) {
@@ -85,6 +97,10 @@ pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
     }
     if REQUIRED.iter().any(|name| !rules.allowed.contains(*name)) {
         return Err(Error::Unenforceable { field: "policy.syscalls" });
+    }
+    // The supervisor decides about executable memory.
+    if rules.only_listed && !rules.notify {
+        return Err(Error::Unenforceable { field: "policy.process.allowed_executables" });
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
     cache(rules, Arc::clone(&filter));
@@ -104,19 +120,59 @@ fn cache(rules: Rules, filter: Arc<[u64]>) {
     }
 }
 
+/// One program: the denials, then the allow-list.
 fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
-    let deny = if rules.notify { ScmpAction::Notify } else { ScmpAction::Errno(Errno::PERM.raw_os_error()) };
-    let mut context = ScmpFilterContext::new(deny)?;
-    context.set_act_badarch(ScmpAction::KillProcess)?;
-    // A binary tree: a call costs a few comparisons instead of hundreds.
-    context.set_ctl_optimize(2)?;
-    add_rule(&mut context, "clone3", ScmpAction::Errno(Errno::NOSYS.raw_os_error()), &[])?;
+    program::chain(&denial_program(rules)?, &allow_program(rules)?)
+}
+
+fn denial_program(rules: &Rules) -> Result<Vec<u64>, Error> {
+    let mut context = new_context(ScmpAction::Allow)?;
+    let executable_memory = if rules.only_listed { EXECUTABLE_MEMORY } else { &[] };
+    for denial in DENIALS.iter().flat_map(|group| group.denials).chain(executable_memory) {
+        let action = match denial.answer {
+            Answer::Violation => violation(rules),
+            Answer::Fail(errno) => ScmpAction::Errno(errno.raw_os_error()),
+            Answer::Ignore => ScmpAction::Errno(0),
+        };
+        for condition in conditions(denial) {
+            add_rule(&mut context, denial.call, action, &condition)?;
+        }
+    }
+    program::export(&context)
+}
+
+/// Every combination of the comparisons of both arguments.
+fn conditions(denial: &Denial) -> Vec<Vec<ScmpArgCompare>> {
+    let mut conditions = vec![Vec::new()];
+    for comparisons in denial.arguments.into_iter().flatten().map(Argument::comparisons) {
+        let extended = conditions.iter().flat_map(|condition| {
+            comparisons.iter().map(move |&comparison| [condition.as_slice(), &[comparison]].concat())
+        });
+        conditions = extended.collect();
+    }
+    conditions
+}
+
+fn allow_program(rules: &Rules) -> Result<Vec<u64>, Error> {
+    let mut context = new_context(violation(rules))?;
     for name in &rules.allowed {
         for condition in rules::conditions(name, rules) {
             add_rule(&mut context, name, ScmpAction::Allow, &condition)?;
         }
     }
-    export(&context)
+    program::export(&context)
+}
+
+fn new_context(default: ScmpAction) -> Result<ScmpFilterContext, Error> {
+    let mut context = ScmpFilterContext::new(default)?;
+    context.set_act_badarch(ScmpAction::KillProcess)?;
+    // A binary tree: a call costs a few comparisons instead of hundreds.
+    context.set_ctl_optimize(2)?;
+    Ok(context)
+}
+
+fn violation(rules: &Rules) -> ScmpAction {
+    if rules.notify { ScmpAction::Notify } else { ScmpAction::Errno(Errno::PERM.raw_os_error()) }
 }
 
 /// Adds a rule, unless this machine does not have the call.
@@ -124,20 +180,11 @@ fn add_rule(
     context: &mut ScmpFilterContext,
     name: &str,
     action: ScmpAction,
-    condition: &[libseccomp::ScmpArgCompare],
+    condition: &[ScmpArgCompare],
 ) -> Result<(), Error> {
     let Some(number) = number(name) else { return Ok(()) };
     context.add_rule_conditional(action, ScmpSyscall::from_raw_syscall(number), condition)?;
     Ok(())
-}
-
-fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
-    let mut file = File::from(fd::memfd("filter", b"").map_err(io::Error::from)?);
-    context.export_bpf(&file)?;
-    file.rewind()?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_ne_bytes).collect())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Conditions on the arguments of allowed calls.
+//! Conditions on the arguments of allowed calls. [`super::denials`] come first.
 //!
 //! The filter compares whole 64-bit registers. Where the kernel reads fewer bits, a rule masks
 //! them, or denies values with other bits set.
@@ -32,12 +32,20 @@ const SOCK_TYPE: u64 = 0xf;
 const SOCK_STREAM: u64 = 1;
 const SOCK_DGRAM: u64 = 2;
 const NETLINK_ROUTE: u64 = 0;
+/// The protocol that belongs to the type of the socket.
+const DEFAULT_PROTOCOL: u64 = 0;
+const IPPROTO_ICMP: u64 = 1;
+const IPPROTO_TCP: u64 = 6;
+const IPPROTO_UDP: u64 = 17;
+const IPPROTO_ICMPV6: u64 = 58;
+
+const PER_LINUX: u64 = 0;
+/// Makes `personality` only return the current value.
+const PER_QUERY: u64 = 0xffff_ffff;
+const ADDR_NO_RANDOMIZE: u64 = 0x4_0000;
 
 /// The memfd can never be executed.
 const MFD_NOEXEC_SEAL: u64 = 0x8;
-
-/// Would replace the supervisor as the receiver of notifications.
-const SECCOMP_FILTER_FLAG_NEW_LISTENER: u64 = 0x8;
 
 type Condition = Vec<ScmpArgCompare>;
 
@@ -47,33 +55,48 @@ pub(super) fn conditions(name: &str, rules: &Rules) -> Vec<Condition> {
     match name {
         "clone" if rules.fork => vec![vec![masked(0, CLONE_NAMESPACES, 0)]],
         "clone" => vec![vec![masked(0, CLONE_NAMESPACES | CLONE_THREAD, CLONE_THREAD)]],
-        // Never allowed, even if the policy lists it: its flags cannot be filtered.
-        "clone3" => Vec::new(),
         "fork" | "vfork" => allow_if(rules.fork),
         // If denied, the supervisor still lets the first `execve` pass: the launch.
         "execve" | "execveat" => allow_if(rules.exec),
         // Landlock does not check files without a name.
-        "memfd_create" if rules.only_named => vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]],
-        "seccomp" => vec![vec![masked(1, SECCOMP_FILTER_FLAG_NEW_LISTENER, 0)]],
+        "memfd_create" if rules.only_listed => vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]],
+        "personality" => personalities(rules.debug),
         "socket" => sockets(),
         "socketpair" => vec![vec![argument(0, Equal, AF_UNIX)]],
         _ => allow_if(true),
     }
 }
 
-/// Unix, TCP and UDP sockets, and the netlink family with which C libraries list addresses. No raw
-/// or packet sockets, and no rarely used families, which have a history of kernel bugs.
+/// Unix, TCP and UDP sockets, pings, and the netlink family with which C libraries list addresses.
+/// No raw or packet sockets, and no rarely used families and protocols (SCTP, L2TP, SMC, UDP-Lite),
+/// which have a history of kernel bugs.
 fn sockets() -> Vec<Condition> {
     let mut allowed = vec![
         vec![argument(0, Equal, AF_UNIX)],
         vec![argument(0, Equal, AF_NETLINK), argument(2, Equal, NETLINK_ROUTE)],
     ];
-    for family in [AF_INET, AF_INET6] {
-        for kind in [SOCK_STREAM, SOCK_DGRAM] {
-            allowed.push(vec![argument(0, Equal, family), masked(1, SOCK_TYPE, kind)]);
+    for (family, ping) in [(AF_INET, IPPROTO_ICMP), (AF_INET6, IPPROTO_ICMPV6)] {
+        let kinds = [
+            (SOCK_STREAM, DEFAULT_PROTOCOL),
+            (SOCK_STREAM, IPPROTO_TCP),
+            (SOCK_DGRAM, DEFAULT_PROTOCOL),
+            (SOCK_DGRAM, IPPROTO_UDP),
+            (SOCK_DGRAM, ping),
+        ];
+        for (kind, protocol) in kinds {
+            let same_protocol = argument(2, Equal, protocol);
+            allowed.push(vec![argument(0, Equal, family), masked(1, SOCK_TYPE, kind), same_protocol]);
         }
     }
     allowed
+}
+
+/// The usual personality and asking for it; a debugger also switches address randomization off.
+/// Others change how addresses are checked or mapped.
+fn personalities(debug: bool) -> Vec<Condition> {
+    let debugger = debug.then_some(ADDR_NO_RANDOMIZE);
+    let allowed = [PER_LINUX, PER_QUERY].into_iter().chain(debugger);
+    allowed.map(|value| vec![masked(0, PER_QUERY, value)]).collect()
 }
 
 fn allow_if(allowed: bool) -> Vec<Condition> {

@@ -23,16 +23,16 @@ const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 35] = [
+const RUNSC: [(&str, &str); 39] = [
     ("blocked_call_is_reported", NOT_REPORTED),
     ("too_many_blocked_calls_kill_the_run", NOT_REPORTED),
     ("ptrace_needs_debug_policy", NOT_REPORTED),
     ("gdb_is_refused_without_debug_policy", NOT_REPORTED),
-    ("seccomp_listener_is_refused", NOT_REPORTED),
+    ("denied_arguments_are_reported", NOT_REPORTED),
     ("unknown_call_is_reported_by_number", NOT_REPORTED),
     ("dangerous_calls_are_refused_and_reported", NOT_REPORTED),
     ("clone_with_namespace_flags_is_refused", NOT_REPORTED),
-    ("dangerous_socket_families_are_refused", NOT_REPORTED),
+    ("dangerous_sockets_are_refused", NOT_REPORTED),
     ("violation_limit_kills_the_run", NOT_REPORTED),
     ("threads_start_without_allow_fork", NOT_REPORTED),
     ("allow_exec_false_is_enforced", NOT_REPORTED),
@@ -40,6 +40,10 @@ const RUNSC: [(&str, &str); 35] = [
     ("only_allowed_executables_run", NO_LANDLOCK),
     ("only_allowed_executables_start", NO_LANDLOCK),
     ("rename_and_link_work_with_allowed_executables", NO_LANDLOCK),
+    ("loader_runs_no_other_program", NO_LANDLOCK),
+    ("libraries_of_the_command_are_not_mapped", NO_LANDLOCK),
+    ("listed_programs_map_their_libraries", NO_LANDLOCK),
+    ("other_arguments_pass", "gVisor returns other errors for bad arguments"),
     (
         "denied_runtime_programs_are_hidden",
         "gVisor cannot mask paths of an image: the plan is refused by field",

@@ -23,4 +23,26 @@ async fn rename_and_link_work_with_allowed_executables(mut fixture: Fixture) {
     assert_eq!(stdout, "text\ntext\n");
 }
 
-in_every_mode!(threads_forks_memfds_and_locks_work, rename_and_link_work_with_allowed_executables,);
+/// Programs that switch core dumps off, install a filter, flush disks, open terminals or keep modes.
+/// Each runs only if the sandbox has it.
+const SELF_RESTRICTING: &str = "has() { command -v $1 > /dev/null; }
+    has ssh-agent && { ssh-agent true || echo ssh-agent; }
+    has gpg && { mkdir -m 700 keys; gpg --homedir keys --batch -q --passphrase '' --quick-generate-key a@b.c || echo gpg; }
+    has man && { : > conf; echo '.TH page 1' > page.1; man -C conf -P cat -l ./page.1 > /dev/null || echo man; }
+    has file && { file /usr/bin/env | grep -q ELF || echo file; }
+    has script && { script -qec true /dev/null > /dev/null || echo script; }
+    has git && { git init -q repo && git -C repo status > /dev/null || echo git; }
+    sync || echo sync
+    ulimit -c 0 || echo ulimit
+    touch f && cp -p f g && chmod 750 f && tar cf - f | tar xpf - || echo modes";
+
+async fn programs_that_restrict_themselves_work(fixture: Fixture) {
+    let finished = fixture.sh(&fixture.session(), SELF_RESTRICTING).await;
+    assert_eq!((finished.stdout.as_str(), finished.violations), ("", Vec::new()), "{}", finished.stderr);
+}
+
+in_every_mode!(
+    threads_forks_memfds_and_locks_work,
+    rename_and_link_work_with_allowed_executables,
+    programs_that_restrict_themselves_work,
+);

@@ -59,6 +59,58 @@ async fn memfd_program_runs_where_all_are_allowed(fixture: Fixture) {
     assert_eq!((finished.outcome, finished.stdout.as_str()), (Outcome::Exited(1), ""), "the control");
 }
 
+/// Prints the user's id through the loader, from the runtime and from copies in the workspace.
+const BY_LOADER: &str = "loader=/lib64/ld-linux-x86-64.so.2
+    $loader /usr/bin/id -u
+    cat /usr/bin/id > copy; $loader ./copy -u
+    cat $loader > my-loader; ./my-loader /usr/bin/id -u
+    ln -s $loader link; ./link /usr/bin/id -u
+    sh -c 'exec -a sh /lib64/ld-linux-x86-64.so.2 /usr/bin/id -u' 2>/dev/null || $loader --preload '' /usr/bin/id -u";
+
+async fn loader_runs_no_other_program(mut fixture: Fixture) {
+    let session = fixture.session();
+    let uid = fixture.ids_inside(&session).uid.to_string();
+    let control = fixture.sh(&session, BY_LOADER).await.stdout;
+    assert!(control.lines().filter(|line| *line == uid).count() >= 4, "the control: {control}");
+    let programs = ["sh", "cat", "ln"].map(|name| format!("/usr/bin/{name}").into());
+    fixture.policy.process.allowed_executables = Some(programs.to_vec());
+    let finished = fixture.sh(&fixture.session(), BY_LOADER).await;
+    assert_eq!(finished.stdout, "", "{finished:?}");
+    assert!(finished.violations.len() >= 3, "{finished:?}");
+    assert!(finished.violations.iter().all(|violation| violation.syscall == "mmap"), "{finished:?}");
+}
+
+async fn libraries_of_the_command_are_not_mapped(mut fixture: Fixture) {
+    const PRELOAD: &str =
+        "cat $(ls /usr/lib/*-linux-gnu/libz.so.1 /lib/*-linux-gnu/libm.so.6 2>/dev/null | head -1) > own.so
+        LD_PRELOAD=./own.so cat /proc/self/maps | grep -c 'r-xp.*own.so'";
+    let control = fixture.sh(&fixture.session(), PRELOAD).await;
+    assert_ne!(control.stdout, "0\n", "the control: {control:?}");
+    let programs = ["sh", "cat", "grep", "ls", "head"].map(|name| format!("/usr/bin/{name}").into());
+    fixture.policy.process.allowed_executables = Some(programs.to_vec());
+    let finished = fixture.sh(&fixture.session(), PRELOAD).await;
+    assert_eq!(finished.stdout, "0\n", "{finished:?}");
+    assert!(finished.violations.iter().any(|violation| violation.syscall == "mmap"), "{finished:?}");
+}
+
+async fn listed_programs_map_their_libraries(mut fixture: Fixture) {
+    fixture.policy.process.allowed_executables = Some(
+        ["sh", "python3"].map(|name| std::fs::canonicalize(format!("/usr/bin/{name}")).unwrap()).to_vec(),
+    );
+    fixture.policy.process.allowed_executables.as_mut().unwrap().push("/usr/bin/python3".into());
+    // Libraries of the runtime, and executable memory without a file.
+    let script = "import ctypes, json, mmap, ssl, sqlite3
+mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+print(ctypes.CDLL(None).getpid() > 0)";
+    let finished = fixture.run(&fixture.session(), &["/usr/bin/python3", "-c", script]).await;
+    assert_eq!(
+        (finished.stdout.as_str(), finished.violations),
+        ("True\n", Vec::new()),
+        "{}",
+        finished.stderr
+    );
+}
+
 async fn policy_that_blocks_launch_calls_is_refused(mut fixture: Fixture) {
     fixture.policy.syscalls.mode = Some(codelia_policy::SyscallMode::Deny);
     fixture.policy.syscalls.names = vec!["recvmsg".into()];
@@ -72,5 +124,8 @@ in_every_mode!(
     command_itself_starts_without_allow_exec,
     only_allowed_executables_start,
     memfd_program_runs_where_all_are_allowed,
+    loader_runs_no_other_program,
+    libraries_of_the_command_are_not_mapped,
+    listed_programs_map_their_libraries,
     policy_that_blocks_launch_calls_is_refused,
 );

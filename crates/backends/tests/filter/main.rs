@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
 mod allowed;
+mod arguments;
 #[path = "../conformance/exceptions.rs"]
 #[allow(dead_code)]
 mod exceptions;
@@ -11,6 +12,7 @@ mod fork_exec;
 #[path = "../conformance/harness.rs"]
 #[allow(dead_code)]
 mod harness;
+mod init_filter;
 mod privileges;
 #[path = "../../../../tests/src/require.rs"]
 mod require;

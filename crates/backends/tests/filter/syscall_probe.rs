@@ -11,7 +11,9 @@ use crate::{
 
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EACCES: i32 = 13;
+pub(crate) const EINVAL: i32 = 22;
 pub(crate) const ENOSYS: i32 = 38;
+pub(crate) const EPROTONOSUPPORT: i32 = 93;
 pub(crate) const SIGSYS: i32 = 31;
 
 /// Its name in a session's directory.

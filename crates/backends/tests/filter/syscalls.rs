@@ -71,20 +71,7 @@ async fn unknown_call_is_reported_by_number(fixture: Fixture) {
     assert_eq!((violations[0].syscall.as_str(), violations[0].nr, violations[0].args[0]), ("#999", 999, 7));
 }
 
-async fn seccomp_listener_is_refused(fixture: Fixture) {
-    let Some(session) = session(&fixture) else { return };
-    // seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER).
-    let (errno, violations) = call(&fixture, &session, 317, &[1, 8, 0]).await;
-    assert_eq!((errno, violations.len()), (EPERM, 1));
-    let (errno, violations) = call(&fixture, &session, 317, &[1, 0, 0]).await;
-    assert_eq!(
-        (errno, violations),
-        (14, Vec::new()),
-        "the control: without a listener only the pointer is bad"
-    );
-}
-
-async fn dangerous_socket_families_are_refused(fixture: Fixture) {
+async fn dangerous_sockets_are_refused(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
     let (unix, inet, inet6, netlink) = (1, 2, 10, 16);
     let (stream, datagram, raw, close_on_exec) = (1, 2, 3, 0o2_000_000);
@@ -101,6 +88,11 @@ async fn dangerous_socket_families_are_refused(fixture: Fixture) {
         [31, raw, 1],              // AF_BLUETOOTH
         [44, raw, 0],              // AF_XDP
         [1 << 32 | 40, stream, 0], // AF_VSOCK: the kernel ignores the upper half
+        [inet, stream, 132],       // SCTP
+        [inet6, datagram, 115],    // L2TP
+        [inet, stream, 256],       // SMC
+        [inet, datagram, 136],     // UDP-Lite
+        [inet, 6, 33],             // DCCP
     ];
     for args in refused {
         let (errno, violations) = call(&fixture, &session, 41, &args).await;
@@ -111,7 +103,9 @@ async fn dangerous_socket_families_are_refused(fixture: Fixture) {
         [unix, stream, 0],
         [unix, datagram | close_on_exec, 0],
         [inet, stream, 0],
+        [inet, stream, 6],
         [inet, datagram, 0],
+        [inet6, datagram, 17],
         [inet6, stream, 0],
         [netlink, raw, 0],
     ];
@@ -156,8 +150,7 @@ in_every_mode!(
     clone_with_namespace_flags_is_refused,
     clone3_returns_enosys,
     unknown_call_is_reported_by_number,
-    seccomp_listener_is_refused,
-    dangerous_socket_families_are_refused,
+    dangerous_sockets_are_refused,
     foreign_abi_calls_kill,
     violation_limit_kills_the_run,
 );

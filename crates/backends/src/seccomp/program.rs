@@ -1,0 +1,63 @@
+//! BPF programs: one instruction for each word, in memory layout.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek},
+};
+
+use codelia_sys::fd;
+use libseccomp::ScmpFilterContext;
+
+use crate::Error;
+
+/// `BPF_RET` of a constant.
+const RETURN: u16 = 0x06;
+/// `BPF_JA`: jump ahead.
+const JUMP: u16 = 0x05;
+/// `SECCOMP_RET_ALLOW`.
+const ALLOW: u32 = 0x7fff_0000;
+
+/// The program of a context.
+pub(super) fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
+    let mut file = File::from(fd::memfd("filter", b"").map_err(io::Error::from)?);
+    context.export_bpf(&file)?;
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_ne_bytes).collect())
+}
+
+/// A program that returns what `first` returns, and where that allows, what `second` returns.
+pub(super) fn chain(first: &[u64], second: &[u64]) -> Result<Vec<u64>, Error> {
+    let mut program = Vec::with_capacity(first.len() + second.len());
+    for (index, &word) in first.iter().enumerate() {
+        // Instructions are skipped relative to the next one.
+        let ahead = u32::try_from(first.len() - index - 1).map_err(io::Error::other)?;
+        program.push(if word == instruction(RETURN, ALLOW) { instruction(JUMP, ahead) } else { word });
+    }
+    program.extend(second);
+    Ok(program)
+}
+
+/// An instruction without branches.
+fn instruction(code: u16, constant: u32) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..2].copy_from_slice(&code.to_ne_bytes());
+    bytes[4..].copy_from_slice(&constant.to_ne_bytes());
+    u64::from_ne_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowed_calls_reach_the_second_program() {
+        let deny = instruction(RETURN, 0x0005_0001);
+        let load = instruction(0x20, 0);
+        let first = [load, instruction(RETURN, ALLOW), deny];
+        let second = [load, instruction(RETURN, ALLOW)];
+        let chained = chain(&first, &second).unwrap();
+        assert_eq!(chained, [load, instruction(JUMP, 1), deny, load, instruction(RETURN, ALLOW)]);
+    }
+}
