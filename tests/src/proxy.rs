@@ -57,7 +57,7 @@ struct Route {
 }
 
 impl Proxy {
-    /// Starts a proxy to the server whose socket is in `directory`. Applies `replacements` to the
+    /// Starts a proxy to the private server in `directory`. Applies `replacements` to the
     /// statements that it forwards.
     pub fn start(directory: &Path, replacements: &'static [Replacement]) -> Result<Self> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -65,7 +65,7 @@ impl Proxy {
         let port = listener.local_addr()?.port();
         let (state, watch) = watch::channel(State { mode: ProxyMode::Open, cuts: 0 });
         let replaced = Arc::<AtomicUsize>::default();
-        let socket = directory.join(".s.PGSQL.5432");
+        let socket = directory.join("run/.s.PGSQL.5432");
         let route = Route { socket, state: watch, replacements, replaced: replaced.clone() };
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         thread::spawn(move || runtime.block_on(accept(listener, route)));

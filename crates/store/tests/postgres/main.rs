@@ -4,6 +4,7 @@
 
 mod harness;
 mod lease;
+mod local;
 mod output;
 mod quota;
 mod run;

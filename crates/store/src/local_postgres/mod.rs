@@ -1,16 +1,20 @@
 //! A private Postgres server, started from the installed binaries, for `codelia up` and tests. It
 //! keeps everything in one directory, listens only on a Unix socket there and stops with its owner.
 
+mod files;
+
 use std::{
     fs, io,
-    os::unix::{fs::DirBuilderExt, fs::chown, process::CommandExt},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+
+use self::files::{Files, ServerUser, server_user};
 
 /// The role that owns every database of the server.
 const ROLE: &str = "codelia";
@@ -32,8 +36,39 @@ pub enum LocalPostgresError {
     )]
     NotInstalled,
     /// Postgres refuses to run as root, and there is no other user to run it as.
-    #[error("PostgreSQL cannot run as root: create a user `postgres` or `nobody`")]
+    #[error(
+        "PostgreSQL cannot run as root, and there is no user `postgres`: install the package `postgresql`, \
+         run `useradd --system postgres`, or set CODELIA_DATABASE_URL"
+    )]
     NoUser,
+    /// Another account could access the server's files.
+    #[error(
+        "user `postgres` shares its id {uid} with other accounts or services: give it its own id, \
+         or set CODELIA_DATABASE_URL"
+    )]
+    SharedUser {
+        /// The id.
+        uid: u32,
+    },
+    /// The server could not find out who connects to it.
+    #[error("this process's user has no name: add it to /etc/passwd, or set CODELIA_DATABASE_URL")]
+    NoUserName,
+    /// A directory does not belong to the user that Postgres runs as.
+    #[error(
+        "{} belongs to user {owner}, but PostgreSQL runs as user {expected}: run `chown -R {expected} {}`",
+        .path.display(), .path.display()
+    )]
+    WrongOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// The server's user.
+        expected: u32,
+    },
+    /// Something else is where a file of the server belongs.
+    #[error("{} is a link or belongs to another user: remove it", .0.display())]
+    ForeignFile(PathBuf),
     /// The socket's path would be too long.
     #[error("path {} is too long for a Unix socket: choose a shorter data directory", .0.display())]
     PathTooLong(PathBuf),
@@ -82,13 +117,10 @@ enum Durability {
     None,
 }
 
-/// User and group id that the server runs as; `None` for those of this process.
-type ServerUser = Option<(u32, u32)>;
-
 /// A running private server. Dropping it stops it.
 #[derive(Debug)]
 pub struct LocalPostgres {
-    dir: PathBuf,
+    files: Files,
     process: Child,
 }
 
@@ -113,16 +145,16 @@ impl LocalPostgres {
     async fn start_with(dir: &Path, durability: Durability) -> Result<Self, LocalPostgresError> {
         let binaries = find_binaries().ok_or(LocalPostgresError::NotInstalled)?;
         let user = server_user()?;
-        make_directory(dir, user)?;
-        check_socket_path(dir)?;
-        let data = dir.join("data");
+        let files = Files::create(dir, user)?;
+        check_access(&files.run(), user)?;
+        let data = files.data();
         if data.join("PG_VERSION").exists() {
             stop_leftover(&data).await?;
         } else {
-            init_cluster(&binaries, dir, &data, user)?;
+            init_cluster(&binaries, &data, user)?;
         }
-        let process = spawn_server(&binaries, dir, &data, user, durability)?;
-        let mut server = Self { dir: dir.to_owned(), process };
+        let process = spawn_server(&binaries, &files, user, durability)?;
+        let mut server = Self { files, process };
         server.wait_until_ready().await?;
         Ok(server)
     }
@@ -154,7 +186,8 @@ impl LocalPostgres {
     /// Returns the `postgres://` URL of the database `name`.
     #[must_use]
     pub fn url(&self, name: &str) -> String {
-        let host: String = self.dir.to_string_lossy().bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let host: String =
+            self.files.run().to_string_lossy().bytes().map(|byte| format!("%{byte:02X}")).collect();
         format!("postgres://{ROLE}@{host}:{PORT}/{name}")
     }
 
@@ -176,7 +209,11 @@ impl LocalPostgres {
     }
 
     fn options(&self, database: &str) -> PgConnectOptions {
-        PgConnectOptions::new_without_pgpass().socket(&self.dir).port(PORT).username(ROLE).database(database)
+        PgConnectOptions::new_without_pgpass()
+            .socket(self.files.run())
+            .port(PORT)
+            .username(ROLE)
+            .database(database)
     }
 
     async fn wait_until_ready(&mut self) -> Result<(), LocalPostgresError> {
@@ -187,7 +224,7 @@ impl LocalPostgres {
                 return Ok(());
             }
             if !matches!(self.process.try_wait(), Ok(None)) || Instant::now() > deadline {
-                return Err(LocalPostgresError::NotStarted { log: self.dir.join("log") });
+                return Err(LocalPostgresError::NotStarted { log: self.files.log() });
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -226,39 +263,15 @@ fn version_of(bin: &Path) -> u32 {
     name.and_then(|name| name.parse().ok()).unwrap_or(0)
 }
 
-/// Chooses the user that the server runs as.
-fn server_user() -> Result<ServerUser, LocalPostgresError> {
-    if !geteuid().is_root() {
-        return Ok(None);
+/// Checks that the server can create its socket in `run`.
+fn check_access(run: &Path, user: ServerUser) -> Result<(), LocalPostgresError> {
+    if run.join(format!(".s.PGSQL.{PORT}")).as_os_str().len() > MAX_SOCKET_PATH {
+        return Err(LocalPostgresError::PathTooLong(run.to_owned()));
     }
-    let path = Path::new("/etc/passwd");
-    let users = fs::read_to_string(path).map_err(file("read", path))?;
-    let find = |name: &str| {
-        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
-        let mut ids = line.split(':').skip(2);
-        Some((ids.next()?.parse().ok()?, ids.next()?.parse().ok()?))
-    };
-    find("postgres").or_else(|| find("nobody")).map(Some).ok_or(LocalPostgresError::NoUser)
-}
-
-fn make_directory(dir: &Path, user: ServerUser) -> Result<(), LocalPostgresError> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(file("create", dir))?;
-    if let Some((uid, gid)) = user {
-        chown(dir, Some(uid), Some(gid)).map_err(file("chown", dir))?;
-    }
-    let status = command_as(Path::new("/bin/sh"), user).args(["-c", "test -x \"$0\""]).arg(dir).status();
+    let status = command_as(Path::new("/bin/sh"), user).args(["-c", "test -x \"$0\""]).arg(run).status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        _ => Err(LocalPostgresError::Unreachable(dir.to_owned())),
-    }
-}
-
-fn check_socket_path(dir: &Path) -> Result<(), LocalPostgresError> {
-    let socket = dir.join(format!(".s.PGSQL.{PORT}.lock"));
-    if socket.as_os_str().len() > MAX_SOCKET_PATH {
-        Err(LocalPostgresError::PathTooLong(dir.to_owned()))
-    } else {
-        Ok(())
+        _ => Err(LocalPostgresError::Unreachable(run.to_owned())),
     }
 }
 
@@ -278,18 +291,13 @@ fn command_as(program: &Path, user: ServerUser) -> Command {
     command
 }
 
-fn init_cluster(
-    binaries: &Path,
-    dir: &Path,
-    data: &Path,
-    user: ServerUser,
-) -> Result<(), LocalPostgresError> {
+fn init_cluster(binaries: &Path, data: &Path, user: ServerUser) -> Result<(), LocalPostgresError> {
     let initdb = binaries.join("initdb");
-    // Only the server's user and root can reach the socket, so connections need no password.
     let output = command_as(&initdb, user)
-        .current_dir(dir)
+        .current_dir(data)
         .args([
-            "--auth=trust",
+            "--auth-local=peer",
+            "--auth-host=reject",
             "--encoding=UTF8",
             "--locale=C.UTF-8",
             "--no-instructions",
@@ -309,26 +317,21 @@ fn init_cluster(
 
 fn spawn_server(
     binaries: &Path,
-    dir: &Path,
-    data: &Path,
+    files: &Files,
     user: ServerUser,
     durability: Durability,
 ) -> Result<Child, LocalPostgresError> {
-    let log_path = dir.join("log");
-    let log =
-        fs::OpenOptions::new().create(true).append(true).open(&log_path).map_err(file("open", &log_path))?;
-    let errors = log.try_clone().map_err(file("open", &log_path))?;
+    let log = files.open_log()?;
+    let errors = log.try_clone().map_err(file("open", &files.log()))?;
+    let [hba, ident] = files.write_authentication()?;
     let program = binaries.join("postgres");
     let mut command = command_as(&program, user);
-    command.current_dir(dir).arg("-D").arg(data).arg("-k").arg(dir).arg("-p").arg(PORT.to_string());
-    command.args([
-        "-c",
-        "listen_addresses=",
-        "-c",
-        "unix_socket_permissions=0700",
-        "-c",
-        "max_connections=200",
-    ]);
+    command.current_dir(files.data()).arg("-D").arg(files.data()).arg("-k").arg(files.run());
+    command.args(["-p", &PORT.to_string(), "-c", "listen_addresses="]);
+    command.args(["-c", "unix_socket_permissions=0700", "-c", "max_connections=200"]);
+    // Not the files in the data directory, which the server's user may change.
+    command.arg("-c").arg(format!("hba_file={}", hba.display()));
+    command.arg("-c").arg(format!("ident_file={}", ident.display()));
     if durability == Durability::None {
         command.args(["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]);
     }
