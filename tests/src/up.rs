@@ -44,6 +44,13 @@ impl Up {
         self.scratch.join("data")
     }
 
+    /// The URL of its private database.
+    #[must_use]
+    pub fn database_url(&self) -> String {
+        let socket = self.data().join("postgres/run").to_string_lossy().replace('/', "%2F");
+        format!("postgres://codelia@{socket}:5432/codelia")
+    }
+
     /// The directory of the test.
     #[must_use]
     pub fn directory(&self) -> &Path {
@@ -63,7 +70,10 @@ impl Up {
             Some(uid) => self.program.command_as(uid, &self.data()),
             None => self.program.command(),
         };
-        command.args(arguments).env("CODELIA_DATA_DIR", self.data());
+        command
+            .args(arguments)
+            .env("CODELIA_DATA_DIR", self.data())
+            .env("CODELIA_SANDBOX_UID_REGISTRY", self.scratch.join("uids"));
         command
     }
 
@@ -75,7 +85,14 @@ impl Up {
 
     /// Starts `codelia up` in the foreground and waits until it is ready.
     pub async fn start(&self) -> Result<Process> {
-        let mut process = Process::start("up", self.up_command(), self.scratch.path())?;
+        self.start_with(&[]).await
+    }
+
+    /// Like [`Up::start`], with more arguments.
+    pub async fn start_with(&self, arguments: &[&str]) -> Result<Process> {
+        let mut command = self.up_command();
+        command.args(arguments);
+        let mut process = Process::start("up", command, self.scratch.path())?;
         process.ready().await?;
         Ok(process)
     }

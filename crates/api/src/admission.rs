@@ -229,6 +229,7 @@ mod tests {
             session_ttl: Duration::from_secs(60),
             max_session_ttl: Duration::from_secs(600),
             allow_logical: true,
+            unisolated_tenant: None,
             shutdown_grace: Duration::from_secs(1),
         }
     }

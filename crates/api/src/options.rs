@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use codelia_policy::{Ceilings, Limits, Policy};
-use codelia_types::{Mode, NetworkMode};
+use codelia_types::{Mode, NetworkMode, TenantId};
 
 /// Settings of the server, chosen by the operator.
 #[derive(Debug, Clone)]
@@ -30,6 +30,8 @@ pub struct Options {
     pub max_session_ttl: Duration,
     /// Whether mode `logical`, which isolates nothing, is allowed.
     pub allow_logical: bool,
+    /// A tenant that may use mode `logical` whatever its isolation floor, until this server stops.
+    pub unisolated_tenant: Option<TenantId>,
     /// How long open calls may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
 }

@@ -125,9 +125,10 @@ impl Service {
         let (reporter, health) = health_reporter();
         let routes = add_reflection(api_routes(&self.context).add_service(health))?;
         let descriptors = Descriptors::decode().map_err(Error::Descriptors)?;
-        let layers = ServiceBuilder::new()
-            .layer(RequestLayer::new(&descriptors))
-            .layer(AuthLayer::new(self.context.store.clone()));
+        let layers = ServiceBuilder::new().layer(RequestLayer::new(&descriptors)).layer(AuthLayer::new(
+            self.context.store.clone(),
+            self.context.options.unisolated_tenant.clone(),
+        ));
         let tasks = start_maintenance(&self.context, reporter, &descriptors, &shutdown);
         let stop = shutdown.clone().cancelled_owned();
         let serving = self.server.layer(layers).serve_with_incoming_shutdown(routes, self.incoming, stop);

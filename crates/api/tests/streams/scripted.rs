@@ -372,6 +372,7 @@ fn options() -> Options {
         session_ttl: Duration::from_secs(600),
         max_session_ttl: Duration::from_secs(600),
         allow_logical: true,
+        unisolated_tenant: None,
         shutdown_grace: Duration::from_millis(100),
     }
 }

@@ -39,6 +39,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         session_ttl: config.session_ttl(),
         max_session_ttl: MAX_SESSION_TTL.max(config.session_ttl()),
         allow_logical: config.allow_logical(),
+        unisolated_tenant: None,
         shutdown_grace: shutdown_grace(config, defaults),
     })
 }

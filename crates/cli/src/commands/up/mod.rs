@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::Run;
-use codelia_store::{LocalPostgres, NewKey, Quotas, Scope, Store};
+use codelia_store::{FloorDecision, LocalPostgres, NewKey, Quotas, Scope, Store};
 use codelia_telemetry::task;
 use codelia_types::{Mode, TenantId};
 use secrecy::SecretString;
@@ -37,6 +37,8 @@ pub(crate) use background::down;
 /// Tenant that `up` creates.
 const TENANT: &str = "dev";
 const NO_TENANT: &str = "tenant \"dev\" not found";
+/// Reason that earlier versions stored with the floor they lowered.
+const STORED_REASON: &str = "codelia up was started in mode logical";
 /// Name of the private database.
 const DATABASE: &str = "codelia";
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -143,10 +145,12 @@ async fn start(
     }
     let worker_options =
         options::worker(config, &worker_id(data_dir), data_dir.socket(), options::ALL_IN_ONE)?;
-    let api_options = options::api(config, mode, options::ALL_IN_ONE)?;
+    let mut api_options = options::api(config, mode, options::ALL_IN_ONE)?;
     let key = api_key(store, data_dir).await?;
+    end_stored_decision(store).await?;
     if mode == Mode::Logical {
-        allow_logical(store).await?;
+        // Not stored: it ends with this process.
+        api_options.unisolated_tenant = Some(TENANT.parse()?);
     }
     let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
     let api = codelia_api::Service::bind(api_options, store.clone()).await?;
@@ -273,13 +277,14 @@ async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
     Ok(secret)
 }
 
-/// Allows the development tenant to run without isolation: `up` was started in mode logical.
-async fn allow_logical(store: &Store) -> Result<()> {
+/// Restores the isolation floor that an earlier version lowered for `up --mode logical` and left so.
+async fn end_stored_decision(store: &Store) -> Result<()> {
     let tenant: TenantId = TENANT.parse()?;
-    let current = store.tenant_get(&tenant).await?.context(NO_TENANT)?;
-    if current.floor.level > IsolationLevel::None {
-        let reason = "codelia up was started in mode logical";
-        store.tenant_set_floor(&tenant, IsolationLevel::None, reason, None).await?.context(NO_TENANT)?;
+    let Some(current) = store.tenant_get(&tenant).await? else { return Ok(()) };
+    let is_own = |decision: &FloorDecision| decision.key.is_none() && decision.reason == STORED_REASON;
+    if current.floor.decision.as_ref().is_some_and(is_own) {
+        let reason = "the `codelia up` in mode logical has ended";
+        store.tenant_set_floor(&tenant, IsolationLevel::Full, reason, None).await?.context(NO_TENANT)?;
     }
     Ok(())
 }
