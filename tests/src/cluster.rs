@@ -197,6 +197,7 @@ impl Cluster {
             .env("CODELIA_DATABASE_URL", self.database.url())
             .env("CODELIA_DATA_DIR", data)
             .env("CODELIA_METRICS_LISTEN", "")
+            .env("CODELIA_SANDBOX_UID_REGISTRY", self.scratch.join("uids"))
             .env("CODELIA_LOG_FILTER", "info")
             // Do not wait long for runs that a test leaves behind.
             .env("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "1")

@@ -1,6 +1,6 @@
 //! Creates the sandbox backends and chooses the default mode.
 
-use std::{ops::RangeInclusive, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use codelia_backends::{
@@ -8,6 +8,7 @@ use codelia_backends::{
     container, nsjail,
 };
 use codelia_types::Mode;
+use codelia_worker::UidRange;
 
 use crate::{config::Config, options};
 
@@ -15,25 +16,26 @@ use crate::{config::Config, options};
 /// milliseconds come before the one that needs an image.
 const PREFERENCE: [Mode; 4] = [Mode::Bwrap, Mode::Nsjail, Mode::Container, Mode::Logical];
 
-/// Creates the backends that the configuration allows.
-pub(crate) fn create(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
+/// Creates the backends that the configuration allows. `uids` are those of sandboxes.
+pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<dyn Backend>>> {
     let init = match &config.sandbox.init {
         Some(path) => std::path::absolute(path)?,
         None => codelia_backends::find_init()?,
     };
+    let sandbox_uids = uids.map(|range| range.base..=range.base.saturating_add(range.count - 1));
     let cgroup_parent = CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle };
     let mut backends: Vec<Arc<dyn Backend>> = vec![
         Arc::new(bwrap(ToolOptions {
             init: init.clone(),
             program: config.sandbox.bwrap.clone(),
             cgroup_parent: cgroup_parent.clone(),
-            sandbox_uids: sandbox_uids(config),
+            sandbox_uids: sandbox_uids.clone(),
         })?),
         Arc::new(nsjail(ToolOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
             cgroup_parent: cgroup_parent.clone(),
-            sandbox_uids: sandbox_uids(config),
+            sandbox_uids,
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),
@@ -51,15 +53,10 @@ pub(crate) fn create(config: &Config) -> Result<Vec<Arc<dyn Backend>>> {
     Ok(backends)
 }
 
-/// Returns the user ids reserved for sandboxes.
-fn sandbox_uids(config: &Config) -> Option<RangeInclusive<u32>> {
-    options::uids(config).map(|range| range.base..=range.base.saturating_add(range.count - 1))
-}
-
 /// Probes each backend on this host.
 pub(crate) async fn probe(config: &Config, backends: &[Arc<dyn Backend>]) -> Vec<Capabilities> {
-    let blocked =
-        options::uids(config).and_then(|_| codelia_worker::untraversable_ancestor(&config.sandbox_root()));
+    let ancestor = || codelia_worker::untraversable_ancestor(&config.sandbox_root());
+    let blocked = options::separates_users().then(ancestor).flatten();
     let mut all = Vec::new();
     for backend in backends {
         let mut capabilities = backend.probe().await;

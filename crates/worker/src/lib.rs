@@ -35,7 +35,10 @@ use rpc::server;
 use sandbox::backends::Backends;
 use worker::Worker;
 use workspace::root::SessionRoot;
-pub use workspace::root::{RootError, untraversable_ancestor};
+pub use workspace::{
+    root::{RootError, untraversable_ancestor},
+    uid_range::{UidError, UidOptions, UidRange, reserve_uids},
+};
 
 /// How long open calls may take to end when the worker stops.
 const CALLS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,15 +74,6 @@ pub struct Options {
     pub min_free_memory_bytes: u64,
     /// Gives each session its own user and group, if the worker may change the owner of files.
     pub uids: Option<UidRange>,
-}
-
-/// User and group ids that are reserved for sessions on this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UidRange {
-    /// The first id.
-    pub base: u32,
-    /// The number of ids.
-    pub count: u32,
 }
 
 /// Where a worker listens for apis.

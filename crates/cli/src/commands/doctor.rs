@@ -61,7 +61,7 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
 }
 
 async fn check_modes(config: &Config) -> Vec<ModeCheck> {
-    let (capabilities, problem) = match backends::create(config) {
+    let (capabilities, problem) = match backends::create(config, None) {
         Ok(backends) => (backends::probe(config, &backends).await, None),
         Err(error) => (Vec::new(), Some(error_report::chain(&error))),
     };

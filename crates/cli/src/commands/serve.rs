@@ -49,11 +49,12 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
         codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
     loaded.log_warnings();
     let shutdown = signals::shutdown()?;
-    let backends = backends::create(config)?;
+    let uids = options::reserve_uids(config)?;
+    let backends = backends::create(config, uids)?;
     let default_id = options::host_id();
     let id = config.worker.id.as_deref().unwrap_or(&default_id);
     let socket = config.data_dir.join(format!("run/{id}.sock"));
-    let options = options::worker(config, &default_id, &socket, options::SEPARATE)?;
+    let options = options::worker(config, &default_id, &socket, uids, options::SEPARATE)?;
     let store = connect(config).await?;
     store.check_migrated().await?;
     let id = options.id.clone();

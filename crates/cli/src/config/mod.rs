@@ -124,8 +124,10 @@ pub(crate) struct Sandbox {
     pub(crate) policy: Option<PathBuf>,
     pub(crate) allow_logical: Option<bool>,
     /// User and group ids for sessions, if the worker is root.
-    pub(crate) uid_base: NonZeroU32,
+    pub(crate) uid_base: Option<NonZeroU32>,
     pub(crate) uid_count: NonZeroU32,
+    /// Directory with the ranges of user ids that session roots on this host have.
+    pub(crate) uid_registry: PathBuf,
     /// Whether commands get only CPU time that nothing else uses (`cpu.idle`).
     pub(crate) cpu_idle: bool,
     /// Programs of the modes, by path or name.

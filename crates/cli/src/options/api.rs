@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(api.session_ttl, Duration::from_secs(77));
         assert_eq!(api.default_network, Some(NetworkMode::None));
         assert_eq!((api.defaults.cpu_millis, api.defaults.memory_bytes), (1500, 64 * MIB));
-        let worker = worker(&config(&variables), "w", Path::new("/run/w.sock"), SEPARATE).unwrap();
+        let worker = worker(&config(&variables), "w", Path::new("/run/w.sock"), None, SEPARATE).unwrap();
         assert_eq!(worker.root, Path::new("/srv/sessions"));
     }
 

@@ -14,7 +14,7 @@ use secrecy::ExposeSecret;
 
 pub(crate) use self::{
     api::api,
-    worker::{host_id, uids, worker},
+    worker::{host_id, reserve_uids, separates_users, worker},
 };
 use crate::config::Config;
 

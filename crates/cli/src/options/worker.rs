@@ -1,14 +1,14 @@
 //! Options of the worker.
 
 use std::{
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use codelia_types::WorkerId;
-use codelia_worker::Listen;
+use codelia_worker::{Listen, UidOptions, UidRange};
 
 use super::{MIB, ServiceDefaults, shutdown_grace, tls};
 use crate::config::Config;
@@ -21,11 +21,12 @@ const SLOTS_PER_CORE: usize = 4;
 /// Leaves room for a suffix: ids have at most 63 characters.
 const MAX_HOST_ID_CHARS: usize = 48;
 
-/// Options of the worker. `id` and `socket` apply if none is configured.
+/// Options of the worker. `id` and `socket` apply if none is configured; `uids` are reserved.
 pub(crate) fn worker(
     config: &Config,
     id: &str,
     socket: &Path,
+    uids: Option<UidRange>,
     defaults: ServiceDefaults,
 ) -> Result<codelia_worker::Options> {
     let worker = &config.worker;
@@ -44,16 +45,27 @@ pub(crate) fn worker(
         kill_grace: KILL_GRACE,
         output_retention: OUTPUT_RETENTION,
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
-        uids: uids(config),
+        uids,
     })
 }
 
-/// Returns the user ids to give to sessions. Only root can change file owners.
-pub(crate) fn uids(config: &Config) -> Option<codelia_worker::UidRange> {
-    rustix::process::geteuid().is_root().then_some(codelia_worker::UidRange {
-        base: config.sandbox.uid_base.get(),
-        count: config.sandbox.uid_count.get(),
-    })
+/// Whether the worker may give sessions their own users. Only root can change file owners.
+pub(crate) fn separates_users() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Reserves the user ids of sessions on this host.
+pub(crate) fn reserve_uids(config: &Config) -> Result<Option<UidRange>> {
+    if !separates_users() {
+        return Ok(None);
+    }
+    let sandbox = &config.sandbox;
+    Ok(codelia_worker::reserve_uids(&UidOptions {
+        root: std::path::absolute(config.sandbox_root())?,
+        registry: sandbox.uid_registry.clone(),
+        base: sandbox.uid_base.map(NonZeroU32::get),
+        count: sandbox.uid_count.get(),
+    })?)
 }
 
 /// Returns the host name as a valid id: `[a-z0-9-]`.

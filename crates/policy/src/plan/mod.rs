@@ -240,6 +240,16 @@ impl Plan {
         }
     }
 
+    /// The host paths outside of the session's directory that the command may write to.
+    #[must_use]
+    pub fn writable_host_paths(&self) -> Vec<PathBuf> {
+        let shared = |mount: &Mount| match mount {
+            Mount::Bind { source, writable: true, .. } if *source != self.root => Some(source.clone()),
+            _ => None,
+        };
+        self.mounts.iter().filter_map(shared).collect()
+    }
+
     /// The fields of the limits that the host cannot enforce, as results and events report them.
     #[must_use]
     pub fn unenforced_fields(&self) -> Vec<String> {

@@ -27,7 +27,7 @@ use crate::{
         spare_maker::SpareMaker,
     },
     wakeups::Wakeups,
-    workspace::root::SessionRoot,
+    workspace::root::{RootError, SessionRoot},
 };
 
 /// Executes runs that were activated and commits their results.
@@ -113,6 +113,7 @@ impl Executor {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
         let plan = self.plan(run)?;
+        self.record_shared_paths(&plan).await?;
         let requested_at = Instant::now();
         let (sandbox, prepared) = self.sandbox(run, &plan).await?;
         if let Err(no_result) = self.check_lease(run) {
@@ -155,6 +156,17 @@ impl Executor {
         let ids = self.sessions.ids(session).ok_or(NoResult::NotHeld)?;
         let target = PlanTarget { sandbox: run.id(), session, root: self.root.session(session) };
         Ok(self.backends.plan(target, &run.assigned.spec, ids)?)
+    }
+
+    /// Records the host paths that the command may write to: its files there outlive the session, so
+    /// its user must not be given to another one.
+    async fn record_shared_paths(&self, plan: &Plan) -> Result<(), Denial> {
+        let paths = plan.writable_host_paths();
+        let (Some(ids), false) = (plan.ids, paths.is_empty()) else { return Ok(()) };
+        let root = self.root.clone();
+        let recorded = tokio::task::spawn_blocking(move || root.share_paths(ids, &paths)).await;
+        let recorded = recorded.map_err(|panic| RootError::interrupted(panic.into())).flatten();
+        recorded.map_err(|error| failed(&error).into())
     }
 
     /// The session's spare sandbox if it fits, else a new one; and whether it was ready before.

@@ -49,10 +49,9 @@ pub(crate) struct SessionRoot {
 impl SessionRoot {
     /// Opens the tree and creates what is missing.
     pub(crate) fn open(path: &Path, uids: Option<UidRange>) -> Result<Self, RootError> {
-        create_private(path)?;
-        let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
-        let users = SessionUsers::open(path.join("ids"), uids);
-        let root = Self { id: root_id(&path)?, path, users };
+        let (path, id) = identify(path)?;
+        let users = SessionUsers::open(&path, uids);
+        let root = Self { id, path, users };
         create_private(&root.sessions())?;
         create_private(&root.trash())?;
         if root.users.are_separate() {
@@ -60,6 +59,8 @@ impl SessionRoot {
             make_traversable(&root.path)?;
             make_traversable(&root.sessions())?;
             root.free_ids()?;
+        } else {
+            create_private(&root.path)?;
         }
         Ok(root)
     }
@@ -144,6 +145,11 @@ impl SessionRoot {
         if self.users.are_separate() { untraversable_ancestor(&self.path) } else { None }
     }
 
+    /// Records that a session's commands may write to these paths, before they can.
+    pub(crate) fn share_paths(&self, ids: Ids, paths: &[PathBuf]) -> Result<(), RootError> {
+        self.users.share(ids.uid, paths).map_err(RootError::at("record shared paths in", &self.path))
+    }
+
     fn free_ids(&self) -> Result<(), RootError> {
         let exists = |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
         self.users.free_unused(exists).map_err(RootError::at("free user ids in", &self.path))
@@ -172,6 +178,14 @@ pub fn untraversable_ancestor(root: &Path) -> Option<PathBuf> {
         |path: &&Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
     let above = root.parent()?;
     above.ancestors().filter(is_untraversable).last().map(Path::to_owned)
+}
+
+/// Creates the tree's directory if needed; returns its real path and its id.
+pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
+    let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
+    let id = root_id(&path)?;
+    Ok((path, id))
 }
 
 /// Creates a directory that only the worker can use, or makes an existing one so.

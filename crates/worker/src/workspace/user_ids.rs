@@ -2,32 +2,61 @@
 //! may change the owner of files.
 //!
 //! The owner of a session's directory records its user. A link named after the user id, made first,
-//! keeps two workers on one root from choosing the same id.
+//! keeps two workers on one root from choosing the same id. Ids are taken in turn, so that one is
+//! used again only after all others, and only if no file of its former session can be left.
 
 use std::{
-    fs,
-    io::{self, ErrorKind},
-    os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink},
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fs::{self, DirBuilder, File},
+    io::{self, ErrorKind, Read, Seek, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, lchown, symlink},
+    },
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use codelia_policy::Ids;
 use codelia_types::SessionId;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::UidRange;
+
+/// Ids that a worker takes from the stored cursor together. A restart skips the rest of them.
+const BATCH: u32 = 64;
+/// Files that are looked at before ids are used again. With more, none is.
+const MAX_SCANNED: usize = 1_000_000;
+/// Ends each path in a file of [`SessionUsers::shared`].
+const PATH_END: u8 = 0;
 
 /// The users of the sessions in a root.
 #[derive(Debug)]
 pub(crate) struct SessionUsers {
     /// Holds a link for each taken id, to the session that has it.
     claims: PathBuf,
+    /// Holds a file for each id whose files may be outside of its session's directory, with the
+    /// paths there.
+    shared: PathBuf,
+    /// Holds the offset of the next id that no worker took.
+    cursor: PathBuf,
+    batch: Mutex<Batch>,
     /// `None` if all sessions have the worker's own user.
     range: Option<UidRange>,
 }
 
+/// Offsets in the range that this worker took and did not use yet.
+#[derive(Debug, Default)]
+struct Batch {
+    next: u32,
+    left: u32,
+}
+
 impl SessionUsers {
     /// Checks whether files can be given to users of the range.
-    pub(crate) fn open(claims: PathBuf, range: Option<UidRange>) -> Self {
+    pub(crate) fn open(root: &Path, range: Option<UidRange>) -> Self {
+        let claims = root.join("ids");
         let range = range.filter(|range| match check_range(&claims, *range) {
             Ok(()) => true,
             Err(error) => {
@@ -35,7 +64,8 @@ impl SessionUsers {
                 false
             }
         });
-        Self { claims, range }
+        let (shared, cursor) = (root.join("shared-ids"), root.join("next-id"));
+        Self { claims, shared, cursor, batch: Mutex::default(), range }
     }
 
     /// Whether each session has its own user.
@@ -47,30 +77,42 @@ impl SessionUsers {
     pub(crate) fn assign(&self, session: SessionId, directory: &Path) -> io::Result<Ids> {
         let Some(range) = self.range else { return Ok(own_ids()) };
         let owner = fs::symlink_metadata(directory)?.uid();
-        if range.contains(owner) {
+        // An earlier range may have been another one.
+        if range.contains(owner) || self.is_claimed_by(session, owner) {
             return Ok(Ids { uid: owner, gid: owner });
         }
-        let uid = self.claim(session, range)?;
+        let claimed = match self.claim(session, range)? {
+            Some(uid) => Some(uid),
+            None => {
+                self.reclaim()?;
+                self.claim(session, range)?
+            }
+        };
+        let uid = claimed.ok_or_else(|| {
+            let message = format!(
+                "all user ids {range} are taken (raise sandbox.uid_count, or remove files of former sessions \
+                 from the paths that {} lists)",
+                self.shared.display()
+            );
+            io::Error::new(ErrorKind::QuotaExceeded, message)
+        })?;
         lchown(directory, Some(uid), Some(uid))?;
         Ok(Ids { uid, gid: uid })
     }
 
     /// The user of the session with this directory, to pass to [`Self::free`] after its removal.
     pub(crate) fn owner(&self, directory: &Path) -> Option<u32> {
-        let range = self.range?;
-        let owner = fs::symlink_metadata(directory).ok()?.uid();
-        range.contains(owner).then_some(owner)
+        self.range?;
+        fs::symlink_metadata(directory).ok().map(|found| found.uid())
     }
 
-    /// Frees the id of a session that was removed with all its files.
+    /// Frees the id of a session that was removed with all its files. An id with files elsewhere
+    /// stays taken.
     pub(crate) fn free(&self, session: SessionId, uid: u32) -> io::Result<()> {
-        let claim = self.claims.join(uid.to_string());
-        match fs::read_link(&claim) {
-            Ok(holder) if holder == Path::new(&session.to_string()) => fs::remove_file(claim),
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
+        if !self.is_claimed_by(session, uid) || self.is_shared(uid)? {
+            return Ok(());
         }
+        remove_if_present(&self.claims.join(uid.to_string()))
     }
 
     /// Frees the ids of sessions that no longer exist: their removal was interrupted.
@@ -79,39 +121,158 @@ impl SessionUsers {
             return Ok(());
         }
         for claim in fs::read_dir(&self.claims)? {
-            let claim = claim?.path();
-            if !exists(&fs::read_link(&claim)?) {
-                fs::remove_file(claim)?;
+            let claim = claim?;
+            let uid = claim.file_name().to_string_lossy().parse::<u32>();
+            if !exists(&fs::read_link(claim.path())?) && !uid.map_or(Ok(true), |uid| self.is_shared(uid))? {
+                remove_if_present(&claim.path())?;
             }
         }
         Ok(())
     }
 
-    /// Starts at an offset that depends on the session, so that the search is short.
-    fn claim(&self, session: SessionId, range: UidRange) -> io::Result<u32> {
+    /// Records that the user may leave files in these paths, which outlive its session.
+    pub(crate) fn share(&self, uid: u32, paths: &[PathBuf]) -> io::Result<()> {
+        if self.range.is_none() || paths.is_empty() {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.shared)?;
+        let file = self.shared.join(uid.to_string());
+        let known = self.shared_paths(&file)?;
+        let mut text = Vec::new();
+        for path in paths.iter().filter(|path| !known.contains(path)) {
+            text.extend_from_slice(path.as_os_str().as_bytes());
+            text.push(PATH_END);
+        }
+        if text.is_empty() {
+            return Ok(());
+        }
+        let mut file = File::options().append(true).create(true).mode(0o600).open(file)?;
+        file.write_all(&text)?;
+        file.sync_all()
+    }
+
+    fn shared_paths(&self, file: &Path) -> io::Result<Vec<PathBuf>> {
+        match fs::read(file) {
+            Ok(text) => {
+                let paths = text.split(|byte| *byte == PATH_END).filter(|path| !path.is_empty());
+                Ok(paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect())
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_shared(&self, uid: u32) -> io::Result<bool> {
+        self.shared.join(uid.to_string()).try_exists()
+    }
+
+    fn is_claimed_by(&self, session: SessionId, uid: u32) -> bool {
+        let claim = fs::read_link(self.claims.join(uid.to_string()));
+        claim.is_ok_and(|holder| holder == Path::new(&session.to_string()))
+    }
+
+    /// Claims the next free id; `None` if all are taken.
+    fn claim(&self, session: SessionId, range: UidRange) -> io::Result<Option<u32>> {
         let name = session.to_string();
-        let first = session.0.as_u128() % u128::from(range.count);
-        let offsets = (first..u128::from(range.count)).chain(0..first);
-        for offset in offsets.filter_map(|offset| u32::try_from(offset).ok()) {
-            let uid = range.base + offset;
-            let claim = self.claims.join(uid.to_string());
-            match symlink(&name, &claim) {
-                Ok(()) => return Ok(uid),
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-                // Claimed before, but the owner of the directory was not changed.
-                Err(_) if fs::read_link(&claim).is_ok_and(|holder| holder == Path::new(&name)) => {
-                    return Ok(uid);
-                }
-                Err(_) => {}
+        for _ in 0..range.count {
+            let uid = range.base + self.next_offset(range)?;
+            match symlink(&name, self.claims.join(uid.to_string())) {
+                Ok(()) => return Ok(Some(uid)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
             }
         }
-        Err(io::Error::new(ErrorKind::QuotaExceeded, "all user ids of the range are taken"))
+        Ok(None)
+    }
+
+    /// The offset after the last one that any worker on this root took, now or before a restart.
+    fn next_offset(&self, range: UidRange) -> io::Result<u32> {
+        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        if batch.left == 0 {
+            *batch = self.take_batch(range)?;
+        }
+        let offset = batch.next % range.count;
+        (batch.next, batch.left) = (offset + 1, batch.left - 1);
+        Ok(offset)
+    }
+
+    /// Stored before it is used, so that a crash repeats no id.
+    fn take_batch(&self, range: UidRange) -> io::Result<Batch> {
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&self.cursor)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let next = text.trim().parse::<u32>().unwrap_or(0) % range.count;
+        let left = BATCH.min(range.count);
+        let after = (u64::from(next) + u64::from(left)) % u64::from(range.count);
+        file.rewind()?;
+        // A fixed width: a shorter number would leave digits of a longer one.
+        write!(file, "{after:010}")?;
+        file.sync_all()?;
+        Ok(Batch { next, left })
+    }
+
+    /// Frees the ids of former sessions that have no file left in the paths they could write to.
+    fn reclaim(&self) -> io::Result<()> {
+        let mut candidates = BTreeMap::new();
+        let entries = match fs::read_dir(&self.shared) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let Ok(uid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+            let claim = fs::read_link(self.claims.join(uid.to_string()));
+            // The directory of a session is a sibling of the claims, and so is the trash.
+            let root = self.claims.parent().unwrap_or(&self.claims);
+            let is_live = claim.is_ok_and(|name| {
+                ["sessions", "trash"].iter().any(|place| root.join(place).join(&name).exists())
+            });
+            if !is_live {
+                candidates.insert(uid, self.shared_paths(&entry.path())?);
+            }
+        }
+        let trees: BTreeSet<_> = candidates.values().flatten().cloned().collect();
+        let found = owners_below(trees.into_iter().collect())?;
+        for uid in candidates.into_keys().filter(|uid| !found.contains(uid)) {
+            remove_if_present(&self.claims.join(uid.to_string()))?;
+            remove_if_present(&self.shared.join(uid.to_string()))?;
+        }
+        Ok(())
     }
 }
 
-impl UidRange {
-    fn contains(self, uid: u32) -> bool {
-        uid.checked_sub(self.base).is_some_and(|offset| offset < self.count)
+/// The owners of all files below these paths. Follows no link.
+fn owners_below(mut paths: Vec<PathBuf>) -> io::Result<BTreeSet<u32>> {
+    let mut owners = BTreeSet::new();
+    let mut scanned = 0;
+    while let Some(path) = paths.pop() {
+        scanned += 1;
+        if scanned > MAX_SCANNED {
+            let message = "too many files in shared paths to look for files of former sessions";
+            return Err(io::Error::new(ErrorKind::QuotaExceeded, message));
+        }
+        let found = fs::symlink_metadata(&path)?;
+        owners.insert(found.uid());
+        if found.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                paths.push(entry?.path());
+            }
+        }
+    }
+    Ok(owners)
+}
+
+fn remove_if_present(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -120,11 +281,10 @@ fn own_ids() -> Ids {
 }
 
 fn check_range(claims: &Path, range: UidRange) -> io::Result<()> {
-    let last = range.count.checked_sub(1).and_then(|offset| range.base.checked_add(offset));
+    let last = range.last();
     let last =
         last.ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "the range of user ids is empty"))?;
-    fs::create_dir_all(claims)?;
-    fs::set_permissions(claims, fs::Permissions::from_mode(0o700))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(claims)?;
     for uid in [last, range.base] {
         lchown(claims, Some(uid), Some(uid))?;
     }
@@ -139,7 +299,7 @@ mod tests {
     const RANGE: UidRange = UidRange { base: 300_000, count: 3 };
 
     fn open(dir: &Path) -> Option<SessionUsers> {
-        let users = SessionUsers::open(dir.join("ids"), Some(RANGE));
+        let users = SessionUsers::open(dir, Some(RANGE));
         let missing = (!users.are_separate()).then_some("only root can change the owner of files");
         codelia_tests::available("root", missing);
         users.are_separate().then_some(users)
@@ -147,9 +307,21 @@ mod tests {
 
     fn session(dir: &Path) -> (SessionId, PathBuf) {
         let id = SessionId::generate();
-        let path = dir.join(id.to_string());
-        fs::create_dir(&path).unwrap();
+        let path = dir.join("sessions").join(id.to_string());
+        fs::create_dir_all(&path).unwrap();
         (id, path)
+    }
+
+    /// Creates a session and returns its user.
+    fn assign(users: &SessionUsers, dir: &Path) -> (SessionId, PathBuf, u32) {
+        let (id, path) = session(dir);
+        let uid = users.assign(id, &path).unwrap().uid;
+        (id, path, uid)
+    }
+
+    fn remove(users: &SessionUsers, (id, path, uid): (SessionId, PathBuf, u32)) {
+        fs::remove_dir_all(path).unwrap();
+        users.free(id, uid).unwrap();
     }
 
     #[test]
@@ -158,14 +330,12 @@ mod tests {
         let Some(users) = open(dir.path()) else { return };
         let mut taken = Vec::new();
         for _ in 0..RANGE.count {
-            let (id, path) = session(dir.path());
-            let first = users.assign(id, &path).unwrap();
-            assert_eq!(users.assign(id, &path).unwrap(), first, "the second call returns the same");
-            assert_eq!(fs::metadata(&path).unwrap().uid(), first.uid);
-            taken.push((id, path, first.uid));
+            let (id, path, uid) = assign(&users, dir.path());
+            assert_eq!(users.assign(id, &path).unwrap().uid, uid, "the second call returns the same");
+            assert_eq!(fs::metadata(&path).unwrap().uid(), uid);
+            taken.push((id, path, uid));
         }
-        let mut uids: Vec<u32> = taken.iter().map(|(_, _, uid)| *uid).collect();
-        uids.sort_unstable();
+        let uids: Vec<u32> = taken.iter().map(|(_, _, uid)| *uid).collect();
         assert_eq!(uids, [300_000, 300_001, 300_002]);
         let (late, late_path) = session(dir.path());
         assert!(users.assign(late, &late_path).is_err(), "no id is shared");
@@ -178,23 +348,84 @@ mod tests {
     }
 
     #[test]
+    fn id_is_reused_only_after_all_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..2 * RANGE.count {
+            // A restart does not start again from the first id.
+            let users = SessionUsers::open(dir.path(), Some(UidRange { base: 300_000, count: 6 * BATCH }));
+            let missing = (!users.are_separate()).then_some("only root can change the owner of files");
+            if !codelia_tests::available("root", missing) {
+                return;
+            }
+            for _ in 0..2 {
+                let taken = assign(&users, dir.path());
+                seen.push(taken.2);
+                remove(&users, taken);
+            }
+        }
+        let distinct: BTreeSet<_> = seen.iter().collect();
+        assert_eq!(distinct.len(), seen.len(), "{seen:?}");
+    }
+
+    #[test]
+    fn id_with_files_in_shared_path_is_not_reused() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = tempfile::tempdir().unwrap();
+        let Some(users) = open(dir.path()) else { return };
+        let left = shared.path().join("deep/left");
+        fs::create_dir(shared.path().join("deep")).unwrap();
+        let first = assign(&users, dir.path());
+        let leaver = first.2;
+        users.share(leaver, &[shared.path().to_owned()]).unwrap();
+        fs::write(&left, "").unwrap();
+        lchown(&left, Some(leaver), None).unwrap();
+        remove(&users, first);
+        // A restart must not free it either.
+        let users = open(dir.path()).unwrap();
+        users.free_unused(|name| dir.path().join("sessions").join(name).exists()).unwrap();
+        for _ in 0..3 * RANGE.count {
+            let next = assign(&users, dir.path());
+            assert_ne!(next.2, leaver, "its file would be handed on");
+            remove(&users, next);
+        }
+        let held: Vec<_> = (1..RANGE.count).map(|_| assign(&users, dir.path())).collect();
+        let (late, late_path) = session(dir.path());
+        let refused = users.assign(late, &late_path).unwrap_err().to_string();
+        assert!(refused.contains("shared-ids"), "{refused}");
+        fs::remove_file(&left).unwrap();
+        assert_eq!(users.assign(late, &late_path).unwrap().uid, leaver, "the control: nothing is left");
+        assert_eq!(held.len(), 2);
+    }
+
+    #[test]
     fn ids_of_removed_sessions_are_freed() {
         let dir = tempfile::tempdir().unwrap();
         let Some(users) = open(dir.path()) else { return };
-        let (kept, kept_path) = session(dir.path());
-        let (gone, gone_path) = session(dir.path());
-        users.assign(kept, &kept_path).unwrap();
-        users.assign(gone, &gone_path).unwrap();
+        assign(&users, dir.path());
+        let (_, gone_path, _) = assign(&users, dir.path());
         fs::remove_dir(gone_path).unwrap();
-        users.free_unused(|name| dir.path().join(name).exists()).unwrap();
+        users.free_unused(|name| dir.path().join("sessions").join(name).exists()).unwrap();
         let left: Vec<_> = fs::read_dir(dir.path().join("ids")).unwrap().collect();
         assert_eq!(left.len(), 1);
     }
 
     #[test]
+    fn session_keeps_user_of_earlier_range() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(users) = open(dir.path()) else { return };
+        let (id, path, uid) = assign(&users, dir.path());
+        let users = SessionUsers::open(dir.path(), Some(UidRange { base: 310_000, count: 3 }));
+        assert_eq!(users.assign(id, &path).unwrap().uid, uid);
+        assert_eq!(assign(&users, dir.path()).2, 310_000, "the control: a new session has a new one");
+        remove(&users, (id, path, uid));
+        assert!(!dir.path().join("ids").join(uid.to_string()).is_symlink());
+    }
+
+    #[test]
     fn sessions_share_worker_user_without_range() {
         let dir = tempfile::tempdir().unwrap();
-        let users = SessionUsers::open(dir.path().join("ids"), None);
+        let users = SessionUsers::open(dir.path(), None);
         let (id, path) = session(dir.path());
         assert_eq!(users.assign(id, &path).unwrap(), own_ids());
         assert_eq!(users.owner(&path), None);

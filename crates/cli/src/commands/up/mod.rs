@@ -138,13 +138,14 @@ async fn start(
     shutdown: &CancellationToken,
 ) -> Result<Services> {
     let config = &with_free_ports(loaded);
-    let backends = backends::create(config)?;
+    let uids = options::reserve_uids(config)?;
+    let backends = backends::create(config, uids)?;
     let mode = backends::choose_mode(config, &backends::probe(config, &backends).await)?;
     if mode == Mode::Logical {
         tracing::warn!("runs are not isolated: `codelia doctor` shows what the other modes need");
     }
     let worker_options =
-        options::worker(config, &worker_id(data_dir), data_dir.socket(), options::ALL_IN_ONE)?;
+        options::worker(config, &worker_id(data_dir), data_dir.socket(), uids, options::ALL_IN_ONE)?;
     let mut api_options = options::api(config, mode, options::ALL_IN_ONE)?;
     let key = api_key(store, data_dir).await?;
     end_stored_decision(store).await?;
