@@ -19,7 +19,7 @@ pub(crate) async fn isolating(mode: &'static str, workers: usize) -> Result<Opti
     isolating_with(mode, workers, Vec::new()).await
 }
 
-async fn isolating_with(
+pub(crate) async fn isolating_with(
     mode: &'static str,
     workers: usize,
     mut settings: Vec<(&'static str, String)>,

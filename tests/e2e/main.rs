@@ -25,6 +25,7 @@ mod malformed;
 mod outages;
 mod output;
 mod policy;
+mod processes;
 mod quotas;
 mod service;
 mod sessions;

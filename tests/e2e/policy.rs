@@ -123,3 +123,23 @@ async fn policy_is_enforced_in_mode_bwrap() -> Result<()> {
     assert!(proxy.stderr.contains("network"), "{proxy:?}");
     cluster.end().await
 }
+
+#[tokio::test]
+async fn no_debug_flag_denies_tracing() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let policy = file(&cluster, "debug.yaml", "process: {debug: true}")?;
+    let session = ["session", "create", "--alias", "debug", "--policy", &policy];
+    assert_eq!(codelia(&cluster, &client, &session).await?.code, Some(0));
+    let trace = ["--", "perl", "-e", "print syscall(101, 0, 0, 0, 0)"];
+    for place in [["--policy", &policy], ["--session", "debug"]] {
+        let arguments = |flags: &[&'static str]| {
+            ["run"].iter().chain(&place).chain(flags).chain(&trace).copied().collect::<Vec<_>>()
+        };
+        let traced = codelia(&cluster, &client, &arguments(&[])).await?;
+        assert_eq!(traced.stdout, "0", "the control: the policy allows it, {traced:?}");
+        let refused = codelia(&cluster, &client, &arguments(&["--no-debug"])).await?;
+        assert_eq!(refused.stdout, "-1", "{refused:?}");
+    }
+    cluster.end().await
+}

@@ -54,6 +54,9 @@ pub(crate) struct SandboxArgs {
     /// Apply the policy in this .json, .yaml or .toml file
     #[arg(long = "policy", value_name = "FILE")]
     pub(crate) policy_file: Option<PathBuf>,
+    /// Deny tracing of processes, even if the policy allows it
+    #[arg(long)]
+    pub(crate) no_debug: bool,
     #[command(flatten)]
     pub(crate) filesystem: FilesystemArgs,
     /// Attach a label (repeatable)

@@ -46,11 +46,14 @@ fn load(file: Option<&Path>) -> Result<Option<v1::Policy>> {
     file.map(|file| read(file).map(|policy| (&policy).into())).transpose()
 }
 
-/// Returns the policy that a run or session requests: its file, plus the filesystem flags.
+/// Returns the policy that a run or session requests: its file, plus the flags.
 pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> {
     let file = args.policy_file.as_deref().map(read).transpose()?;
     let mut policy = file.clone().unwrap_or_default();
     apply_flags(&mut policy, &args.filesystem);
+    if args.no_debug {
+        policy.process.debug = Some(false);
+    }
     Ok((file.is_some() || policy != Policy::default()).then(|| (&policy).into()))
 }
 

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_store::Store;
 use codelia_telemetry::task;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -23,8 +24,15 @@ use crate::{
     signals,
 };
 
+/// Keeps other processes of this user from reading, tracing or dumping this process: it holds keys and
+/// the data of all tenants.
+pub(crate) fn protect_memory() -> Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot make this process undumpable")
+}
+
 /// Serves the public API until a termination signal arrives.
 pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
+    protect_memory()?;
     let config = &loaded.config;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia-api", options::SEPARATE)?)?;
     loaded.log_warnings();
@@ -44,6 +52,7 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
 
 /// Executes runs until a termination signal arrives, then drains.
 pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
+    protect_memory()?;
     let config = &loaded.config;
     let _telemetry =
         codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;

@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::data_dir::DataDir;
-use super::serve::MetricsServer;
+use super::serve::{MetricsServer, protect_memory};
 use crate::{
     args, backends,
     client::{Client, ClientFile},
@@ -52,6 +52,7 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     if args.detached {
         rustix::process::setsid().context("cannot detach from the terminal")?;
     }
+    protect_memory()?;
     let data_dir = DataDir::open(&config.data_dir)?;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia", options::ALL_IN_ONE)?)?;
     loaded.log_warnings();
