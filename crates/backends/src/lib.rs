@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alias;
 mod backend;
 mod container;
 mod error;

@@ -29,7 +29,7 @@ const USER_SECRETS: [&str; 22] = [
 ];
 
 /// Secrets of the host. Access to the socket of a container engine is access to the whole host.
-const HOST_SECRETS: [&str; 13] = [
+const HOST_SECRETS: [&str; 7] = [
     "/etc/shadow",
     "/etc/gshadow",
     "/etc/sudoers",
@@ -37,12 +37,21 @@ const HOST_SECRETS: [&str; 13] = [
     "/etc/ssh",
     "/etc/ssl/private",
     "/etc/kubernetes",
-    "/run/secrets",
-    "/run/docker.sock",
-    "/var/run/docker.sock",
-    "/run/containerd",
-    "/run/podman",
-    "/run/crio",
+];
+
+/// The same below `/run`, which has a second name. `user` holds the sockets of users: those of rootless
+/// engines, of agents with keys, of the desktop.
+const RUN_SECRETS: [&str; 10] = [
+    "secrets",
+    "user",
+    "docker.sock",
+    "docker",
+    "cri-dockerd.sock",
+    "containerd",
+    "podman",
+    "crio",
+    "k3s",
+    "buildkit",
 ];
 
 /// The home directories that a passwd file lists.
@@ -62,7 +71,13 @@ pub fn home_dirs(passwd: &str) -> Vec<PathBuf> {
 /// the installation opens.
 pub(crate) fn within(opened: &[PathBuf], homes: &[PathBuf]) -> Vec<PathBuf> {
     let user_secrets = homes.iter().flat_map(|home| USER_SECRETS.map(|name| home.join(name)));
-    user_secrets.chain(HOST_SECRETS.map(PathBuf::from)).flat_map(|secret| hidden(opened, &secret)).collect()
+    let run =
+        ["/run", "/var/run"].into_iter().flat_map(|run| RUN_SECRETS.map(|name| Path::new(run).join(name)));
+    user_secrets
+        .chain(HOST_SECRETS.map(PathBuf::from))
+        .chain(run)
+        .flat_map(|secret| hidden(opened, &secret))
+        .collect()
 }
 
 fn hidden(opened: &[PathBuf], secret: &Path) -> Vec<PathBuf> {
@@ -94,6 +109,14 @@ mod tests {
             found.contains(&"/home/ann/.ssh".into()) && found.contains(&"/home/ann/.config/gcloud".into())
         );
         assert!(found.iter().all(|path| path.starts_with("/home/ann")), "{found:?}");
+    }
+
+    #[test]
+    fn engine_sockets_are_hidden_under_both_names() {
+        let found = within(&paths(&["/run", "/var/run/user/1000/docker.sock"]), &[]);
+        for hidden in ["/run/docker.sock", "/run/user", "/run/podman", "/var/run/user/1000/docker.sock"] {
+            assert!(found.contains(&hidden.into()), "{hidden}: {found:?}");
+        }
     }
 
     #[test]

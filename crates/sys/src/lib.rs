@@ -13,6 +13,7 @@ pub mod fd;
 pub mod fs_identity;
 pub mod landlock;
 pub mod memory;
+pub mod mount_alias;
 pub mod overlay;
 pub mod proc_self;
 pub mod process;

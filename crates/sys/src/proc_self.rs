@@ -54,7 +54,7 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
 }
 
 /// Decodes the kernel's escapes: a backslash and three octal digits for blanks and backslashes.
-fn unescape(text: &[u8]) -> PathBuf {
+pub(crate) fn unescape(text: &[u8]) -> PathBuf {
     let (mut path, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((&byte, after)) = rest.split_first() {
         let code = after.get(..3).filter(|_| byte == b'\\').and_then(octal);

@@ -22,7 +22,7 @@ use codelia_sys::{process_id::ProcessId, rlimit::Resource};
 use codelia_types::{Mode, Reason};
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared,
+    Backend, Capabilities, Error, Gap, Prepared, alias,
     isolation::{self, INIT},
     probe,
     sandbox::{Sandbox, prepared, process::SandboxProcess, setup},
@@ -82,6 +82,7 @@ struct Container {
 
 impl Container {
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let plan = &*alias::hide(plan).await?;
         let kind = self.engine.kind().await?;
         let setup = self.setup(plan, kind)?;
         let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;

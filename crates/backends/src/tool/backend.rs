@@ -26,7 +26,7 @@ use codelia_sys::{
 use codelia_types::Mode;
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared,
+    Backend, Capabilities, Error, Gap, Prepared, alias,
     isolation::{self, INIT},
     probe,
     sandbox::{Sandbox, cgroups::Cgroups, child::ChildProcess, control::Control, prepared, setup},
@@ -125,6 +125,7 @@ impl<T: Tool> ToolBackend<T> {
     }
 
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let plan = &*alias::hide(plan).await?;
         let setup = setup::of(plan)?;
         let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
         let namespaces = self.overlays.mount(&self.paths.init, plan).await?;
