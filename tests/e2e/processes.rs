@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, Up, available, eventually, is_root};
+use codelia_tests::{Client, Cluster, ClusterOptions, Process, Up, available, eventually, is_root};
 
 use crate::isolation::isolating_with;
 
@@ -93,10 +93,11 @@ async fn user_with_files_elsewhere_is_not_reused() -> Result<()> {
     if !available("root", (!is_root()).then_some("only root can give sessions their own users")) {
         return Ok(());
     }
-    let shared = Scratch::new()?;
+    // A policy cannot open a path below /tmp.
+    let shared = tempfile::Builder::new().prefix("codelia-test-").tempdir_in("/srv")?;
     fs::set_permissions(shared.path(), Permissions::from_mode(0o777))?;
     let path = shared.path().to_str().context("a path in UTF-8")?;
-    let policy = shared.join("policy.yaml");
+    let policy = shared.path().join("policy.yaml");
     fs::write(&policy, format!("filesystem: {{read_write_paths: [{path}]}}"))?;
     let settings = vec![
         ("CODELIA_SANDBOX_POLICY", policy.display().to_string()),
@@ -106,10 +107,10 @@ async fn user_with_files_elsewhere_is_not_reused() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let leave = format!("echo left > {path}/left; chmod 600 {path}/left");
     let former = user_of_session(&cluster, &client, &["--rw", path], &leave).await?;
-    assert_eq!(fs::metadata(shared.join("left"))?.uid(), former, "the control: it left a file");
+    assert_eq!(fs::metadata(shared.path().join("left"))?.uid(), former, "the control: it left a file");
     let mut later = BTreeSet::new();
     for _ in 0..4 {
-        later.insert(user_of_session(&cluster, &client, &[], "true").await?);
+        later.insert(user_of_session(&cluster, &client, &["--static"], "true").await?);
     }
     assert!(!later.contains(&former), "{former} got the file of another session");
     assert_eq!(later.len(), 1, "the control: users without files elsewhere are used again");

@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 18] = [
+const NEEDS: [&str; 19] = [
     "postgres",
     "cgroup",
     "cgroup2",
@@ -29,6 +29,7 @@ const NEEDS: [&str; 18] = [
     "user",
     "processors",
     "core_pattern",
+    "disk",
 ];
 
 /// Returns whether a test that needs `need` can run here. `missing` says why it cannot.

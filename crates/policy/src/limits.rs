@@ -324,6 +324,18 @@ mod tests {
         assert_eq!(limits, Ok(Limits::default()));
     }
 
+    /// The table of container limits: resource, default, maximum.
+    #[test]
+    fn defaults_and_ceilings_are_as_published() {
+        let (default, max) = (Limits::default(), Ceilings::default().0);
+        assert_eq!((default.cpu_millis, max.cpu_millis), (1000, 2000));
+        assert_eq!((default.memory_bytes, max.memory_bytes), (512 * 1024 * 1024, 2 * 1024 * 1024 * 1024));
+        assert_eq!((default.timeout.as_secs(), max.timeout.as_secs()), (2 * 60, 10 * 60));
+        assert_eq!((default.pids, max.pids), (100, 500));
+        assert_eq!((default.open_files, max.open_files), (1024, 4096));
+        assert_eq!(max.output_bytes, 10 * 1024 * 1024);
+    }
+
     #[test]
     fn zero_or_above_ceiling_is_refused() {
         let too_long = Duration::from_secs(601);

@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    path::Path,
     time::Duration,
 };
 
@@ -15,6 +16,7 @@ use codelia_types::{Mode, SessionId};
 use tonic::Code;
 
 use super::workspace::{Isolated, Workspace, outcome, refused};
+use crate::isolation::isolating;
 
 #[tokio::test]
 async fn file_calls_act_as_session_user() -> Result<()> {
@@ -65,9 +67,14 @@ async fn file_calls_act_as_session_user() -> Result<()> {
 
 /// Creates a session with a policy for its workspace directly in the store, because callers cannot
 /// request one yet.
-async fn with_policy(cluster: &Cluster, filesystem: FilesystemPolicy, limits: Limits) -> Result<String> {
+async fn with_policy(
+    cluster: &Cluster,
+    mode: Mode,
+    filesystem: FilesystemPolicy,
+    limits: Limits,
+) -> Result<String> {
     let spec = SessionSpec {
-        mode: Mode::Logical,
+        mode,
         limits,
         requested_limits: LimitsRequest::default(),
         network: None,
@@ -99,7 +106,7 @@ async fn session_policy_applies_to_file_calls() -> Result<()> {
         ..FilesystemPolicy::default()
     };
     let limits = Limits { file_bytes: 1000, ..Limits::default() };
-    let name = with_policy(&cluster, policy, limits).await?;
+    let name = with_policy(&cluster, Mode::Logical, policy, limits).await?;
     let workspace = Workspace::new(&client, &name);
     workspace.make_directory("a", false).await?;
     let files = cluster.session_directories()?.into_iter().next().context("a directory")?;
@@ -138,5 +145,70 @@ async fn session_policy_applies_to_file_calls() -> Result<()> {
     for rule in ["policy.filesystem.denied_paths", "policy.filesystem.read_only_paths"] {
         assert!(rules.contains(&rule), "{rules:?}");
     }
+    cluster.end().await
+}
+
+/// Creates files and links in a workspace before its first sandbox hides what is denied there.
+fn plant(files: &Path) -> Result<()> {
+    for directory in ["a", "closed"] {
+        fs::create_dir_all(files.join(directory))?;
+    }
+    for file in ["a/free", "a/secret", "closed/inner"] {
+        fs::write(files.join(file), "text")?;
+    }
+    symlink("secret", files.join("a/alias"))?;
+    symlink("../closed", files.join("a/through"))?;
+    symlink("/workspace/closed", files.join("a/absolute"))?;
+    Ok(())
+}
+
+/// Gives what was planted to the owner of the workspace.
+fn give_to_owner(files: &Path) -> Result<()> {
+    let owner = fs::metadata(files)?;
+    for path in ["a", "closed", "a/free", "a/secret", "closed/inner"] {
+        chown(files.join(path), Some(owner.uid()), Some(owner.gid()))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn commands_and_file_calls_get_same_answers() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let denied_paths = ["a/secret", "closed", "absent"].map(|path| Path::new("/workspace").join(path));
+    let policy = FilesystemPolicy { denied_paths: denied_paths.to_vec(), ..FilesystemPolicy::default() };
+    let name = &with_policy(&cluster, Mode::Bwrap, policy, Limits::default()).await?;
+    let workspace = Workspace::new(&client, name);
+    let files = cluster.workers[0].root.join(name);
+    plant(&files)?;
+    client.put(name, "first", "makes the worker take the session").await?;
+    give_to_owner(&files)?;
+    let command = async |script: String| -> Result<bool> {
+        let done = client.exec(name, &format!("({script}) >/dev/null 2>&1 && echo yes || echo no")).await?;
+        Ok(done.stdout_text() == "yes\n")
+    };
+    for (path, allowed) in [
+        ("a/free", true),
+        ("a/secret", false),
+        ("a/alias", false),
+        ("closed/inner", false),
+        ("a/through/inner", false),
+        ("a/absolute/inner", false),
+        ("absent/inner", false),
+    ] {
+        let call = client.get(name, path).await.is_ok();
+        assert_eq!((call, command(format!("cat {path}")).await?), (allowed, allowed), "read {path}");
+        let call = client.put(name, path, "new").await.is_ok();
+        assert_eq!((call, command(format!("echo new > {path}")).await?), (allowed, allowed), "write {path}");
+    }
+    for (path, allowed) in [("a", true), ("closed", false), ("a/through", false)] {
+        let call = workspace.list(path, 0).await.is_ok();
+        assert_eq!((call, command(format!("ls {path}/")).await?), (allowed, allowed), "list {path}");
+    }
+    for path in ["a/secret", "closed/inner", "closed"] {
+        let call = workspace.remove(path, true).await.is_ok();
+        assert_eq!((call, command(format!("rm -r {path}")).await?), (false, false), "remove {path}");
+    }
+    assert!(workspace.remove("a/free", false).await.is_ok(), "the control: others can be removed");
     cluster.end().await
 }

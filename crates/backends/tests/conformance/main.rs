@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
+mod aliases;
 mod attacks;
 mod cgroups;
 mod cleanup;
@@ -13,6 +14,7 @@ mod cpu_io;
 mod environment;
 mod exceptions;
 mod harness;
+mod host_objects;
 mod limits;
 mod overlays;
 mod policies;

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use codelia_backends::Error;
-use codelia_policy::{Ids, Limit, Plan};
+use codelia_policy::{Ids, Limit, Plan, SyscallMode, SyscallRules};
 use codelia_types::{Mode, NetworkMode, Outcome};
 use tempfile::TempDir;
 
@@ -133,6 +133,26 @@ async fn too_many_blocked_calls_kill_the_run(fixture: Fixture) {
     assert_eq!(finished.outcome, Outcome::Violation("SYSCALL_BLOCKED".to_owned()), "{finished:?}");
 }
 
+async fn syscall_lists_allow_or_deny(mut fixture: Fixture) {
+    let script = r#"perl -e 'print socket(S, 1, 1, 0) ? "made" : "refused"'"#;
+    assert_eq!(fixture.stdout_of(script).await, "made", "the control: the default list has it");
+    let security = fixture.plan(&fixture.session()).security.unwrap();
+    let SyscallRules::Allow(mut others) = security.syscalls else { panic!("expected an allow-list") };
+    others.retain(|name| name != "socket");
+    for (mode, names) in [(SyscallMode::Deny, vec!["socket".to_owned()]), (SyscallMode::Allow, others)] {
+        (fixture.policy.syscalls.mode, fixture.policy.syscalls.names) = (Some(mode), names);
+        let finished = fixture.sh(&fixture.session(), script).await;
+        assert_eq!(
+            (finished.stdout.as_str(), &finished.outcome),
+            ("refused", &Outcome::Exited(0)),
+            "{mode:?}"
+        );
+        let tried: Vec<_> = finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
+        let expected: &[_] = if fixture.host.enforceable.violations { &["socket"] } else { &[] };
+        assert_eq!(tried, expected, "{mode:?}");
+    }
+}
+
 async fn ptrace_needs_debug_policy(mut fixture: Fixture) {
     let trace_me = r#"python3 -c 'import ctypes; print(ctypes.CDLL(None).ptrace(0, 0, 0, 0))'"#;
     let refused = fixture.sh(&fixture.session(), trace_me).await;
@@ -172,6 +192,7 @@ in_every_mode!(
     unenforceable_plan_is_refused_by_field,
     blocked_call_is_reported,
     too_many_blocked_calls_kill_the_run,
+    syscall_lists_allow_or_deny,
     ptrace_needs_debug_policy,
     allow_fork_false_is_enforced,
     allow_exec_false_is_enforced,
