@@ -6,7 +6,8 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The destination file appears once the copy is complete. Write a local name that has a colon as ./a:b.
+The destination file appears once the copy is complete. An existing local file is replaced only with
+--force; a link is replaced itself, never followed. Write a local name that has a colon as ./a:b.
 
 Examples:
   codelia cp notes.txt work:             into the workspace of session `work`
@@ -19,6 +20,9 @@ pub(crate) struct Cp {
     pub(crate) source: CopyPath,
     /// SESSION:PATH, a local file or directory, or - for stdout
     pub(crate) destination: CopyPath,
+    /// Replace an existing local file
+    #[arg(short, long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

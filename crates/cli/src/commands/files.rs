@@ -1,7 +1,7 @@
 //! `codelia cp` and `codelia ls`.
 
 use std::{
-    io::{IsTerminal, Write},
+    io::{ErrorKind, IsTerminal, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     pin::pin,
@@ -9,15 +9,15 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use codelia_proto::v1::{
-    File, FileKind, ListFilesRequest, ReadFileRequest, StatFileRequest, WriteFileFinish, WriteFileOpen,
-    WriteFileRequest, read_file_response, write_file_request::Kind,
+    File, FileKind, ListFilesRequest, ReadFileRequest, ReadFileResponse, StatFileRequest, WriteFileFinish,
+    WriteFileOpen, WriteFileRequest, read_file_response, write_file_request::Kind,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::{io::AsyncReadExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use crate::{
     args::{self, CopyPath},
@@ -25,6 +25,7 @@ use crate::{
     error_report::AboutFile,
     output::{Output, stdout_error},
     record,
+    signals::Signals,
 };
 
 /// Bytes in one upload message.
@@ -33,6 +34,8 @@ const CHUNK_BYTES: usize = 256 * 1024;
 const QUEUE_SIZE: usize = 4;
 /// Files requested per page.
 const PAGE_SIZE: i32 = 1000;
+/// Neither set-user-id, nor set-group-id, nor sticky.
+const MODE_MASK: u32 = 0o777;
 const NO_FILE: &str = "the server sent no file";
 
 /// Copies a file to or from a session.
@@ -40,7 +43,8 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
     use CopyPath::{Local, Session, Stdio};
     let (file, session, path) = match (&args.source, &args.destination) {
         (Session { session, path }, to @ (Local(_) | Stdio)) => {
-            (download(client, session, path, to).await, session, path)
+            let target = Target::new(to, path, args.force)?;
+            (download(client, session, path, target).await, session, path)
         }
         (from @ (Local(_) | Stdio), Session { session, path }) => {
             (upload(client, from, session, path).await, session, path)
@@ -52,65 +56,126 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
     if output.is_json() && !to_stdout { output.print(&to_json(&file), "") } else { Ok(()) }
 }
 
-async fn download(client: &Client, session: &str, path: &str, to: &CopyPath) -> Result<File> {
+async fn download(client: &Client, session: &str, path: &str, target: Target) -> Result<File> {
     let request =
         ReadFileRequest { parent: session_name(session), path: path.to_owned(), ..Default::default() };
     let mut chunks = client.files().read_file(request).await?.into_inner();
     let first = chunks.message().await?.and_then(|chunk| chunk.kind);
     let Some(read_file_response::Kind::File(file)) = first else { bail!(NO_FILE) };
-    let mut target = Target::open(to, &file)?;
-    let bar = progress_bar(u64::try_from(file.size_bytes).ok());
-    while let Some(chunk) = chunks.message().await? {
-        if let Some(read_file_response::Kind::Data(data)) = chunk.kind {
-            target.write(&data)?;
-            bar.inc(data.len() as u64);
+    let mut sink = target.open(file.mode)?;
+    // Without a temporary file a signal may end the program at once, also while stdout is blocked.
+    let mut signals = if matches!(sink, Sink::File(..)) { Some(Signals::catch()?) } else { None };
+    let interrupted = async {
+        match &mut signals {
+            Some(signals) => drop(signals.next().await),
+            None => std::future::pending().await,
         }
+    };
+    let bar = progress_bar(u64::try_from(file.size_bytes).ok());
+    tokio::select! {
+        copied = copy_chunks(&mut chunks, &mut sink, &bar) => copied?,
+        () = interrupted => bail!("interrupted; nothing was written"),
     }
     bar.finish_and_clear();
-    target.finish(&file)?;
+    sink.finish()?;
     Ok(file)
 }
 
+async fn copy_chunks(
+    chunks: &mut Streaming<ReadFileResponse>,
+    sink: &mut Sink,
+    bar: &ProgressBar,
+) -> Result<()> {
+    while let Some(chunk) = chunks.message().await? {
+        if let Some(read_file_response::Kind::Data(data)) = chunk.kind {
+            sink.write(&data)?;
+            bar.inc(data.len() as u64);
+        }
+    }
+    Ok(())
+}
+
 /// Destination of a download.
+#[derive(Debug, PartialEq, Eq)]
 enum Target {
     Stdout,
-    /// A temporary file, renamed to the path once complete.
-    File(NamedTempFile, PathBuf),
+    /// A local file, and whether it may replace another one.
+    File(PathBuf, bool),
+}
+
+/// An open [`Target`].
+enum Sink {
+    Stdout,
+    /// A temporary file in the directory of the target, renamed once complete.
+    File(NamedTempFile, PathBuf, bool),
 }
 
 impl Target {
-    fn open(to: &CopyPath, file: &File) -> Result<Self> {
+    /// The file in a directory has the name that the user wrote. The server's answer may name
+    /// another one, such as the target of a link that a command has made.
+    fn new(to: &CopyPath, requested: &str, force: bool) -> Result<Self> {
         let CopyPath::Local(path) = to else { return Ok(Self::Stdout) };
-        let path = if path.is_dir() {
-            path.join(Path::new(&file.path).file_name().context("the file has no name")?)
-        } else {
-            path.clone()
-        };
-        let directory =
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = NamedTempFile::new_in(directory)
-            .with_context(|| format!("cannot write to {}", directory.display()))?;
-        Ok(Self::File(temporary, path))
+        if !path.is_dir() {
+            return Ok(Self::File(path.clone(), force));
+        }
+        let name = Path::new(requested).file_name();
+        let name = name.with_context(|| format!("{requested:?} has no file name: name the local file"))?;
+        Ok(Self::File(path.join(name), force))
     }
 
+    fn open(self, mode: u32) -> Result<Sink> {
+        let Self::File(path, force) = self else { return Ok(Sink::Stdout) };
+        check_replaceable(&path, force)?;
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The umask applies.
+        let permissions = std::fs::Permissions::from_mode(mode & MODE_MASK);
+        let temporary = tempfile::Builder::new()
+            .prefix(".codelia-")
+            .permissions(permissions)
+            .tempfile_in(directory)
+            .with_context(|| format!("cannot write to {}", directory.display()))?;
+        Ok(Sink::File(temporary, path, force))
+    }
+}
+
+/// Fails if something has this name that must not be replaced. Does not follow a link.
+fn check_replaceable(path: &Path, force: bool) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
+        Ok(found) if !found.is_file() && !found.is_symlink() => {
+            bail!("{} is not a regular file (write to stdout with -)", path.display())
+        }
+        Ok(_) if force => Ok(()),
+        Ok(_) => bail!(exists(path)),
+    }
+}
+
+fn exists(path: &Path) -> String {
+    format!("{} exists (replace it with --force)", path.display())
+}
+
+impl Sink {
     fn write(&mut self, data: &[u8]) -> Result<()> {
         match self {
             Self::Stdout => std::io::stdout().write_all(data).map_err(stdout_error),
-            Self::File(file, path) => {
+            Self::File(file, path, _) => {
                 file.write_all(data).with_context(|| format!("cannot write {}", path.display()))
             }
         }
     }
 
-    fn finish(self, file: &File) -> Result<()> {
-        match self {
-            Self::Stdout => std::io::stdout().flush().map_err(stdout_error),
-            Self::File(temporary, path) => {
-                let mode = std::fs::Permissions::from_mode(file.mode & 0o777);
-                temporary.as_file().set_permissions(mode)?;
-                temporary.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
-                Ok(())
-            }
+    fn finish(self) -> Result<()> {
+        let (temporary, path, force) = match self {
+            Self::Stdout => return std::io::stdout().flush().map_err(stdout_error),
+            Self::File(temporary, path, force) => (temporary, path, force),
+        };
+        // Neither follows a link.
+        let named = if force { temporary.persist(&path) } else { temporary.persist_noclobber(&path) };
+        match named {
+            Err(error) if error.error.kind() == ErrorKind::AlreadyExists => bail!(exists(&path)),
+            named => named.map(drop).with_context(|| format!("cannot write {}", path.display())),
         }
     }
 }
@@ -178,7 +243,7 @@ impl Source {
         Ok(Self {
             bytes: Box::new(file),
             name: path.file_name().and_then(|name| name.to_str()).map(ToOwned::to_owned),
-            mode: Some(metadata.permissions().mode() & 0o777).filter(|mode| *mode != 0),
+            mode: Some(metadata.permissions().mode() & MODE_MASK).filter(|mode| *mode != 0),
             size: metadata.is_file().then_some(metadata.len()),
         })
     }
@@ -279,6 +344,49 @@ fn to_json(file: &File) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn download_to_directory_gets_requested_name() {
+        let temp = tempfile::tempdir().unwrap();
+        let into = CopyPath::Local(temp.path().to_owned());
+        for (requested, name) in [("a", "a"), ("out/b", "b"), ("/workspace/c/", "c"), ("d/.", "d")] {
+            let target = Target::new(&into, requested, false).unwrap();
+            assert_eq!(target, Target::File(temp.path().join(name), false), "{requested}");
+        }
+        for nameless in ["", "/", "..", "a/..", "."] {
+            assert!(Target::new(&into, nameless, true).is_err(), "{nameless}");
+        }
+    }
+
+    #[test]
+    fn download_never_replaces_or_follows_silently() {
+        let temp = tempfile::tempdir().unwrap();
+        let [victim, link, new] = ["victim", "link", "new"].map(|name| temp.path().join(name));
+        std::fs::write(&victim, "before").unwrap();
+        std::os::unix::fs::symlink("victim", &link).unwrap();
+        let written = |path: &Path, force| {
+            let mut sink = Target::File(path.to_owned(), force).open(0o6755)?;
+            sink.write(b"after")?;
+            sink.finish()
+        };
+        for existing in [&victim, &link] {
+            assert!(written(existing, false).unwrap_err().to_string().contains("--force"));
+        }
+        written(&link, true).unwrap();
+        assert!(!link.is_symlink(), "the link itself is replaced");
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "before");
+        written(&new, false).unwrap();
+        let mode = std::fs::metadata(&new).unwrap().permissions().mode() & 0o7777;
+        assert!(mode & 0o7000 == 0 && mode & 0o700 == 0o700, "{mode:o}");
+        assert!(written(temp.path(), true).is_err(), "a directory is never replaced");
+        // A name that appears during the download is kept.
+        let late = temp.path().join("late");
+        let sink = Target::File(late.clone(), false).open(0o644).unwrap();
+        std::fs::write(&late, "first").unwrap();
+        assert!(sink.finish().is_err());
+        assert_eq!(std::fs::read_to_string(&late).unwrap(), "first");
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 4, "no temporary file is left");
+    }
 
     #[test]
     fn upload_to_directory_keeps_file_name() {
