@@ -57,7 +57,13 @@ struct ErrorReport {
 /// Prints an error to stderr and, with `--json`, as an object to stdout.
 pub(crate) fn print(error: &anyhow::Error, output: Output) {
     let report = ErrorReport::new(error);
-    eprintln!("error: {}", report.text());
+    let text = format!("error: {}", report.text());
+    // A message of the server is one line, whatever names are in it.
+    if error.is::<tonic::Status>() {
+        output::write_message(&text)
+    } else {
+        output::write_messages(&text)
+    }
     if output.is_json() {
         let json =
             json!({ "error": { "message": report.message, "reason": report.reason, "field": report.field } });

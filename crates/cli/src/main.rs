@@ -1,6 +1,8 @@
 //! The `codelia` binary: parses the command line, loads the configuration, dispatches commands.
 
 #![forbid(unsafe_code)]
+// `output` makes text safe for a terminal.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod backends;
@@ -13,6 +15,7 @@ mod exit_status;
 mod options;
 mod output;
 mod record;
+mod safe_text;
 mod signals;
 mod spinner;
 mod streams;

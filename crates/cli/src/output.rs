@@ -1,10 +1,13 @@
-//! Results on stdout: text and tables, or JSON with `--json`.
+//! Results on stdout: text and tables, or JSON with `--json`. Messages on stderr. What goes to a
+//! terminal passes through [`safe_text`].
 
 use std::io::{self, Write};
 
 use anyhow::Result;
 use comfy_table::{Table, presets::NOTHING};
 use serde_json::Value;
+
+use crate::safe_text;
 
 /// Format of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,14 +59,28 @@ impl Output {
     }
 }
 
-/// Writes a line to stdout.
+/// Writes lines to stdout.
 pub(crate) fn write_line(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout
-        .write_all(text.as_bytes())
+        .write_all(safe_text::lines(text, &stdout).as_bytes())
         .and_then(|()| stdout.write_all(b"\n"))
         .and_then(|()| stdout.flush());
     written.map_err(stdout_error)
+}
+
+/// Writes a message of one line to stderr. Nothing can be done if that fails.
+pub(crate) fn write_message(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let line = format!("{}\n", safe_text::line(text, &stderr));
+    let _ = stderr.write_all(line.as_bytes());
+}
+
+/// Like [`write_message`], for a message that may have several lines.
+pub(crate) fn write_messages(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let lines = format!("{}\n", safe_text::lines(text, &stderr));
+    let _ = stderr.write_all(lines.as_bytes());
 }
 
 /// Converts an error of writing to stdout; a broken pipe becomes [`StdoutClosed`].
@@ -71,14 +88,15 @@ pub(crate) fn stdout_error(error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::BrokenPipe { StdoutClosed.into() } else { error.into() }
 }
 
-/// Formats a table without borders.
+/// Formats a table for stdout, without borders.
 pub(crate) fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
     if !header.is_empty() {
         table.set_header(header);
     }
-    table.add_rows(rows);
+    let safe = |cell: String| safe_text::line(&cell, &io::stdout()).into_owned();
+    table.add_rows(rows.map(|row| row.into_iter().map(safe).collect::<Vec<_>>()));
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }

@@ -1,4 +1,5 @@
-//! Output of a run on our stdout and stderr: every byte unchanged and unbuffered.
+//! Output of a run on our stdout and stderr: every byte unchanged and unbuffered. Our own lines
+//! pass through [`safe_text`].
 
 use std::{
     fs::File,
@@ -10,7 +11,7 @@ use anyhow::Result;
 use codelia_proto::v1::{OutputEvent, OutputStream};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::output::stdout_error;
+use crate::{output::stdout_error, safe_text};
 
 /// Destination of a run's output and of our messages about it.
 #[derive(Debug)]
@@ -65,7 +66,8 @@ impl Sink {
 
     fn write_line(&mut self, text: &str) -> Result<()> {
         let start = if self.at_line_start { "" } else { "\n" };
-        self.write(format!("{start}{text}\n").as_bytes())
+        let line = format!("{start}{}\n", safe_text::line(text, &self.file));
+        self.write(line.as_bytes())
     }
 }
 

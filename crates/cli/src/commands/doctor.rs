@@ -52,7 +52,8 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         let checks: Vec<Value> = checks.iter().map(check_json).collect();
         output::write_line(&json!({ "modes": modes, "checks": checks }).to_string())?;
     } else {
-        output.print_list(&["MODE", "USABLE", "MISSING", "FIX"], &modes, mode_json, mode_row)?;
+        let header = ["MODE", "USABLE", "MISSING", "FIX"];
+        output::write_line(&output::table(&header, modes.iter().flat_map(mode_rows)))?;
         output::write_line("")?;
         output.print_list(&["CHECK", "OK", "FOUND", "FIX"], &checks, check_json, check_row)?;
     }
@@ -169,14 +170,16 @@ fn mode_json(check: &ModeCheck) -> Value {
     json!({ "mode": check.mode, "usable": check.usable, "gaps": gaps.collect::<Vec<_>>() })
 }
 
-fn mode_row(check: &ModeCheck) -> Vec<String> {
-    let column = |pick: fn(&Gap) -> &str| check.gaps.iter().map(pick).collect::<Vec<_>>().join("\n");
-    vec![
-        check.mode.to_string(),
-        yes_or_no(check.usable),
-        column(|gap| &gap.missing),
-        column(|gap| &gap.remedy),
-    ]
+/// One row for each gap. The first names the mode.
+fn mode_rows(check: &ModeCheck) -> Vec<Vec<String>> {
+    let gap = |gap: &Gap| [gap.missing.clone(), gap.remedy.clone()];
+    let mut rows: Vec<_> =
+        check.gaps.iter().map(gap).map(|gap| [[String::new(), String::new()], gap].concat()).collect();
+    if rows.is_empty() {
+        rows.push(vec![String::new(); 4]);
+    }
+    rows[0][..2].clone_from_slice(&[check.mode.to_string(), yes_or_no(check.usable)]);
+    rows
 }
 
 fn check_json(check: &Check) -> Value {

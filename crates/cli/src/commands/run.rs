@@ -19,7 +19,7 @@ use crate::{
     client::{Client, run_name, session_name},
     exec_stream::ExecStream,
     exit_status,
-    output::Output,
+    output::{self, Output},
     record,
     signals::Signals,
     streams::Streams,
@@ -70,10 +70,10 @@ pub(crate) async fn attach(client: &Client, args: &args::Attach, output: Output)
     };
     drop(raw_mode);
     if result.as_ref().is_err_and(|error| error.is::<Interrupted>()) {
-        eprintln!(
+        output::write_message(&format!(
             "codelia: still running; reattach with `codelia attach {0}`, stop with `codelia kill {0}`",
             args.run
-        );
+        ));
     }
     finish(result, output)
 }
@@ -143,7 +143,8 @@ async fn close_temporary_session(client: &Client, args: &args::Run, session: &st
     }
     let request = CloseSessionRequest { name: session.to_owned() };
     if let Err(error) = client.sessions().close_session(request).await {
-        eprintln!("codelia: cannot close {session}, it will expire: {}", error.message());
+        let problem = error.message();
+        output::write_message(&format!("codelia: cannot close {session}, it will expire: {problem}"));
     }
 }
 

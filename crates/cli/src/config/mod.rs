@@ -19,6 +19,8 @@ use figment::Figment;
 use secrecy::SecretString;
 use serde::{Deserialize, Deserializer};
 
+use crate::output;
+
 #[cfg(test)]
 pub(crate) use self::load::tests;
 pub(crate) use self::{
@@ -206,7 +208,7 @@ impl Loaded {
     /// Prints warnings to stderr.
     pub(crate) fn print_warnings(&self) {
         for warning in &self.warnings {
-            eprintln!("codelia: warning: {warning}");
+            output::write_messages(&format!("codelia: warning: {warning}"));
         }
     }
 
