@@ -1,13 +1,17 @@
 //! Isolation through the whole service, from `codelia run` to what is left on the host.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    path::Path,
+};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, Lost, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
     Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, ProcessOutput, Scratch, abandoned_cgroups,
-    available, command, eventually, worker_containers,
+    available, command, eventually, is_root, worker_containers,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -168,6 +172,51 @@ async fn sessions_are_isolated_in_mode_nsjail() -> Result<()> {
 #[tokio::test]
 async fn sessions_are_isolated_in_mode_container() -> Result<()> {
     sessions_are_isolated("container").await
+}
+
+/// A workspace that its commands opened, with a setuid file in it. The test sets the bit, as a
+/// command would without the filter.
+async fn setuid_file_is_out_of_reach(mode: &'static str) -> Result<()> {
+    if !available("root", (!is_root()).then_some("only root can act as another user")) {
+        return Ok(());
+    }
+    let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    client.exec(&session.name, "touch trap; chmod 777 .").await?;
+    let trap = cluster.session_directories()?.pop().context("a session directory")?.join("trap");
+    let owner = fs::metadata(&trap)?.uid();
+    let open = cluster.directory().join("open");
+    fs::create_dir(&open)?;
+    let run = |path: &Path| -> Result<String> {
+        fs::copy("/usr/bin/id", path)?;
+        chown(path, Some(owner), Some(owner))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o4755))?;
+        let mut other = std::process::Command::new("setpriv");
+        // The shell has lost the capabilities that `setpriv` keeps for its own exec.
+        other.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", "exec $0 -u"]).arg(path);
+        Ok(String::from_utf8(other.output()?.stdout)?)
+    };
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
+    assert_eq!(run(&open.join("trap"))?, format!("{owner}\n"), "the control: it works in an open directory");
+    assert_eq!(run(&trap)?, "");
+    assert_eq!(client.exec(&session.name, "ls").await?.stdout_text(), "trap\n", "commands still work");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn setuid_file_is_out_of_reach_in_mode_bwrap() -> Result<()> {
+    setuid_file_is_out_of_reach("bwrap").await
+}
+
+#[tokio::test]
+async fn setuid_file_is_out_of_reach_in_mode_nsjail() -> Result<()> {
+    setuid_file_is_out_of_reach("nsjail").await
+}
+
+#[tokio::test]
+async fn setuid_file_is_out_of_reach_in_mode_container() -> Result<()> {
+    setuid_file_is_out_of_reach("container").await
 }
 
 #[tokio::test]

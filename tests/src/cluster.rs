@@ -289,7 +289,7 @@ impl Cluster {
         Ok(secret)
     }
 
-    /// Lists the session directories of all workers.
+    /// Lists the workspaces of the sessions of all workers.
     pub fn session_directories(&self) -> Result<Vec<PathBuf>> {
         let mut roots: Vec<_> = self.workers.iter().map(|worker| worker.root.as_path()).collect();
         roots.dedup();

@@ -114,8 +114,8 @@ fn is_abandoned(name: &str) -> bool {
     name.contains("codelia") && creator.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
-/// Lists the session directories below a worker's root.
+/// Lists the workspaces of the sessions below a worker's root.
 pub(crate) fn session_directories(root: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(root.join("sessions"))?;
-    Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
+    Ok(entries.map(|entry| Ok(entry?.path().join("workspace"))).collect::<std::io::Result<_>>()?)
 }

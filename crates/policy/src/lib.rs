@@ -37,7 +37,7 @@ pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest};
-pub use mounts::{Mount, OVERLAYS_SUFFIX, SANDBOX_IDS, WORKSPACE, overlays_dir};
+pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir};
 pub use plan::{Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules};
 pub use run_spec::RunSpec;
 pub use runtime::{PathKind, Runtime};

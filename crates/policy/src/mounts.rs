@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{Ids, Policy, RunSpec, Runtime, secrets};
-use codelia_types::Mode;
+use codelia_types::{Mode, SessionId};
 
 /// The path of the session's directory inside a sandbox.
 pub const WORKSPACE: &str = "/workspace";
@@ -83,7 +83,7 @@ pub fn overlays_dir(root: &Path) -> PathBuf {
 }
 
 /// The suffix of the overlay directory's name, after the name of the session's directory.
-pub const OVERLAYS_SUFFIX: &str = ".overlays";
+const OVERLAYS_SUFFIX: &str = ".overlays";
 
 /// Encodes a path as the name of one file.
 pub(crate) fn overlay_name(path: &Path) -> String {
@@ -92,8 +92,15 @@ pub(crate) fn overlay_name(path: &Path) -> String {
 
 /// Whether an overlay contains the directory of the sessions or is inside it. Only the worker may
 /// access that directory.
-pub(crate) fn overlays_touch_sessions(policy: &Policy, runtime: &Runtime, root: &Path) -> bool {
-    let sessions = root.parent().filter(|parent| parent.parent().is_some()).unwrap_or(root);
+pub(crate) fn overlays_touch_sessions(
+    policy: &Policy,
+    runtime: &Runtime,
+    session: SessionId,
+    root: &Path,
+) -> bool {
+    let is_own = |path: &Path| path.ends_with(session.to_string());
+    let own = root.parent().filter(|parent| is_own(parent)).unwrap_or(root);
+    let sessions = own.parent().filter(|parent| parent.parent().is_some()).unwrap_or(own);
     let overlaps = |path: PathBuf| path.starts_with(sessions) || sessions.starts_with(&path);
     policy.filesystem.overlay_paths.iter().flatten().any(|path| overlaps(runtime.resolve(path)))
 }

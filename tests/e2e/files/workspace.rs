@@ -132,7 +132,8 @@ pub(super) fn refused(code: Code, reason: &str) -> (Code, String) {
 /// Returns the host directory of a session's files.
 pub(super) fn directory(cluster: &Cluster, session: &Session) -> Result<PathBuf> {
     let found = cluster.session_directories()?;
-    found.into_iter().find(|path| path.ends_with(&session.session_id)).context("the session's directory")
+    let is_its = |path: &PathBuf| path.parent().is_some_and(|above| above.ends_with(&session.session_id));
+    found.into_iter().find(is_its).context("the session's directory")
 }
 
 /// A session in mode `bwrap`, and a host directory with a secret outside of it.

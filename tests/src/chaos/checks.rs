@@ -101,7 +101,8 @@ type Line = (usize, Option<String>);
 /// Reads all lines of a session, in the order they were written.
 pub(crate) fn read_lines(roots: &BTreeSet<std::path::PathBuf>, session: Uuid) -> Vec<Line> {
     let found = roots.iter().find_map(|root| {
-        fs::read_to_string(root.join("sessions").join(session.to_string()).join("marks")).ok()
+        let workspace = root.join("sessions").join(session.to_string()).join("workspace");
+        fs::read_to_string(workspace.join("marks")).ok()
     });
     let parse = |line: &str| {
         let (number, word) = line.split_once(' ')?;

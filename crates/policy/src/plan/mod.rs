@@ -201,7 +201,7 @@ impl Plan {
         if let Some(field) = unenforceable_field(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
         }
-        if mounts::overlays_touch_sessions(&spec.policy, &host.runtime, &root) {
+        if mounts::overlays_touch_sessions(&spec.policy, &host.runtime, session, &root) {
             return Err(refuse(OVERLAY_PATHS));
         }
         Ok(Self {

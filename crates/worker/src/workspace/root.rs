@@ -1,13 +1,16 @@
 //! The session root: the directory tree that holds one directory for each session.
+//!
+//! `sessions/ID` belongs to the worker and lets only the session's own user pass. In it are the
+//! workspace, which the session's commands own and may open to everyone, and its overlays.
 
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, ErrorKind, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, OVERLAYS_SUFFIX, overlays_dir};
+use codelia_policy::Ids;
 use codelia_types::SessionId;
 use uuid::Uuid;
 
@@ -56,8 +59,8 @@ impl SessionRoot {
         create_private(&root.trash())?;
         if root.users.are_separate() {
             // A session's user must be able to traverse to its directory but list nothing above it.
-            make_traversable(&root.path)?;
-            make_traversable(&root.sessions())?;
+            set_mode(&root.path, 0o711)?;
+            set_mode(&root.sessions(), 0o711)?;
             root.free_ids()?;
         } else {
             create_private(&root.path)?;
@@ -65,36 +68,41 @@ impl SessionRoot {
         Ok(root)
     }
 
-    /// The directory of a session.
+    /// The workspace of a session.
     pub(crate) fn session(&self, id: SessionId) -> PathBuf {
+        self.session_parent(id).join("workspace")
+    }
+
+    fn session_parent(&self, id: SessionId) -> PathBuf {
         self.sessions().join(id.to_string())
     }
 
-    /// Whether a session has a directory.
+    /// Whether a session has a workspace.
     pub(crate) fn has_session(&self, id: SessionId) -> Result<bool, RootError> {
         let path = self.session(id);
         path.try_exists().map_err(RootError::at("look for", &path))
     }
 
-    /// Creates a session's directory; returns whether it existed, and its owner.
+    /// Creates a session's workspace; returns whether it existed, and its owner.
     pub(crate) fn create_session(&self, id: SessionId) -> Result<(bool, Ids), RootError> {
-        let path = self.session(id);
-        let existed = match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => false,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => true,
-            Err(error) => return Err(RootError::at("create", &path)(error)),
-        };
+        let (parent, path) = (self.session_parent(id), self.session(id));
+        create_if_absent(&parent)?;
+        let existed = !create_if_absent(&path)?;
         let ids = self.users.assign(id, &path).map_err(RootError::at("change the owner of", &path))?;
+        if self.users.are_separate() {
+            // A setuid file in an open workspace is out of reach of the host's other users.
+            lchown(&parent, None, Some(ids.gid)).map_err(RootError::at("change the group of", &parent))?;
+            set_mode(&parent, 0o710)?;
+        }
         Ok((existed, ids))
     }
 
-    /// Removes a session's overlays and its directory, and returns the size of its files in bytes.
-    /// The name is free immediately. After a failure the same call continues the removal.
+    /// Removes a session's workspace and overlays, and returns the size of its files in bytes. The
+    /// name is free immediately. After a failure the same call continues the removal.
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
-        let (from, name) = (self.session(id), id.to_string());
+        let (from, name) = (self.session_parent(id), id.to_string());
         let owner = self.users.owner(&from).or_else(|| self.users.owner(&self.trash().join(&name)));
-        let bytes = self.discard(&overlays_dir(&from), &format!("{name}{OVERLAYS_SUFFIX}"))?
-            + self.discard(&from, &name)?;
+        let bytes = self.discard(&from, &name)?;
         if let Some(uid) = owner {
             self.users.free(id, uid).map_err(RootError::at("free the user id of", &from))?;
         }
@@ -122,21 +130,17 @@ impl SessionRoot {
         Ok(bytes)
     }
 
-    /// The sessions that have a directory or overlays here.
+    /// The sessions that have a directory here.
     pub(crate) fn list_sessions(&self) -> Result<Vec<SessionId>, RootError> {
         let dir = self.sessions();
         let mut ids = Vec::new();
         for entry in fs::read_dir(&dir).map_err(RootError::at("list", &dir))? {
             let name = entry.map_err(RootError::at("list", &dir))?.file_name();
-            let name_of_session =
-                |name: &str| name.strip_suffix(OVERLAYS_SUFFIX).unwrap_or(name).parse().ok();
-            match name.to_str().and_then(name_of_session) {
+            match name.to_str().and_then(|name| name.parse().ok()) {
                 Some(id) => ids.push(id),
                 None => tracing::warn!(?name, "ignored an entry that is not a session directory"),
             }
         }
-        ids.sort_unstable();
-        ids.dedup();
         Ok(ids)
     }
 
@@ -191,12 +195,21 @@ pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
 /// Creates a directory that only the worker can use, or makes an existing one so.
 fn create_private(path: &Path) -> Result<(), RootError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(RootError::at("make private", path))
+    set_mode(path, 0o700)
 }
 
-fn make_traversable(path: &Path) -> Result<(), RootError> {
-    fs::set_permissions(path, fs::Permissions::from_mode(0o711))
-        .map_err(RootError::at("make traversable", path))
+/// Creates one directory, only for the worker. Returns whether it was absent.
+fn create_if_absent(path: &Path) -> Result<bool, RootError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(RootError::at("create", path)(error)),
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), RootError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(RootError::at("change the mode of", path))
 }
 
 /// Reads the tree's id, or creates it. Of workers that start concurrently, one wins.
@@ -227,7 +240,12 @@ fn write_id(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::symlink, thread};
+    use std::{
+        os::unix::fs::{MetadataExt, symlink},
+        thread,
+    };
+
+    use codelia_policy::overlays_dir;
 
     use super::*;
 
@@ -310,6 +328,9 @@ mod tests {
         let id = SessionId::generate();
         let (_, ids) = root.create_session(id).unwrap();
         assert_eq!((mode(dir.path()), mode(&root.session(id))), (0o711, 0o700));
+        // Only the session's group may pass: its commands may open the workspace to everyone.
+        let parent = fs::metadata(root.session_parent(id)).unwrap();
+        assert_eq!((parent.mode() & 0o7777, parent.uid(), parent.gid()), (0o710, 0, ids.gid));
         let inner = root.session(id).join("inner");
         fs::create_dir(&inner).unwrap();
         fs::write(inner.join("file"), "12").unwrap();

@@ -100,10 +100,11 @@ impl SessionUsers {
         Ok(Ids { uid, gid: uid })
     }
 
-    /// The user of the session with this directory, to pass to [`Self::free`] after its removal.
+    /// The user of the session whose group this directory has, to pass to [`Self::free`] after its
+    /// removal.
     pub(crate) fn owner(&self, directory: &Path) -> Option<u32> {
         self.range?;
-        fs::symlink_metadata(directory).ok().map(|found| found.uid())
+        fs::symlink_metadata(directory).ok().map(|found| found.gid())
     }
 
     /// Frees the id of a session that was removed with all its files. An id with files elsewhere

@@ -108,7 +108,8 @@ impl Fixture {
     }
 
     pub(crate) fn directory(&self, session: SessionId) -> PathBuf {
-        self.scratch.path().canonicalize().unwrap().join("root/sessions").join(session.to_string())
+        let sessions = self.scratch.path().canonicalize().unwrap().join("root/sessions");
+        sessions.join(session.to_string()).join("workspace")
     }
 
     /// Creates a session that no worker holds.
