@@ -4,7 +4,10 @@ use nix::{
     libc,
     unistd::{Gid, Uid, getgroups, setfsgid, setfsuid},
 };
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities},
+};
 
 use crate::{fd::last_errno, process};
 
@@ -12,17 +15,27 @@ use crate::{fd::last_errno, process};
 struct RestoreIdentity {
     uid: Uid,
     gid: Gid,
-    /// The supplementary groups, if they were dropped.
-    groups: Option<Vec<Gid>>,
+    /// What was dropped, unless these were the ids of the process already.
+    dropped: Option<Dropped>,
+}
+
+/// What a thread has in addition to its ids.
+struct Dropped {
+    groups: Vec<Gid>,
+    capabilities: CapabilitySets,
 }
 
 impl Drop for RestoreIdentity {
     fn drop(&mut self) {
+        // The capabilities first: the rest needs them. A thread that could drop something can
+        // restore it; on failure it can only do less.
+        if let Some(dropped) = &self.dropped {
+            let _ = set_capabilities(None, dropped.capabilities);
+        }
         setfsgid(self.gid);
         setfsuid(self.uid);
-        if let Some(groups) = &self.groups {
-            // A thread that could drop its groups can restore them; on failure it can only do less.
-            let _ = set_groups(groups);
+        if let Some(dropped) = &self.dropped {
+            let _ = set_groups(&dropped.groups);
         }
     }
 }
@@ -30,34 +43,40 @@ impl Drop for RestoreIdentity {
 /// Runs `work` with the file-system ids of this user and group: new files belong to them, and the
 /// kernel checks their permissions instead of those of the process. Other threads are not affected.
 ///
-/// If these are the ids of the process already, no privilege is needed and its supplementary groups
-/// stay.
+/// `work` has no supplementary groups and no effective capabilities. The kernel itself would leave
+/// `CAP_SYS_RESOURCE`, which passes quotas and takes the blocks that are reserved for root. If these
+/// are the ids of the process already, no privilege is needed and it keeps both.
 ///
 /// # Errors
 /// `EPERM` if the process may not change its ids; `work` did not run then.
 pub fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> Result<T, Errno> {
     let is_own = (uid, gid) == (process::own_uid(), process::own_gid());
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    let groups = if is_own { None } else { Some(drop_groups()?) };
+    let dropped = if is_own { None } else { Some(drop_groups()?) };
     // The group first: without its user id the thread may lose the privilege to change it.
     let previous_gid = setfsgid(gid);
-    let restore = RestoreIdentity { uid: setfsuid(uid), gid: previous_gid, groups };
+    let restore = RestoreIdentity { uid: setfsuid(uid), gid: previous_gid, dropped };
     // Neither call reports failure. Requesting an invalid id changes nothing and returns the
     // current one.
     let current = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(Gid::from_raw(u32::MAX)));
     if current != (uid, gid) {
         return Err(Errno::PERM);
     }
+    if let Some(dropped) = &restore.dropped {
+        let none = CapabilitySet::empty();
+        set_capabilities(None, CapabilitySets { effective: none, ..dropped.capabilities })?;
+    }
     let result = work();
     drop(restore);
     Ok(result)
 }
 
-/// Drops the supplementary groups of this thread and returns them.
-fn drop_groups() -> Result<Vec<Gid>, Errno> {
+/// Drops the supplementary groups of this thread. Returns them and its capabilities.
+fn drop_groups() -> Result<Dropped, Errno> {
     let groups = getgroups().map_err(process::from_nix)?;
+    let capabilities = capabilities(None)?;
     set_groups(&[])?;
-    Ok(groups)
+    Ok(Dropped { groups, capabilities })
 }
 
 /// Calls the kernel directly: libc's `setgroups` changes every thread.
@@ -132,6 +151,18 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn no_capability_is_effective() {
+        if !can_change_user() {
+            return;
+        }
+        let effective = || capabilities(None).unwrap().effective;
+        let before = effective();
+        assert!(!before.is_empty(), "control: root has capabilities");
+        assert_eq!(as_user(OTHER_ID, OTHER_ID, effective), Ok(CapabilitySet::empty()));
+        assert_eq!(effective(), before, "the capabilities were not restored");
     }
 
     #[test]

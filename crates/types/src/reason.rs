@@ -134,6 +134,8 @@ reasons! {
         "the text to replace occurs more than once; give more context or replace all occurrences";
     TooManyFileCalls = "TOO_MANY_FILE_CALLS",
         "too many file calls are open on the worker; retry after the delay in `RetryInfo`";
+    FileCallTimeout = "FILE_CALL_TIMEOUT",
+        "the file call took longer than the worker allows; split the work into smaller calls";
     StreamStalled = "STREAM_STALLED",
         "the client sent or received no data of the file stream in time";
 }

@@ -70,6 +70,8 @@ pub struct Options {
     pub kill_grace: Duration,
     /// How long rows of ended sessions are kept.
     pub output_retention: Duration,
+    /// How long a file call may work. Reads and writes of content end by their own limits.
+    pub file_call_timeout: Duration,
     /// With less free memory on the host than this, the worker keeps no spare sandboxes.
     pub min_free_memory_bytes: u64,
     /// Gives each session its own user and group, if the worker may change the owner of files.
@@ -238,6 +240,7 @@ fn check(options: &Options) -> Result<(), Error> {
         ("lease_ttl", options.lease_ttl.is_zero()),
         ("lease_margin", options.lease_margin.is_zero()),
         ("poll_interval", options.poll_interval.is_zero()),
+        ("file_call_timeout", options.file_call_timeout.is_zero()),
     ];
     match zero.into_iter().find(|(_, is_zero)| *is_zero) {
         Some((name, _)) => Err(Error::NotPositive(name)),

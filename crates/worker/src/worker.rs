@@ -10,7 +10,7 @@ use codelia_types::Incarnation;
 
 use crate::{
     Options,
-    files::FileService,
+    files::{FileService, Workspaces},
     lease::{
         acquire::SessionLeases,
         drain::Drainer,
@@ -38,6 +38,7 @@ pub(crate) struct Worker {
     pub(crate) address: String,
     pub(crate) term: LeaseTerm,
     pub(crate) poll_interval: Duration,
+    file_call_timeout: Duration,
     pub(crate) store: Store,
     pub(crate) lease: LeaseHandle,
     pub(crate) registration: Arc<Registration>,
@@ -85,6 +86,7 @@ impl Worker {
         Arc::new(Self {
             term: LeaseTerm { ttl: options.lease_ttl, margin: options.lease_margin },
             poll_interval: options.poll_interval,
+            file_call_timeout: options.file_call_timeout,
             registration: shared.registration(options, &address, dispatcher.clone()),
             janitor: shared.janitor(options),
             drainer: shared.drainer(options, poller.clone(), dispatcher.clone()),
@@ -117,7 +119,12 @@ impl Worker {
 
     /// The service through which apis read and write the files of sessions.
     pub(crate) fn file_service(&self) -> FileService {
-        FileService::new(self.sessions.clone(), self.root.clone(), self.lease.clone())
+        FileService::new(Workspaces {
+            sessions: self.sessions.clone(),
+            root: self.root.clone(),
+            lease: self.lease.clone(),
+            call_timeout: self.file_call_timeout,
+        })
     }
 }
 

@@ -130,3 +130,34 @@ async fn edit_replaces_unique_or_all_matches() -> Result<()> {
     assert_eq!(workspace.list("", 0).await?, [["text"]], "no temporary file is left");
     cluster.end().await
 }
+
+#[tokio::test]
+async fn edit_is_limited_before_its_result_is_built() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let name = client.session().await?.name;
+    let workspace = Workspace::new(&client, &name);
+    let text = "x".repeat(3000);
+    client.put(&name, "text", &text).await?;
+    let pid = cluster.workers[0].process.pid();
+    let before = peak_memory(pid);
+    let large = "y".repeat(1 << 20);
+    assert_eq!(
+        outcome(workspace.edit("x", &large, true).await),
+        refused(Code::ResourceExhausted, "FILE_TOO_LARGE")
+    );
+    let grown = peak_memory(pid) - before;
+    assert!(grown < 100_000, "the worker grew by {grown} kB; the result would have 3072000 kB");
+    assert_eq!(client.get(&name, "text").await?, text);
+    // The control: the largest result is written.
+    client.put(&name, "text", &"x".repeat(15)).await?;
+    assert_eq!(workspace.edit("x", &large, true).await?, 15);
+    assert_eq!(workspace.stat("text").await?.size_bytes, 15 << 20);
+    // Nearly matches at every position.
+    let almost = format!("{}x", "y".repeat((1 << 20) - 1));
+    assert_eq!(
+        outcome(workspace.edit(&almost, "z", true).await),
+        refused(Code::FailedPrecondition, "TEXT_NOT_FOUND")
+    );
+    cluster.end().await
+}

@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use super::workspace::{Workspace, bytes, directory, open, outcome, refused};
+use crate::isolation::isolating;
 
 /// Returns the sizes of unnamed files in session directories that a process has open.
 fn unnamed_files(pid: u32) -> Vec<u64> {
@@ -116,19 +117,58 @@ async fn full_disk_is_reported_and_old_file_stays() -> Result<()> {
     cluster.end().await
 }
 
+/// Half of the disk is reserved for root. A session's uploads and copies do not get it.
+#[tokio::test]
+async fn uploads_leave_blocks_reserved_for_root() -> Result<()> {
+    let Some(mut cluster) = isolating("bwrap", 0).await? else { return Ok(()) };
+    let Some(disk) = Disk::mount_ext4(&cluster.directory().join("disk"))? else { return cluster.end().await };
+    let root = disk.0.join("root");
+    let content = bytes(8 << 20);
+    fs::write(disk.0.join("of-root"), &content).context("the control: root gets the reserved blocks")?;
+    fs::remove_file(disk.0.join("of-root"))?;
+    cluster.add_worker_with(&[("CODELIA_SANDBOX_ROOT", &root.display().to_string())]).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let name = &session.name;
+    let full = refused(Code::ResourceExhausted, "DISK_FULL");
+    client.put(name, "file", "before").await?;
+    for path in ["file", "new"] {
+        assert_eq!(outcome(client.write_file(open(name, path), &content).await), full, "{path}");
+    }
+    client.write_file(open(name, "half"), &content[..3 << 20]).await?;
+    let workspace = Workspace::new(&client, name);
+    assert_eq!(outcome(workspace.copy("half", "other-half", false).await), full);
+    assert_eq!(client.get(name, "file").await?, "before");
+    let command = client.exec(name, "head -c 8M /dev/zero > by-command || echo full").await?;
+    assert_eq!(command.stdout_text(), "full\n", "a command does not get them either");
+    cluster.stop_processes().await?;
+    drop(disk);
+    cluster.end().await
+}
+
 /// A small disk, which only root can mount.
 struct Disk(PathBuf);
 
 impl Disk {
     fn mount(path: &Path) -> Result<Option<Self>> {
+        Self::mount_with(path, &["-t", "tmpfs", "-o", "size=8m,mode=0755", "tmpfs"])
+    }
+
+    /// Has 14 MB, half of it reserved for root.
+    fn mount_ext4(path: &Path) -> Result<Option<Self>> {
+        let image = path.with_extension("image");
+        fs::File::create(&image)?.set_len(16 << 20)?;
+        let made = Command::new("mkfs.ext4").args(["-q", "-m", "50"]).arg(&image).status();
+        ensure!(made.as_ref().is_ok_and(|made| made.success()), "mkfs.ext4: {made:?}");
+        Self::mount_with(path, &["-o", "loop", image.to_str().context("a path in UTF-8")?])
+    }
+
+    fn mount_with(path: &Path, arguments: &[&str]) -> Result<Option<Self>> {
         if !available("root", (!is_root()).then_some("only root can mount a small disk")) {
             return Ok(None);
         }
         fs::create_dir_all(path)?;
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=8m,mode=0755", "tmpfs"])
-            .arg(path)
-            .status()?;
+        let mounted = Command::new("mount").args(arguments).arg(path).status()?;
         ensure!(mounted.success(), "mount: {mounted}");
         Ok(Some(Self(path.to_owned())))
     }

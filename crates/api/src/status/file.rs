@@ -79,13 +79,14 @@ impl FileError {
             Cause::LeadsOut => "the path leaves the workspace",
             Cause::Policy => "forbidden by the session's policy",
             Cause::Permission => "forbidden by the file's permissions",
-            Cause::TooLarge => "larger than the maximum file size of this session",
+            Cause::TooLarge => "larger than the maximum file size of this session (16 MiB to edit a file)",
             Cause::DiskFull => "the worker's disk is full",
             Cause::Changed => "the file was replaced; read it again and retry",
             Cause::TextAbsent => "text to replace not found in the file",
             Cause::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
             Cause::Impossible => "not a valid file path",
             Cause::Busy => "too many file calls are open; retry",
+            Cause::TimedOut => "timed out; split the work into smaller calls",
             Cause::Stalled => "the stream stalled; start again",
             Cause::Failed | Cause::Unspecified => "internal error; report the x-request-id to the operator",
         }
@@ -111,6 +112,7 @@ impl FileError {
             Cause::TextAmbiguous => (Code::FailedPrecondition, Reason::TextAmbiguous),
             Cause::Impossible => (Code::InvalidArgument, Reason::InvalidField),
             Cause::Busy => (Code::ResourceExhausted, Reason::TooManyFileCalls),
+            Cause::TimedOut => (Code::DeadlineExceeded, Reason::FileCallTimeout),
             Cause::Stalled => (Code::Aborted, Reason::StreamStalled),
             Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),
         }

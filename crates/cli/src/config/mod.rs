@@ -107,6 +107,7 @@ pub(crate) struct Worker {
     pub(crate) lease_margin_percent: u32,
     pub(crate) poll_interval_ms: NonZeroU64,
     pub(crate) drain_grace_seconds: Option<u64>,
+    pub(crate) file_call_timeout_seconds: NonZeroU64,
     /// Below this, the worker discards prepared sandboxes.
     pub(crate) min_free_memory_mb: u64,
 }

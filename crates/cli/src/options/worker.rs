@@ -44,6 +44,7 @@ pub(crate) fn worker(
         drain_grace: shutdown_grace(config, defaults),
         kill_grace: KILL_GRACE,
         output_retention: OUTPUT_RETENTION,
+        file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
         uids,
     })
@@ -103,6 +104,18 @@ fn listen(text: &str) -> Result<Listen> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_call_timeout_is_configured() {
+        let timeout = |variables: &[(&str, &str)]| {
+            let loaded = crate::config::tests::loaded(None, &[], variables).unwrap();
+            let options = worker(&loaded.config, "w", Path::new("/s"), None, super::super::SEPARATE);
+            options.unwrap().file_call_timeout
+        };
+        assert_eq!(timeout(&[]), Duration::from_secs(60));
+        let variable = ("CODELIA_WORKER_FILE_CALL_TIMEOUT_SECONDS", "7");
+        assert_eq!(timeout(&[variable]), Duration::from_secs(7));
+    }
 
     #[test]
     fn worker_listens_on_socket_or_address() {

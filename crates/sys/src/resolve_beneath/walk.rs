@@ -19,6 +19,8 @@ use super::{
 
 /// The kernel's own limit.
 const MAX_SYMLINKS: usize = 40;
+/// Components in a path and the symlinks on it. Each `..` costs as much as the path is deep.
+const MAX_STEPS: usize = 4096;
 
 const DIRECTORY: OFlags = COMPONENT.union(OFlags::DIRECTORY);
 
@@ -60,6 +62,7 @@ impl Root {
             names: Vec::new(),
             pending: Vec::new(),
             symlinks: 0,
+            steps: 0,
         };
         walk.push_pending(path)?;
         walk.run(final_symlink)
@@ -77,6 +80,8 @@ struct Walk<'a> {
     pending: Vec<Step>,
     /// How many symlinks were followed.
     symlinks: usize,
+    /// How many components the path and the symlinks have.
+    steps: usize,
 }
 
 enum Step {
@@ -152,6 +157,10 @@ impl Walk<'_> {
 
     fn push_pending(&mut self, path: &Path) -> Result<(), ResolveError> {
         for component in path.components().rev() {
+            self.steps += 1;
+            if self.steps > MAX_STEPS {
+                return Err(Errno::NAMETOOLONG.into());
+            }
             match component {
                 Component::Normal(name) => self.pending.push(Step::Child(name.to_owned())),
                 Component::ParentDir => self.pending.push(Step::Parent),
@@ -258,6 +267,19 @@ pub(super) mod tests {
         }
         // Control: opening the name without resolving it reads the file outside.
         assert_eq!(fs::read_to_string(temp.path().join("root/up")).unwrap(), "outside");
+    }
+
+    #[test]
+    fn long_chain_of_symlinks_is_refused() {
+        let (temp, root) = tree();
+        let link = |to: &str, name: &str| symlink(to, temp.path().join("root").join(name)).unwrap();
+        let (there_and_back, count) = ("a/../".repeat(800), 3);
+        link(&format!("{there_and_back}a/b/file"), "0");
+        for number in 1..count {
+            link(&format!("{there_and_back}{}", number - 1), &number.to_string());
+        }
+        assert_eq!(resolve(&root, "1", FinalSymlink::Follow).as_deref(), Ok("a/b/file"), "control");
+        assert_eq!(resolve(&root, "2", FinalSymlink::Follow), Err(ResolveError::Os(Errno::NAMETOOLONG)));
     }
 
     #[test]

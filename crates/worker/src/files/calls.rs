@@ -22,6 +22,7 @@ use codelia_sys::{
     Errno,
     resolve_beneath::{self, FinalSymlink, ResolvedPath},
 };
+use memchr::memmem::Finder;
 use rustix::fs::{
     Access, AtFlags, Dir, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
 };
@@ -34,8 +35,8 @@ use super::{
 };
 use crate::workspace::trash;
 
-/// The largest file that can be edited: it is held in memory.
-const MAX_EDIT_BYTES: u64 = 16 * 1024 * 1024;
+/// The largest file that can be edited, before and after: both are held in memory.
+const MAX_EDIT_BYTES: usize = 16 * 1024 * 1024;
 const DIRECTORY_MODE: Mode =
     Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP).union(Mode::ROTH).union(Mode::XOTH);
 
@@ -58,7 +59,7 @@ pub(crate) fn call(workspace: &Workspace, call: Call) -> Result<CallFileResponse
 
 fn one(file: v1::File) -> CallFileResponse {
     let file = NamedFile { file_name: Vec::new(), file: Some(file) };
-    CallFileResponse { files: vec![file], replacements: 0 }
+    CallFileResponse { files: vec![file], ..CallFileResponse::default() }
 }
 
 fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, FileError> {
@@ -79,16 +80,18 @@ fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResp
         let directory = entry.open()?;
         let max = usize::try_from(request.limit).unwrap_or(0);
         let visible = |name: &OsStr| workspace.may_see(&target.path.join(name));
-        let names = first_names(&directory, OsStr::from_bytes(&request.after), max, visible)?;
+        let may_continue = || workspace.check_deadline();
+        let names = first_names(&directory, OsStr::from_bytes(&request.after), max, visible, may_continue)?;
         let mut files = Vec::with_capacity(names.len());
         for name in names {
+            workspace.check_deadline()?;
             // Skips what was removed meanwhile.
             if let Some(found) = entry.lookup(&name)? {
                 let file = Some(describe(&target.path.join(&name), &found)?);
                 files.push(NamedFile { file_name: name.into_vec(), file });
             }
         }
-        Ok(CallFileResponse { files, replacements: 0 })
+        Ok(CallFileResponse { files, ..CallFileResponse::default() })
     })
 }
 
@@ -98,9 +101,11 @@ fn first_names(
     after: &OsStr,
     max: usize,
     visible: impl Fn(&OsStr) -> bool,
-) -> Result<Vec<OsString>, Errno> {
+    may_continue: impl Fn() -> Result<(), FileError>,
+) -> Result<Vec<OsString>, FileError> {
     let mut first = BinaryHeap::with_capacity(max.min(1024));
     for entry in Dir::read_from(directory)? {
+        may_continue()?;
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if name == "." || name == ".." || name <= after || !visible(name) {
@@ -118,6 +123,7 @@ fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> 
     workspace.as_session(|| {
         if request.parents {
             for ancestor in Path::new(&request.path).ancestors().collect::<Vec<_>>().into_iter().rev() {
+                workspace.check_deadline()?;
                 make_one(workspace, ancestor, true)?;
             }
         } else {
@@ -173,7 +179,7 @@ fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File
         let upload = Upload::begin(workspace, &request.destination_path, options);
         Ok((source, upload.map_err(FileError::at("destination_path"))?))
     })?;
-    upload.append_file(workspace, source).map_err(at_source)?;
+    upload.append_file(workspace, &source).map_err(at_source)?;
     upload.publish(workspace).map_err(FileError::at("destination_path"))
 }
 
@@ -200,66 +206,98 @@ fn remove_tree(workspace: &Workspace, target: &ResolvedPath) -> Result<(), FileE
     let trash: OwnedFd = resolve_beneath::open_directory(&workspace.trash())?;
     let name = Uuid::new_v4().to_string();
     renameat(&target.parent, &target.name, &trash, &name)?;
-    if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {
+    let may_continue = || workspace.check_deadline().is_ok();
+    if let Err(error) = trash::remove_while(&workspace.trash(), Path::new(&name), &may_continue) {
         tracing::warn!(%error, "cannot remove directory from the trash, leaving it to the janitor");
     }
     Ok(())
 }
 
 fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFileResponse, FileError> {
-    let (text, mut upload) = workspace.as_session(|| {
+    let (source, size, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.path)?;
         let etag = super::workspace::etag(&entry);
         if !request.etag.is_empty() && request.etag != etag {
             return Err(Reason::Changed.into());
         }
-        if u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX) > MAX_EDIT_BYTES {
-            return Err(Reason::TooLarge.into());
-        }
-        let text = read_at(&entry.open()?, 0, usize::try_from(MAX_EDIT_BYTES).unwrap_or(usize::MAX))?;
+        let size = usize::try_from(entry.stat.st_size).unwrap_or(usize::MAX);
         // The etag detects a change between reading and writing.
         let options = WriteOptions { mode: None, replace: true, etag };
-        Ok((text, Upload::begin(workspace, &request.path, options)?))
+        Ok((entry.open()?, size, Upload::begin(workspace, &request.path, options)?))
     })?;
-    let (edited, replacements) = replace(&text, &request.old_text, &request.new_text, request.replace_all)?;
-    upload.append(workspace, &edited)?;
+    if size > MAX_EDIT_BYTES {
+        return Err(Reason::TooLarge.into());
+    }
+    let _text_memory = workspace.permit.try_reserve(size).ok_or(Reason::Busy)?;
+    let edit = Edit::new(read_at(&source, 0, size)?, request)?;
+    if edit.result_bytes > MAX_EDIT_BYTES {
+        return Err(Reason::TooLarge.into());
+    }
+    workspace.check_deadline()?;
+    let _result_memory = workspace.permit.try_reserve(edit.result_bytes).ok_or(Reason::Busy)?;
+    upload.append(workspace, &edit.result())?;
     let file = upload.publish(workspace)?;
-    Ok(CallFileResponse { replacements, ..one(file) })
+    Ok(CallFileResponse { replacements: edit.count, ..one(file) })
 }
 
-/// The text with `old` replaced by `new`, and the number of replacements.
-fn replace(text: &[u8], old: &[u8], new: &[u8], all: bool) -> Result<(Vec<u8>, i64), FileError> {
-    let mut edited = Vec::with_capacity(text.len());
-    let (mut rest, mut count) = (text, 0);
-    while let Some(at) = position(rest, old) {
-        edited.extend_from_slice(&rest[..at]);
-        edited.extend_from_slice(new);
-        rest = &rest[at + old.len()..];
-        count += 1;
-    }
-    edited.extend_from_slice(rest);
-    match count {
-        0 => Err(Reason::TextAbsent.into()),
-        2.. if !all => Err(Reason::TextAmbiguous.into()),
-        count => Ok((edited, count)),
-    }
+/// A replacement in a text. Its size is known before it is done. The time is linear in the text,
+/// whatever the text to find.
+#[derive(Debug)]
+struct Edit<'a> {
+    text: Vec<u8>,
+    old: Finder<'a>,
+    new: &'a [u8],
+    count: i64,
+    result_bytes: usize,
 }
 
-fn position(text: &[u8], pattern: &[u8]) -> Option<usize> {
-    if pattern.is_empty() {
-        return None;
+impl<'a> Edit<'a> {
+    fn new(text: Vec<u8>, request: &'a v1::EditFileRequest) -> Result<Self, FileError> {
+        let (old, new) = (Finder::new(&request.old_text), request.new_text.as_slice());
+        if old.needle().is_empty() {
+            return Err(Reason::TextAbsent.into());
+        }
+        let max = if request.replace_all { usize::MAX } else { 2 };
+        let count = old.find_iter(&text).take(max).count();
+        if count > 1 && !request.replace_all {
+            return Err(Reason::TextAmbiguous.into());
+        }
+        let kept = text.len() - count * old.needle().len();
+        let result_bytes = kept.saturating_add(count.saturating_mul(new.len()));
+        match i64::try_from(count) {
+            Ok(0) | Err(_) => Err(Reason::TextAbsent.into()),
+            Ok(count) => Ok(Self { text, old, new, count, result_bytes }),
+        }
     }
-    text.windows(pattern.len()).position(|window| window == pattern)
+
+    fn result(&self) -> Vec<u8> {
+        let mut result = Vec::with_capacity(self.result_bytes);
+        let mut end = 0;
+        for at in self.old.find_iter(&self.text) {
+            result.extend_from_slice(&self.text[end..at]);
+            result.extend_from_slice(self.new);
+            end = at + self.old.needle().len();
+        }
+        result.extend_from_slice(&self.text[end..]);
+        result
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn request(old: &str, new: &str, replace_all: bool) -> v1::EditFileRequest {
+        let (old_text, new_text) = (old.to_owned().into(), new.to_owned().into());
+        v1::EditFileRequest { old_text, new_text, replace_all, ..Default::default() }
+    }
+
     fn edited(text: &str, old: &str, new: &str, all: bool) -> Result<(String, i64), Reason> {
-        replace(text.as_bytes(), old.as_bytes(), new.as_bytes(), all)
-            .map(|(text, count)| (String::from_utf8(text).unwrap(), count))
-            .map_err(|error| error.reason)
+        let request = request(old, new, all);
+        let edit = Edit::new(text.as_bytes().to_vec(), &request).map_err(|error| error.reason)?;
+        let result = edit.result();
+        assert_eq!(result.len(), edit.result_bytes);
+        Ok((String::from_utf8(result).unwrap(), edit.count))
     }
 
     #[test]
@@ -274,6 +312,13 @@ mod tests {
     }
 
     #[test]
+    fn size_of_edit_is_known_before_it_is_made() {
+        let all = request("x", &"y".repeat(1 << 20), true);
+        let edit = Edit::new(vec![b'x'; 3000], &all).unwrap();
+        assert_eq!((edit.count, edit.result_bytes), (3000, 3000 << 20));
+    }
+
+    #[test]
     fn names_are_sorted_and_limited() {
         let temp = tempfile::tempdir().unwrap();
         for name in ["c", "a", "d", "b", "hidden"] {
@@ -281,7 +326,7 @@ mod tests {
         }
         let directory = File::open(temp.path()).unwrap();
         let names = |after: &str, max| {
-            first_names(&directory, OsStr::new(after), max, |name| name != "hidden").unwrap()
+            first_names(&directory, OsStr::new(after), max, |name| name != "hidden", || Ok(())).unwrap()
         };
         assert_eq!(names("", 2), ["a", "b"]);
         assert_eq!(names("b", 9), ["c", "d"]);

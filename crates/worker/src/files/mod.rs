@@ -28,12 +28,10 @@ use self::{
     error::FileError,
     limiter::{CallLimiter, CallPermit},
     upload::{Upload, WriteOptions, read_at},
-    workspace::{Workspace, Workspaces, describe},
+    workspace::{Workspace, describe},
 };
-use crate::{
-    lease::{sessions::Sessions, worker_lease::LeaseHandle},
-    workspace::root::SessionRoot,
-};
+
+pub(crate) use self::workspace::Workspaces;
 
 /// How much of a file one message carries.
 const READ_BYTES: usize = 256 * 1024;
@@ -48,28 +46,28 @@ pub(crate) struct FileService {
 }
 
 impl FileService {
-    pub(crate) fn new(sessions: Arc<Sessions>, root: Arc<SessionRoot>, lease: LeaseHandle) -> Self {
-        Self { workspaces: Workspaces { sessions, root, lease }, limiter: Arc::default() }
+    pub(crate) fn new(workspaces: Workspaces) -> Self {
+        Self { workspaces, limiter: Arc::default() }
     }
 
     /// Admits a call and opens its workspace.
-    async fn open(&self, requested: Option<HeldSession>) -> Result<(CallPermit, Workspace), FileError> {
+    async fn open(&self, requested: Option<HeldSession>) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
         let workspaces = self.workspaces.clone();
-        Ok((permit, blocking(move || workspaces.open(&requested)).await?))
+        blocking(move || workspaces.open(&requested, permit)).await
     }
 
     async fn call(&self, request: CallFileRequest) -> Result<CallFileResponse, FileError> {
-        let (_permit, workspace) = self.open(request.session).await?;
+        let workspace = self.open(request.session).await?;
         let call = request.call.ok_or(Reason::Impossible)?;
         blocking(move || calls::call(&workspace, call)).await
     }
 
     async fn read(&self, request: ReadFileRequest) -> Result<FileRead, FileError> {
-        let (permit, workspace) = self.open(request.session).await?;
+        let workspace = self.open(request.session).await?;
         let request = request.request.ok_or(Reason::Impossible)?;
-        let read = blocking(move || FileRead::open(&workspace, &request, permit)).await;
+        let read = blocking(move || FileRead::open(workspace, &request)).await;
         read.map_err(FileError::at("path"))
     }
 
@@ -77,7 +75,7 @@ impl FileService {
         let Some(Kind::Open(opened)) = next(&mut requests).await? else {
             return Err(Reason::Impossible.into());
         };
-        let (_permit, workspace) = self.open(opened.session).await?;
+        let workspace = self.open(opened.session).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let workspace = Arc::new(workspace);
         let mut upload = begin(&workspace, open).await.map_err(FileError::at("open.path"))?;
@@ -132,22 +130,18 @@ struct FileRead {
 }
 
 impl FileRead {
-    fn open(
-        workspace: &Workspace,
-        request: &v1::ReadFileRequest,
-        permit: CallPermit,
-    ) -> Result<Self, FileError> {
+    fn open(workspace: Workspace, request: &v1::ReadFileRequest) -> Result<Self, FileError> {
         let negative = |_| Reason::Impossible;
-        workspace.as_session(|| {
+        let (file, head, offset, end) = workspace.as_session(|| {
             let (target, entry) = workspace.find_file(&request.path)?;
             let file = Arc::new(entry.open()?);
             let size = u64::try_from(entry.stat.st_size).map_err(negative)?;
             let offset = u64::try_from(request.offset).map_err(negative)?;
             let length = request.length.map(u64::try_from).transpose().map_err(negative)?;
             let end = length.map_or(size, |length| offset.saturating_add(length).min(size));
-            let head = Some(describe(&target.path, &entry)?);
-            Ok(Self { file, head, offset, end, _permit: permit })
-        })
+            Ok((file, Some(describe(&target.path, &entry)?), offset, end))
+        })?;
+        Ok(Self { file, head, offset, end, _permit: workspace.permit })
     }
 
     async fn next(&mut self) -> Result<Option<read_file_response::Kind>, FileError> {

@@ -1,9 +1,10 @@
 //! A file that is being written. It has no name until it is complete, so an interrupted call,
-//! worker or host leaves nothing behind.
+//! worker or host leaves nothing behind. The session's user writes it: the worker's own rights would
+//! pass quotas and take the blocks that are reserved for root.
 
 use std::{
     fs::{File, Permissions},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::{
         fd::OwnedFd,
         unix::fs::{FileExt, PermissionsExt},
@@ -15,20 +16,25 @@ use codelia_policy::FileAccess;
 use codelia_proto::{internal::v1::FileRefusalReason as Reason, v1};
 use codelia_sys::{
     Errno,
-    resolve_beneath::{self, Entry, FinalSymlink, ResolvedPath, proc_fd_path},
+    resolve_beneath::{Entry, FinalSymlink, ResolvedPath, proc_fd_path},
 };
-use rustix::fs::{AtFlags, CWD, linkat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, linkat, renameat};
 use uuid::Uuid;
 
 use super::{
     error::FileError,
     workspace::{Workspace, check_regular, describe, etag},
 };
+use crate::workspace::trash;
 
 /// The mode of a new file whose caller sets none.
 const DEFAULT_MODE: u32 = 0o644;
+/// Neither set-user-id, nor set-group-id, nor sticky.
+const MODE_MASK: u32 = 0o777;
 /// The janitor may remove a name from the trash before it is moved; it does so once a minute.
 const MAX_ATTEMPTS: usize = 3;
+/// How much of a file is copied before the deadline is checked.
+const COPY_BYTES: u64 = 8 * 1024 * 1024;
 
 /// How a file is written.
 #[derive(Debug, Clone, Default)]
@@ -55,9 +61,9 @@ impl Upload {
     pub(crate) fn begin(workspace: &Workspace, path: &str, options: WriteOptions) -> Result<Self, FileError> {
         let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
         target.entry.as_ref().map_or(Ok(()), check_regular)?;
-        let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode & 0o777));
+        let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode));
         let file = target.create_unnamed_file()?;
-        file.set_permissions(Permissions::from_mode(mode.unwrap_or(DEFAULT_MODE)))?;
+        file.set_permissions(Permissions::from_mode(mode.unwrap_or(DEFAULT_MODE) & MODE_MASK))?;
         let upload = Self { target, file, written: 0, options };
         upload.check_unchanged()?;
         Ok(upload)
@@ -69,15 +75,25 @@ impl Upload {
         if self.written > workspace.max_file_bytes {
             return Err(Reason::TooLarge.into());
         }
-        Ok(self.file.write_all(data)?)
+        workspace.as_session(|| Ok(self.file.write_all(data)?))
     }
 
     /// Appends all of another file.
-    pub(crate) fn append_file(&mut self, workspace: &Workspace, mut from: File) -> Result<(), FileError> {
-        // One byte more than allowed shows that the file is too large.
-        let max = workspace.max_file_bytes.saturating_add(1);
-        self.written += io::copy(&mut io::Read::take(&mut from, max), &mut self.file)?;
-        if self.written > workspace.max_file_bytes { Err(Reason::TooLarge.into()) } else { Ok(()) }
+    pub(crate) fn append_file(&mut self, workspace: &Workspace, from: &File) -> Result<(), FileError> {
+        loop {
+            workspace.check_deadline()?;
+            // One byte more than allowed shows that the file is too large.
+            let left = workspace.max_file_bytes.saturating_add(1) - self.written;
+            let mut part = from.take(left.min(COPY_BYTES));
+            let copied = workspace.as_session(|| Ok(io::copy(&mut part, &mut self.file)?))?;
+            self.written += copied;
+            if self.written > workspace.max_file_bytes {
+                return Err(Reason::TooLarge.into());
+            }
+            if copied == 0 {
+                return Ok(());
+            }
+        }
     }
 
     /// Gives the file its name atomically.
@@ -86,27 +102,29 @@ impl Upload {
         self.check_unchanged()?;
         match workspace.as_session(|| Ok(self.link(&self.target.parent, Path::new(&self.target.name))?)) {
             Err(error) if error.reason == Reason::Exists && self.options.replace => {
-                self.replace(&workspace.trash())?;
+                self.replace(workspace)?
             }
             linked => linked?,
         }
         describe(&self.target.path, &Entry::from_fd(self.file.into())?)
     }
 
-    /// Replaces the file by renaming over it. That needs a name, which the file gets in the trash.
-    /// Creating the file already showed that the session's user may write to the directory.
-    fn replace(&self, trash: &Path) -> Result<(), FileError> {
-        let trash = resolve_beneath::open_directory(trash)?;
+    /// Replaces the file by renaming over it. That needs a name, which the file gets in a directory
+    /// of the session's user that its commands cannot reach.
+    fn replace(&self, workspace: &Workspace) -> Result<(), FileError> {
         for _ in 0..MAX_ATTEMPTS {
             let name = Uuid::new_v4().to_string();
-            self.link(&trash, Path::new(&name))?;
-            match renameat(&trash, &name, &self.target.parent, &self.target.name) {
-                Err(Errno::NOENT) => {}
-                Err(errno) => {
-                    unlinkat(&trash, &name, AtFlags::empty())?;
-                    return Err(errno.into());
-                }
-                Ok(()) => return Ok(()),
+            let directory = workspace.create_in_trash(&name)?;
+            let renamed = workspace.as_session(|| {
+                self.link(&directory, Path::new("file"))?;
+                Ok(renameat(&directory, "file", &self.target.parent, &self.target.name)?)
+            });
+            if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {
+                tracing::warn!(%error, "cannot remove directory from the trash, leaving it to the janitor");
+            }
+            match renamed {
+                Err(error) if error.reason == Reason::Absent => {}
+                renamed => return renamed,
             }
         }
         Err(Reason::Absent.into())

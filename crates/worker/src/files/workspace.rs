@@ -2,9 +2,17 @@
 //! against the session's policy, and accessed as the session's user.
 
 use std::{
-    os::unix::ffi::OsStrExt,
+    fs::DirBuilder,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, lchown},
+        },
+    },
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use codelia_policy::{FileAccess, FilesystemPolicy, Ids, WORKSPACE};
@@ -14,12 +22,12 @@ use codelia_proto::{
 };
 use codelia_sys::{
     fs_identity::as_user,
-    resolve_beneath::{Entry, FinalSymlink, ResolvedPath, Root},
+    resolve_beneath::{Entry, FinalSymlink, ResolvedPath, Root, open_directory},
 };
 use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
 
-use super::error::FileError;
+use super::{error::FileError, limiter::CallPermit};
 use crate::{
     lease::{sessions::Sessions, worker_lease::LeaseHandle},
     workspace::root::SessionRoot,
@@ -31,6 +39,8 @@ pub(crate) struct Workspaces {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) lease: LeaseHandle,
+    /// How long a call with one response may work.
+    pub(crate) call_timeout: Duration,
 }
 
 /// The directory of a session that this worker holds.
@@ -43,13 +53,17 @@ pub(crate) struct Workspace {
     /// The user of its commands on the host, if it is not the worker's.
     user: Option<Ids>,
     policy: FilesystemPolicy,
+    /// When a call with one response must end. Nothing can abort a thread: loops check it.
+    deadline: Instant,
+    /// Held until the work is done, even if the caller has left.
+    pub(crate) permit: CallPermit,
     /// The largest file that its commands may write.
     pub(crate) max_file_bytes: u64,
 }
 
 impl Workspaces {
     /// Opens a workspace, if its session is held under the lease that the caller names.
-    pub(crate) fn open(self, requested: &HeldSession) -> Result<Workspace, FileError> {
+    pub(crate) fn open(self, requested: &HeldSession, permit: CallPermit) -> Result<Workspace, FileError> {
         let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
         let epoch = LeaseEpoch(requested.lease_epoch);
         let (spec, ids) = self.sessions.for_files(session, epoch).ok_or(Reason::NotHeld)?;
@@ -59,6 +73,8 @@ impl Workspaces {
             user: (spec.mode != Mode::Logical).then_some(ids),
             policy: spec.policy.filesystem,
             max_file_bytes: spec.limits.file_bytes,
+            deadline: Instant::now() + self.call_timeout,
+            permit,
             held: self,
             session,
             epoch,
@@ -74,6 +90,11 @@ impl Workspace {
     pub(crate) fn check_held(&self) -> Result<(), FileError> {
         let is_held = self.held.sessions.for_files(self.session, self.epoch).is_some();
         if is_held && self.held.lease.is_live() { Ok(()) } else { Err(Reason::NotHeld.into()) }
+    }
+
+    /// Fails if the call has taken too long.
+    pub(crate) fn check_deadline(&self) -> Result<(), FileError> {
+        if Instant::now() < self.deadline { Ok(()) } else { Err(Reason::TimedOut.into()) }
     }
 
     /// Does `work` as the user of the session's commands.
@@ -124,6 +145,16 @@ impl Workspace {
     /// the session's file system, out of its reach, and emptied by the janitor.
     pub(crate) fn trash(&self) -> PathBuf {
         self.held.root.trash()
+    }
+
+    /// Creates a directory of the session's user in the trash.
+    pub(crate) fn create_in_trash(&self, name: &str) -> Result<OwnedFd, FileError> {
+        let path = self.trash().join(name);
+        DirBuilder::new().mode(0o700).create(&path)?;
+        if let Some(Ids { uid, gid }) = self.user {
+            lchown(&path, Some(uid), Some(gid))?;
+        }
+        Ok(open_directory(&path)?)
     }
 }
 

@@ -30,11 +30,16 @@ const MAX_MOVED: usize = 1000;
 /// Removes `name` in the directory `trash` and returns the size of its files in bytes. Nothing
 /// happens if it does not exist.
 pub(crate) fn remove(trash: &Path, name: &Path) -> io::Result<u64> {
+    remove_while(trash, name, &|| true)
+}
+
+/// Like [`remove`], but fails when `may_continue` returns `false`. The next call continues.
+pub(crate) fn remove_while(trash: &Path, name: &Path, may_continue: &dyn Fn() -> bool) -> io::Result<u64> {
     let trash = openat(CWD, trash, DIRECTORY, Mode::empty())?;
     let mut bytes = 0;
     let mut left = vec![name.to_owned()];
     while let Some(name) = left.last().cloned() {
-        match remove_flat(&trash, &name) {
+        match remove_flat(&trash, &name, may_continue) {
             // Another worker on this root removes it too.
             Err(error) if error.kind() == io::ErrorKind::NotFound => drop(left.pop()),
             Err(error) => return Err(error),
@@ -58,10 +63,10 @@ enum Removed {
     Moved(u64, Vec<PathBuf>),
 }
 
-fn remove_flat(trash: &OwnedFd, name: &Path) -> io::Result<Removed> {
+fn remove_flat(trash: &OwnedFd, name: &Path, may_continue: &dyn Fn() -> bool) -> io::Result<Removed> {
     match kind(trash, name)? {
         None => Ok(Removed::Done(0)),
-        Some((FileType::Directory, _)) => empty(trash, name),
+        Some((FileType::Directory, _)) => empty(trash, name, may_continue),
         Some((_, size)) => {
             unlink(trash, name, AtFlags::empty())?;
             Ok(Removed::Done(size))
@@ -69,7 +74,7 @@ fn remove_flat(trash: &OwnedFd, name: &Path) -> io::Result<Removed> {
     }
 }
 
-fn empty(trash: &OwnedFd, name: &Path) -> io::Result<Removed> {
+fn empty(trash: &OwnedFd, name: &Path, may_continue: &dyn Fn() -> bool) -> io::Result<Removed> {
     let dir = open(trash, name)?;
     let mut bytes = 0;
     let mut moved = Vec::new();
@@ -78,6 +83,9 @@ fn empty(trash: &OwnedFd, name: &Path) -> io::Result<Removed> {
         let child = entry.file_name();
         if matches!(child.to_bytes(), b"." | b"..") {
             continue;
+        }
+        if !may_continue() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
         match kind(&dir, child)? {
             None => {}

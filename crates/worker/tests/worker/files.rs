@@ -1,9 +1,12 @@
 //! File calls need the lease when they start and before their result becomes visible.
 
+use std::time::Duration;
+
 use codelia_proto::{
     internal::v1::{
         CallFileRequest, CloseSessionRequest, FileRefusal, FileRefusalReason as Reason, HeldSession,
-        OpenedFile, ReadFileRequest, WriteFileRequest, call_file_request::Call, write_file_request::Kind,
+        ListedDirectory, OpenedFile, ReadFileRequest, WriteFileRequest, call_file_request::Call,
+        write_file_request::Kind,
     },
     v1,
 };
@@ -78,4 +81,42 @@ async fn upload_to_released_session_does_not_appear() {
     assert_eq!(reason(&refused), Reason::NotHeld);
     assert!(!fixture.directory(session).join("file").exists());
     fixture.end().await;
+}
+
+#[tokio::test]
+async fn file_call_stops_at_its_deadline() {
+    for (file_call_timeout, expected) in
+        [(Duration::from_secs(60), Ok(())), (Duration::from_nanos(1), Err(Reason::TimedOut))]
+    {
+        let fixture = Fixture::new(Settings { file_call_timeout, ..Settings::default() }).await;
+        let session = fixture.held_session().await;
+        let directory = fixture.directory(session);
+        std::fs::create_dir(directory.join("tree")).unwrap();
+        std::fs::write(directory.join("tree/file"), "text").unwrap();
+        let call = async |call| {
+            let request = CallFileRequest { session: held(&fixture, session, 1), call: Some(call) };
+            fixture.files.clone().call_file(request).await.map(drop).map_err(|status| reason(&status))
+        };
+        let edit =
+            v1::EditFileRequest { path: "tree/file".into(), old_text: "e".into(), ..Default::default() };
+        let copy = v1::CopyFileRequest {
+            source_path: "tree/file".into(),
+            destination_path: "copy".into(),
+            ..Default::default()
+        };
+        let make = v1::MakeDirectoryRequest { path: "a/b".into(), parents: true, ..Default::default() };
+        let list = ListedDirectory { path: "tree".into(), limit: 10, ..Default::default() };
+        for loops in
+            [Call::ListFiles(list), Call::EditFile(edit), Call::CopyFile(copy), Call::MakeDirectory(make)]
+        {
+            assert_eq!(call(loops.clone()).await, expected, "{loops:?}");
+        }
+        // A tree is gone for its session at once. What the call does not remove is left to the janitor.
+        let remove = v1::RemoveFileRequest { path: "tree".into(), recursive: true, ..Default::default() };
+        assert_eq!(call(Call::RemoveFile(remove)).await, Ok(()));
+        assert!(!directory.join("tree").exists());
+        let trash = directory.ancestors().nth(3).unwrap().join("trash");
+        assert_eq!(std::fs::read_dir(trash).unwrap().count(), usize::from(expected.is_err()));
+        fixture.end().await;
+    }
 }

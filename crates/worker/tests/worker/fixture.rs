@@ -53,11 +53,17 @@ pub(crate) struct Settings {
     pub(crate) slots: usize,
     pub(crate) lease_ttl: Duration,
     pub(crate) drain_grace: Duration,
+    pub(crate) file_call_timeout: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { slots: 4, lease_ttl: Duration::from_secs(30), drain_grace: Duration::from_secs(20) }
+        Self {
+            slots: 4,
+            lease_ttl: Duration::from_secs(30),
+            drain_grace: Duration::from_secs(20),
+            file_call_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -287,6 +293,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         drain_grace: settings.drain_grace,
         kill_grace: Duration::from_millis(200),
         output_retention: Duration::from_secs(3600),
+        file_call_timeout: settings.file_call_timeout,
         min_free_memory_bytes: 0,
         uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
     }
