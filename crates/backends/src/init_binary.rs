@@ -2,13 +2,18 @@
 
 use std::{
     env,
-    os::fd::OwnedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
+use codelia_init::Report;
 use codelia_sys::{fd, spawn::Program};
+use serde::Serialize;
 
-use crate::{Error, sandbox::child::ChildProcess};
+use crate::{
+    Error,
+    sandbox::{child::ChildProcess, control::Control},
+};
 
 const NAME: &str = "codelia-init";
 
@@ -31,4 +36,26 @@ pub(crate) fn start(path: &Path, arguments: &[&str], control: OwnedFd) -> Result
         ChildProcess::start(&Program::new(path, arguments, [control, stdout, stderr])?)
     };
     start().map_err(|cause| Error::InitStart { path: path.to_owned(), cause })
+}
+
+/// Has a separate `codelia-init` serve one request outside any sandbox. Returns the descriptors that
+/// it sent back.
+pub(crate) async fn call(
+    path: &Path,
+    argument: &str,
+    request: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<Vec<OwnedFd>, Error> {
+    let (mut control, remote) = Control::pair()?;
+    let mut process = start(path, &[argument], remote)?;
+    let sent = control.send(request, descriptors).await;
+    // If sending failed, init may have reported why before it exited.
+    let report = control.receive().await?;
+    process.wait().await?;
+    match report {
+        Some(Report::Ready) => Ok(control.take_descriptors()),
+        Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
+        Some(Report::Launched | Report::Exited(_)) => Err(Error::UnexpectedMessage),
+        None => sent.and(Err(Error::InitExited)),
+    }
 }

@@ -8,5 +8,5 @@ mod protocol;
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
     Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, Failure, Launch, OVERLAY_MOUNTS_DIR, Overlay,
-    OverlayRequest, Report, Request, Rlimit, SecuritySetup, Setup, Step,
+    OverlayRequest, Report, Request, RestrictRequest, Rlimit, SecuritySetup, Setup, Step,
 };

@@ -11,6 +11,7 @@ mod check;
 mod child;
 mod control;
 mod launch;
+mod mount_flags;
 mod overlay;
 mod process_tree;
 mod restrict;
@@ -41,8 +42,13 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut control = Control::new(stdin());
-    let result =
-        if is_first_argument("--overlays") { overlay::serve(&mut control) } else { serve(&mut control) };
+    let result = if is_first_argument("--overlays") {
+        overlay::serve(&mut control)
+    } else if is_first_argument("--restrict-mounts") {
+        mount_flags::serve(&mut control)
+    } else {
+        serve(&mut control)
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

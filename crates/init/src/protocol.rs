@@ -66,6 +66,14 @@ pub struct Overlay {
 /// The directory of the mount points, in the directory of the layers.
 pub const OVERLAY_MOUNTS_DIR: &str = "mounted";
 
+/// A request to restrict the mounts of a container from outside. The only message to
+/// `codelia-init --restrict-mounts`. Carries the container's mount namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestrictRequest {
+    /// The mount points that get `nodev`. Every mount gets `nosuid`.
+    pub without_devices: Vec<PathBuf>,
+}
+
 /// The setup of a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
@@ -270,6 +278,8 @@ pub enum Step {
     OverlayIdmap,
     /// Mount an overlay.
     OverlayMount,
+    /// Set `nosuid` and `nodev` on the mounts of a container.
+    RestrictMounts,
 }
 
 /// How the command ended, and what its processes used.

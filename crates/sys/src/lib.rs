@@ -14,6 +14,7 @@ pub mod fs_identity;
 pub mod landlock;
 pub mod memory;
 pub mod mount_alias;
+pub mod mount_flags;
 pub mod overlay;
 pub mod proc_self;
 pub mod process;

@@ -7,6 +7,7 @@ mod control_dir;
 mod engine;
 mod mounts;
 mod process;
+mod restrict;
 mod spec;
 mod sweep;
 
@@ -88,7 +89,7 @@ impl Container {
         let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;
         let body = spec::create_body(plan, &self.options, kind, self.owner, &mut control_dir)?;
         let mut process = ContainerProcess::new(self.engine.clone(), control_dir);
-        match process.start(body, plan).await {
+        match process.start(body, plan, &self.options.init).await {
             Ok((control, group)) => {
                 let sandbox = Sandbox::new(control, Box::new(process), Some(group));
                 prepared::prepare(sandbox, plan, setup, None).await
@@ -164,6 +165,13 @@ fn cgroup_namespace_gap() -> Gap {
     }
 }
 
+fn mounts_gap() -> Gap {
+    Gap {
+        missing: "nosuid and nodev on the mounts of a container".to_owned(),
+        remedy: "run the worker as root: engines have no option for it".to_owned(),
+    }
+}
+
 fn violations_gap(error: &Error) -> Gap {
     Gap {
         missing: format!("reports of blocked system calls (they are still denied): {error}"),
@@ -192,6 +200,9 @@ impl Backend for Container {
         };
         if self.engine.kind().await.is_ok_and(EngineKind::lacks_cgroup_namespaces) {
             gaps.push(cgroup_namespace_gap());
+        }
+        if !restrict::is_possible() {
+            gaps.push(mounts_gap());
         }
         let limits = Enforceable { violations: true, ..limits };
         let limits = match self.try_sandbox(limits, None).await {

@@ -1,6 +1,6 @@
 //! A container from its start to its removal.
 
-use std::{fs, io, time::Duration};
+use std::{fs, io, path::Path, time::Duration};
 
 use async_trait::async_trait;
 use bollard::models::ContainerCreateBody;
@@ -11,7 +11,7 @@ use codelia_telemetry::task;
 use codelia_types::{Mode, Receipt};
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{ControlDir, Engine, spec};
+use super::{ControlDir, Engine, restrict, spec};
 use crate::{
     Error,
     isolation::{self, INIT},
@@ -41,6 +41,7 @@ impl ContainerProcess {
         &mut self,
         body: ContainerCreateBody,
         plan: &Plan,
+        init: &Path,
     ) -> Result<(Control, Group), Error> {
         let id = self.engine.create(&self.name, body).await?;
         self.engine.start(&self.name).await?;
@@ -53,6 +54,9 @@ impl ContainerProcess {
         if spec::has_own_kernel(plan) && is_init_on_host(peer) {
             return Err(Error::SharedKernel);
         }
+        // The mounts that a runtime with its own kernel shows are not the host's.
+        let restricts = restrict::is_possible() && !spec::has_own_kernel(plan);
+        let namespace = restricts.then(|| restrict::open_namespace(peer));
         // A peer in the container's control groups is a process of the container.
         let group = match Group::of_process(peer, &id) {
             Ok(group) => group,
@@ -65,6 +69,9 @@ impl ContainerProcess {
             && !self.engine.limit_pids(&self.name, max).await?
         {
             group.limit_pids(max.unsigned_abs())?;
+        }
+        if let Some(namespace) = namespace {
+            restrict::restrict(init, namespace?, plan).await?;
         }
         Ok((control, group))
     }

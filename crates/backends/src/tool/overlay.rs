@@ -13,14 +13,13 @@ use std::{
     time::Duration,
 };
 
-use codelia_init::{OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, Report};
+use codelia_init::{OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest};
 use codelia_policy::{Ids, Mount, Plan};
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use crate::{
     Error, init_binary, isolation,
     mask::{self, MaskTarget},
-    sandbox::control::Control,
 };
 
 /// The policy field that requests overlays.
@@ -168,19 +167,11 @@ async fn run_init(
     request: &OverlayRequest,
     namespaces: &[OwnedFd],
 ) -> Result<Vec<OwnedFd>, Error> {
-    let (mut control, remote) = Control::pair()?;
-    let mut process = init_binary::start(init, &["--overlays"], remote)?;
     let fds: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
-    let sent = control.send(request, &fds).await;
-    // If sending failed, init may have reported why before it exited.
-    let report = control.receive().await?;
-    process.wait().await?;
-    match report {
-        Some(Report::Ready) => Ok(control.take_descriptors()),
-        Some(Report::Failed(failure)) => Err(Error::Overlay(failure)),
-        Some(Report::Launched | Report::Exited(_)) => Err(Error::UnexpectedMessage),
-        None => sent.and(Err(Error::InitExited)),
-    }
+    init_binary::call(init, "--overlays", request, &fds).await.map_err(|error| match error {
+        Error::InitFailed(failure) => Error::Overlay(failure),
+        error => error,
+    })
 }
 
 #[cfg(test)]

@@ -29,6 +29,12 @@ async fn workspace_is_session_directory_owned_by_user(fixture: Fixture) {
     assert_eq!((owner.uid(), owner.gid()), (session.ids.uid, session.ids.gid));
 }
 
+async fn workspace_allows_no_setuid_and_no_devices(fixture: Fixture) {
+    let options = fixture.stdout_of("awk '$5 == \"/workspace\" { print $6 }' /proc/self/mountinfo").await;
+    let has = |option| options.trim().split(',').any(|found| found == option);
+    assert!(has("rw") && has("nosuid") && has("nodev"), "{options}");
+}
+
 async fn working_directory_is_below_workspace(fixture: Fixture) {
     let session = fixture.session();
     fs::create_dir(session.dir.join("deep")).unwrap();
@@ -145,6 +151,7 @@ async fn missing_program_is_refused(fixture: Fixture) {
 
 in_every_mode!(
     workspace_is_session_directory_owned_by_user,
+    workspace_allows_no_setuid_and_no_devices,
     working_directory_is_below_workspace,
     private_directories_are_emptied_after_each_run,
     command_inherits_only_three_streams,
