@@ -1,9 +1,34 @@
 //! Lists: newest first, page by page, filtered.
 
+use std::collections::HashMap;
+
 use anyhow::Result;
-use codelia_proto::v1::{ListRunsRequest, ListSessionsRequest, RunState, SessionState};
-use codelia_tests::{Client, Cluster, refusal, shell};
+use codelia_proto::v1::{
+    CreateSessionRequest, GetRunRequest, ListFilesRequest, ListRunsRequest, ListSessionsRequest, RunState,
+    SessionState, StartRunRequest, run_service_client::RunServiceClient,
+};
+use codelia_tests::{Client, Cluster, ClusterOptions, Process, refusal, shell};
+use futures::{StreamExt, TryStreamExt, stream};
+use prost::Message;
+use serde_json::Value;
 use tonic::Code;
+
+/// What a gRPC client accepts by default.
+const CLIENT_LIMIT: usize = 4 * 1024 * 1024;
+/// What a page may have at most, with some room for tags and the token.
+const PAGE_LIMIT: usize = 1024 * 1024 + 64 * 1024;
+
+/// Labels of the maximum size.
+fn large_labels() -> HashMap<String, String> {
+    (0..64).map(|number| (format!("{number:063}"), "x".repeat(255))).collect()
+}
+
+/// Starts this many runs, some of them concurrently.
+async fn start_all(client: &Client, request: StartRunRequest, count: usize) -> Result<()> {
+    let starts = stream::repeat(request).take(count).map(|request| client.start(request));
+    starts.buffer_unordered(8).map_ok(drop).try_collect::<()>().await?;
+    Ok(())
+}
 
 async fn run_ids(client: &Client, request: ListRunsRequest) -> Result<Vec<String>> {
     let runs = client.runs().list_runs(request).await?.into_inner().runs;
@@ -92,4 +117,114 @@ async fn sessions_are_listed_and_filtered_by_state() -> Result<()> {
         Err(status) => assert_eq!(refusal(&status).code, Code::InvalidArgument),
     }
     cluster.end().await
+}
+
+#[tokio::test]
+async fn runs_with_large_environment_are_listed_as_summaries() -> Result<()> {
+    const RUNS: usize = 100;
+    // Without a worker the runs stay queued.
+    let cluster = Cluster::start_with(ClusterOptions { workers: 0, ..Default::default() }).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let mut large = shell(&session.name, "exit 0");
+    if let Some(command) = &mut large.command {
+        command.env = (0..10).map(|number| (format!("V{number}"), "x".repeat(100_000))).collect();
+    }
+    start_all(&client, large.clone(), RUNS).await?;
+    let mut long = large.clone();
+    if let Some(command) = &mut long.command {
+        command.env.clear();
+        command.argv.extend((0..8).map(|_| "y".repeat(100_000)));
+    }
+    let long = client.start(long).await?;
+
+    let request = ListRunsRequest { parent: "sessions/-".into(), page_size: 1000, ..Default::default() };
+    let page = RunServiceClient::new(client.authorized()).list_runs(request).await?.into_inner();
+    assert_eq!((page.runs.len(), page.next_page_token.as_str()), (RUNS + 1, ""));
+    assert!(page.encoded_len() < RUNS * 1024, "{} bytes", page.encoded_len());
+    let commands: Vec<_> = page.runs.iter().filter_map(|run| run.command.clone()).collect();
+    assert_eq!(commands[0].argv[..3], ["sh", "-c", "exit 0"]);
+    assert!(commands[0].argv_truncated && commands[0].encoded_len() < 2048);
+    assert!(commands[1..].iter().all(|command| command.argv.len() == 3 && !command.argv_truncated));
+
+    let get = GetRunRequest { name: page.runs[1].name.clone(), include_env: true };
+    let whole = client.runs().get_run(get).await?.into_inner();
+    assert_eq!(whole.run.clone().unwrap_or_default().command.unwrap_or_default().env.len(), 10);
+    assert!(whole.encoded_len() * RUNS > CLIENT_LIMIT, "control: whole runs would not fit");
+    let whole = client.get_run(&long.name).await?.command.unwrap_or_default();
+    assert_eq!((whole.argv.len(), whole.argv_truncated), (11, false));
+
+    let listed = Process::finish(cluster.cli(&client, &["ps", "--json", "--limit", "1000"]), b"").await?;
+    assert_eq!(listed.code, Some(0), "{}", listed.stderr);
+    let listed: Vec<Value> = serde_json::from_str(&listed.stdout)?;
+    assert_eq!(listed.len(), RUNS + 1);
+    assert_eq!(listed[0]["command_truncated"], true);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn pages_end_at_a_number_of_bytes() -> Result<()> {
+    const ROWS: usize = 60;
+    const LINKS: usize = 300;
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    start_all(&client, StartRunRequest { labels: large_labels(), ..shell(&session.name, "true") }, ROWS)
+        .await?;
+    let create = CreateSessionRequest { labels: large_labels(), ..Default::default() };
+    for _ in 0..ROWS {
+        client.create(create.clone()).await?;
+    }
+    let target = "t/".repeat(2000);
+    let script = format!("i=0; while [ $i -lt {LINKS} ]; do ln -s {target} l$i; i=$((i+1)); done");
+    client.exec(&session.name, &script).await?;
+
+    let bytes = read_pages(ROWS + 1, async |page_token| {
+        let parent = "sessions/-".to_owned();
+        let request = ListRunsRequest { parent, page_size: 1000, page_token, ..Default::default() };
+        let page = client.runs().list_runs(request).await?.into_inner();
+        Ok((page.encoded_len(), page.runs.len(), page.next_page_token))
+    });
+    check_pages(&bytes.await?);
+    let bytes = read_pages(ROWS + 1, async |page_token| {
+        let request = ListSessionsRequest { page_size: 1000, page_token, ..Default::default() };
+        let page = client.sessions().list_sessions(request).await?.into_inner();
+        assert!(page.sessions.iter().all(|session| session.policy.is_none()));
+        Ok((page.encoded_len(), page.sessions.len(), page.next_page_token))
+    });
+    check_pages(&bytes.await?);
+    assert!(client.get_session(&session.name).await?.policy.is_some());
+    let bytes = read_pages(LINKS, async |page_token| {
+        let parent = session.name.clone();
+        let request = ListFilesRequest { parent, page_size: 1000, page_token, ..Default::default() };
+        let page = client.files().list_files(request).await?.into_inner();
+        Ok((page.encoded_len(), page.files.len(), page.next_page_token))
+    });
+    check_pages(&bytes.await?);
+    cluster.end().await
+}
+
+/// Reads all pages, which must have this many rows together, and returns the bytes of each. `read`
+/// returns the bytes, the rows and the next token of a page.
+async fn read_pages(
+    expected: usize,
+    mut read: impl AsyncFnMut(String) -> Result<(usize, usize, String)>,
+) -> Result<Vec<usize>> {
+    let (mut pages, mut found, mut token) = (Vec::new(), 0, String::new());
+    loop {
+        let (bytes, rows, next) = read(token).await?;
+        pages.push(bytes);
+        found += rows;
+        token = next;
+        if token.is_empty() {
+            assert_eq!(found, expected);
+            return Ok(pages);
+        }
+    }
+}
+
+/// The rows needed several pages, and none of them is large.
+fn check_pages(bytes: &[usize]) {
+    assert!(bytes.len() > 1 && bytes.iter().sum::<usize>() > PAGE_LIMIT, "{bytes:?}");
+    assert!(bytes.iter().all(|&bytes| bytes < PAGE_LIMIT), "{bytes:?}");
 }

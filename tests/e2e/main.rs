@@ -27,6 +27,7 @@ mod output;
 mod policy;
 mod processes;
 mod quotas;
+mod secrets;
 mod service;
 mod sessions;
 mod tenants;

@@ -27,8 +27,8 @@ struct Ids {
 /// the test.
 fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     let Ids { session, run, key } = ids;
-    let name = || session.clone();
-    let run_name = || run.clone();
+    let (name, run_name) = (|| session.clone(), || run.clone());
+    let get = || GetRunRequest { name: run_name(), include_env: false };
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let now = Some(prost_types::Timestamp { seconds: 1, nanos: 0 });
     let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
@@ -62,7 +62,7 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.RunService.Exec" => {
             vec![exec(exec_request::Kind::Start(start())), exec(exec_request::Kind::Attach(watch()))]
         }
-        "codelia.v1.RunService.GetRun" => one(GetRunRequest { name: run_name() }.encode_to_vec()),
+        "codelia.v1.RunService.GetRun" => one(get().encode_to_vec()),
         "codelia.v1.RunService.ListRuns" => one(ListRunsRequest {
             parent: name(),
             created_after: now,
@@ -268,11 +268,12 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Uint32 => vec![vec![Value::U32(0)], vec![Value::U32(u32::MAX)]],
         other => panic!("unsupported list type {other:?}: {}", field.full_name()),
     };
-    // Policy lists may be empty.
+    // Policy lists and names in responses may be empty.
     if matches!(
         field.parent_message().name(),
         "FilesystemPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
-    ) {
+    ) || field.name().ends_with("env_names")
+    {
         lists.retain(|list| !list.is_empty());
     }
     lists.into_iter().map(Value::List).collect()

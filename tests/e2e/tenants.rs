@@ -66,7 +66,9 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
                 runs().map(|name| exec(exec_request::Kind::Attach(WatchRunRequest { name, position: 0 })));
             not_found(starts.into_iter().chain(attaches))
         }
-        "codelia.v1.RunService.GetRun" => not_found(runs().map(|name| GetRunRequest { name })),
+        "codelia.v1.RunService.GetRun" => {
+            not_found(runs().map(|name| GetRunRequest { name, include_env: false }))
+        }
         "codelia.v1.RunService.ListRuns" => {
             not_found(sessions().map(|parent| ListRunsRequest { parent, ..Default::default() }))
         }

@@ -33,6 +33,11 @@ async fn serves_from_start_to_end(place: &Up) -> Result<()> {
     assert!(printed.contains("ms") && printed.contains("codelia run"), "{printed}");
     let done = run(place, "echo out; echo err >&2; exit 7").await?;
     assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("out\n", "err\n", Some(7)));
+    let key = place.data().join("secrets.key");
+    assert_eq!(key.metadata()?.permissions().mode() & 0o777, 0o600, "other users can read the key");
+    let mut secret = place.command(&["run", "--secret-env", "TOKEN", "--", "printenv", "TOKEN"]);
+    secret.env("TOKEN", "hush");
+    assert_eq!(Process::finish(secret, b"").await?.stdout, "hush\n");
     up.signal(Signal::INT)?;
     assert!(up.exited().await?.success(), "{}", up.read_log());
     place.leak_guard().expect_no_processes().await;

@@ -178,7 +178,8 @@ impl Client {
 
     /// Gets a run.
     pub async fn get_run(&self, name: &str) -> Result<Run, Status> {
-        let response = self.runs().get_run(GetRunRequest { name: name.to_owned() }).await?;
+        let response =
+            self.runs().get_run(GetRunRequest { name: name.to_owned(), include_env: false }).await?;
         response.into_inner().run.ok_or_else(|| Status::internal("no run"))
     }
 

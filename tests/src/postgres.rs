@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use codelia_store::{LocalPostgres, Options, Store};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use crate::Scratch;
@@ -75,16 +75,25 @@ impl Database {
     /// Counts the rows of every table in the catalogue.
     pub async fn row_counts(&self) -> Result<Vec<(String, i64)>> {
         let mut connection = PgConnection::connect_with(&self.connect).await?;
-        let tables =
-            "SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' ORDER BY 1";
         let mut counts = Vec::new();
-        for row in sqlx::query(tables).fetch_all(&mut connection).await? {
-            let table: String = row.get(0);
+        for table in tables(&mut connection).await? {
             let count = AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
             counts.push((table, sqlx::query_scalar(count).fetch_one(&mut connection).await?));
         }
         connection.close().await?;
         Ok(counts)
+    }
+
+    /// Returns every row of every table as text. Values of type `bytea` are hexadecimal.
+    pub async fn dump(&self) -> Result<String> {
+        let mut connection = PgConnection::connect_with(&self.connect).await?;
+        let mut rows: Vec<String> = Vec::new();
+        for table in tables(&mut connection).await? {
+            let all = AssertSqlSafe(format!("SELECT t::text FROM {table} t"));
+            rows.extend(sqlx::query_scalar(all).fetch_all(&mut connection).await?);
+        }
+        connection.close().await?;
+        Ok(rows.join("\n"))
     }
 
     /// Runs a query that returns one number.
@@ -109,6 +118,12 @@ impl Database {
         }
         Ok(())
     }
+}
+
+async fn tables(connection: &mut PgConnection) -> Result<Vec<String>> {
+    let names =
+        "SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' ORDER BY 1";
+    Ok(sqlx::query_scalar(names).fetch_all(connection).await?)
 }
 
 async fn execute(options: &PgConnectOptions, statement: &str) -> Result<()> {

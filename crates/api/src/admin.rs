@@ -122,18 +122,20 @@ impl Admin {
         caller: &Caller,
         wire: v1::ListTenantsRequest,
     ) -> Result<v1::ListTenantsResponse, ApiError> {
-        let page = Page::<TenantId>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<TenantId, _>::parse(wire.page_size, &wire.page_token)?;
         let store = &self.context.store;
-        let mut rows = if auth::has_scope(caller, Scope::Operator) {
-            store.tenant_list_any_tenant(page.after.as_ref(), page.limit).await?
-        } else {
-            let own = store.tenant_get(&caller.tenant).await?;
-            own.into_iter()
-                .filter(|tenant| page.after.as_ref().is_none_or(|after| tenant.id > *after))
-                .collect()
-        };
-        let next_page_token = page.truncate(&mut rows, |tenant| tenant.id.clone());
-        let tenants = rows.iter().map(|tenant| to_proto::tenant(tenant, None)).collect();
+        while let Some(limit) = page.batch() {
+            let rows = if auth::has_scope(caller, Scope::Operator) {
+                store.tenant_list_any_tenant(page.after.as_ref(), limit).await?
+            } else {
+                let own = store.tenant_get(&caller.tenant).await?;
+                own.into_iter()
+                    .filter(|tenant| page.after.as_ref().is_none_or(|after| tenant.id > *after))
+                    .collect()
+            };
+            page.add(rows, |tenant| (tenant.id.clone(), to_proto::tenant(&tenant, None)));
+        }
+        let (tenants, next_page_token) = page.finish();
         Ok(v1::ListTenantsResponse { tenants, next_page_token })
     }
 
@@ -184,12 +186,15 @@ impl Admin {
         wire: v1::ListKeysRequest,
     ) -> Result<v1::ListKeysResponse, ApiError> {
         let tenant = administered_tenant(caller, resource_name::tenant("parent", &wire.parent)?)?;
-        let page = Page::<KeyId>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<KeyId, _>::parse(wire.page_size, &wire.page_token)?;
         let store = &self.context.store;
         store.tenant_get(&tenant).await?.ok_or_else(|| tenant_not_found(&tenant))?;
-        let mut rows = store.key_list(&tenant, page.after, page.limit).await?;
-        let next_page_token = page.truncate(&mut rows, |key| key.id);
-        Ok(v1::ListKeysResponse { keys: rows.into_iter().map(to_proto::key).collect(), next_page_token })
+        while let Some(limit) = page.batch() {
+            let rows = store.key_list(&tenant, page.after, limit).await?;
+            page.add(rows, |key| (key.id, to_proto::key(key)));
+        }
+        let (keys, next_page_token) = page.finish();
+        Ok(v1::ListKeysResponse { keys, next_page_token })
     }
 
     async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
@@ -205,13 +210,13 @@ impl Admin {
         wire: v1::ListWorkersRequest,
     ) -> Result<v1::ListWorkersResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
-        let page = Page::<WorkerId>::parse(wire.page_size, &wire.page_token)?;
-        let mut rows = self.context.store.worker_list(page.after.as_ref(), page.limit).await?;
-        let next_page_token = page.truncate(&mut rows, |worker| worker.id.clone());
-        Ok(v1::ListWorkersResponse {
-            workers: rows.into_iter().map(to_proto::worker).collect(),
-            next_page_token,
-        })
+        let mut page = Page::<WorkerId, _>::parse(wire.page_size, &wire.page_token)?;
+        while let Some(limit) = page.batch() {
+            let rows = self.context.store.worker_list(page.after.as_ref(), limit).await?;
+            page.add(rows, |worker| (worker.id.clone(), to_proto::worker(worker)));
+        }
+        let (workers, next_page_token) = page.finish();
+        Ok(v1::ListWorkersResponse { workers, next_page_token })
     }
 
     async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {

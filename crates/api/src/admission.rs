@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::{Ceilings, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
 use codelia_proto::v1;
-use codelia_store::{SessionRef, SessionSpec, Store};
-use codelia_types::{CommandSpec, Mode, NetworkMode};
+use codelia_store::{SecretKey, SessionRef, SessionSpec, Store};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -19,6 +19,9 @@ pub(crate) struct RunRequest {
     pub(crate) session: SessionRef,
     #[serde(skip)]
     pub(crate) idempotency_key: Option<String>,
+    /// Part of the fingerprint only as a keyed hash.
+    #[serde(skip)]
+    pub(crate) secret_env: SecretEnv,
     pub(crate) command: CommandSpec,
     pub(crate) limits: LimitsRequest,
     pub(crate) mode: Option<Mode>,
@@ -36,10 +39,14 @@ impl RunRequest {
         ends_with_caller: bool,
         options: &Options,
     ) -> Result<Self, ApiError> {
+        let session = resource_name::session("parent", &wire.parent)?;
+        let idempotency_key = validate::idempotency_key(wire.idempotency_key)?;
+        let (command, secret_env) = validate::command(wire.command)?;
         Ok(Self {
-            session: resource_name::session("parent", &wire.parent)?,
-            idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
-            command: validate::command(wire.command)?,
+            session,
+            idempotency_key,
+            secret_env,
+            command,
             limits: validate::limits(wire.limits)?,
             mode: validate::mode(wire.mode)?,
             network: validate::network(wire.network)?,
@@ -77,11 +84,10 @@ impl RunRequest {
 
     /// Checks the command and its variables against the policy.
     fn check_command(&self, policy: &Policy) -> Result<(), ApiError> {
-        if let Some(name) = self.command.env.keys().find(|name| !policy.environment.allows(name)) {
-            return Err(ApiError::invalid(
-                "command.env",
-                format!("the policy does not allow the variable {name}"),
-            ));
+        let plain = self.command.env.keys().map(|name| ("command.env", name));
+        let secret = self.command.secret_env_names.iter().map(|name| ("command.secret_env", name));
+        if let Some((field, name)) = plain.chain(secret).find(|(_, name)| !policy.environment.allows(name)) {
+            return Err(ApiError::invalid(field, format!("the policy does not allow the variable {name}")));
         }
         // `ExplainPolicy` has no command.
         if self.command.argv.is_empty() {
@@ -92,11 +98,35 @@ impl RunRequest {
         policy.command.check(&self.command.argv).map_err(not_allowed)
     }
 
+    /// The key for the request's secret variables; `None` if it has none.
+    pub(crate) fn secret_key<'a>(&self, options: &'a Options) -> Result<Option<&'a SecretKey>, ApiError> {
+        if self.secret_env.0.is_empty() {
+            return Ok(None);
+        }
+        options.secret_key.as_ref().map(Some).ok_or(ApiError::NoSecretKey)
+    }
+
+    /// Distinguishes requests of a tenant with the same idempotency key.
+    pub(crate) fn fingerprint(
+        &self,
+        tenant: &TenantId,
+        secret_key: Option<&SecretKey>,
+    ) -> Result<[u8; 32], ApiError> {
+        match secret_key {
+            None => fingerprint(self),
+            Some(key) => {
+                let secrets = key.fingerprint(tenant, &self.secret_env).map_err(ApiError::internal)?;
+                fingerprint(&(self, secrets))
+            }
+        }
+    }
+
     /// A request without a command, to explain the policy of a run.
     pub(crate) fn without_command(mode: Option<Mode>, policy: Policy) -> Self {
         Self {
             session: SessionRef::Alias(String::new()),
             idempotency_key: None,
+            secret_env: SecretEnv::default(),
             command: CommandSpec::default(),
             limits: LimitsRequest::default(),
             mode,
@@ -174,7 +204,7 @@ pub(crate) fn admit_policy(
     Ok(policy)
 }
 
-/// Distinguishes requests with the same idempotency key. Stable, because maps are ordered.
+/// A hash of a request. Stable, because maps are ordered.
 pub(crate) fn fingerprint(request: &impl Serialize) -> Result<[u8; 32], ApiError> {
     let bytes = serde_json::to_vec(request).map_err(ApiError::internal)?;
     Ok(Sha256::digest(bytes).into())
@@ -231,6 +261,7 @@ mod tests {
             allow_logical: true,
             unisolated_tenant: None,
             shutdown_grace: Duration::from_secs(1),
+            secret_key: None,
         }
     }
 
@@ -334,6 +365,33 @@ mod tests {
         assert_eq!(hash(wire()), hash(other));
     }
 
+    #[test]
+    fn fingerprint_covers_secret_values() {
+        let key = SecretKey::parse(&"5a".repeat(32)).unwrap();
+        let with_secret = |value: &str| {
+            let mut wire = wire();
+            wire.command.as_mut().unwrap().secret_env = [("TOKEN".to_owned(), value.to_owned())].into();
+            RunRequest::parse(wire, false, &options()).unwrap()
+        };
+        let tenant = "a".parse().unwrap();
+        let print = |request: &RunRequest, key| request.fingerprint(&tenant, key).unwrap();
+        let one = print(&with_secret("hush"), Some(&key));
+        assert_eq!(print(&with_secret("hush"), Some(&key)), one);
+        assert_ne!(print(&with_secret("other"), Some(&key)), one);
+        assert_ne!(print(&with_secret("hush"), None), one, "the hash needs the key");
+    }
+
+    #[test]
+    fn secret_variables_need_a_key() {
+        let plain = RunRequest::parse(wire(), false, &options()).unwrap();
+        assert!(matches!(plain.secret_key(&options()), Ok(None)));
+        let mut wire = wire();
+        wire.command.as_mut().unwrap().secret_env = [("TOKEN".to_owned(), "hush".to_owned())].into();
+        let secret = RunRequest::parse(wire, false, &options()).unwrap();
+        assert_eq!(secret.secret_key(&options()).unwrap_err(), ApiError::NoSecretKey);
+        assert!(!format!("{secret:?}").contains("hush"));
+    }
+
     fn policy(yaml: &str) -> Option<v1::Policy> {
         Some((&Policy::parse(yaml, codelia_policy::Format::Yaml).unwrap()).into())
     }
@@ -431,6 +489,13 @@ mod tests {
         assert_eq!(
             field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
             "command.env"
+        );
+        let mut wire = self::wire();
+        wire.command.as_mut().unwrap().secret_env = [("SECRET".to_owned(), String::new())].into();
+        let request = RunRequest::parse(wire, false, &options()).unwrap();
+        assert_eq!(
+            field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
+            "command.secret_env"
         );
     }
 }

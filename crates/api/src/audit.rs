@@ -57,6 +57,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::TenantExists
         | ApiError::SessionEnded
         | ApiError::SessionDataLost
+        | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded
         | ApiError::ShuttingDown
         | ApiError::Unavailable { .. }

@@ -3,6 +3,7 @@
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_store::SecretKey;
 use codelia_types::{Mode, NetworkMode, TenantId};
 
 /// Settings of the server, chosen by the operator.
@@ -34,6 +35,8 @@ pub struct Options {
     pub unisolated_tenant: Option<TenantId>,
     /// How long open calls may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
+    /// Encrypts secret variables; `None` refuses them.
+    pub secret_key: Option<SecretKey>,
 }
 
 /// Certificate and key of the public endpoint.

@@ -3,19 +3,20 @@
 use std::{pin::Pin, sync::Arc, time::Instant};
 
 use codelia_proto::v1::{self, run_service_server::RunService};
-use codelia_store::{Caller, EventKind, NewRun, Run, RunAdmission, RunFilter, RunState, SessionRef};
+use codelia_store::{Caller, EventKind, NewRun, Run, RunAdmission, RunFilter, RunState, Scope, SessionRef};
 use codelia_telemetry::{Step, metrics, task};
-use codelia_types::{Incarnation, RunId, SessionId};
+use codelia_types::{RunId, SessionId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    admission::{RunRequest, check_available, fingerprint},
+    admission::{RunRequest, check_available},
     audit, auth,
     cancel::cancel_run,
     context::Context,
+    dispatch::Push,
     paging::Page,
     request::Deadline,
     resource_name::{self, RunName, SessionSelector},
@@ -40,8 +41,8 @@ struct RecordedRun {
 enum NextStep {
     /// An earlier request took care of it.
     Nothing,
-    /// Push it to this incarnation of the worker that it is recorded for.
-    Push(Incarnation),
+    /// Push it to the worker that it is recorded for.
+    Push(Push),
     /// Offer its session to a worker.
     Offer,
 }
@@ -68,23 +69,28 @@ impl Runs {
             check_available(store, spec.mode).await?;
         }
         output_quota.check(store, caller).await?;
-        let hash = fingerprint(&request)?;
+        let (id, secret_key) = (RunId::generate(), request.secret_key(options)?);
+        let hash = request.fingerprint(&caller.tenant, secret_key)?;
+        let secret_env = secret_key.map(|key| key.seal(id, &request.secret_env)).transpose();
+        let secret_env = secret_env.map_err(ApiError::internal)?;
         let admitted = Instant::now();
         metrics().step(Step::Admit, admitted - begun);
         let new = NewRun {
-            id: RunId::generate(),
+            id,
             session,
             tenant: &caller.tenant,
             spec: &spec,
             labels: &request.labels,
             retries: request.retries,
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
+            secret_env: secret_env.as_ref(),
         };
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
         match admission {
             RunAdmission::Recorded { run, incarnation } => {
-                Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, NextStep::Push) })
+                let push = |incarnation| NextStep::Push(Push { incarnation, secret_env });
+                Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, push) })
             }
             RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
             RunAdmission::KeyReused => Err(ApiError::IdempotencyKeyReused),
@@ -95,9 +101,9 @@ impl Runs {
         }
     }
 
-    fn push(&self, run: &Run, incarnation: Incarnation) -> JoinHandle<()> {
+    fn push(&self, run: &Run, push: Push) -> JoinHandle<()> {
         let (context, run) = (self.context.clone(), run.clone());
-        task::background("push", async move { context.dispatch.push(&run, incarnation).await })
+        task::background("push", async move { context.dispatch.push(&run, push).await })
     }
 
     fn offer(&self, run: &Run) -> JoinHandle<()> {
@@ -129,7 +135,7 @@ impl Runs {
         caller: &Caller,
         wire: v1::ListRunsRequest,
     ) -> Result<v1::ListRunsResponse, ApiError> {
-        let page = Page::<RunId>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<RunId, _>::parse(wire.page_size, &wire.page_token)?;
         let sessions = resource_name::session_selector("parent", &wire.parent)?;
         let mut filter = RunFilter {
             session: None,
@@ -141,15 +147,19 @@ impl Runs {
             },
             created_after: validate::time("created_after", wire.created_after)?,
             created_before: validate::time("created_before", wire.created_before)?,
-            before: page.after,
+            before: None,
         };
         if let SessionSelector::One(session) = sessions {
             let id = self.session_id(caller, &session).await?;
             filter.session = Some(id.ok_or_else(|| resource_name::session_not_found(&session))?);
         }
-        let mut rows = self.context.store.run_list(&caller.tenant, &filter, page.limit).await?;
-        let next_page_token = page.truncate(&mut rows, |run| run.id);
-        Ok(v1::ListRunsResponse { runs: rows.iter().map(to_proto::run).collect(), next_page_token })
+        while let Some(limit) = page.batch() {
+            filter.before = page.after;
+            let rows = self.context.store.run_list(&caller.tenant, &filter, limit).await?;
+            page.add(rows, |run| (run.id, to_proto::run_summary(&run)));
+        }
+        let (runs, next_page_token) = page.finish();
+        Ok(v1::ListRunsResponse { runs, next_page_token })
     }
 
     async fn cancel(&self, caller: &Caller, wire: v1::CancelRunRequest) -> Result<Run, ApiError> {
@@ -192,7 +202,7 @@ impl Runs {
             EventStreamer::new(self.context.clone(), caller.tenant.clone(), position, events.clone());
         let streamer = match recorded.next {
             NextStep::Nothing => streamer,
-            NextStep::Push(incarnation) => streamer.push_to(incarnation),
+            NextStep::Push(push) => streamer.push_to(push),
             NextStep::Offer => streamer.after_offer(self.offer(&recorded.run)),
         }
         .owning_run(starts);
@@ -220,7 +230,7 @@ impl RunService for Runs {
         let RecordedRun { run, next } = self.start(&caller, request).await?;
         match next {
             NextStep::Nothing => {}
-            NextStep::Push(incarnation) => drop(self.push(&run, incarnation)),
+            NextStep::Push(push) => drop(self.push(&run, push)),
             NextStep::Offer => drop(self.offer(&run)),
         }
         Ok(Response::new(v1::StartRunResponse { run: Some(to_proto::run(&run)) }))
@@ -257,9 +267,14 @@ impl RunService for Runs {
         request: Request<v1::GetRunRequest>,
     ) -> Result<Response<v1::GetRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let name = resource_name::run("name", &request.into_inner().name)?;
+        let v1::GetRunRequest { name, include_env } = request.into_inner();
+        let name = resource_name::run("name", &name)?;
+        if include_env {
+            auth::require_scope(&caller, Scope::Admin)?;
+        }
         let run = self.find(&caller, name).await?;
-        Ok(Response::new(v1::GetRunResponse { run: Some(to_proto::run(&run)) }))
+        let run = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
+        Ok(Response::new(v1::GetRunResponse { run: Some(run) }))
     }
 
     async fn list_runs(

@@ -83,18 +83,18 @@ impl Sessions {
         caller: &Caller,
         wire: v1::ListSessionsRequest,
     ) -> Result<v1::ListSessionsResponse, ApiError> {
-        let page = Page::<SessionId>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<SessionId, _>::parse(wire.page_size, &wire.page_token)?;
         let state = match validate::enum_value("state", wire.state)? {
             v1::SessionState::Unspecified => None,
             v1::SessionState::Open => Some(SessionState::Open),
             v1::SessionState::Ended => Some(SessionState::Ended),
         };
-        let mut rows = self.context.store.session_list(&caller.tenant, state, page.after, page.limit).await?;
-        let next_page_token = page.truncate(&mut rows, |session| session.id);
-        Ok(v1::ListSessionsResponse {
-            sessions: rows.into_iter().map(to_proto::session).collect(),
-            next_page_token,
-        })
+        while let Some(limit) = page.batch() {
+            let rows = self.context.store.session_list(&caller.tenant, state, page.after, limit).await?;
+            page.add(rows, |session| (session.id, to_proto::session_summary(session)));
+        }
+        let (sessions, next_page_token) = page.finish();
+        Ok(v1::ListSessionsResponse { sessions, next_page_token })
     }
 
     async fn extend(&self, caller: &Caller, wire: v1::ExtendSessionRequest) -> Result<Session, ApiError> {

@@ -2,8 +2,8 @@
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    IsolationFloor, Key, OutputChunk, OutputStream, Quotas, Run, RunState, Scope, Session, SessionEndReason,
-    SessionState, Tenant, TenantUsage, Worker, WorkerState,
+    IsolationFloor, Key, OutputChunk, OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session,
+    SessionEndReason, SessionState, SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::CommandSpec;
 
@@ -28,6 +28,11 @@ pub(crate) fn session(session: Session) -> v1::Session {
     }
 }
 
+/// A session in a listing: without its policy, which may be large.
+pub(crate) fn session_summary(row: Session) -> v1::Session {
+    v1::Session { policy: None, ..session(row) }
+}
+
 fn session_state(state: SessionState) -> v1::SessionState {
     match state {
         SessionState::Open => v1::SessionState::Open,
@@ -45,15 +50,46 @@ fn end_reason(reason: Option<SessionEndReason>) -> v1::SessionEndReason {
     }
 }
 
+/// A run without the values of its environment.
 pub(crate) fn run(run: &Run) -> v1::Run {
+    with_command(run, command(&run.spec.command))
+}
+
+/// A run with the values of its environment, except for secret ones.
+pub(crate) fn run_with_env(run: &Run) -> v1::Run {
+    let env = run.spec.command.env.clone().into_iter().collect();
+    with_command(run, v1::CommandSpec { env, ..command(&run.spec.command) })
+}
+
+fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
+    v1::Run {
+        command: Some(command),
+        mode: v1::SandboxMode::from(run.spec.mode).into(),
+        limits: Some((&run.spec.limits).into()),
+        ..run_without_spec(run)
+    }
+}
+
+/// A run in a listing.
+pub(crate) fn run_summary(run: &RunSummary) -> v1::Run {
+    let SpecSummary { mode, limits, argv, argv_truncated } = &run.spec;
+    let command =
+        v1::CommandSpec { argv: argv.clone(), argv_truncated: *argv_truncated, ..v1::CommandSpec::default() };
+    v1::Run {
+        command: Some(command),
+        mode: v1::SandboxMode::from(*mode).into(),
+        limits: Some(limits.into()),
+        ..run_without_spec(run)
+    }
+}
+
+fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
     v1::Run {
         name: format!("sessions/{}/runs/{}", run.session, run.id),
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),
         state: run_state(run.state).into(),
         outcome: run.outcome.as_ref().map(Into::into),
-        command: Some(command(&run.spec.command)),
-        mode: v1::SandboxMode::from(run.spec.mode).into(),
         worker_id: worker_id(run),
         sandbox_root: run.sandbox_root.clone().unwrap_or_default(),
         create_time: Some(timestamp_to_proto(run.created_at)),
@@ -66,29 +102,31 @@ pub(crate) fn run(run: &Run) -> v1::Run {
         output_truncated: run.output_truncated,
         attempt: run.attempt,
         labels: run.labels.clone().into_iter().collect(),
-        limits: Some((&run.spec.limits).into()),
         unenforced: run.unenforced.clone(),
         violations: violations(run).collect(),
         violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
+        ..v1::Run::default()
     }
 }
 
 /// The policy violations of a run, in order.
-pub(crate) fn violations(run: &Run) -> impl Iterator<Item = v1::ViolationEvent> {
+pub(crate) fn violations<Spec>(run: &Run<Spec>) -> impl Iterator<Item = v1::ViolationEvent> {
     run.violations.seen.iter().map(Into::into)
 }
 
-fn worker_id(run: &Run) -> String {
+fn worker_id<Spec>(run: &Run<Spec>) -> String {
     run.worker.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
 fn command(command: &CommandSpec) -> v1::CommandSpec {
     v1::CommandSpec {
         argv: command.argv.clone(),
-        env: command.env.clone().into_iter().collect(),
         working_directory: command.working_directory.clone(),
         terminal: command.terminal.map(Into::into),
         stdin: command.stdin,
+        env_names: command.env.keys().cloned().collect(),
+        secret_env_names: command.secret_env_names.clone(),
+        ..v1::CommandSpec::default()
     }
 }
 

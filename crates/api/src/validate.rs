@@ -8,7 +8,7 @@ use std::{
 
 use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy};
 use codelia_proto::{duration_from_proto, v1};
-use codelia_types::{CommandSpec, Mode, NetworkMode, TerminalSize};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize};
 use time::OffsetDateTime;
 
 use crate::{resource_name, status::ApiError};
@@ -47,21 +47,44 @@ fn at_most(field: &str, unit: &str, count: usize, max: usize) -> Checked<()> {
     if count > max { invalid(field, format!("maximum is {max} {unit}")) } else { Ok(()) }
 }
 
-/// Validates a command; the paths of its fields start with `command`.
-pub(crate) fn command(wire: Option<v1::CommandSpec>) -> Checked<CommandSpec> {
+/// Validates a command and its secret variables; the paths of its fields start with `command`.
+pub(crate) fn command(wire: Option<v1::CommandSpec>) -> Checked<(CommandSpec, SecretEnv)> {
     let Some(wire) = wire else { return invalid("command", "required") };
+    check_not_from_response(&wire)?;
     check_argv(&wire.argv)?;
-    check_env(&wire.env)?;
-    let size = wire.argv.iter().map(String::len).chain(wire.env.iter().map(|(k, v)| k.len() + v.len())).sum();
+    check_env("command.env", &wire.env)?;
+    check_env("command.secret_env", &wire.secret_env)?;
+    at_most("command.secret_env", "variables with `env`", wire.env.len() + wire.secret_env.len(), MAX_ENV)?;
+    if let Some(name) = wire.secret_env.keys().find(|name| wire.env.contains_key(*name)) {
+        return invalid("command.secret_env", format!("{name} is also in `env`; set it in one of them"));
+    }
+    let variables = wire.env.iter().chain(&wire.secret_env).map(|(name, value)| name.len() + value.len());
+    let size = wire.argv.iter().map(String::len).chain(variables).sum();
     at_most("command", "bytes of arguments and environment together", size, MAX_STRINGS)?;
     check_working_directory(&wire.working_directory)?;
-    Ok(CommandSpec {
+    let secret_env = SecretEnv(wire.secret_env.into_iter().collect());
+    let command = CommandSpec {
         argv: wire.argv,
         env: wire.env.into_iter().collect(),
         working_directory: wire.working_directory,
         terminal: wire.terminal.map(|size| terminal("command.terminal", size)).transpose()?,
         stdin: wire.stdin,
-    })
+        secret_env_names: secret_env.0.keys().cloned().collect(),
+    };
+    Ok((command, secret_env))
+}
+
+/// A command that the server returned lacks values or arguments: it must not be run by mistake.
+fn check_not_from_response(wire: &v1::CommandSpec) -> Checked<()> {
+    let set = [
+        ("command.env_names", !wire.env_names.is_empty()),
+        ("command.secret_env_names", !wire.secret_env_names.is_empty()),
+        ("command.argv_truncated", wire.argv_truncated),
+    ];
+    match set.into_iter().find(|(_, is_set)| *is_set) {
+        Some((field, _)) => invalid(field, "only for responses; send the whole command and clear this field"),
+        None => Ok(()),
+    }
 }
 
 fn check_argv(argv: &[String]) -> Checked<()> {
@@ -76,16 +99,15 @@ fn check_argv(argv: &[String]) -> Checked<()> {
     })
 }
 
-fn check_env(env: &HashMap<String, String>) -> Checked<()> {
-    const FIELD: &str = "command.env";
-    at_most(FIELD, "variables", env.len(), MAX_ENV)?;
+fn check_env(field: &str, env: &HashMap<String, String>) -> Checked<()> {
+    at_most(field, "variables", env.len(), MAX_ENV)?;
     env.iter().try_for_each(|(name, value)| {
         if name.is_empty() || name.contains('=') {
-            return invalid(FIELD, "names must not be empty or contain `=`");
+            return invalid(field, "names must not be empty or contain `=`");
         }
-        at_most(FIELD, "bytes per variable", name.len() + 1 + value.len(), MAX_STRING)?;
-        no_nul(FIELD, name)?;
-        no_nul(FIELD, value)
+        at_most(field, "bytes per variable", name.len() + 1 + value.len(), MAX_STRING)?;
+        no_nul(field, name)?;
+        no_nul(field, value)
     })
 }
 
@@ -299,9 +321,39 @@ mod tests {
     fn plain_command_is_accepted() {
         let wire =
             v1::CommandSpec { working_directory: "a/./b".into(), stdin: true, ..spec(&["sh", "-c", ""]) };
-        let command = command(Some(wire)).unwrap();
+        let (command, _) = command(Some(wire)).unwrap();
         assert_eq!(command.argv, ["sh", "-c", ""]);
         assert!(command.stdin);
+    }
+
+    #[test]
+    fn secret_variables_are_checked_like_others() {
+        let with = |env: &[(&str, &str)], secret: &[(&str, &str)]| {
+            let map = |pairs: &[(&str, &str)]| pairs.iter().map(|&(k, v)| (k.into(), v.into())).collect();
+            command(Some(v1::CommandSpec { env: map(env), secret_env: map(secret), ..spec(&["true"]) }))
+        };
+        let (command, secrets) = with(&[("A", "1")], &[("C", "3"), ("B", "2")]).unwrap();
+        assert_eq!((command.env.len(), command.secret_env_names), (1, vec!["B".into(), "C".into()]));
+        assert_eq!(secrets.0["B"], "2");
+        for bad in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0"), ("A", &"x".repeat(MAX_STRING))] {
+            assert_eq!(field(with(&[], &[bad])), "command.secret_env");
+        }
+        assert_eq!(field(with(&[("A", "1")], &[("A", "2")])), "command.secret_env");
+        let (big, half) = ("x".repeat(MAX_STRINGS / 10), ["A", "B", "C", "D", "E"]);
+        let plain = half.map(|name| (name, big.as_str()));
+        let secret = ["F", "G", "H", "I", "J", "K"].map(|name| (name, big.as_str()));
+        assert!(with(&plain, &[]).is_ok());
+        assert_eq!(field(with(&plain, &secret)), "command");
+    }
+
+    #[test]
+    fn command_of_a_response_is_rejected() {
+        let bad = v1::CommandSpec { env_names: vec!["A".into()], ..spec(&["true"]) };
+        assert_eq!(field(command(Some(bad))), "command.env_names");
+        let bad = v1::CommandSpec { secret_env_names: vec!["A".into()], ..spec(&["true"]) };
+        assert_eq!(field(command(Some(bad))), "command.secret_env_names");
+        let bad = v1::CommandSpec { argv_truncated: true, ..spec(&["true"]) };
+        assert_eq!(field(command(Some(bad))), "command.argv_truncated");
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod backends;
 mod client;
 mod commands;
 mod config;
+mod environment;
 mod error_report;
 mod exec_stream;
 mod exit_status;

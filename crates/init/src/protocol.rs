@@ -130,8 +130,8 @@ pub struct ExpectedMount {
     pub writable: Option<bool>,
 }
 
-/// The command.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The command. Its `Debug` output has the names of the variables, not their values.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// Program and arguments. A program without a slash is looked up in the PATH of `env`.
     pub argv: Vec<String>,
@@ -141,6 +141,15 @@ pub struct Launch {
     pub directory: Option<String>,
     /// Whether stdin is a terminal, to become the controlling one.
     pub terminal: bool,
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("argv", &self.argv)
+            .field("env", &self.env.keys())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A resource limit of each process.

@@ -1,5 +1,7 @@
 //! Commands, outcomes, usage, receipts and violations.
 
+use std::fmt;
+
 use codelia_types::{
     CommandSpec, CountedViolation, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage, Violation,
 };
@@ -11,6 +13,17 @@ use crate::{
     v1,
 };
 
+/// Without the values of the environment.
+impl fmt::Debug for v1::CommandSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommandSpec")
+            .field("argv", &self.argv)
+            .field("env", &self.env.keys())
+            .field("secret_env", &self.secret_env.keys())
+            .finish_non_exhaustive()
+    }
+}
+
 impl From<&CommandSpec> for v1::CommandSpec {
     fn from(command: &CommandSpec) -> Self {
         Self {
@@ -19,6 +32,8 @@ impl From<&CommandSpec> for v1::CommandSpec {
             working_directory: command.working_directory.clone(),
             terminal: command.terminal.map(Into::into),
             stdin: command.stdin,
+            secret_env_names: command.secret_env_names.clone(),
+            ..Self::default()
         }
     }
 }
@@ -37,6 +52,7 @@ pub(crate) fn read_command(wire: v1::CommandSpec) -> Result<CommandSpec, Invalid
         working_directory: wire.working_directory,
         terminal: wire.terminal.map(terminal).transpose()?,
         stdin: wire.stdin,
+        secret_env_names: wire.secret_env_names,
     })
 }
 

@@ -96,13 +96,14 @@ fn requested_limits() -> impl Strategy<Value = LimitsRequest> {
 fn command() -> impl Strategy<Value = CommandSpec> {
     let env = btree_map(any::<String>(), any::<String>(), 0..4);
     let terminal = of((any::<u16>(), any::<u16>()));
-    (texts(), env, any::<String>(), terminal, any::<bool>()).prop_map(
-        |(argv, env, working_directory, terminal, stdin)| CommandSpec {
+    (texts(), env, any::<String>(), terminal, any::<bool>(), texts()).prop_map(
+        |(argv, env, working_directory, terminal, stdin, secret_env_names)| CommandSpec {
             argv,
             env,
             working_directory,
             terminal: terminal.map(|(columns, rows)| TerminalSize { columns, rows }),
             stdin,
+            secret_env_names,
         },
     )
 }

@@ -14,6 +14,7 @@ mod local_postgres;
 mod output;
 mod row;
 mod run;
+mod secret;
 mod session;
 mod tenant;
 mod worker;
@@ -31,7 +32,10 @@ pub use key::{Caller, Key, NewKey, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport};
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
-pub use run::{AssignedRun, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState};
+pub use run::{
+    AssignedRun, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState, RunSummary, SpecSummary,
+};
+pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
     NewSession, Session, SessionCreated, SessionEndReason, SessionRef, SessionSpec, SessionState,
 };

@@ -13,7 +13,7 @@ mod reason;
 mod result;
 mod violation;
 
-pub use command::{CommandSpec, TerminalSize};
+pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use id::{Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};

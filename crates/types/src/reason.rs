@@ -90,6 +90,8 @@ reasons! {
         "the policy does not allow the command; `rule` names the rule";
     Unenforceable = "UNENFORCEABLE",
         "the worker's host cannot enforce a limit or a policy field; the message names it";
+    SecretsUnavailable = "SECRETS_UNAVAILABLE",
+        "`secret_env` cannot be encrypted or decrypted: api or worker has no key for secrets, or another one";
     // Whether a run starts.
     ExecutableNotFound = "EXECUTABLE_NOT_FOUND",
         "the program was not found in the sandbox; check `argv[0]` and `PATH`";

@@ -20,7 +20,7 @@ mod workspace;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::Backend;
-use codelia_store::Store;
+use codelia_store::{SecretKey, Store};
 use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
 use codelia_types::WorkerId;
 use futures::future::{FusedFuture, FutureExt};
@@ -76,6 +76,8 @@ pub struct Options {
     pub min_free_memory_bytes: u64,
     /// Gives each session its own user and group, if the worker may change the owner of files.
     pub uids: Option<UidRange>,
+    /// Decrypts secret variables; without it, the worker refuses runs that have some.
+    pub secret_key: Option<SecretKey>,
 }
 
 /// Where a worker listens for apis.

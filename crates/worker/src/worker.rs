@@ -79,7 +79,7 @@ impl Worker {
     ) -> Arc<Self> {
         let shared = Shared::new(options, store, backends, root);
         let spares = shared.spare_maker();
-        let executor = shared.executor(spares.clone(), options.kill_grace);
+        let executor = shared.executor(spares.clone(), options);
         let dispatcher = shared.dispatcher(executor);
         let leases = shared.leases(spares);
         let poller = shared.poller(leases.clone(), dispatcher.clone());
@@ -156,7 +156,7 @@ impl Shared {
         })
     }
 
-    fn executor(&self, spares: Arc<SpareMaker>, kill_grace: Duration) -> Arc<Executor> {
+    fn executor(&self, spares: Arc<SpareMaker>, options: &Options) -> Arc<Executor> {
         Arc::new(Executor {
             store: self.store.clone(),
             lease: self.lease.clone(),
@@ -167,7 +167,8 @@ impl Shared {
             spares,
             receipts: self.receipts.clone(),
             wakeups: self.wakeups.clone(),
-            kill_grace,
+            kill_grace: options.kill_grace,
+            secret_key: options.secret_key.clone(),
         })
     }
 

@@ -7,7 +7,7 @@ use codelia_proto::{
     internal::v1::{self as wire, worker_service_client::WorkerServiceClient},
     timestamp_to_proto,
 };
-use codelia_store::{Run, Store, WorkerCandidate};
+use codelia_store::{Run, SealedEnv, Store, WorkerCandidate};
 use codelia_telemetry::{Step, metrics};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use tokio_stream::wrappers::ReceiverStream;
@@ -36,10 +36,10 @@ impl Dispatch {
     }
 
     /// Pushes a run to the worker that it is recorded for.
-    pub(crate) async fn push(&self, run: &Run, incarnation: Incarnation) {
+    pub(crate) async fn push(&self, run: &Run, push: Push) {
         let Some(address) = &run.worker_address else { return };
         let started = Instant::now();
-        let request = push_request(run, incarnation);
+        let request = push_request(run, push);
         let pushed = self.call(address, async |mut client| client.start_run(request).await).await;
         log_failure("push", address, pushed.map(drop));
         metrics().step(Step::Dispatch, started.elapsed());
@@ -136,17 +136,27 @@ fn log_failure(call: &'static str, address: &str, result: Result<(), Error>) {
     }
 }
 
-/// The request that pushes a run to the worker's incarnation that it is recorded for.
-pub(crate) fn push_request(run: &Run, incarnation: Incarnation) -> wire::StartRunRequest {
+/// What a push of a run says in addition to the run.
+#[derive(Debug)]
+pub(crate) struct Push {
+    /// The worker's incarnation that the run is recorded for.
+    pub(crate) incarnation: Incarnation,
+    /// The run's secret variables.
+    pub(crate) secret_env: Option<SealedEnv>,
+}
+
+/// The request that pushes a run to the worker that it is recorded for.
+pub(crate) fn push_request(run: &Run, push: Push) -> wire::StartRunRequest {
     wire::StartRunRequest {
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),
         tenant_id: run.tenant.to_string(),
-        incarnation: incarnation.to_string(),
+        incarnation: push.incarnation.to_string(),
         lease_epoch: run.lease_epoch.map_or(0, |epoch| epoch.0),
         create_time: Some(timestamp_to_proto(run.created_at)),
         attempt: run.attempt,
         spec: Some((&run.spec).into()),
+        secret_env: push.secret_env.map(|sealed| sealed.0).unwrap_or_default(),
     }
 }
 

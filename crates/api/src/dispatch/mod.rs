@@ -5,6 +5,6 @@ mod channels;
 mod error;
 
 pub(crate) use self::{
-    calls::{Dispatch, push_request},
+    calls::{Dispatch, Push, push_request},
     channels::client_tls,
 };

@@ -66,15 +66,15 @@ impl Files {
         caller: &Caller,
         request: v1::ListFilesRequest,
     ) -> Result<v1::ListFilesResponse, ApiError> {
-        let page = Page::<NameCursor>::parse(request.page_size, &request.page_token)?;
-        let directory = wire::ListedDirectory {
-            path: request::directory("path", &request.path)?,
-            after: page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default(),
-            limit: page.limit,
-        };
-        let mut files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
-        let next_page_token = page.truncate(&mut files, |file| NameCursor(file.file_name.clone()));
-        let files = files.into_iter().filter_map(|named| named.file).collect();
+        let mut page = Page::<NameCursor, _>::parse(request.page_size, &request.page_token)?;
+        let path = request::directory("path", &request.path)?;
+        while let Some(limit) = page.batch() {
+            let after = page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default();
+            let directory = wire::ListedDirectory { path: path.clone(), after, limit };
+            let files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
+            page.add(files, |named| (NameCursor(named.file_name), named.file.unwrap_or_default()));
+        }
+        let (files, next_page_token) = page.finish();
         Ok(v1::ListFilesResponse { files, next_page_token })
     }
 }

@@ -12,7 +12,6 @@ use std::{
 use codelia_proto::internal::v1::{Attach, AttachRunRequest, AttachRunResponse, attach_run_request::Kind};
 use codelia_store::Run;
 use codelia_telemetry::{Step, backoff::Backoff, metrics};
-use codelia_types::Incarnation;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -20,7 +19,10 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::{context::Context, dispatch};
+use crate::{
+    context::Context,
+    dispatch::{self, Push},
+};
 
 /// Inputs buffered for a slow worker.
 const INPUT_BUFFER: usize = 8;
@@ -39,15 +41,15 @@ pub(super) struct Attacher {
     input: watch::Sender<InputSender>,
     /// Whether the run ends with the attached stream.
     owner: Arc<AtomicBool>,
-    /// The incarnation to push a new run to with the first attach.
-    push_to: Option<Incarnation>,
+    /// Pushes a new run with the first attach.
+    push: Option<Push>,
     /// The offer of the session of a new run.
     offer: Option<JoinHandle<()>>,
 }
 
 impl Attacher {
     pub(super) fn new(context: Arc<Context>) -> Self {
-        Self { context, input: watch::Sender::new(None), owner: Arc::default(), push_to: None, offer: None }
+        Self { context, input: watch::Sender::new(None), owner: Arc::default(), push: None, offer: None }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -59,9 +61,9 @@ impl Attacher {
         self.owner.store(owner, Ordering::Relaxed);
     }
 
-    /// Pushes the run, which this incarnation does not know yet, with the first attach.
-    pub(super) fn set_push(&mut self, incarnation: Incarnation) {
-        self.push_to = Some(incarnation);
+    /// Pushes the run, which its worker does not know yet, with the first attach.
+    pub(super) fn set_push(&mut self, push: Push) {
+        self.push = Some(push);
     }
 
     /// Waits for this offer before it retries a worker that does not know the run.
@@ -94,7 +96,7 @@ impl Attacher {
         let mut retry = RetryDelay::default();
         for _ in 0..MAX_ATTEMPTS {
             let (input, requests) = mpsc::channel(INPUT_BUFFER);
-            let (started, pushes) = (Instant::now(), self.push_to.is_some());
+            let (started, pushes) = (Instant::now(), self.push.is_some());
             input.try_send(self.request(run, position)).ok()?;
             match self.context.dispatch.attach(address, ReceiverStream::new(requests)).await {
                 Ok(stream) => {
@@ -121,7 +123,7 @@ impl Attacher {
     /// The attach request. The first one pushes a new run; if it is lost, the worker's poll finds
     /// the run.
     fn request(&mut self, run: &Run, position: i64) -> AttachRunRequest {
-        let start = self.push_to.take().map(|incarnation| dispatch::push_request(run, incarnation));
+        let start = self.push.take().map(|push| dispatch::push_request(run, push));
         let owner = self.owner.load(Ordering::Relaxed);
         let attach = Attach { run_id: run.id.to_string(), position, owner, start };
         AttachRunRequest { kind: Some(Kind::Attach(attach)) }

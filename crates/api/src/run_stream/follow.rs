@@ -9,7 +9,7 @@ use std::{
 use codelia_proto::internal::v1::{AttachRunResponse, Committed, attach_run_response::Kind};
 use codelia_store::{Run, RunState};
 use codelia_telemetry::backoff::Backoff;
-use codelia_types::{EndedRun, Incarnation, TenantId};
+use codelia_types::{EndedRun, TenantId};
 use tokio::{sync::watch, task::JoinHandle};
 use tonic::Streaming;
 
@@ -18,7 +18,7 @@ use super::{
     client::{EventSender, OpenStream, StreamError, send_final_error, stopped},
     deliver::Delivery,
 };
-use crate::{context::Context, request::Deadline};
+use crate::{context::Context, dispatch::Push, request::Deadline};
 
 const MIN_QUEUED_DELAY: Duration = Duration::from_millis(10);
 const MAX_QUEUED_DELAY: Duration = Duration::from_millis(500);
@@ -53,9 +53,9 @@ impl EventStreamer {
         self
     }
 
-    /// For a run that was just recorded for this incarnation of its worker: pushes it.
-    pub(crate) fn push_to(mut self, incarnation: Incarnation) -> Self {
-        self.attacher.set_push(incarnation);
+    /// For a run that was just recorded for its worker: pushes it.
+    pub(crate) fn push_to(mut self, push: Push) -> Self {
+        self.attacher.set_push(push);
         self
     }
 

@@ -40,6 +40,8 @@ pub(crate) enum ApiError {
     ModeUnavailable { mode: Mode },
     /// The policy rejects the command.
     CommandNotAllowed { rule: String, message: String },
+    /// The request has secret variables and the installation has no key for them.
+    NoSecretKey,
     /// The session's worker rejected a file call.
     File(FileError),
     /// The caller's deadline passed.
@@ -119,6 +121,11 @@ impl ApiError {
             ),
             Self::ModeUnavailable { mode } => {
                 format!("mode: no worker supports {mode}; choose another or start a worker that does")
+            }
+            Self::NoSecretKey => {
+                "command.secret_env: this installation has no key for secrets; ask an operator \
+                                  to set `secrets.key_file` for every api and worker"
+                    .into()
             }
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::File(error) => error.text(),

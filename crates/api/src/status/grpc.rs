@@ -38,6 +38,7 @@ impl ApiError {
             Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
             Self::ModeUnavailable { .. } => (Code::FailedPrecondition, Reason::ModeUnavailable),
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
+            Self::NoSecretKey => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
             Self::ShuttingDown => (Code::Unavailable, Reason::ShuttingDown),
@@ -65,6 +66,7 @@ impl ApiError {
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. }
+            | Self::NoSecretKey
             | Self::File(_)
             | Self::DeadlineExceeded
             | Self::ShuttingDown => tracing::debug!(reason = %self.reason(), "request refused"),
@@ -87,6 +89,7 @@ impl ApiError {
             Self::ScopeMissing { scope } => named("scope", scope),
             Self::IdempotencyKeyReused => named("field", "idempotency_key"),
             Self::AliasInUse => named("field", "alias"),
+            Self::NoSecretKey => named("field", "command.secret_env"),
             Self::TenantExists => named("field", "tenant_id"),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }

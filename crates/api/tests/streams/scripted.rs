@@ -374,5 +374,6 @@ fn options() -> Options {
         allow_logical: true,
         unisolated_tenant: None,
         shutdown_grace: Duration::from_millis(100),
+        secret_key: None,
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use self::{
     admin::{Keys, Quotas, Scope, Tenants, Workers},
     files::{CopyPath, Cp, Ls},
     policy::Policy,
-    run::{Attach, Kill, Ps, Run},
+    run::{Attach, EnvArgs, Kill, Ps, Run},
     sandbox::{FilesystemArgs, SandboxArgs},
     server::{Config, Up},
     session::{CreateSession, Session},
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(run.command, ["sh", "-c", "--json", "-t"]);
         assert_eq!((run.session.as_deref(), run.tty), (Some("work"), false));
         assert_eq!((run.sandbox.cpu_millis, run.sandbox.memory_bytes), (Some(500), Some(2 * 1024 * 1024)));
-        assert_eq!(run.env, [("A".to_owned(), "b=c".to_owned())]);
+        assert_eq!(run.env.env, ["A=b=c"]);
     }
 
     #[test]

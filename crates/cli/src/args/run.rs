@@ -1,8 +1,10 @@
 //! Arguments of `codelia run`, `attach`, `ps` and `kill`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
-use super::{sandbox::SandboxArgs, values::key_value};
+use super::sandbox::SandboxArgs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -13,7 +15,8 @@ Examples:
   codelia run -- sh -c 'echo out; echo err >&2; exit 7'
   codelia run -t -- bash
   tar c . | codelia run -s work -- tar x
-  codelia run --timeout 10m --memory-mb 256 --env CI=1 -- make test
+  codelia run --timeout 10m --memory-mb 256 -e CI=1 -- make test
+  codelia run --secret-env TOKEN -- ./deploy   pass on $TOKEN; the server erases it after the run
   codelia run -d -s work -- ./server         print the run's id; see `codelia attach`
   codelia run --static --overlay /usr/local -- pip install .
   codelia run --json -- true | tail -n 1     print the run's record")]
@@ -23,9 +26,8 @@ pub(crate) struct Run {
     pub(crate) session: Option<String>,
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
-    /// Set an environment variable (repeatable)
-    #[arg(long = "env", value_name = "K=V", value_parser = key_value)]
-    pub(crate) env: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) env: EnvArgs,
     /// Start the command in this directory, relative to the session's root
     #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true)]
     pub(crate) workdir: String,
@@ -44,6 +46,24 @@ pub(crate) struct Run {
     /// Command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
+}
+
+/// Environment of a command. Only `-e K=V` puts a value into this process's arguments, where other
+/// users of the machine can read it.
+#[derive(Debug, Default, Args)]
+pub(crate) struct EnvArgs {
+    /// Set a variable; without =V, take the value from this process's environment (repeatable)
+    #[arg(short = 'e', long, value_name = "K[=V]")]
+    pub(crate) env: Vec<String>,
+    /// Set the variables in this file: lines K=V, empty lines, # comments (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) env_file: Vec<PathBuf>,
+    /// Set a secret variable from this process's environment; stored encrypted (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) secret_env: Vec<String>,
+    /// Set the secret variables in this file, in the format of --env-file (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_env_file: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! `codelia run` and `codelia attach`: connect a run's streams, terminal and exit code to this
 //! process.
 
-use std::{collections::HashMap, io::IsTerminal, process::ExitCode, time::Duration};
+use std::{io::IsTerminal, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_proto::{
@@ -17,6 +17,7 @@ use super::policy;
 use crate::{
     args,
     client::{Client, run_name, session_name},
+    environment,
     exec_stream::ExecStream,
     exit_status,
     output::{self, Output},
@@ -43,11 +44,14 @@ pub(crate) async fn run(client: &Client, args: &args::Run, output: Output) -> Re
     if args.detach {
         return start_detached(client, args, output).await;
     }
+    let stdin = args.interactive || args.tty || !std::io::stdin().is_terminal();
+    let request = start_request(args, stdin)?;
     let signals = Signals::catch()?;
     let give_up = CancellationToken::new();
     let session = session_for(client, args).await?;
+    let request = StartRunRequest { parent: session.clone(), ..request };
     let result = tokio::select! {
-        result = execute(client, args, &session, signals, give_up.clone()) => result,
+        result = execute(client, args, request, signals, give_up.clone()) => result,
         () = give_up.cancelled() => Err(Interrupted.into()),
     };
     close_temporary_session(client, args, &session).await;
@@ -79,8 +83,8 @@ pub(crate) async fn attach(client: &Client, args: &args::Attach, output: Output)
 }
 
 async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Result<ExitCode> {
-    let session = session_for(client, args).await?;
-    let request = start_request(args, &session, args.interactive)?;
+    let request = start_request(args, args.interactive)?;
+    let request = StartRunRequest { parent: session_for(client, args).await?, ..request };
     let started = client.runs().start_run(request).await?;
     let run = started.into_inner().run.context("the server sent no run")?;
     output.print(&record::run(&run), &run.run_id)?;
@@ -90,13 +94,12 @@ async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Re
 async fn execute(
     client: &Client,
     args: &args::Run,
-    session: &str,
+    request: StartRunRequest,
     signals: Signals,
     give_up: CancellationToken,
 ) -> Result<(Run, Streams)> {
-    let stdin = args.interactive || args.tty || !std::io::stdin().is_terminal();
-    let start = exec_request::Kind::Start(start_request(args, session, stdin)?);
-    let mut stream = ExecStream::open(client, start).await?;
+    let stdin = request.command.as_ref().is_some_and(|command| command.stdin);
+    let mut stream = ExecStream::open(client, exec_request::Kind::Start(request)).await?;
     stream.forward_signals(signals, client.clone(), give_up);
     let _raw_mode = use_terminal(&mut stream, args.tty)?;
     if stdin {
@@ -148,13 +151,14 @@ async fn close_temporary_session(client: &Client, args: &args::Run, session: &st
     }
 }
 
-fn start_request(args: &args::Run, session: &str, stdin: bool) -> Result<StartRunRequest> {
+/// The request for a run, without its session: what is wrong with it is reported before one is created.
+fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
     let sandbox = &args.sandbox;
     // A session created for this run already has the policy.
     let policy = if args.session.is_some() { policy::requested(sandbox)? } else { None };
     Ok(StartRunRequest {
-        parent: session.to_owned(),
-        command: Some(command(args, stdin)),
+        parent: String::new(),
+        command: Some(command(args, stdin)?),
         limits: Some(limits(sandbox)),
         mode: mode(sandbox),
         network: network(sandbox),
@@ -165,20 +169,22 @@ fn start_request(args: &args::Run, session: &str, stdin: bool) -> Result<StartRu
     })
 }
 
-fn command(args: &args::Run, stdin: bool) -> CommandSpec {
-    let mut env: HashMap<_, _> = args.env.iter().cloned().collect();
+fn command(args: &args::Run, stdin: bool) -> Result<CommandSpec> {
+    let mut env = environment::plain(&args.env)?;
     if args.tty {
         // The command draws on our terminal: it needs the terminal's type.
         env.entry("TERM".to_owned())
             .or_insert_with(|| std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned()));
     }
-    CommandSpec {
+    Ok(CommandSpec {
         argv: args.command.clone(),
         env,
+        secret_env: environment::secret(&args.env)?,
         working_directory: args.workdir.clone(),
         terminal: args.tty.then(terminal::size),
         stdin,
-    }
+        ..CommandSpec::default()
+    })
 }
 
 /// Returns the requested limits.

@@ -101,6 +101,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.container_image", "CODELIA_SANDBOX_CONTAINER_IMAGE", Text).or("codelia-base"),
     key("sandbox.container_images", "CODELIA_SANDBOX_CONTAINER_IMAGES", Text).or("node=codelia-node,python=codelia-python,rust=codelia-rust"),
     key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init next to codelia"),
+    key("secrets.key_file", "CODELIA_SECRETS_KEY_FILE", Text).unset("no secrets; `up`: DATA_DIR/secrets.key"),
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
     key("otlp.endpoint", "CODELIA_OTLP_ENDPOINT", Text).unset("no export"),

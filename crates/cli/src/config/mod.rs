@@ -49,6 +49,8 @@ pub(crate) struct Config {
     pub(crate) internal: Internal,
     pub(crate) worker: Worker,
     pub(crate) sandbox: Sandbox,
+    #[serde(default)]
+    pub(crate) secrets: Secrets,
     pub(crate) log: Log,
     #[serde(default)]
     pub(crate) otlp: Otlp,
@@ -152,6 +154,13 @@ pub(crate) struct Sandbox {
 pub(crate) enum Network {
     Disabled,
     Enabled,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Secrets {
+    /// Key that encrypts secret variables. Api and worker need the same one.
+    pub(crate) key_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -1,6 +1,7 @@
 //! Converts the configuration into the options of each part.
 
 mod api;
+mod secrets;
 mod tls;
 mod worker;
 

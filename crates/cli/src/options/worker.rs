@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use codelia_types::WorkerId;
 use codelia_worker::{Listen, UidOptions, UidRange};
 
-use super::{MIB, ServiceDefaults, shutdown_grace, tls};
+use super::{MIB, ServiceDefaults, secrets::secret_key, shutdown_grace, tls};
 use crate::config::Config;
 
 /// How long the output of ended runs is kept.
@@ -47,6 +47,7 @@ pub(crate) fn worker(
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
         uids,
+        secret_key: secret_key(config)?,
     })
 }
 

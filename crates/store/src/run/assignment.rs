@@ -10,7 +10,7 @@ use codelia_types::{
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use crate::{Error, EventBody, OutputChunk, Store, event, output, row};
+use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, output, row};
 
 /// A run that is assigned to a worker.
 #[derive(Debug, Clone)]
@@ -32,6 +32,8 @@ pub struct AssignedRun {
     pub turn: i32,
     /// Whether a caller requested cancellation.
     pub cancel_requested: bool,
+    /// Its secret variables.
+    pub secret_env: Option<SealedEnv>,
 }
 
 /// A result to commit, with the output and events that belong to it.
@@ -60,7 +62,7 @@ impl Store {
                  AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
                RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
-                         r.lease_epoch AS "lease_epoch!", r.attempt, r.turn,
+                         r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env,
                          r.cancel_requested_at IS NOT NULL AS "cancel_requested!""#,
             id.0,
             lease.worker.as_str(),
@@ -89,6 +91,7 @@ impl Store {
                    state = CASE s.state WHEN 'open' THEN 'queued' ELSE 'ended' END,
                    ended_at = CASE s.state WHEN 'open' THEN NULL ELSE now() END,
                    outcome = CASE s.state WHEN 'open' THEN NULL ELSE '{"kind": "canceled"}'::jsonb END,
+                   secret_env = CASE s.state WHEN 'open' THEN r.secret_env END,
                    worker_id = NULL, incarnation = NULL, lease_epoch = NULL
                FROM sessions s
                WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3
@@ -166,7 +169,7 @@ impl Store {
     /// assigned under this lease.
     pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<(), Error> {
         sqlx::query!(
-            r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
+            r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}', secret_env = NULL,
                    output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
                WHERE r.id = $1 AND r.state = 'running'
                  AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4"#,
@@ -189,7 +192,7 @@ impl Store {
         sqlx::query_as!(
             AssignedRunRow,
             r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
-                      cancel_requested_at IS NOT NULL AS "cancel_requested!"
+                      secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!"
                FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
             worker.as_str(),
             incarnation.0,
@@ -236,6 +239,7 @@ struct AssignedRunRow {
     attempt: i32,
     turn: i32,
     cancel_requested: bool,
+    secret_env: Option<Vec<u8>>,
 }
 
 impl TryFrom<AssignedRunRow> for AssignedRun {
@@ -251,6 +255,7 @@ impl TryFrom<AssignedRunRow> for AssignedRun {
             attempt: row.attempt,
             turn: row.turn,
             cancel_requested: row.cancel_requested,
+            secret_env: row.secret_env.map(SealedEnv),
         })
     }
 }

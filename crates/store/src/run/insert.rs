@@ -7,8 +7,8 @@ use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId, TenantId, Violati
 use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 
-use super::{Run, RunState};
-use crate::{Error, Quotas, Store, row, tenant::QUOTA_MARGIN};
+use super::{Run, RunState, SpecSummary};
+use crate::{Error, Quotas, SealedEnv, Store, row, tenant::QUOTA_MARGIN};
 
 /// A run to insert.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct NewRun<'a> {
     pub retries: i32,
     /// Idempotency key and hash of the request.
     pub idempotency: Option<(&'a str, &'a [u8])>,
+    /// Its secret variables. The store keeps them until the run ends.
+    pub secret_env: Option<&'a SealedEnv>,
 }
 
 /// The answer to [`Store::run_insert`].
@@ -88,6 +90,8 @@ impl Store {
             new.idempotency.map(|(_, hash)| hash),
             max_active,
             max_queued,
+            Json(SpecSummary::new(new.spec)) as _,
+            new.secret_env.map(|sealed| sealed.0.as_slice()),
         )
         .fetch_optional(executor)
         .await?;

@@ -2,6 +2,7 @@
 
 mod assignment;
 mod insert;
+mod summary;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
@@ -17,19 +18,19 @@ use crate::{Error, Store, row};
 
 pub use assignment::{AssignedRun, RunCommit};
 pub use insert::{NewRun, RunAdmission};
+pub use summary::{RunSummary, SpecSummary};
 
 /// Selects runs by a condition and its arguments.
 macro_rules! select_runs {
-    ($condition:literal, $($argument:expr),* $(,)?) => {
+    ($row:ident, $large_columns:literal, $condition:literal, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
-            RunRow,
-            r#"SELECT r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
+            $row,
+            "SELECT " + $large_columns + r#", r.id, r.session_id, r.tenant_id,
                       r.labels AS "labels: Json<BTreeMap<String, String>>", r.state,
                       r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.attempt, r.worker_id, r.lease_epoch,
                       r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced,
-                      r.outcome AS "outcome: Json<Outcome>", r.usage AS "usage: Json<Usage>",
-                      r.receipt AS "receipt: Json<Receipt>", r.output_bytes, r.output_truncated,
-                      r.violations AS "violations: Json<Violations>", w.address AS "worker_address?"
+                      r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
+                      r.output_bytes, r.output_truncated, w.address AS "worker_address?"
                FROM runs r
                LEFT JOIN workers w ON r.state = 'running' AND w.id = r.worker_id AND w.incarnation = r.incarnation
                    AND w.lease_until > now()
@@ -39,9 +40,11 @@ macro_rules! select_runs {
     };
 }
 
-/// A run.
+use select_runs;
+
+/// A run. `Spec` is what is known of its spec.
 #[derive(Debug, Clone)]
-pub struct Run {
+pub struct Run<Spec = RunSpec> {
     /// The id.
     pub id: RunId,
     /// The session.
@@ -49,7 +52,7 @@ pub struct Run {
     /// The tenant.
     pub tenant: TenantId,
     /// The spec as it was admitted.
-    pub spec: RunSpec,
+    pub spec: Spec,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
     /// The state.
@@ -139,38 +142,18 @@ pub struct RunFilter {
 impl Store {
     /// Returns a tenant's run.
     pub async fn run_get(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
-        select_runs!("r.tenant_id = $1 AND r.id = $2", tenant.as_str(), id.0)
-            .fetch_optional(&self.pool)
-            .await?
-            .map(Run::try_from)
-            .transpose()
-    }
-
-    /// Lists a tenant's runs, newest first.
-    pub async fn run_list(
-        &self,
-        tenant: &TenantId,
-        filter: &RunFilter,
-        limit: i64,
-    ) -> Result<Vec<Run>, Error> {
         select_runs!(
-            "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
-               AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
-               AND ($6::uuid IS NULL OR r.id < $6)
-             ORDER BY r.id DESC LIMIT $7",
+            WholeRow,
+            r#"r.spec AS "spec: Json<RunSpec>", r.outcome AS "outcome: Json<Outcome>",
+               r.violations AS "violations: Json<Violations>""#,
+            "r.tenant_id = $1 AND r.id = $2",
             tenant.as_str(),
-            filter.session.map(|id| id.0),
-            filter.state.map(RunState::as_str),
-            filter.created_after,
-            filter.created_before,
-            filter.before.map(|id| id.0),
-            limit,
+            id.0,
         )
-        .fetch_all(&self.pool)
+        .fetch_optional(&self.pool)
         .await?
-        .into_iter()
         .map(Run::try_from)
-        .collect()
+        .transpose()
     }
 
     /// Requests the cancellation of a run. A queued run ends as canceled immediately. An ended run
@@ -181,7 +164,8 @@ impl Store {
                    cancel_requested_at = coalesce(cancel_requested_at, now()),
                    state = CASE state WHEN 'queued' THEN 'ended' ELSE state END,
                    ended_at = CASE state WHEN 'queued' THEN now() END,
-                   outcome = CASE state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END
+                   outcome = CASE state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END,
+                   secret_env = CASE state WHEN 'queued' THEN NULL ELSE secret_env END
                WHERE tenant_id = $1 AND id = $2 AND state <> 'ended'"#,
             tenant.as_str(),
             id.0,
@@ -207,7 +191,7 @@ impl Store {
                    WHERE r.state = 'queued' AND s.state = 'ended'
                    LIMIT $1 FOR UPDATE OF r SKIP LOCKED
                )
-               UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}'
+               UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}', secret_env = NULL
                FROM stranded WHERE r.id = stranded.id"#,
             limit,
         )
@@ -242,11 +226,13 @@ impl Run {
     }
 }
 
-struct RunRow {
+type WholeRow = RunRow<RunSpec>;
+
+struct RunRow<Spec> {
     id: Uuid,
     session_id: Uuid,
     tenant_id: String,
-    spec: Json<RunSpec>,
+    spec: Json<Spec>,
     labels: Json<BTreeMap<String, String>>,
     state: String,
     cancel_requested: bool,
@@ -269,10 +255,10 @@ struct RunRow {
     worker_address: Option<String>,
 }
 
-impl TryFrom<RunRow> for Run {
+impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
     type Error = Error;
 
-    fn try_from(row: RunRow) -> Result<Self, Error> {
+    fn try_from(row: RunRow<Spec>) -> Result<Self, Error> {
         Ok(Self {
             id: RunId(row.id),
             session: SessionId(row.session_id),

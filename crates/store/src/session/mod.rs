@@ -18,10 +18,10 @@ pub use create::{NewSession, SessionCreated};
 
 /// Selects sessions with their live holder by a condition and its arguments.
 macro_rules! select_sessions {
-    ($condition:literal, $($argument:expr),* $(,)?) => {
+    ($spec:literal, $condition:literal, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             SessionRow,
-            r#"SELECT s.id, s.tenant_id, s.alias, s.spec AS "spec: Json<SessionSpec>",
+            "SELECT " + $spec + r#" AS "spec!: Json<SessionSpec>", s.id, s.tenant_id, s.alias,
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
                       s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss,
                       w.id AS "holder?", w.address AS "holder_address?"
@@ -185,6 +185,7 @@ impl Store {
     ) -> Result<Option<Session>, Error> {
         let (id, alias) = session.columns();
         select_sessions!(
+            "s.spec",
             "s.tenant_id = $1 AND (s.id = $2 OR (s.alias = $3 AND s.state = 'open'))",
             tenant.as_str(),
             id,
@@ -196,7 +197,8 @@ impl Store {
         .transpose()
     }
 
-    /// Lists a tenant's sessions older than `before`, newest first, optionally in one state.
+    /// Lists a tenant's sessions older than `before`, newest first, optionally in one state. Leaves
+    /// out their policies, which may be large.
     pub async fn session_list(
         &self,
         tenant: &TenantId,
@@ -205,6 +207,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<Session>, Error> {
         select_sessions!(
+            "jsonb_set(s.spec, '{policy}', '{}')",
             "s.tenant_id = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
              ORDER BY s.id DESC LIMIT $4",
             tenant.as_str(),

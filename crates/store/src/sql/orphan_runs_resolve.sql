@@ -17,7 +17,7 @@ deleted_output AS (
     DELETE FROM run_output USING retried WHERE run_id = retried.id
 ),
 lost AS (
-    UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}',
+    UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}', secret_env = NULL,
         output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
     FROM orphans o WHERE r.id = o.id AND NOT o.retry
     RETURNING r.id

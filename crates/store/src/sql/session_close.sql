@@ -11,7 +11,7 @@ ended AS (
     RETURNING s.id
 ),
 canceled AS (
-    UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}'
+    UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}', secret_env = NULL
     FROM ended WHERE r.session_id = ended.id AND r.state = 'queued'
 )
 SELECT id FROM found

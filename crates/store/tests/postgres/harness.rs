@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::{Limits, LimitsRequest, RunSpec};
 use codelia_store::{
-    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, Session,
-    SessionCreated, SessionSpec, Store,
+    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, SealedEnv,
+    Session, SessionCreated, SessionSpec, Store,
 };
 use codelia_tests::Database;
 use codelia_types::{
@@ -156,6 +156,8 @@ impl Fixture {
             labels: &BTreeMap::new(),
             retries,
             idempotency,
+            // The database refuses every statement that ends a run and keeps them.
+            secret_env: Some(&SealedEnv(b"sealed".to_vec())),
         };
         self.store.run_insert(new, quotas).await.unwrap()
     }

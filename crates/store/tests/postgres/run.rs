@@ -1,10 +1,10 @@
 //! Runs: inserted once, begun only by the holder, ended once.
 
-use codelia_store::{Error, RunAdmission, RunFilter, RunState};
+use codelia_store::{Error, RunAdmission, RunFilter, RunState, SessionRef};
 use codelia_types::{Outcome, RunId};
 use futures::future::join_all;
 
-use crate::harness::Fixture;
+use crate::harness::{Fixture, run_spec};
 
 #[tokio::test]
 async fn insert_assigns_run_to_live_holder() {
@@ -75,7 +75,7 @@ async fn known_key_returns_run_after_session_end() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
     fixture.insert_try(session.id, 0, Some(("key", b"hash")), fixture.quotas).await;
-    fixture.store.session_close(&fixture.tenant, &codelia_store::SessionRef::Id(session.id)).await.unwrap();
+    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session.id)).await.unwrap();
     assert!(matches!(
         fixture.insert_try(session.id, 0, Some(("key", b"hash")), fixture.quotas).await,
         RunAdmission::Existing(_)
@@ -150,5 +150,60 @@ async fn runs_list_by_page_and_state() {
     assert_eq!(list(RunFilter::default(), 2).await, [ids[2], ids[1]]);
     assert_eq!(list(RunFilter { before: Some(ids[1]), ..Default::default() }, 2).await, [ids[0]]);
     assert_eq!(list(RunFilter { state: Some(RunState::Ended), ..Default::default() }, 9).await, [ids[0]]);
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn every_end_of_a_run_erases_its_secrets() {
+    let fixture = Fixture::new().await;
+    let store = &fixture.store;
+    let kept = async || {
+        fixture.database.number("SELECT count(*) FROM runs WHERE secret_env IS NOT NULL").await.unwrap()
+    };
+    let session = fixture.session().await;
+    let canceled = fixture.insert(session.id, 0).await;
+    fixture.insert(session.id, 0).await;
+    assert_eq!(kept().await, 2, "queued runs keep them");
+    store.run_cancel(&fixture.tenant, canceled).await.unwrap();
+    assert_eq!(kept().await, 1);
+    store.session_close(&fixture.tenant, &SessionRef::Id(session.id)).await.unwrap();
+    assert_eq!(kept().await, 0);
+
+    let session = fixture.session().await;
+    let worker = fixture.worker("w").await;
+    let lease = fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.insert(session.id, 0).await;
+    assert!(store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    let begun = store.run_begin(run, &lease.token).await.unwrap().unwrap();
+    assert_eq!(begun.secret_env.unwrap().0, b"sealed", "a run that is handed back keeps them");
+    fixture.commit(run, &worker, &lease).await.unwrap();
+    assert_eq!(kept().await, 0);
+    let run = fixture.insert(session.id, 0).await;
+    store.run_abandon(run, &lease.token).await.unwrap();
+    assert_eq!(kept().await, 0);
+    let (_lost, retried) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
+    fixture.expire_worker(&worker).await;
+    store.lease_sweep_any_tenant(100).await.unwrap();
+    assert_eq!(kept().await, 1, "only the run that is retried keeps them");
+
+    let second = fixture.worker("v").await;
+    let lease = fixture.lease(&session, &second).await.unwrap();
+    store.run_begin(retried, &lease.token).await.unwrap().unwrap();
+    store.session_close(&fixture.tenant, &SessionRef::Id(session.id)).await.unwrap();
+    store.run_hand_back(retried, 1, &second.id, second.incarnation).await.unwrap();
+    assert_eq!(kept().await, 0, "its session has ended");
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn run_of_earlier_version_is_listed() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    fixture.insert(session.id, 0).await;
+    fixture.database.execute("UPDATE runs SET summary = NULL").await.unwrap();
+    let runs = fixture.store.run_list(&fixture.tenant, &RunFilter::default(), 10).await.unwrap();
+    let summary = &runs[0].spec;
+    assert_eq!((summary.argv.as_slice(), summary.argv_truncated), (&["true".to_owned()][..], true));
+    assert_eq!((summary.mode, &summary.limits), (run_spec().mode, &run_spec().limits));
     fixture.end().await;
 }

@@ -8,7 +8,7 @@ use codelia_proto::internal::v1::{
     CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult, StartRunRequest,
     StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
 };
-use codelia_store::AssignedRun;
+use codelia_store::{AssignedRun, SealedEnv};
 use codelia_telemetry::task;
 use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId};
 use futures::Stream;
@@ -160,6 +160,7 @@ fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
         // Only runs that were assigned when they were created are pushed.
         turn: 0,
         cancel_requested: false,
+        secret_env: (!request.secret_env.is_empty()).then_some(SealedEnv(request.secret_env)),
     })
 }
 

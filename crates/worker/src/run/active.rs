@@ -190,6 +190,7 @@ pub(crate) mod tests {
             attempt: 1,
             turn: 0,
             cancel_requested: false,
+            secret_env: None,
         }
     }
 

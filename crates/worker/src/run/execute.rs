@@ -1,12 +1,12 @@
 //! Starts the command of a run: checks the lease, gets a sandbox, launches.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Plan, PlanTarget};
-use codelia_store::Store;
+use codelia_store::{SecretKey, Store};
 use codelia_telemetry::{Step, metrics};
-use codelia_types::{Outcome, Receipt};
+use codelia_types::{CommandSpec, Outcome, Receipt};
 use tokio::time::Instant;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
         stdio::{self, Ends},
     },
     sandbox::{
-        backends::{Backends, Denial, denial, failed},
+        backends::{Backends, Denial, denial, failed, no_secrets},
         receipts::Receipts,
         spare_maker::SpareMaker,
     },
@@ -44,6 +44,8 @@ pub(crate) struct Executor {
     pub(crate) wakeups: Arc<Wakeups>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
+    /// Decrypts secret variables.
+    pub(crate) secret_key: Option<SecretKey>,
 }
 
 /// Why a run has no result.
@@ -114,6 +116,7 @@ impl Executor {
         }
         let plan = self.plan(run)?;
         self.record_shared_paths(&plan).await?;
+        let command = self.command(run)?;
         let requested_at = Instant::now();
         let (sandbox, prepared) = self.sandbox(run, &plan).await?;
         if let Err(no_result) = self.check_lease(run) {
@@ -127,7 +130,7 @@ impl Executor {
         }
         // Preparation that the run had to wait for counts as setup.
         let waited = requested_at.elapsed();
-        let (Launched { running, setup_time }, stdio) = self.launch(run, sandbox).await?;
+        let (Launched { running, setup_time }, stdio) = self.launch(&command, sandbox).await?;
         let started =
             Started { setup_time: setup_time + waited, prepared, unenforced: plan.unenforced_fields() };
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
@@ -185,8 +188,26 @@ impl Executor {
         Ok((sandbox, false))
     }
 
-    async fn launch(&self, run: &ActiveRun, sandbox: Box<dyn Prepared>) -> Result<(Launched, Ends), Denial> {
+    /// The command with its secret variables.
+    fn command<'a>(&self, run: &'a ActiveRun) -> Result<Cow<'a, CommandSpec>, Denial> {
         let command = &run.assigned.spec.command;
+        if command.secret_env_names.is_empty() {
+            return Ok(Cow::Borrowed(command));
+        }
+        let key =
+            self.secret_key.as_ref().ok_or_else(|| no_secrets("this worker has no `secrets.key_file`"))?;
+        let sealed = run.assigned.secret_env.as_ref().ok_or_else(|| no_secrets("they are missing"))?;
+        let secrets = key.open(run.id(), sealed).map_err(|error| no_secrets(&error.to_string()))?;
+        let mut command = command.clone();
+        command.env.extend(secrets.0);
+        Ok(Cow::Owned(command))
+    }
+
+    async fn launch(
+        &self,
+        command: &CommandSpec,
+        sandbox: Box<dyn Prepared>,
+    ) -> Result<(Launched, Ends), Denial> {
         let (stdio, ends) = match stdio::open(command) {
             Ok(streams) => streams,
             Err(error) => {

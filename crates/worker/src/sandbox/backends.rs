@@ -153,6 +153,13 @@ fn unenforceable(field: &'static str, message: String) -> Denial {
     Denial { refusal, field: Some(field) }
 }
 
+/// Secret variables that the worker cannot decrypt.
+pub(crate) fn no_secrets(why: &str) -> Denial {
+    let message = format!("cannot decrypt the secret variables: {why}");
+    let refusal = Refusal { reason: Reason::SecretsUnavailable, message };
+    Denial { refusal, field: Some("command.secret_env") }
+}
+
 fn unavailable(mode: Mode) -> Denial {
     let message = format!("mode {mode} is not available on this worker");
     let refusal = Refusal { reason: Reason::ModeUnavailable, message };

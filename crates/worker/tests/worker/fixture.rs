@@ -161,6 +161,7 @@ impl Fixture {
             labels: &BTreeMap::new(),
             retries: 0,
             idempotency: None,
+            secret_env: None,
         };
         match self.store.run_insert(new, Quotas::default()).await.unwrap() {
             RunAdmission::Recorded { run, incarnation } => (*run, incarnation),
@@ -247,6 +248,7 @@ fn push_request(run: &Run, incarnation: Option<Incarnation>) -> StartRunRequest 
         create_time: Some(timestamp_to_proto(run.created_at)),
         attempt: run.attempt,
         spec: Some((&run.spec).into()),
+        secret_env: Vec::new(),
     }
 }
 
@@ -296,6 +298,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         file_call_timeout: settings.file_call_timeout,
         min_free_memory_bytes: 0,
         uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
+        secret_key: None,
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use codelia_store::SecretKey;
 use rustix::{
     fs::{FlockOperation, flock},
     process::{Pid, geteuid},
@@ -18,6 +19,8 @@ use crate::client::{self, ClientFile};
 
 /// Holds the pid of the owner, which locks the file.
 const PID_FILE: &str = "up.pid";
+/// Holds the key that encrypts secret variables.
+const SECRET_KEY_FILE: &str = "secrets.key";
 /// Longest path of a Unix socket that the kernel accepts, with its terminating zero.
 const MAX_SOCKET_PATH_BYTES: usize = 108;
 
@@ -65,11 +68,26 @@ impl DataDir {
         ClientFile::read(&self.path)
     }
 
-    /// Writes `client.toml` atomically, readable only by its owner.
+    /// Writes `client.toml`.
     pub(crate) fn write_client_file(&self, file: &ClientFile) -> Result<PathBuf> {
-        let path = self.path.join(client::FILE);
+        self.write_private(client::FILE, &toml::to_string(file)?)
+    }
+
+    /// The file with the key for secrets, created if it does not exist.
+    pub(crate) fn secret_key_file(&self) -> Result<PathBuf> {
+        let path = self.path.join(SECRET_KEY_FILE);
+        if path.try_exists()? {
+            Ok(path)
+        } else {
+            self.write_private(SECRET_KEY_FILE, &SecretKey::generate()?)
+        }
+    }
+
+    /// Writes a file atomically, readable only by its owner.
+    fn write_private(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
         let mut new = tempfile::NamedTempFile::new_in(&self.path)?;
-        new.write_all(toml::to_string(file)?.as_bytes())?;
+        new.write_all(text.as_bytes())?;
         new.persist(&path)?;
         Ok(path)
     }
@@ -164,6 +182,18 @@ mod tests {
         let path = data_dir.write_client_file(&file).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(data_dir.client_file().unwrap(), Some(file));
+    }
+
+    #[test]
+    fn secret_key_is_private_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::open(dir.path()).unwrap();
+        let path = data_dir.secret_key_file().unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let key = std::fs::read_to_string(&path).unwrap();
+        assert!(SecretKey::parse(&key).is_ok());
+        assert_eq!(data_dir.secret_key_file().unwrap(), path);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), key);
     }
 
     #[test]

@@ -138,7 +138,11 @@ async fn start(
     store: &Store,
     shutdown: &CancellationToken,
 ) -> Result<Services> {
-    let config = &with_free_ports(loaded);
+    let mut config = with_free_ports(loaded);
+    if config.secrets.key_file.is_none() {
+        config.secrets.key_file = Some(data_dir.secret_key_file()?);
+    }
+    let config = &config;
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
     let mode = backends::choose_mode(config, &backends::probe(config, &backends).await)?;
