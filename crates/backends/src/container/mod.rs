@@ -114,8 +114,12 @@ impl Container {
             (expected.uid, expected.gid) = (ids.uid, ids.gid);
         }
         if setup.relay_launch {
-            // Such a kernel only estimates CPU time. The control group counts it.
-            setup.rlimits.retain(|limit| limit.resource != Resource::CpuSeconds);
+            // Such a kernel only estimates CPU time, which the control group counts, and does not share
+            // its signals and queues with the host.
+            let is_set = |resource| {
+                matches!(resource, Resource::OpenFiles | Resource::CoreBytes | Resource::FileBytes)
+            };
+            setup.rlimits.retain(|limit| is_set(limit.resource));
         }
         Ok(setup)
     }

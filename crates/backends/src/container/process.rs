@@ -51,7 +51,8 @@ impl ContainerProcess {
             }
             _ = self.engine.wait(&self.name) => return Err(self.exit_error().await),
         };
-        if spec::has_own_kernel(plan) && is_init_on_host(peer) {
+        let is_on_host = is_init_on_host(peer);
+        if spec::has_own_kernel(plan) && is_on_host {
             return Err(Error::SharedKernel);
         }
         // The mounts that a runtime with its own kernel shows are not the host's.
@@ -62,7 +63,7 @@ impl ContainerProcess {
             Ok(group) => group,
             Err(error) => return Err(receive_failure(&mut control).await.unwrap_or(error.into())),
         };
-        if !spec::has_own_kernel(plan) {
+        if is_on_host {
             isolation::limit_terminals(peer).map_err(io::Error::from)?;
         }
         if let Some(max) = spec::pids_after_start(plan)

@@ -20,7 +20,7 @@ const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 39] = [
+const RUNSC: [(&str, &str); 43] = [
     ("blocked_call_is_reported", NOT_REPORTED),
     ("too_many_blocked_calls_kill_the_run", NOT_REPORTED),
     ("ptrace_needs_debug_policy", NOT_REPORTED),
@@ -40,6 +40,10 @@ const RUNSC: [(&str, &str); 39] = [
     ("loader_runs_no_other_program", NO_LANDLOCK),
     ("libraries_of_the_command_are_not_mapped", NO_LANDLOCK),
     ("listed_programs_map_their_libraries", NO_LANDLOCK),
+    ("terminals_are_limited", "gVisor has its own terminals, which take nothing of the host"),
+    ("inotify_instances_are_counted_by_session", "gVisor has its own inotify instances without a limit"),
+    ("core_limit_stays_at_one", "gVisor writes no core dumps and does not show the limit"),
+    ("personality_is_limited", "gVisor has no personalities"),
     ("other_arguments_pass", "gVisor returns other errors for bad arguments"),
     (
         "denied_runtime_programs_are_hidden",
