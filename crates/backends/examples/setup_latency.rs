@@ -155,6 +155,7 @@ fn tool_options(program: &Path) -> ToolOptions {
         program: program.to_owned(),
         cgroup_parent: CgroupParent::default(),
         sandbox_uids: None,
+        engine_sockets: Vec::new(),
     }
 }
 

@@ -15,17 +15,25 @@ use tokio::task::spawn_blocking;
 
 use crate::Error;
 
-/// The plan with a mount for each other path of what it hides.
+/// The plan with a mount for each other path of what it hides, and for each path of the worker's
+/// secrets.
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub(crate) async fn hide(plan: &Plan) -> Result<Cow<'_, Plan>, Error> {
-    if !plan.mounts.iter().any(|mount| matches!(mount, Mount::Hidden { .. })) {
+pub(crate) async fn hide<'a>(plan: &'a Plan, secrets: &[PathBuf]) -> Result<Cow<'a, Plan>, Error> {
+    let is_affected = |mount: &Mount| match mount {
+        Mount::Hidden { .. } => true,
+        Mount::Bind { source, .. } | Mount::Overlay { source, .. } => {
+            secrets.iter().any(|secret| secret.starts_with(source))
+        }
+        _ => false,
+    };
+    if !plan.mounts.iter().any(is_affected) {
         return Ok(Cow::Borrowed(plan));
     }
-    let mut plan = plan.clone();
+    let (mut plan, secrets) = (plan.clone(), secrets.to_vec());
     let hidden = spawn_blocking(move || -> io::Result<Plan> {
-        let aliases = find(&plan, &MountAliases::read()?);
+        let aliases = find(&plan, &secrets, &MountAliases::read()?);
         let hide = |target| Mount::Hidden { target, even_if_absent: false };
         plan.mounts.extend(aliases.into_iter().map(hide));
         Ok(plan)
@@ -33,7 +41,7 @@ pub(crate) async fn hide(plan: &Plan) -> Result<Cow<'_, Plan>, Error> {
     Ok(Cow::Owned(hidden.await.map_err(io::Error::from)??))
 }
 
-fn find(plan: &Plan, table: &MountAliases) -> BTreeSet<PathBuf> {
+fn find(plan: &Plan, secrets: &[PathBuf], table: &MountAliases) -> BTreeSet<PathBuf> {
     let hidden: BTreeSet<&Path> =
         plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).map(Mount::target).collect();
     let mut shown: BTreeMap<PathBuf, Vec<&Path>> = BTreeMap::new();
@@ -48,7 +56,8 @@ fn find(plan: &Plan, table: &MountAliases) -> BTreeSet<PathBuf> {
     let is_bound = |source: &Path, mount: &Path| plan.mode != Mode::Container || source.starts_with(mount);
     let mut found = BTreeSet::new();
     // Paths of the workspace have other names on the host.
-    let on_host = hidden.iter().filter(|path| !path.starts_with(&plan.workspace));
+    let on_host = hidden.iter().copied().filter(|path| !path.starts_with(&plan.workspace));
+    let on_host = on_host.chain(secrets.iter().map(PathBuf::as_path));
     for alias in on_host.filter_map(|path| path.canonicalize().ok()).flat_map(|path| table.of(&path)) {
         for source in alias.path.ancestors().filter(|source| is_bound(source, &alias.mount)) {
             let Ok(rest) = alias.path.strip_prefix(source) else { continue };

@@ -30,12 +30,14 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
             program: config.sandbox.bwrap.clone(),
             cgroup_parent: cgroup_parent.clone(),
             sandbox_uids: sandbox_uids.clone(),
+            engine_sockets: vec![config.sandbox.container_socket.clone()],
         })?),
         Arc::new(nsjail(ToolOptions {
             init: init.clone(),
             program: config.sandbox.nsjail.clone(),
             cgroup_parent: cgroup_parent.clone(),
             sandbox_uids,
+            engine_sockets: vec![config.sandbox.container_socket.clone()],
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),

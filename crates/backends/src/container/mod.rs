@@ -83,7 +83,7 @@ struct Container {
 
 impl Container {
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        let plan = &*alias::hide(plan).await?;
+        let plan = &*alias::hide(plan, &[]).await?;
         let kind = self.engine.kind().await?;
         let setup = self.setup(plan, kind)?;
         let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;

@@ -78,6 +78,8 @@ pub struct ToolOptions {
     pub cgroup_parent: CgroupParent,
     /// User ids that only sandboxes use. The sweep removes what killed tools left for them.
     pub sandbox_uids: Option<RangeInclusive<u32>>,
+    /// Sockets of container engines, which no sandbox shows.
+    pub engine_sockets: Vec<PathBuf>,
 }
 
 /// The programs of a mode on the host.
@@ -110,6 +112,8 @@ pub(super) struct ToolBackend<T> {
     paths: ToolPaths,
     cgroups: Cgroups,
     overlays: Overlays,
+    /// The sockets of engines, under their configured and their real paths.
+    secrets: Vec<PathBuf>,
 }
 
 impl<T: Tool> ToolBackend<T> {
@@ -121,11 +125,13 @@ impl<T: Tool> ToolBackend<T> {
         }
         let paths = ToolPaths { init: options.init, program: find_in_path(options.program) };
         let cgroups = Cgroups::detect(&options.cgroup_parent)?;
-        Ok(Self { tool, paths, cgroups, overlays: Overlays::default() })
+        let real = options.engine_sockets.iter().filter_map(|socket| socket.canonicalize().ok());
+        let secrets = real.chain(options.engine_sockets.iter().cloned()).collect();
+        Ok(Self { tool, paths, cgroups, overlays: Overlays::default(), secrets })
     }
 
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        let plan = &*alias::hide(plan).await?;
+        let plan = &*alias::hide(plan, &self.secrets).await?;
         let setup = setup::of(plan)?;
         let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
         let namespaces = self.overlays.mount(&self.paths.init, plan).await?;

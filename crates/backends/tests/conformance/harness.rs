@@ -144,6 +144,11 @@ impl Fixture {
         self.sessions.path().join("containers")
     }
 
+    /// Returns the path that the tools know as the socket of an engine.
+    pub(crate) fn configured_engine_socket(&self) -> PathBuf {
+        engine_socket_in(self.sessions.path())
+    }
+
     /// Returns the ids that a command sees inside. Containers share the host's user namespace.
     pub(crate) fn ids_inside(&self, session: &Session) -> Ids {
         match self.kind {
@@ -269,17 +274,30 @@ fn backend(kind: Kind, groups: CgroupParent, dir: &Path) -> Arc<dyn Backend> {
                 program: "bwrap".into(),
                 cgroup_parent: groups,
                 sandbox_uids: Some(ORPHANS),
+                engine_sockets: vec![engine_socket_in(dir)],
             })
             .unwrap(),
         ),
         Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
             Arc::new(
-                nsjail(ToolOptions { init, program, cgroup_parent: groups, sandbox_uids: None }).unwrap(),
+                nsjail(ToolOptions {
+                    init,
+                    program,
+                    cgroup_parent: groups,
+                    sandbox_uids: None,
+                    engine_sockets: vec![engine_socket_in(dir)],
+                })
+                .unwrap(),
             )
         }
         Kind::Runc | Kind::Runsc | Kind::Podman => Arc::new(container(container_options(kind, dir)).unwrap()),
     }
+}
+
+/// Returns a path for the socket of an engine, below the directory of containers.
+fn engine_socket_in(dir: &Path) -> PathBuf {
+    dir.join("containers/engine.sock")
 }
 
 /// Returns the parent of the tests' control groups.

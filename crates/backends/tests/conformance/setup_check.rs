@@ -22,7 +22,14 @@ async fn failed_step(fixture: &mut Fixture, options: &str) -> Option<Step> {
     }
     let groups = group_parent();
     fixture.backend = Arc::new(
-        bwrap(ToolOptions { init: init_path(), program, cgroup_parent: groups, sandbox_uids: None }).unwrap(),
+        bwrap(ToolOptions {
+            init: init_path(),
+            program,
+            cgroup_parent: groups,
+            sandbox_uids: None,
+            engine_sockets: Vec::new(),
+        })
+        .unwrap(),
     );
     let session = fixture.session();
     match fixture.backend.prepare(&fixture.plan(&session)).await {

@@ -27,6 +27,7 @@ async fn isolating() -> Option<Fixture> {
         program: "bwrap".into(),
         cgroup_parent: Default::default(),
         sandbox_uids: None,
+        engine_sockets: Vec::new(),
     })
     .unwrap();
     let found = backend.probe().await;
