@@ -6,7 +6,7 @@ use codelia_sys::{Errno, Pid, cgroup::Group, fd};
 use codelia_types::Receipt;
 use tokio::time::timeout;
 
-use crate::sandbox::process::SandboxProcess;
+use crate::sandbox::{descriptors, process::SandboxProcess};
 
 /// How long the sandbox's process may take to end, on request and again after it was killed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,6 +53,7 @@ impl Cleanup {
     /// Waits for the end that the shutdown of the control socket has ordered, kills what does not
     /// end, removes everything. `socket` is our end of the control socket.
     pub(super) async fn run(mut self, socket: Option<OwnedFd>) -> Receipt {
+        descriptors::available().await;
         let exited = match timeout(EXIT_TIMEOUT, self.process.wait()).await {
             Ok(exited) => exited,
             Err(_) => {
@@ -60,6 +61,7 @@ impl Cleanup {
                 false
             }
         };
+        descriptors::available().await;
         let mut receipt = match self.group.take() {
             Some(group) => remove_group(group).await,
             // Init exits only once it has no descendants. If it was killed, nothing is known.

@@ -14,6 +14,7 @@ pub(crate) mod cgroups;
 pub(crate) mod child;
 mod cleanup;
 pub(crate) mod control;
+mod descriptors;
 mod executable_memory;
 mod outcome;
 pub(crate) mod prepared;
@@ -131,10 +132,13 @@ impl Sandbox {
 
     /// Ends the sandbox and counts what is left.
     pub(crate) async fn destroy(mut self) -> Receipt {
-        match self.cleanup.take() {
-            Some(cleanup) => cleanup.run(self.shut_down_control()).await,
-            None => Receipt::default(),
+        let Some(cleanup) = self.cleanup.take() else { return Receipt::default() };
+        let mut socket = self.shut_down_control();
+        if socket.is_none() {
+            descriptors::available().await;
+            socket = self.shut_down_control();
         }
+        cleanup.run(socket).await
     }
 
     /// Shuts the control socket down, which orders init to end. Returns our end of the socket, or

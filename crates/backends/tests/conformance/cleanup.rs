@@ -6,12 +6,15 @@ use std::{
     io::Write,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
+    pin::pin,
     process::{Child, ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use codelia_sys::{Pid, process};
 use codelia_types::Outcome;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::time::timeout;
 
 use crate::harness::{Fixture, Kind, ORPHANS, Session, command, in_every_mode, is_root};
 
@@ -155,6 +158,24 @@ async fn dropped_sandbox_is_destroyed(fixture: Fixture) {
     .await;
 }
 
+async fn teardown_waits_for_free_descriptors(fixture: Fixture) {
+    let session = fixture.session();
+    let mut started = fixture.start(&session, "echo ready; sleep 1001").await;
+    assert_eq!(started.line(), "ready");
+    started.running.kill_tree().await;
+    started.running.wait().await;
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+    assert!(fs::File::open("/dev/null").is_err(), "the control: no descriptor is free");
+    let mut teardown = pin!(started.running.destroy());
+    let early = timeout(Duration::from_secs(1), &mut teardown).await;
+    setrlimit(Resource::Nofile, limit).unwrap();
+    assert!(early.is_err(), "a teardown that saw nothing reported {early:?}");
+    let receipt = teardown.await;
+    assert!(receipt.is_clean(), "{receipt:?}");
+    assert_eq!(processes_of(&session), BTreeMap::new());
+}
+
 async fn killed_prepared_sandbox_is_not_alive(fixture: Fixture) {
     let session = fixture.session();
     let prepared = fixture.backend.prepare(&fixture.plan(&session)).await.unwrap();
@@ -258,6 +279,7 @@ in_every_mode!(
     command_dies_when_keep_alive_expires,
     discarded_sandbox_leaves_nothing,
     dropped_sandbox_is_destroyed,
+    teardown_waits_for_free_descriptors,
     killed_prepared_sandbox_is_not_alive,
     refused_launch_leaves_nothing,
     missing_session_directory_is_a_named_error,
