@@ -11,6 +11,7 @@ mod cli;
 mod clients;
 mod collector;
 mod configuration;
+mod connections;
 mod documents;
 mod exec;
 mod fairness;

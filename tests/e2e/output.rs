@@ -26,7 +26,7 @@ fn limited(request: StartRunRequest, output_bytes: i64) -> StartRunRequest {
 }
 
 /// Reads a number from a file in `/proc/PID`.
-fn proc_number(pid: u32, file: &str, field: &str) -> Result<u64> {
+pub(crate) fn proc_number(pid: u32, file: &str, field: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
     let line = text
         .lines()

@@ -33,7 +33,7 @@ pub(crate) async fn http_get(address: &str, path: &str) -> Result<(u16, String)>
 }
 
 /// Returns an address with an unused port.
-async fn free_address() -> Result<String> {
+pub(crate) async fn free_address() -> Result<String> {
     Ok(tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?.to_string())
 }
 

@@ -12,6 +12,7 @@ mod engine;
 mod eventually;
 mod exec;
 mod host;
+mod http2;
 mod leak;
 mod methods;
 mod postgres;
@@ -31,6 +32,7 @@ pub use engine::{ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, worker_contai
 pub use eventually::{TIMEOUT, eventually, within};
 pub use exec::Exec;
 pub use host::{HostSnapshot, user_processes};
+pub use http2::{Http2, UnfinishedCall};
 pub use leak::{LeakGuard, abandoned_cgroups, processes_working_in};
 pub use methods::{Method, all_methods, call, reflected_methods};
 pub use postgres::{Database, POSTGRES_URL};

@@ -59,6 +59,16 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, lines: read_lines(stdout), log })
     }
 
+    /// Changes a command so that its process may open at most `max` files.
+    #[must_use]
+    pub fn limit_open_files(command: &Command, max: u64) -> Command {
+        let mut limited = Command::new("prlimit");
+        limited.arg(format!("--nofile={max}:{max}")).arg("--").arg(command.get_program());
+        limited.args(command.get_args()).env_clear().current_dir("/");
+        limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        limited
+    }
+
     /// Runs `command` with `input` on its standard input and waits until it exits.
     pub async fn finish(mut command: Command, input: &[u8]) -> Result<ProcessOutput> {
         let mut child = command

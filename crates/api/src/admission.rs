@@ -245,6 +245,7 @@ mod tests {
     use codelia_policy::Limits;
 
     use super::*;
+    use crate::options::CallLimits;
 
     fn options() -> Options {
         Options {
@@ -262,6 +263,8 @@ mod tests {
             unisolated_tenant: None,
             shutdown_grace: Duration::from_secs(1),
             secret_key: None,
+            connections: codelia_server::Limits::default(),
+            calls: CallLimits::default(),
         }
     }
 

@@ -52,6 +52,9 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::Unauthenticated
         | ApiError::ScopeMissing { .. }
         | ApiError::RateLimited { .. }
+        | ApiError::TooManyFailedKeys { .. }
+        | ApiError::TooManyCalls { .. }
+        | ApiError::RequestStalled
         | ApiError::IdempotencyKeyReused
         | ApiError::AliasInUse
         | ApiError::TenantExists

@@ -2,16 +2,18 @@
 //! The layer wraps all services, so that every new method is protected.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     fmt,
     num::NonZeroU32,
     sync::{Arc, Mutex, PoisonError},
     task::{Context as Poller, Poll},
+    time::Instant,
 };
 
 use codelia_policy::IsolationLevel;
+use codelia_server::{Source, hold_until_end};
 use codelia_store::{Caller, Scope, Store};
+use codelia_telemetry::metrics;
 use codelia_types::TenantId;
 use futures::future::BoxFuture;
 use governor::{
@@ -23,10 +25,21 @@ use sha2::{Digest, Sha256};
 use tonic::{Extensions, Status, body::Body};
 use tower::{Layer, Service};
 
-use crate::status::ApiError;
+use crate::{
+    calls_in_flight::{CallPermit, CallsInFlight},
+    descriptors::Descriptors,
+    key_guard::KeyGuard,
+    message::{LimitedBody, MessageRules, RequestRules},
+    options::Options,
+    recent_map::RecentMap,
+    status::ApiError,
+};
 
 const PREFIX: &str = "cdl_";
 const ENCODED_LEN: usize = 43;
+/// Tenants whose rate limiter is kept. One that is forgotten starts with a full second's requests.
+const MAX_TENANTS: usize = 4096;
+const WATCH: &str = "/codelia.v1.RunService/WatchRun";
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Generates the secret of a key and the hash that the store keeps.
@@ -89,9 +102,14 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
 }
 
 /// Limits the rate of requests of each tenant to this process.
-#[derive(Default)]
 struct RequestLimiter {
-    limiters: Mutex<HashMap<TenantId, (NonZeroU32, Arc<DefaultDirectRateLimiter>)>>,
+    limiters: Mutex<RecentMap<TenantId, (NonZeroU32, Arc<DefaultDirectRateLimiter>)>>,
+}
+
+impl Default for RequestLimiter {
+    fn default() -> Self {
+        Self { limiters: Mutex::new(RecentMap::new(MAX_TENANTS)) }
+    }
 }
 
 impl RequestLimiter {
@@ -121,30 +139,73 @@ fn per_second(quota: i64) -> NonZeroU32 {
     NonZeroU32::new(rate).unwrap_or(NonZeroU32::MIN)
 }
 
-/// Authenticates, rate-limits and authorizes the requests of all services.
+/// Authenticates, limits and authorizes the requests of all services, before their bodies are read.
 #[derive(Clone)]
 pub(crate) struct AuthLayer {
     store: Store,
     limiter: Arc<RequestLimiter>,
     unisolated_tenant: Option<TenantId>,
+    keys: Arc<KeyGuard>,
+    calls: Arc<CallsInFlight>,
+    rules: Arc<RequestRules>,
 }
 
 impl AuthLayer {
-    pub(crate) fn new(store: Store, unisolated_tenant: Option<TenantId>) -> Self {
-        Self { store, limiter: Arc::default(), unisolated_tenant }
+    pub(crate) fn new(store: Store, options: &Options, descriptors: &Descriptors) -> Self {
+        Self {
+            store,
+            limiter: Arc::default(),
+            unisolated_tenant: options.unisolated_tenant.clone(),
+            keys: Arc::new(KeyGuard::new(options.calls.failed_keys_per_minute)),
+            calls: CallsInFlight::new(options.calls),
+            rules: Arc::new(RequestRules::new(descriptors, options.calls.message_timeout)),
+        }
     }
 
-    async fn authenticate(&self, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError> {
-        let secret = bearer_secret(headers).ok_or(ApiError::Unauthenticated)?;
-        let mut caller =
-            self.store.key_authenticate(&hash_secret(secret)).await?.ok_or(ApiError::Unauthenticated)?;
+    async fn admit(&self, request: RequestHead) -> Result<(Caller, CallPermit), ApiError> {
+        let mut caller = self.authenticate(&request).await?;
         if self.unisolated_tenant.as_ref() == Some(&caller.tenant) {
             caller.floor = IsolationLevel::None;
         }
         tracing::Span::current().record("tenant", caller.tenant.as_str());
         self.limiter.check(&caller)?;
-        authorize(&caller, path)?;
-        Ok(caller)
+        authorize(&caller, &request.path)?;
+        let permit = self.calls.open(caller.key, request.path == WATCH)?;
+        Ok((caller, permit))
+    }
+
+    async fn authenticate(&self, request: &RequestHead) -> Result<Caller, ApiError> {
+        let hash = request.key_hash.ok_or(ApiError::Unauthenticated)?;
+        let lookup = self.keys.begin(hash, request.source, Instant::now())?;
+        metrics().key_lookup();
+        match self.store.key_authenticate(&hash).await {
+            Ok(found) => {
+                self.keys.end(lookup, found.is_some(), Instant::now());
+                found.ok_or(ApiError::Unauthenticated)
+            }
+            Err(error) => {
+                self.keys.undo(&lookup, Instant::now());
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// What authentication needs of a request.
+struct RequestHead {
+    /// `None` if the key is missing or malformed.
+    key_hash: Option<[u8; 32]>,
+    source: Source,
+    path: String,
+}
+
+impl RequestHead {
+    fn of(request: &Request<Body>) -> Self {
+        Self {
+            key_hash: bearer_secret(request.headers()).map(hash_secret),
+            source: request.extensions().get().copied().unwrap_or(Source(None)),
+            path: request.uri().path().to_owned(),
+        }
     }
 }
 
@@ -186,21 +247,28 @@ where
         // Only the polled service is ready, so the call takes it and leaves the clone.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
+        let rules = self.auth.rules.of(request.uri().path());
         // Health and reflection need no key.
         if !request.uri().path().starts_with("/codelia.") {
-            return Box::pin(inner.call(request));
+            return Box::pin(inner.call(limited(request, rules, None)));
         }
-        let auth = self.auth.clone();
+        let (auth, head) = (self.auth.clone(), RequestHead::of(&request));
         Box::pin(async move {
-            match auth.authenticate(request.headers(), request.uri().path()).await {
-                Ok(caller) => {
+            match auth.admit(head).await {
+                Ok((caller, permit)) => {
                     request.extensions_mut().insert(caller);
-                    inner.call(request).await
+                    let permit = Arc::new(permit);
+                    let response = inner.call(limited(request, rules, Some(permit.clone()))).await?;
+                    Ok(hold_until_end(response, permit))
                 }
                 Err(error) => Ok(Status::from(error).into_http()),
             }
         })
     }
+}
+
+fn limited(request: Request<Body>, rules: MessageRules, permit: Option<Arc<CallPermit>>) -> Request<Body> {
+    request.map(|body| Body::new(LimitedBody::new(body, rules, permit)))
 }
 
 #[cfg(test)]

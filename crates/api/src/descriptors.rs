@@ -2,7 +2,7 @@
 
 use codelia_proto::PUBLIC_DESCRIPTORS;
 use prost::{DecodeError, Message};
-use prost_types::FileDescriptorSet;
+use prost_types::{FileDescriptorSet, MethodDescriptorProto};
 
 /// The descriptors of the public API.
 #[derive(Debug)]
@@ -23,10 +23,19 @@ impl Descriptors {
 
     /// Paths of the methods, such as `/codelia.v1.RunService/StartRun`.
     pub(crate) fn method_paths(&self) -> impl Iterator<Item = String> {
+        self.methods().map(|(path, _)| path)
+    }
+
+    /// Paths of the methods whose request is a stream.
+    pub(crate) fn client_streaming_paths(&self) -> impl Iterator<Item = String> {
+        self.methods().filter(|(_, method)| method.client_streaming()).map(|(path, _)| path)
+    }
+
+    fn methods(&self) -> impl Iterator<Item = (String, &MethodDescriptorProto)> {
         self.0.file.iter().flat_map(|file| {
             file.service.iter().flat_map(|service| {
                 let path = |method: &str| format!("/{}.{}/{method}", file.package(), service.name());
-                service.method.iter().map(move |method| path(method.name()))
+                service.method.iter().map(move |method| (path(method.name()), method))
             })
         })
     }
@@ -41,5 +50,8 @@ mod tests {
         let descriptors = Descriptors::decode().unwrap();
         assert!(descriptors.services().any(|name| name == "codelia.v1.RunService"));
         assert!(descriptors.method_paths().any(|path| path == "/codelia.v1.RunService/StartRun"));
+        let streaming: Vec<_> = descriptors.client_streaming_paths().collect();
+        assert!(streaming.contains(&"/codelia.v1.RunService/Exec".to_owned()), "{streaming:?}");
+        assert!(!streaming.contains(&"/codelia.v1.RunService/WatchRun".to_owned()), "{streaming:?}");
     }
 }

@@ -37,6 +37,38 @@ pub struct Options {
     pub shutdown_grace: Duration,
     /// Encrypts secret variables; `None` refuses them.
     pub secret_key: Option<SecretKey>,
+    /// Limits of connections.
+    pub connections: codelia_server::Limits,
+    /// Limits of calls.
+    pub calls: CallLimits,
+}
+
+/// What callers may do at the same time on one server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallLimits {
+    /// Calls, watches included.
+    pub max_calls_per_key: usize,
+    /// Watches of runs.
+    pub max_watches_per_key: usize,
+    /// Bytes of requests: of all unary calls, and of the unfinished messages of streams.
+    pub max_request_bytes_per_key: usize,
+    /// How long a caller may take to send a message.
+    pub message_timeout: Duration,
+    /// Wrong keys of one address; 0 is no limit.
+    pub failed_keys_per_minute: u32,
+}
+
+/// Limits of a small server, for tests. The configuration has its own defaults.
+impl Default for CallLimits {
+    fn default() -> Self {
+        Self {
+            max_calls_per_key: 100,
+            max_watches_per_key: 100,
+            max_request_bytes_per_key: 16 * 1024 * 1024,
+            message_timeout: Duration::from_secs(10),
+            failed_keys_per_minute: 100,
+        }
+    }
 }
 
 /// Certificate and key of the public endpoint.

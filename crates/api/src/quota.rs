@@ -2,7 +2,6 @@
 //! short time unless it is near the quota. The store checks the other quotas on insert.
 
 use std::{
-    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -10,10 +9,12 @@ use std::{
 use codelia_store::{Caller, Store};
 use codelia_types::TenantId;
 
-use crate::status::ApiError;
+use crate::{recent_map::RecentMap, status::ApiError};
 
 /// How long a sum is reused.
 const MAX_AGE: Duration = Duration::from_secs(2);
+/// Tenants whose sum is kept.
+const MAX_TENANTS: usize = 4096;
 
 /// Stored output of a tenant at a point in time.
 #[derive(Debug, Clone, Copy)]
@@ -30,9 +31,15 @@ impl OutputUsage {
 }
 
 /// Checks the quota on stored output.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OutputQuota {
-    usage: Mutex<HashMap<TenantId, OutputUsage>>,
+    usage: Mutex<RecentMap<TenantId, OutputUsage>>,
+}
+
+impl Default for OutputQuota {
+    fn default() -> Self {
+        Self { usage: Mutex::new(RecentMap::new(MAX_TENANTS)) }
+    }
 }
 
 impl OutputQuota {

@@ -4,6 +4,7 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
+    error::Error as _,
     sync::Arc,
     task::{Context as Poller, Poll},
     time::Duration,
@@ -18,7 +19,7 @@ use tower::{Layer, Service};
 use tracing::Instrument;
 use uuid::Uuid;
 
-use crate::{descriptors::Descriptors, status::ApiError};
+use crate::{descriptors::Descriptors, message::MessageError, status::ApiError};
 
 const REQUEST_ID: &str = "x-request-id";
 const MAX_REQUEST_ID: usize = 128;
@@ -89,8 +90,11 @@ fn is_undecodable(headers: &HeaderMap) -> bool {
         && !headers.contains_key("grpc-status-details-bin")
 }
 
-/// The error for a message of a stream that the transport could not decode.
+/// The error for a message of a stream that was refused or that the transport could not decode.
 pub(crate) fn undecodable(status: &Status) -> Option<ApiError> {
+    if let Some(MessageError(error)) = status.source().and_then(|source| source.downcast_ref()) {
+        return Some(error.clone());
+    }
     matches!(status.code(), Code::Internal | Code::OutOfRange).then(undecodable_request)
 }
 

@@ -16,7 +16,7 @@ use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     service::Routes,
-    transport::{Endpoint, Identity, Server, ServerTlsConfig, server::TcpIncoming},
+    transport::{Endpoint, Identity, Server, ServerTlsConfig},
 };
 use tonic_health::server::{HealthReporter, health_reporter};
 use tonic_reflection::server::Builder as Reflection;
@@ -39,15 +39,6 @@ use crate::{
     sessions::Sessions,
 };
 
-/// Large enough to decode a request that exceeds every limit, so that the error names the field.
-const MAX_RUN_REQUEST: usize = 64 * 1024 * 1024;
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum concurrent calls on one connection.
-const MAX_STREAMS: u32 = 4096;
-/// Small, so that a client that floods the input of one stream does not stall its others.
-const STREAM_WINDOW: u32 = 256 * 1024;
-const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 /// How long connections may take to close after their streams were ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -74,9 +65,6 @@ pub enum Error {
     /// Reflection cannot be set up: a bug.
     #[error("cannot set up gRPC reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
-    /// The server stopped with an error.
-    #[error("the gRPC server failed")]
-    Serve(#[source] tonic::transport::Error),
     /// A maintenance loop ended: the process must be restarted.
     #[error("a maintenance loop ended")]
     CriticalTask(#[source] CriticalTaskEnded),
@@ -87,7 +75,7 @@ pub enum Error {
 pub struct Service {
     context: Arc<Context>,
     server: Server,
-    incoming: TcpIncoming,
+    listener: TcpListener,
     address: SocketAddr,
 }
 
@@ -99,7 +87,7 @@ impl Service {
     pub async fn bind(options: Options, store: Store) -> Result<Self, Error> {
         let server = server(&options)?;
         check_internal_tls(&options)?;
-        let (incoming, address) = listen(options.listen).await?;
+        let (listener, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
             session_cache: SessionCache::default(),
@@ -108,7 +96,7 @@ impl Service {
             options,
             store,
         });
-        Ok(Self { context, server, incoming, address })
+        Ok(Self { context, server, listener, address })
     }
 
     /// The address it listens on.
@@ -120,21 +108,22 @@ impl Service {
     /// Answers until `shutdown`, lets calls finish for the configured time, then ends them.
     ///
     /// # Errors
-    /// If the server fails or a maintenance loop ends; not if a call or a connection fails.
+    /// If a maintenance loop ends; not if a call or a connection fails.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), Error> {
         let (reporter, health) = health_reporter();
         let routes = add_reflection(api_routes(&self.context).add_service(health))?;
         let descriptors = Descriptors::decode().map_err(Error::Descriptors)?;
-        let layers = ServiceBuilder::new().layer(RequestLayer::new(&descriptors)).layer(AuthLayer::new(
-            self.context.store.clone(),
-            self.context.options.unisolated_tenant.clone(),
-        ));
+        let options = &self.context.options;
+        let service = ServiceBuilder::new()
+            .layer(RequestLayer::new(&descriptors))
+            .layer(AuthLayer::new(self.context.store.clone(), options, &descriptors))
+            .service(routes);
         let tasks = start_maintenance(&self.context, reporter, &descriptors, &shutdown);
-        let stop = shutdown.clone().cancelled_owned();
-        let serving = self.server.layer(layers).serve_with_incoming_shutdown(routes, self.incoming, stop);
+        let serving =
+            codelia_server::serve(self.listener, self.server, service, options.connections, shutdown.clone());
         let lifetime = Lifetime {
             shutdown,
-            grace: self.context.options.shutdown_grace,
+            grace: options.shutdown_grace,
             stop_streams: self.context.stop_streams.clone(),
         };
         lifetime.run(serving, tasks).await
@@ -151,29 +140,25 @@ struct Lifetime {
 
 impl Lifetime {
     /// Serves until shutdown or until a task fails, then drains. Dropping `tasks` stops them.
-    async fn run(
-        self,
-        serving: impl Future<Output = Result<(), tonic::transport::Error>>,
-        mut tasks: CriticalTasks,
-    ) -> Result<(), Error> {
+    async fn run(self, serving: impl Future<Output = ()>, mut tasks: CriticalTasks) -> Result<(), Error> {
         let mut serving = pin!(serving);
         tokio::select! {
-            ended = &mut serving => return ended.map_err(Error::Serve),
+            () = &mut serving => return Ok(()),
             ended = tasks.failed() => {
                 self.stop_streams.cancel();
                 return Err(Error::CriticalTask(ended));
             }
             () = self.shutdown.cancelled() => {}
         }
-        if let Ok(ended) = timeout(self.grace, &mut serving).await {
-            return ended.map_err(Error::Serve);
+        if timeout(self.grace, &mut serving).await.is_ok() {
+            return Ok(());
         }
         tracing::info!(grace = ?self.grace, "shutdown grace over, ending open streams");
         self.stop_streams.cancel();
-        match timeout(CLOSE_TIMEOUT, &mut serving).await {
-            Ok(ended) => ended.map_err(Error::Serve),
-            Err(_) => Ok(()),
+        if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
+            tracing::debug!("connections are still open");
         }
+        Ok(())
     }
 }
 
@@ -197,12 +182,7 @@ fn start_maintenance(
 }
 
 fn server(options: &Options) -> Result<Server, Error> {
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+    let server = options.connections.server();
     let Some(tls) = &options.tls else { return Ok(server) };
     let identity = Identity::from_pem(&tls.cert_pem, &tls.key_pem);
     server.tls_config(ServerTlsConfig::new().identity(identity)).map_err(Error::Tls)
@@ -215,17 +195,16 @@ fn check_internal_tls(options: &Options) -> Result<(), Error> {
     endpoint.tls_config(dispatch::client_tls(tls)).map(drop).map_err(Error::InternalTls)
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpIncoming, SocketAddr), Error> {
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let failed = |source| Error::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
-    Ok((TcpIncoming::from(listener).with_nodelay(Some(true)), bound))
+    Ok((listener, bound))
 }
 
 fn api_routes(context: &Arc<Context>) -> Routes {
-    let runs = RunServiceServer::new(Runs { context: context.clone() });
     Routes::new(SessionServiceServer::new(Sessions { context: context.clone() }))
-        .add_service(runs.max_decoding_message_size(MAX_RUN_REQUEST))
+        .add_service(RunServiceServer::new(Runs { context: context.clone() }))
         .add_service(FileServiceServer::new(Files { context: context.clone() }))
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))

@@ -1,4 +1,7 @@
-//! HTTP endpoints for operators and probes: `/metrics`, `/healthz`, `/readyz`.
+//! HTTP endpoints for operators and probes: `/metrics`, `/healthz`, `/readyz`. Each connection
+//! serves one request and is closed after a short time, whatever the client does.
+
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -6,26 +9,69 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use prometheus::{Registry, TextEncoder};
-use tokio::net::TcpListener;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
+
+use crate::{metrics, task};
+
+/// Before the next attempt to accept, after one failed for lack of descriptors or memory.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// Limits of the connections to the HTTP endpoints.
+#[derive(Debug, Clone, Copy)]
+pub struct HttpLimits {
+    /// Connections at the same time; further ones are closed at once.
+    pub max_connections: usize,
+    /// How long a connection may take to send its request and to read the response.
+    pub request_timeout: Duration,
+}
 
 /// Serves `/metrics`, `/healthz` (200 while the process runs) and `/readyz` (200 while `ready`
 /// returns `true`, otherwise 503) until `shutdown` is cancelled.
-///
-/// # Errors
-/// The listener failed.
 pub async fn serve_metrics<R>(
     listener: TcpListener,
+    limits: HttpLimits,
     shutdown: CancellationToken,
     ready: R,
-) -> std::io::Result<()>
-where
+) where
     R: Fn() -> bool + Clone + Send + Sync + 'static,
 {
-    axum::serve(listener, router(prometheus::default_registry().clone(), ready))
-        .with_graceful_shutdown(shutdown.cancelled_owned())
-        .await
+    serve(listener, limits, shutdown, router(prometheus::default_registry().clone(), ready)).await;
+}
+
+async fn serve(listener: TcpListener, limits: HttpLimits, shutdown: CancellationToken, router: Router) {
+    let permits = Arc::new(Semaphore::new(limits.max_connections));
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        match (accepted, permits.clone().try_acquire_owned()) {
+            (Ok((stream, _)), Ok(permit)) => {
+                task::background("metrics connection", respond(stream, router.clone(), limits, permit));
+            }
+            (Ok(_), Err(_)) => metrics().connection_refused("metrics.max_connections"),
+            (Err(error), _) => {
+                tracing::warn!(%error, "cannot accept connections for metrics, retrying");
+                sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+/// Answers one request.
+async fn respond(stream: TcpStream, router: Router, limits: HttpLimits, _permit: OwnedSemaphorePermit) {
+    let connection = http1::Builder::new()
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    match timeout(limits.request_timeout, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "metrics connection failed"),
+        Err(_) => tracing::debug!("metrics connection closed: too slow"),
+    }
 }
 
 fn router<R>(registry: Registry, ready: R) -> Router
@@ -51,8 +97,6 @@ fn render_metrics(registry: &Registry) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use opentelemetry::metrics::MeterProvider;
     use opentelemetry_sdk::{Resource, metrics::SdkMeterProvider};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -70,6 +114,9 @@ mod tests {
         metrics.setup("logical", true, Duration::from_millis(1));
         metrics.request("StartRun", "Ok", Duration::from_millis(3));
         metrics.refused("QUOTA");
+        metrics.connections_changed(1);
+        metrics.connection_refused("max_connections");
+        metrics.key_lookup();
         metrics.violation("SYSCALL_BLOCKED");
         metrics.worker(4, 1, 2);
         metrics.queue_depth(3);
@@ -81,7 +128,9 @@ mod tests {
     async fn fetch(router: Router, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = crate::task::background("metrics server", axum::serve(listener, router).into_future());
+        let limits = HttpLimits { max_connections: 1, request_timeout: Duration::from_secs(10) };
+        let stop = CancellationToken::new();
+        let server = task::background("metrics server", serve(listener, limits, stop, router));
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -102,6 +151,9 @@ mod tests {
             r#"codelia_request_seconds_count{method="StartRun"} 1"#,
             r#"codelia_requests_total{code="Ok",method="StartRun"} 1"#,
             r#"codelia_refusals_total{reason="QUOTA"} 1"#,
+            "codelia_connections 1",
+            r#"codelia_connections_refused_total{cap="max_connections"} 1"#,
+            "codelia_key_lookups_total 1",
             r#"codelia_sandboxes_total{mode="logical",prepared="true"} 1"#,
             r#"codelia_isolation_setup_p95_seconds{mode="logical"} 0.001"#,
             r#"codelia_violations_total{kind="SYSCALL_BLOCKED"} 1"#,

@@ -9,6 +9,6 @@ mod metrics;
 mod pipeline;
 pub mod task;
 
-pub use http::serve_metrics;
+pub use http::{HttpLimits, serve_metrics};
 pub use metrics::{Metrics, Step, metrics};
 pub use pipeline::{Error, Format, Guard, Options, init};

@@ -65,6 +65,10 @@ pub struct Metrics {
     requests: Counter<u64>,
     request_seconds: Histogram<f64>,
     refusals: Counter<u64>,
+    connections: Gauge<i64>,
+    open_connections: AtomicI64,
+    connections_refused: Counter<u64>,
+    key_lookups: Counter<u64>,
     runs: Counter<u64>,
     cpu_seconds: Counter<f64>,
     read_bytes: Counter<u64>,
@@ -116,6 +120,13 @@ impl Metrics {
                 "Latency of API requests to the response or first stream message, by method",
             ),
             refusals: counter("codelia_refusals", "Refused requests, by reason"),
+            connections: gauge("codelia_connections", "Open connections to the gRPC ports of this process"),
+            open_connections: AtomicI64::new(0),
+            connections_refused: counter(
+                "codelia_connections_refused",
+                "Connections closed at once because of a cap, by cap",
+            ),
+            key_lookups: counter("codelia_key_lookups", "API keys looked up in the database"),
             runs: counter("codelia_runs", "Finished runs, by outcome and mode"),
             cpu_seconds: meter
                 .f64_counter("codelia_run_cpu")
@@ -174,6 +185,22 @@ impl Metrics {
     /// Counts a refused request.
     pub fn refused(&self, reason: &'static str) {
         self.refusals.add(1, &[KeyValue::new("reason", reason)]);
+    }
+
+    /// Counts an opened (`1`) or closed (`-1`) connection.
+    pub fn connections_changed(&self, change: i64) {
+        let open = self.open_connections.fetch_add(change, Ordering::Relaxed) + change;
+        self.connections.record(open, &[]);
+    }
+
+    /// Counts a connection that was closed at once because of a cap.
+    pub fn connection_refused(&self, cap: &'static str) {
+        self.connections_refused.add(1, &[KeyValue::new("cap", cap)]);
+    }
+
+    /// Counts a key that was looked up in the database.
+    pub fn key_lookup(&self) {
+        self.key_lookups.add(1, &[]);
     }
 
     /// Counts a finished run.

@@ -60,6 +60,10 @@ reasons! {
         "a quota of the tenant is exhausted; `quota` names it";
     RateLimited = "RATE_LIMITED",
         "too many requests; retry after the delay in `RetryInfo`";
+    TooManyFailedKeys = "TOO_MANY_FAILED_KEYS",
+        "too many invalid API keys from this address; retry after the delay in `RetryInfo`";
+    TooManyCalls = "TOO_MANY_CALLS",
+        "the API key has too many open calls; `limit` names the limit";
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",
         "the idempotency key was used for a different request; use a new key";
     DeadlineExceeded = "DEADLINE_EXCEEDED",
@@ -139,7 +143,7 @@ reasons! {
     FileCallTimeout = "FILE_CALL_TIMEOUT",
         "the file call took longer than the worker allows; split the work into smaller calls";
     StreamStalled = "STREAM_STALLED",
-        "the client sent or received no data of the file stream in time";
+        "the client did not send its request, or the data of a file stream, in time";
 }
 
 impl Reason {

@@ -78,6 +78,10 @@ pub struct Options {
     pub uids: Option<UidRange>,
     /// Decrypts secret variables; without it, the worker refuses runs that have some.
     pub secret_key: Option<SecretKey>,
+    /// Limits of connections.
+    pub connections: codelia_server::Limits,
+    /// How many files the process may open.
+    pub open_files: u64,
 }
 
 /// Where a worker listens for apis.
@@ -139,9 +143,6 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The internal server failed.
-    #[error("the internal server failed")]
-    Serve(#[source] tonic::transport::Error),
     /// A loop of the worker ended.
     #[error(transparent)]
     CriticalTask(#[from] CriticalTaskEnded),
@@ -182,7 +183,7 @@ impl Service {
         let tasks = loops::start(&worker);
         let stop_server = tasks.stop_token();
         let services = server::services(worker.run_service(), worker.file_service());
-        let serve = server::serve(listener, services, stop_server.clone());
+        let serve = server::serve(listener, services, options.connections, stop_server.clone());
         let server = task::background("internal server", serve);
         tracing::info!(worker = %options.id, address = worker.address, modes = ?worker.backends.modes(), "worker ready");
         Ok(Self { worker, server, stop_server, tasks })

@@ -31,6 +31,8 @@ use crate::{
 const MAX_WAITING: usize = 16 * 1024;
 /// Spare sandboxes in addition to two for each slot.
 const EXTRA_SPARES: usize = 64;
+/// Spare sandboxes use at most a quarter of the descriptors, at this many each.
+const DESCRIPTORS_PER_SANDBOX: u64 = 16;
 
 /// The parts of a worker. Only the wiring sees it; each part holds the others that it uses.
 #[derive(Debug)]
@@ -128,10 +130,15 @@ impl Worker {
     }
 }
 
+fn max_spares(options: &Options) -> usize {
+    let by_descriptors = options.open_files / 4 / DESCRIPTORS_PER_SANDBOX;
+    (options.slots * 2 + EXTRA_SPARES).min(usize::try_from(by_descriptors).unwrap_or(usize::MAX))
+}
+
 impl Shared {
     fn new(options: &Options, store: Store, backends: Backends, root: SessionRoot) -> Self {
         let receipts = Arc::<Receipts>::default();
-        let spares = SparePool::new(options.slots * 2 + EXTRA_SPARES, receipts.clone());
+        let spares = SparePool::new(max_spares(options), receipts.clone());
         Self {
             store,
             lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),

@@ -22,6 +22,12 @@ pub(crate) enum ApiError {
     QuotaExceeded { quota: &'static str },
     /// The tenant calls too often.
     RateLimited { retry_after: Duration },
+    /// The address sent too many wrong keys.
+    TooManyFailedKeys { retry_after: Duration },
+    /// The key has too many open calls, watches or bytes of requests.
+    TooManyCalls { limit: &'static str, max: usize },
+    /// The caller took too long to send its request.
+    RequestStalled,
     /// The idempotency key belongs to a different request.
     IdempotencyKeyReused,
     /// Another open session has the alias.
@@ -100,6 +106,15 @@ impl ApiError {
             Self::RateLimited { retry_after } => {
                 format!("quota `requests_per_second` reached; retry in {} ms", retry_after.as_millis().max(1))
             }
+            Self::TooManyFailedKeys { retry_after } => {
+                let seconds = retry_after.as_secs().max(1);
+                format!("too many invalid API keys from this address; check the key, retry in {seconds} s")
+            }
+            Self::TooManyCalls { limit, max } => format!(
+                "the API key has too many open calls: `{limit}` is {max}; finish some, or ask an operator to \
+                 raise api.{limit}"
+            ),
+            Self::RequestStalled => "the request took too long to arrive; send it again".into(),
             Self::IdempotencyKeyReused => {
                 "idempotency_key: already used for a different request; use a new key".into()
             }

@@ -29,6 +29,9 @@ impl ApiError {
             Self::ScopeMissing { .. } => (Code::PermissionDenied, Reason::ScopeMissing),
             Self::QuotaExceeded { .. } => (Code::ResourceExhausted, Reason::QuotaExceeded),
             Self::RateLimited { .. } => (Code::ResourceExhausted, Reason::RateLimited),
+            Self::TooManyFailedKeys { .. } => (Code::ResourceExhausted, Reason::TooManyFailedKeys),
+            Self::TooManyCalls { .. } => (Code::ResourceExhausted, Reason::TooManyCalls),
+            Self::RequestStalled => (Code::Aborted, Reason::StreamStalled),
             Self::IdempotencyKeyReused => (Code::AlreadyExists, Reason::IdempotencyKeyReused),
             Self::AliasInUse => (Code::AlreadyExists, Reason::AliasInUse),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
@@ -57,6 +60,9 @@ impl ApiError {
             | Self::ScopeMissing { .. }
             | Self::QuotaExceeded { .. }
             | Self::RateLimited { .. }
+            | Self::TooManyFailedKeys { .. }
+            | Self::TooManyCalls { .. }
+            | Self::RequestStalled
             | Self::IdempotencyKeyReused
             | Self::AliasInUse
             | Self::TenantExists
@@ -86,6 +92,14 @@ impl ApiError {
                 details.set_retry_info(Some(*retry_after));
                 describe_quota(details, "requests_per_second")
             }
+            Self::TooManyFailedKeys { retry_after } => {
+                details.set_retry_info(Some(*retry_after));
+                HashMap::new()
+            }
+            Self::TooManyCalls { limit, .. } => {
+                details.set_retry_info(Some(RETRY_DELAY));
+                named("limit", limit)
+            }
             Self::ScopeMissing { scope } => named("scope", scope),
             Self::IdempotencyKeyReused => named("field", "idempotency_key"),
             Self::AliasInUse => named("field", "alias"),
@@ -114,6 +128,7 @@ impl ApiError {
             | Self::SessionEnded
             | Self::SessionDataLost
             | Self::DeadlineExceeded
+            | Self::RequestStalled
             | Self::Internal { .. } => HashMap::new(),
         }
     }
@@ -161,6 +176,9 @@ mod tests {
             (ApiError::ScopeMissing { scope: "run" }, Code::PermissionDenied),
             (ApiError::QuotaExceeded { quota: "sessions" }, Code::ResourceExhausted),
             (ApiError::RateLimited { retry_after: Duration::from_millis(5) }, Code::ResourceExhausted),
+            (ApiError::TooManyFailedKeys { retry_after: Duration::from_secs(5) }, Code::ResourceExhausted),
+            (ApiError::TooManyCalls { limit: "max_calls_per_key", max: 5 }, Code::ResourceExhausted),
+            (ApiError::RequestStalled, Code::Aborted),
             (ApiError::IdempotencyKeyReused, Code::AlreadyExists),
             (ApiError::AliasInUse, Code::AlreadyExists),
             (ApiError::TenantExists, Code::AlreadyExists),

@@ -375,5 +375,7 @@ fn options() -> Options {
         unisolated_tenant: None,
         shutdown_grace: Duration::from_millis(100),
         secret_key: None,
+        connections: codelia_server::Limits::default(),
+        calls: codelia_api::CallLimits::default(),
     }
 }

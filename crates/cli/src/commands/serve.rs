@@ -36,13 +36,14 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     let config = &loaded.config;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia-api", options::SEPARATE)?)?;
     loaded.log_warnings();
+    options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let options = options::api(config, backends::configured_mode(config)?, options::SEPARATE)?;
     let store = connect(config).await?;
     store.check_migrated().await?;
     let service = codelia_api::Service::bind(options, store.clone()).await?;
     let address = service.local_addr();
-    let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
+    let metrics = MetricsServer::start(config, shutdown.clone()).await?;
     metrics.set_ready();
     output.print(&json!({ "ready": "api", "address": address }), &format!("ready api {address}"))?;
     service.serve(shutdown).await?;
@@ -57,6 +58,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let _telemetry =
         codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
     loaded.log_warnings();
+    options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
@@ -68,7 +70,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     store.check_migrated().await?;
     let id = options.id.clone();
     let service = codelia_worker::Service::start(options, store.clone(), backends).await?;
-    let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
+    let metrics = MetricsServer::start(config, shutdown.clone()).await?;
     metrics.set_ready();
     let address = service.address().to_owned();
     let text = format!("ready worker {id} {address}");
@@ -105,23 +107,19 @@ pub(crate) struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Starts serving on `listen`, if given. Reports "not ready" once `shutdown` is canceled, but
+    /// Starts serving, if an address is configured. Reports "not ready" once `shutdown` is canceled, but
     /// serves metrics until the process exits.
-    pub(crate) async fn start(listen: Option<SocketAddr>, shutdown: CancellationToken) -> Result<Self> {
+    pub(crate) async fn start(config: &Config, shutdown: CancellationToken) -> Result<Self> {
         let ready = Arc::new(AtomicBool::new(false));
-        let Some(listen) = listen else { return Ok(Self { ready, address: None }) };
+        let Some(listen) = config.metrics.listen else { return Ok(Self { ready, address: None }) };
         let listener = TcpListener::bind(listen)
             .await
             .with_context(|| format!("metrics.listen: cannot listen on {listen}"))?;
         let address = Some(listener.local_addr()?);
         let flag = Arc::clone(&ready);
         let is_ready = move || flag.load(Ordering::Acquire) && !shutdown.is_cancelled();
-        let server = codelia_telemetry::serve_metrics(listener, CancellationToken::new(), is_ready);
-        task::background("metrics", async move {
-            if let Err(error) = server.await {
-                tracing::error!(%error, "metrics server failed");
-            }
-        });
+        let (limits, never) = (options::metrics(config), CancellationToken::new());
+        task::background("metrics", codelia_telemetry::serve_metrics(listener, limits, never, is_ready));
         Ok(Self { ready, address })
     }
 

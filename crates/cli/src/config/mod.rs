@@ -79,6 +79,21 @@ pub(crate) struct Api {
     pub(crate) listen: SocketAddr,
     pub(crate) tls_cert: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) max_connections: NonZeroUsize,
+    pub(crate) max_connections_per_address: Option<NonZeroUsize>,
+    pub(crate) max_streams_per_connection: NonZeroU32,
+    pub(crate) stream_window_kb: NonZeroU32,
+    pub(crate) connection_window_kb: NonZeroU32,
+    pub(crate) first_request_timeout_seconds: NonZeroU64,
+    pub(crate) idle_timeout_seconds: NonZeroU64,
+    pub(crate) keepalive_interval_seconds: NonZeroU64,
+    pub(crate) keepalive_timeout_seconds: NonZeroU64,
+    pub(crate) message_timeout_seconds: NonZeroU64,
+    pub(crate) max_calls_per_key: NonZeroUsize,
+    pub(crate) max_watches_per_key: NonZeroUsize,
+    pub(crate) max_request_mb_per_key: NonZeroUsize,
+    /// 0 is no limit.
+    pub(crate) failed_keys_per_minute: u32,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -87,6 +102,8 @@ pub(crate) struct Metrics {
     /// `None` if it was set to the empty string.
     #[serde(deserialize_with = "address_or_off")]
     pub(crate) listen: Option<SocketAddr>,
+    pub(crate) max_connections: NonZeroUsize,
+    pub(crate) request_timeout_seconds: NonZeroU64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -103,6 +120,12 @@ pub(crate) struct Worker {
     pub(crate) id: Option<String>,
     pub(crate) listen: Option<String>,
     pub(crate) advertise: Option<String>,
+    pub(crate) max_connections: NonZeroUsize,
+    pub(crate) max_streams_per_connection: NonZeroU32,
+    pub(crate) first_request_timeout_seconds: NonZeroU64,
+    pub(crate) idle_timeout_seconds: NonZeroU64,
+    pub(crate) keepalive_interval_seconds: NonZeroU64,
+    pub(crate) keepalive_timeout_seconds: NonZeroU64,
     pub(crate) slots: Option<NonZeroUsize>,
     pub(crate) lease_ttl_seconds: NonZeroU64,
     /// Safety margin before the lease expires, in percent of the lease time; at most 50.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use codelia_policy::{Ceilings, Limits, Policy};
 use codelia_types::Mode;
 
-use super::{MIB, ServiceDefaults, secrets::secret_key, shutdown_grace, tls};
+use super::{MIB, ServiceDefaults, connections, secrets::secret_key, shutdown_grace, tls};
 use crate::{
     commands::policy,
     config::{Config, Profile},
@@ -42,6 +42,8 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         unisolated_tenant: None,
         shutdown_grace: shutdown_grace(config, defaults),
         secret_key: secret_key(config)?,
+        connections: connections::api(config),
+        calls: connections::calls(config),
     })
 }
 

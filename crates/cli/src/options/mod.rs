@@ -1,6 +1,7 @@
 //! Converts the configuration into the options of each part.
 
 mod api;
+mod connections;
 mod secrets;
 mod tls;
 mod worker;
@@ -15,6 +16,7 @@ use secrecy::ExposeSecret;
 
 pub(crate) use self::{
     api::api,
+    connections::{metrics, raise_open_files},
     worker::{host_id, reserve_uids, separates_users, worker},
 };
 use crate::config::Config;

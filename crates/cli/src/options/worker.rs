@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use codelia_types::WorkerId;
 use codelia_worker::{Listen, UidOptions, UidRange};
 
-use super::{MIB, ServiceDefaults, secrets::secret_key, shutdown_grace, tls};
+use super::{MIB, ServiceDefaults, connections, secrets::secret_key, shutdown_grace, tls};
 use crate::config::Config;
 
 /// How long the output of ended runs is kept.
@@ -48,6 +48,8 @@ pub(crate) fn worker(
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
         uids,
         secret_key: secret_key(config)?,
+        connections: connections::worker(config),
+        open_files: connections::open_files(),
     })
 }
 

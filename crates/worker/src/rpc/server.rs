@@ -4,29 +4,23 @@
 use std::{
     fs,
     io::{self, ErrorKind},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use codelia_proto::internal::v1::{
     worker_file_service_server::WorkerFileServiceServer, worker_service_server::WorkerServiceServer,
 };
-use futures::{Stream, StreamExt};
+use codelia_server::Limits;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
     service::Routes,
-    transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
+    transport::{Certificate, Identity, ServerTlsConfig},
 };
 
 use crate::{Error, InternalTls, Listen, Options, files::FileService, rpc::service::RunService};
-
-/// An api that does not answer pings is taken for dead; the runs that end with it are canceled.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A bound listener.
 #[derive(Debug)]
@@ -74,29 +68,20 @@ pub(crate) fn services(runs: RunService, files: FileService) -> Routes {
 pub(crate) async fn serve(
     listener: Listener,
     services: Routes,
+    limits: Limits,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    let until = shutdown.cancelled_owned();
+    let server = limits.server();
     match listener {
         Listener::Unix(listener, _file) => {
-            let mut server = server;
-            let served =
-                server.add_routes(services).serve_with_incoming_shutdown(own_connections(listener), until);
-            served.await.map_err(Error::Serve)
+            codelia_server::serve(OwnUser(listener), server, services, limits, shutdown).await;
         }
         Listener::Tcp(listener, tls) => {
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            let mut server = server.tls_config(tls).map_err(Error::Tls)?;
-            server
-                .add_routes(services)
-                .serve_with_incoming_shutdown(incoming, until)
-                .await
-                .map_err(Error::Serve)
+            let server = server.tls_config(tls).map_err(Error::Tls)?;
+            codelia_server::serve(listener, server, services, limits, shutdown).await;
         }
     }
+    Ok(())
 }
 
 fn failed(address: impl ToString) -> impl FnOnce(io::Error) -> Error {
@@ -121,7 +106,7 @@ async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     }
     remove_stale(path).await?;
     let listener = UnixListener::bind(path)?;
-    // Others may have connected before this; `own_connections` rejects them by their credentials.
+    // Others may have connected before this; `OwnUser` rejects them by their credentials.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
@@ -137,18 +122,21 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 /// Accepts connections of the worker's own user and of root only.
-fn own_connections(listener: UnixListener) -> impl Stream<Item = io::Result<UnixStream>> {
-    let own = rustix::process::geteuid().as_raw();
-    UnixListenerStream::new(listener).filter_map(move |connection| async move {
-        match connection.and_then(|stream| Ok((stream.peer_cred()?.uid(), stream))) {
-            Ok((uid, stream)) if uid == own || uid == 0 => Some(Ok(stream)),
-            Ok((uid, _)) => {
-                tracing::warn!(uid, "rejected a connection of another user to the internal socket");
-                None
-            }
-            Err(error) => Some(Err(error)),
+#[derive(Debug)]
+struct OwnUser(UnixListener);
+
+impl codelia_server::Listener for OwnUser {
+    type Io = UnixStream;
+
+    async fn accept(&mut self) -> io::Result<(UnixStream, Option<IpAddr>)> {
+        let (stream, _) = self.0.accept().await?;
+        let uid = stream.peer_cred()?.uid();
+        if uid == rustix::process::geteuid().as_raw() || uid == 0 {
+            return Ok((stream, None));
         }
-    })
+        tracing::warn!(uid, "rejected a connection of another user to the internal socket");
+        Err(ErrorKind::PermissionDenied.into())
+    }
 }
 
 #[cfg(test)]
@@ -171,8 +159,8 @@ mod tests {
     async fn own_connections_are_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("worker.sock");
-        let mut incoming = Box::pin(own_connections(bind_unix(&path).await.unwrap()));
+        let mut listener = OwnUser(bind_unix(&path).await.unwrap());
         let _caller = UnixStream::connect(&path).await.unwrap();
-        assert!(incoming.next().await.unwrap().is_ok());
+        codelia_server::Listener::accept(&mut listener).await.unwrap();
     }
 }

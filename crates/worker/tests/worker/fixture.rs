@@ -299,6 +299,8 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         min_free_memory_bytes: 0,
         uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
         secret_key: None,
+        connections: codelia_server::Limits::default(),
+        open_files: 1024,
     }
 }
 

@@ -56,6 +56,7 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     let data_dir = DataDir::open(&config.data_dir)?;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia", options::ALL_IN_ONE)?)?;
     loaded.log_warnings();
+    options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let database = Database::start(config, &data_dir).await?;
     let served = serve(loaded, &data_dir, database.options.clone(), shutdown, output).await;
@@ -158,7 +159,7 @@ async fn start(
         // Not stored: it ends with this process.
         api_options.unisolated_tenant = Some(TENANT.parse()?);
     }
-    let metrics = MetricsServer::start(config.metrics.listen, shutdown.clone()).await?;
+    let metrics = MetricsServer::start(config, shutdown.clone()).await?;
     let api = codelia_api::Service::bind(api_options, store.clone()).await?;
     let endpoint = options::endpoint(config, api.local_addr());
     let key_file =

@@ -1,0 +1,310 @@
+//! The request of a call while it arrives: the size of each message, and the time it may take.
+//!
+//! A gRPC message announces its length before its bytes, so a message that is too large is refused
+//! before any of it is kept.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::{Status, body::Body};
+
+use crate::{calls_in_flight::CallPermit, descriptors::Descriptors, status::ApiError};
+
+/// Health and reflection, which need no key.
+const MAX_WITHOUT_KEY: usize = 1024;
+/// Names, numbers and labels.
+const MAX_PLAIN: usize = 256 * 1024;
+/// A policy.
+const MAX_POLICY: usize = 2 * 1024 * 1024;
+/// Arguments, environment, input or the content of a file, with a policy.
+const MAX_CONTENT: usize = 4 * 1024 * 1024;
+
+/// One byte of flags and four of length.
+const HEADER: usize = 5;
+
+/// What is allowed to the request of one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MessageRules {
+    /// Bytes of one message.
+    pub(crate) max_bytes: usize,
+    /// How long the caller may take; see [`Pace`].
+    pub(crate) timeout: Duration,
+    pub(crate) pace: Pace,
+}
+
+/// The rules of every method.
+#[derive(Debug)]
+pub(crate) struct RequestRules {
+    client_streaming: HashSet<String>,
+    timeout: Duration,
+}
+
+impl RequestRules {
+    pub(crate) fn new(descriptors: &Descriptors, timeout: Duration) -> Self {
+        Self { client_streaming: descriptors.client_streaming_paths().collect(), timeout }
+    }
+
+    /// The rules of a method.
+    pub(crate) fn of(&self, path: &str) -> MessageRules {
+        let pace = if path.starts_with("/grpc.reflection.") {
+            Pace::EachMessage
+        } else if self.client_streaming.contains(path) {
+            Pace::EachFrame
+        } else {
+            Pace::Whole
+        };
+        MessageRules { max_bytes: max_bytes(path), timeout: self.timeout, pace }
+    }
+}
+
+/// The bytes of a message: enough for a request that exceeds every limit of its fields a little, so
+/// that the error names the field.
+fn max_bytes(path: &str) -> usize {
+    let Some(method) = path.strip_prefix("/codelia.v1.") else { return MAX_WITHOUT_KEY };
+    match method {
+        "RunService/StartRun" | "RunService/Exec" | "FileService/WriteFile" | "FileService/EditFile" => {
+            MAX_CONTENT
+        }
+        "SessionService/CreateSession" | "PolicyService/CheckPolicy" | "PolicyService/ExplainPolicy" => {
+            MAX_POLICY
+        }
+        _ => MAX_PLAIN,
+    }
+}
+
+/// What must happen within the timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// The whole request arrives: it has one message.
+    Whole,
+    /// The next message arrives: a stream without a key.
+    EachMessage,
+    /// The next bytes of a message arrive. Between messages the stream may be quiet: it may belong
+    /// to an interactive command.
+    EachFrame,
+}
+
+/// A refusal as the source of the [`Status`] that a handler receives.
+#[derive(Debug)]
+pub(crate) struct MessageError(pub(crate) ApiError);
+
+impl fmt::Display for MessageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text())
+    }
+}
+
+impl std::error::Error for MessageError {}
+
+/// The body of a request under [`MessageRules`].
+pub(crate) struct LimitedBody {
+    body: Body,
+    rules: MessageRules,
+    permit: Option<Arc<CallPermit>>,
+    position: Position,
+    /// Fires when the caller has been waited for too long. Set when the wait begins.
+    timer: Pin<Box<Sleep>>,
+    is_waiting: bool,
+}
+
+/// The position in the sequence of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    header: [u8; HEADER],
+    /// Bytes of the header that have arrived.
+    header_bytes: usize,
+    /// Bytes of the message that have not arrived.
+    missing: usize,
+    /// Whether a message is complete.
+    has_message: bool,
+}
+
+impl LimitedBody {
+    pub(crate) fn new(body: Body, rules: MessageRules, permit: Option<Arc<CallPermit>>) -> Self {
+        let position = Position { header: [0; HEADER], header_bytes: 0, missing: 0, has_message: false };
+        Self { body, rules, permit, position, timer: Box::pin(sleep(rules.timeout)), is_waiting: false }
+    }
+
+    /// Follows the messages in a piece of the request.
+    fn advance(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
+        while !data.is_empty() {
+            let at = &mut self.position;
+            if at.header_bytes < HEADER {
+                let (head, rest) = data.split_at(data.len().min(HEADER - at.header_bytes));
+                at.header[at.header_bytes..at.header_bytes + head.len()].copy_from_slice(head);
+                at.header_bytes += head.len();
+                data = rest;
+                if at.header_bytes == HEADER {
+                    self.begin_message()?;
+                }
+            } else {
+                let taken = data.len().min(at.missing);
+                at.missing -= taken;
+                data = &data[taken..];
+            }
+            if self.position.header_bytes == HEADER && self.position.missing == 0 {
+                self.end_message();
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_message(&mut self) -> Result<(), ApiError> {
+        let [_, length @ ..] = self.position.header;
+        let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+        if length > self.rules.max_bytes {
+            let max = self.rules.max_bytes;
+            return Err(ApiError::invalid("request", format!("maximum is {max} bytes for a message")));
+        }
+        if let Some(permit) = &self.permit {
+            permit.hold(length)?;
+        }
+        self.position.missing = length;
+        Ok(())
+    }
+
+    fn end_message(&mut self) {
+        self.position.header_bytes = 0;
+        self.position.has_message = true;
+        // A unary call holds its only message until it ends.
+        if let (Some(permit), Pace::EachMessage | Pace::EachFrame) = (&self.permit, self.rules.pace) {
+            permit.release();
+        }
+        if self.rules.pace == Pace::EachMessage {
+            self.is_waiting = false;
+        }
+    }
+
+    /// Whether the caller has to send something in time.
+    fn is_timed(&self) -> bool {
+        match self.rules.pace {
+            Pace::Whole | Pace::EachMessage => true,
+            Pace::EachFrame => !self.position.has_message || self.position.header_bytes > 0,
+        }
+    }
+
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.is_timed() {
+            return Poll::Pending;
+        }
+        if !self.is_waiting {
+            self.is_waiting = true;
+            let until = Instant::now() + self.rules.timeout;
+            self.timer.as_mut().reset(until);
+        }
+        self.timer.as_mut().poll(context)
+    }
+
+    /// The error for the handler. A handler of a stream makes its own status of the source; a
+    /// unary call fails before it has a handler.
+    fn status(&self, error: ApiError) -> Status {
+        if self.rules.pace == Pace::Whole {
+            return error.into();
+        }
+        let mut status = Status::internal("request refused");
+        status.set_source(Arc::new(MessageError(error)));
+        status
+    }
+}
+
+impl http_body::Body for LimitedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if self.rules.pace == Pace::EachFrame {
+                    self.is_waiting = false;
+                }
+                let advanced = frame.data_ref().map_or(Ok(()), |data| self.advance(data));
+                Poll::Ready(Some(advanced.map_err(|error| self.status(error)).map(|()| frame)))
+            }
+            Poll::Pending => match self.poll_timeout(context) {
+                Poll::Ready(()) => Poll::Ready(Some(Err(self.status(ApiError::RequestStalled)))),
+                Poll::Pending => Poll::Pending,
+            },
+            ended => ended,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limited(pace: Pace) -> LimitedBody {
+        let rules = MessageRules { max_bytes: 10, timeout: Duration::from_secs(60), pace };
+        LimitedBody::new(Body::empty(), rules, None)
+    }
+
+    fn message(length: u8) -> Vec<u8> {
+        [vec![0, 0, 0, 0, length], vec![7; length.into()]].concat()
+    }
+
+    #[tokio::test]
+    async fn messages_are_measured_however_they_are_cut() {
+        let bytes = [message(3), message(0), message(10), message(11)].concat();
+        for size in 1..bytes.len() {
+            let mut body = limited(Pace::EachMessage);
+            let mut pieces = bytes.chunks(size);
+            let refused = pieces.find_map(|piece| body.advance(piece).err());
+            let error = ApiError::invalid("request", "maximum is 10 bytes for a message");
+            assert_eq!(refused, Some(error), "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn only_content_and_policies_may_be_large() {
+        let rules = RequestRules::new(&Descriptors::decode().unwrap(), Duration::from_secs(60));
+        let large: Vec<_> = Descriptors::decode()
+            .unwrap()
+            .method_paths()
+            .filter(|path| rules.of(path).max_bytes > MAX_PLAIN)
+            .collect();
+        assert_eq!(large.len(), 7, "{large:?}");
+        assert_eq!(rules.of("/grpc.health.v1.Health/Check").max_bytes, MAX_WITHOUT_KEY);
+        assert_eq!(rules.of("/codelia.v1.RunService/Exec").pace, Pace::EachFrame);
+        assert_eq!(rules.of("/codelia.v1.RunService/WatchRun").pace, Pace::Whole);
+    }
+
+    #[tokio::test]
+    async fn only_unfinished_messages_of_keys_are_timed() {
+        let mut body = limited(Pace::EachFrame);
+        assert!(body.is_timed(), "the first message");
+        body.advance(&message(3)).unwrap();
+        assert!(!body.is_timed(), "a quiet stream");
+        body.advance(&[0]).unwrap();
+        assert!(body.is_timed(), "part of a header");
+        body.advance(&message(3)[1..5]).unwrap();
+        assert!(body.is_timed(), "part of a message");
+        body.advance(&[7; 3]).unwrap();
+        assert!(!body.is_timed());
+        for pace in [Pace::Whole, Pace::EachMessage] {
+            let mut body = limited(pace);
+            body.advance(&message(3)).unwrap();
+            assert!(body.is_timed(), "{pace:?}");
+        }
+    }
+}
