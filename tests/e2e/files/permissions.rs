@@ -179,7 +179,7 @@ async fn commands_and_file_calls_get_same_answers() -> Result<()> {
     let policy = FilesystemPolicy { denied_paths: denied_paths.to_vec(), ..FilesystemPolicy::default() };
     let name = &with_policy(&cluster, Mode::Bwrap, policy, Limits::default()).await?;
     let workspace = Workspace::new(&client, name);
-    let files = cluster.workers[0].root.join(name);
+    let files = cluster.workers[0].root.join(name).join("workspace");
     plant(&files)?;
     client.put(name, "first", "makes the worker take the session").await?;
     give_to_owner(&files)?;
