@@ -3,7 +3,9 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
-use codelia_tests::{Client, Cluster, Process, ProcessOutput};
+use codelia_policy::size::{MAX_BYTES, MAX_PATHS};
+use codelia_proto::v1;
+use codelia_tests::{Client, Cluster, Process, ProcessOutput, command, refusal};
 use serde_json::Value;
 
 use crate::isolation::isolating;
@@ -54,6 +56,44 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
     let done = codelia(&cluster, &client, &["run", "--policy", &path, "--", "true"]).await?;
     assert_eq!(done.code, Some(125), "{done:?}");
     assert!(cluster.session_directories()?.is_empty(), "no session was created");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn oversized_policy_is_refused_everywhere() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let paths = |count: usize| (0..count).map(|number| format!("/opt/{number:04}")).collect::<Vec<_>>();
+    let document = |count| format!("filesystem: {{denied_paths: [{}]}}", paths(count).join(", "));
+    let largest = file(&cluster, "largest.yaml", &document(MAX_PATHS))?;
+    let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &largest]).await?;
+    assert_eq!(done.code, Some(0), "the control: the largest policy is valid: {done:?}");
+    let many = file(&cluster, "many.yaml", &document(MAX_PATHS + 1))?;
+    let long = file(&cluster, "long.yaml", &format!("# {}", "a".repeat(MAX_BYTES)))?;
+    for (path, texts) in [
+        (&many, ["policy.filesystem.denied_paths", "maximum is 500", "name directories"]),
+        (&long, ["long.yaml", "maximum is 262144", "name directories"]),
+    ] {
+        let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", path]).await?;
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(texts.iter().all(|text| done.stderr.contains(text)), "{texts:?}: {done:?}");
+    }
+    let filesystem = v1::FilesystemPolicy { denied_paths: paths(MAX_PATHS + 1), ..Default::default() };
+    let policy = Some(v1::Policy { filesystem: Some(filesystem), ..Default::default() });
+    let session = client.session().await?;
+    let check = v1::CheckPolicyRequest { policy: policy.clone(), mode: 0 };
+    let explain = v1::ExplainPolicyRequest { policy: policy.clone(), ..Default::default() };
+    let create = v1::CreateSessionRequest { policy: policy.clone(), ..Default::default() };
+    let start = v1::StartRunRequest { policy, ..command(&session.name, &["true"]) };
+    for refused in [
+        client.policies().check_policy(check).await.map(drop),
+        client.policies().explain_policy(explain).await.map(drop),
+        client.create(create).await.map(drop),
+        client.start(start).await.map(drop),
+    ] {
+        let refused = refusal(&refused.expect_err("an oversized policy"));
+        assert_eq!(refused.fields, ["policy.filesystem.denied_paths"]);
+    }
     cluster.end().await
 }
 

@@ -7,8 +7,8 @@ use codelia_proto::v1::{
     CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
     ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
-    file_service_client::FileServiceClient, read_file_response, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient, write_file_request,
+    file_service_client::FileServiceClient, policy_service_client::PolicyServiceClient, read_file_response,
+    run_service_client::RunServiceClient, session_service_client::SessionServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -139,6 +139,12 @@ impl Client {
             ReadFileRequest { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
         let (_, bytes) = self.read_file(request).await?;
         String::from_utf8(bytes).map_err(|_| Status::internal("file is not UTF-8"))
+    }
+
+    /// A client of `PolicyService`.
+    #[must_use]
+    pub fn policies(&self) -> PolicyServiceClient<Authorized> {
+        PolicyServiceClient::new(self.authorized())
     }
 
     /// A client of `AdminService`.

@@ -84,9 +84,12 @@ impl RunRequest {
 
     /// Checks the command and its variables against the policy.
     fn check_command(&self, policy: &Policy) -> Result<(), ApiError> {
-        let plain = self.command.env.keys().map(|name| ("command.env", name));
-        let secret = self.command.secret_env_names.iter().map(|name| ("command.secret_env", name));
-        if let Some((field, name)) = plain.chain(secret).find(|(_, name)| !policy.environment.allows(name)) {
+        let environment = &policy.environment;
+        for (field, refused) in [
+            ("command.env", environment.first_refused(self.command.env.keys())),
+            ("command.secret_env", environment.first_refused(&self.command.secret_env_names)),
+        ] {
+            let Some(name) = refused else { continue };
             return Err(ApiError::invalid(field, format!("the policy does not allow the variable {name}")));
         }
         // `ExplainPolicy` has no command.

@@ -55,6 +55,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::TooManyFailedKeys { .. }
         | ApiError::TooManyCalls { .. }
         | ApiError::RequestStalled
+        | ApiError::TooManyPolicyChecks { .. }
         | ApiError::IdempotencyKeyReused
         | ApiError::AliasInUse
         | ApiError::TenantExists

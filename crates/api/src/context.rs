@@ -1,9 +1,14 @@
 //! State that all services of the server share.
 
-use codelia_store::Store;
+use std::sync::Arc;
+
+use codelia_store::{Caller, Store};
+use codelia_telemetry::TenantPool;
 use tokio_util::sync::CancellationToken;
 
-use crate::{dispatch::Dispatch, options::Options, quota::OutputQuota, session_cache::SessionCache};
+use crate::{
+    dispatch::Dispatch, options::Options, quota::OutputQuota, session_cache::SessionCache, status::ApiError,
+};
 
 /// State that all services of the server share.
 #[derive(Debug)]
@@ -13,6 +18,24 @@ pub(crate) struct Context {
     pub(crate) dispatch: Dispatch,
     pub(crate) session_cache: SessionCache,
     pub(crate) output_quota: OutputQuota,
+    /// Checks large policies, few at a time for each tenant.
+    pub(crate) policy_checks: Arc<TenantPool>,
     /// Cancelled when open streams must end because the shutdown grace is over.
     pub(crate) stop_streams: CancellationToken,
+}
+
+impl Context {
+    /// Does work on a policy: off the async runtime and under the tenant's limit if it is large.
+    pub(crate) async fn with_policy<T: Send + 'static>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        is_large: bool,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if !is_large {
+            return work(self);
+        }
+        let context = self.clone();
+        self.policy_checks.run(caller.tenant.as_str(), move || work(&context)).await?
+    }
 }

@@ -24,13 +24,20 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    fn check(&self, wire: v1::CheckPolicyRequest) -> Result<v1::CheckPolicyResponse, ApiError> {
-        let options = &self.context.options;
-        let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
-        let policy = validate::policy(Some(policy), &options.ceilings)?;
-        let mode = validate::mode(wire.mode)?.unwrap_or(options.default_mode);
-        admit_policy(&policy, &options.policy, mode, None)?;
-        Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
+    async fn check(
+        &self,
+        caller: &Caller,
+        wire: v1::CheckPolicyRequest,
+    ) -> Result<v1::CheckPolicyResponse, ApiError> {
+        let is_large = validate::is_large_policy(wire.policy.as_ref());
+        let check = move |Context { options, .. }: &Context| {
+            let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
+            let policy = validate::policy(Some(policy), &options.ceilings)?;
+            let mode = validate::mode(wire.mode)?.unwrap_or(options.default_mode);
+            admit_policy(&policy, &options.policy, mode, None)?;
+            Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
+        };
+        self.context.with_policy(caller, is_large, check).await
     }
 
     async fn explain(
@@ -38,22 +45,29 @@ impl Policies {
         caller: &Caller,
         wire: v1::ExplainPolicyRequest,
     ) -> Result<v1::ExplainPolicyResponse, ApiError> {
-        let options = &self.context.options;
-        let policy = validate::policy(wire.policy, &options.ceilings)?;
-        let mode = validate::mode(wire.mode)?;
+        let is_large = validate::is_large_policy(wire.policy.as_ref());
+        let floor = caller.floor;
         if wire.session.is_empty() {
-            let request = SessionRequest { mode, policy, ..SessionRequest::default() };
-            let session = request.to_spec(options, caller.floor)?;
-            let request = RunRequest::without_command(None, Policy::default());
-            let run = request.to_spec(&session, options, caller.floor)?;
-            return explain(&session, &Policy::default(), &run);
+            let explain = move |Context { options, .. }: &Context| {
+                let policy = validate::policy(wire.policy, &options.ceilings)?;
+                let mode = validate::mode(wire.mode)?;
+                let request = SessionRequest { mode, policy, ..SessionRequest::default() };
+                let session = request.to_spec(options, floor)?;
+                let request = RunRequest::without_command(None, Policy::default());
+                explain(&session, &Policy::default(), &request.to_spec(&session, options, floor)?)
+            };
+            return self.context.with_policy(caller, is_large, explain).await;
         }
         let name = resource_name::session("session", &wire.session)?;
         let session = self.context.store.session_get(&caller.tenant, &name).await?;
         let session = session.ok_or_else(|| resource_name::session_not_found(&name))?.spec;
-        let request = RunRequest::without_command(mode, policy.clone());
-        let run = request.to_spec(&session, options, caller.floor)?;
-        explain(&session, &policy, &run)
+        let is_large = is_large || session.policy.is_large();
+        let explain = move |Context { options, .. }: &Context| {
+            let policy = validate::policy(wire.policy, &options.ceilings)?;
+            let request = RunRequest::without_command(validate::mode(wire.mode)?, policy.clone());
+            explain(&session, &policy, &request.to_spec(&session, options, floor)?)
+        };
+        self.context.with_policy(caller, is_large, explain).await
     }
 }
 
@@ -98,8 +112,8 @@ impl PolicyService for Policies {
         &self,
         request: Request<v1::CheckPolicyRequest>,
     ) -> Result<Response<v1::CheckPolicyResponse>, Status> {
-        auth::caller(request.extensions())?;
-        Ok(Response::new(self.check(request.into_inner())?))
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.check(&caller, request.into_inner()).await?))
     }
 
     async fn explain_policy(

@@ -48,6 +48,17 @@ enum NextStep {
 }
 
 impl Runs {
+    async fn parse(
+        &self,
+        caller: &Caller,
+        wire: v1::StartRunRequest,
+        ends_with_caller: bool,
+    ) -> Result<RunRequest, ApiError> {
+        let is_large = validate::is_large_policy(wire.policy.as_ref());
+        let parse = move |context: &Context| RunRequest::parse(wire, ends_with_caller, &context.options);
+        self.context.with_policy(caller, is_large, parse).await
+    }
+
     async fn start(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
         let session = request.session.clone();
         let recorded = self.admit(caller, request).await;
@@ -61,10 +72,17 @@ impl Runs {
     async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
         let Context { options, store, session_cache, output_quota, .. } = &*self.context;
         let begun = Instant::now();
-        let not_found = || resource_name::session_not_found(&request.session);
-        let found = session_cache.get(store, &caller.tenant, &request.session).await?;
+        let name = request.session.clone();
+        let not_found = || resource_name::session_not_found(&name);
+        let found = session_cache.get(store, &caller.tenant, &name).await?;
         let (session, session_spec) = found.ok_or_else(not_found)?;
-        let spec = request.to_spec(&session_spec, options, caller.floor)?;
+        let is_large = request.policy.is_large() || session_spec.policy.is_large();
+        let (upper, floor) = (session_spec.clone(), caller.floor);
+        let specify = move |context: &Context| {
+            let spec = request.to_spec(&upper, &context.options, floor)?;
+            Ok((spec, request))
+        };
+        let (spec, request) = self.context.with_policy(caller, is_large, specify).await?;
         if spec.mode != session_spec.mode {
             check_available(store, spec.mode).await?;
         }
@@ -186,8 +204,8 @@ impl Runs {
     ) -> Result<EventReceiver, ApiError> {
         let (recorded, position, starts) = match read_opening(&mut requests).await? {
             ExecOpening::Start(wire) => {
-                let request = RunRequest::parse(*wire, true, &self.context.options)
-                    .map_err(|error| error.within("start"))?;
+                let request =
+                    self.parse(&caller, *wire, true).await.map_err(|error| error.within("start"))?;
                 let recorded = self.start(&caller, request).await.map_err(|error| error.within("start"))?;
                 (recorded, 0, true)
             }
@@ -226,7 +244,7 @@ impl RunService for Runs {
         request: Request<v1::StartRunRequest>,
     ) -> Result<Response<v1::StartRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let request = RunRequest::parse(request.into_inner(), false, &self.context.options)?;
+        let request = self.parse(&caller, request.into_inner(), false).await?;
         let RecordedRun { run, next } = self.start(&caller, request).await?;
         match next {
             NextStep::Nothing => {}

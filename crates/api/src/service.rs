@@ -11,7 +11,10 @@ use codelia_proto::{
     },
 };
 use codelia_store::Store;
-use codelia_telemetry::task::{CriticalTaskEnded, CriticalTasks};
+use codelia_telemetry::{
+    TenantPool,
+    task::{CriticalTaskEnded, CriticalTasks},
+};
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -39,6 +42,8 @@ use crate::{
     sessions::Sessions,
 };
 
+/// How many checks of large policies may wait, for each tenant.
+const MAX_WAITING_CHECKS: usize = 64;
 /// How long connections may take to close after their streams were ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -92,6 +97,7 @@ impl Service {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
             session_cache: SessionCache::default(),
             output_quota: OutputQuota::default(),
+            policy_checks: TenantPool::new(MAX_WAITING_CHECKS),
             stop_streams: CancellationToken::new(),
             options,
             store,

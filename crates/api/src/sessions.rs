@@ -31,7 +31,9 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
-        let request = SessionRequest::parse(wire, &self.context.options)?;
+        let is_large = validate::is_large_policy(wire.policy.as_ref());
+        let parse = |context: &Context| SessionRequest::parse(wire, &context.options);
+        let request = self.context.with_policy(caller, is_large, parse).await?;
         let created = self.admit(caller, request).await;
         if let Err(error) = &created {
             let store = &self.context.store;
@@ -42,9 +44,13 @@ impl Sessions {
 
     async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let spec = request.to_spec(options, caller.floor)?;
+        let (is_large, floor) = (request.policy.is_large(), caller.floor);
+        let admit = move |context: &Context| {
+            let spec = request.to_spec(&context.options, floor)?;
+            Ok((spec, fingerprint(&request)?, request))
+        };
+        let (spec, hash, request) = self.context.with_policy(caller, is_large, admit).await?;
         check_available(store, spec.mode).await?;
-        let hash = fingerprint(&request)?;
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &caller.tenant,

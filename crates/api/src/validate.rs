@@ -9,6 +9,7 @@ use std::{
 use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy};
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize};
+use prost::Message;
 use time::OffsetDateTime;
 
 use crate::{resource_name, status::ApiError};
@@ -30,6 +31,8 @@ const MAX_TERMINAL_SIDE: u16 = 1000;
 const MAX_SIGNAL: i32 = 64;
 const MAX_RETRIES: i32 = 10;
 const MAX_STDIN: usize = 1024 * 1024;
+/// Maximum bytes of a policy that is validated on the async runtime.
+const MAX_INLINE_POLICY: usize = 4096;
 /// The earliest second of a protobuf timestamp.
 const YEAR_ONE: i64 = -62_135_596_800;
 
@@ -152,6 +155,17 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
         file_bytes: amount(Limit::FileBytes, wire.file_bytes)?,
         tmp_bytes: amount(Limit::TmpBytes, wire.tmp_bytes)?,
     })
+}
+
+/// Whether a policy is too large to be validated on the async runtime: it is long, or has patterns to
+/// compile.
+pub(crate) fn is_large_policy(wire: Option<&v1::Policy>) -> bool {
+    let Some(wire) = wire else { return false };
+    let has_patterns = wire
+        .command
+        .as_ref()
+        .is_some_and(|command| command.allowed_patterns.is_some() || !command.blocked_patterns.is_empty());
+    has_patterns || wire.encoded_len() > MAX_INLINE_POLICY
 }
 
 /// Validates a policy; the paths of its fields start with `policy`.
@@ -433,6 +447,21 @@ mod tests {
         }
         assert_eq!(field(labels((0..65).map(|n| (n.to_string(), String::new())).collect())), "labels");
         assert!(labels(one(&"k".repeat(63), &"v".repeat(255))).is_ok());
+    }
+
+    #[test]
+    fn large_policy_is_recognized() {
+        let denying = |count| {
+            let denied_paths = vec!["/opt/secret".to_owned(); count];
+            let filesystem = v1::FilesystemPolicy { denied_paths, ..Default::default() };
+            v1::Policy { filesystem: Some(filesystem), ..Default::default() }
+        };
+        assert!(!is_large_policy(None) && !is_large_policy(Some(&denying(10))));
+        assert!(is_large_policy(Some(&denying(1000))));
+        let command = v1::CommandPolicy { blocked_patterns: vec!["a".to_owned()], ..Default::default() };
+        assert!(is_large_policy(Some(&v1::Policy { command: Some(command), ..Default::default() })));
+        let long = policy(Some(denying(100_000)), &Ceilings::default());
+        assert_eq!(field(long), "policy.filesystem.denied_paths");
     }
 
     #[test]

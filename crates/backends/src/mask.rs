@@ -3,7 +3,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use codelia_policy::Mount;
+use codelia_policy::{Mount, PathTrie};
+use tokio::task::spawn_blocking;
 
 use crate::Error;
 
@@ -21,36 +22,95 @@ pub(crate) enum MaskTarget {
 /// As many symbolic links are followed as the kernel follows.
 const MAX_LINKS: u32 = 40;
 
-/// Resolves `target` in the mounts made so far. With `even_if_absent` a path that does not exist
-/// but could be created is masked too.
-///
-/// # Errors
-/// A symbolic link of the host leaves its mount, so its target inside is unknown. Not an error
-/// without `even_if_absent`: then the path counts as absent.
-pub(crate) fn resolve(mounts: &[Mount], target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
-    match follow_links(mounts, target, even_if_absent) {
-        Err(Error::Unenforceable { .. }) if !even_if_absent => Ok(MaskTarget::Absent),
-        resolved => resolved,
+/// More hidden paths than this are resolved off the async runtime: each reads the file system.
+const MAX_INLINE: usize = 8;
+
+/// The mask of each mount of a plan, in the same order; `Absent` for mounts that hide nothing.
+#[derive(Debug)]
+pub(crate) struct Masks(Vec<MaskTarget>);
+
+impl Masks {
+    /// Resolves every path that the mounts hide.
+    ///
+    /// # Errors
+    /// As [`MountTable::resolve`].
+    pub(crate) async fn of(mounts: &[Mount]) -> Result<Self, Error> {
+        let hidden = mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).count();
+        if hidden <= MAX_INLINE {
+            return Self::resolve(mounts);
+        }
+        let mounts = mounts.to_vec();
+        spawn_blocking(move || Self::resolve(&mounts)).await.map_err(std::io::Error::from)?
+    }
+
+    pub(crate) fn resolve(mounts: &[Mount]) -> Result<Self, Error> {
+        let mut previous = MountTable::default();
+        let mut masks = Vec::with_capacity(mounts.len());
+        for mount in mounts {
+            masks.push(match mount {
+                Mount::Hidden { target, even_if_absent } => previous.resolve(target, *even_if_absent)?,
+                _ => MaskTarget::Absent,
+            });
+            previous.add(mount);
+        }
+        Ok(Self(masks))
+    }
+
+    /// The mounts with their masks.
+    pub(crate) fn zip<'a>(
+        &'a self,
+        mounts: &'a [Mount],
+    ) -> impl Iterator<Item = (&'a Mount, &'a MaskTarget)> {
+        mounts.iter().zip(&self.0)
     }
 }
 
-fn follow_links(mounts: &[Mount], target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
-    let mut target = target.to_owned();
-    for _ in 0..MAX_LINKS {
-        match mount_of(mounts, &target) {
-            Some((Mount::Symlink { target: link, to }, rest)) => {
-                target = normalize(&link.parent().unwrap_or(link).join(to).join(rest));
-            }
-            Some((mount, rest)) => return in_mount(mount, rest, &target, even_if_absent),
-            None => return Ok(MaskTarget::Absent),
+/// Mounts in the order in which they are made. A later one covers an earlier one.
+#[derive(Debug, Default)]
+pub(crate) struct MountTable<'a> {
+    mounts: Vec<&'a Mount>,
+    /// The last mount at each path.
+    last: PathTrie<'a, usize>,
+}
+
+impl<'a> MountTable<'a> {
+    pub(crate) fn add(&mut self, mount: &'a Mount) {
+        self.last.insert(mount.target(), self.mounts.len());
+        self.mounts.push(mount);
+    }
+
+    /// Resolves `target` in these mounts. With `even_if_absent` a path that does not exist but
+    /// could be created is masked too.
+    ///
+    /// # Errors
+    /// A symbolic link of the host leaves its mount, so its target inside is unknown. Not an error
+    /// without `even_if_absent`: then the path counts as absent.
+    pub(crate) fn resolve(&self, target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+        match self.follow_links(target, even_if_absent) {
+            Err(Error::Unenforceable { .. }) if !even_if_absent => Ok(MaskTarget::Absent),
+            resolved => resolved,
         }
     }
-    Err(Error::Unenforceable { field: "mounts" })
-}
 
-/// The last mount that contains the path, and the path relative to it.
-fn mount_of<'a>(mounts: &'a [Mount], target: &'a Path) -> Option<(&'a Mount, &'a Path)> {
-    mounts.iter().rev().find_map(|mount| Some((mount, target.strip_prefix(mount.target()).ok()?)))
+    fn follow_links(&self, target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+        let mut target = target.to_owned();
+        for _ in 0..MAX_LINKS {
+            match self.mount_of(&target) {
+                Some((Mount::Symlink { target: link, to }, rest)) => {
+                    target = normalize(&link.parent().unwrap_or(link).join(to).join(rest));
+                }
+                Some((mount, rest)) => return in_mount(mount, rest, &target, even_if_absent),
+                None => return Ok(MaskTarget::Absent),
+            }
+        }
+        Err(Error::Unenforceable { field: "mounts" })
+    }
+
+    /// The last mount that contains the path, and the path relative to it.
+    fn mount_of<'p>(&self, target: &'p Path) -> Option<(&'a Mount, &'p Path)> {
+        let mount = self.mounts[*self.last.containing(target).max()?];
+        Some((mount, target.strip_prefix(mount.target()).ok()?))
+    }
 }
 
 fn in_mount(mount: &Mount, rest: &Path, target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
@@ -99,7 +159,43 @@ fn normalize(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*, sample::select};
+
     use super::*;
+
+    fn resolve(mounts: &[Mount], target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+        let mut table = MountTable::default();
+        mounts.iter().for_each(|mount| table.add(mount));
+        table.resolve(target, even_if_absent)
+    }
+
+    proptest! {
+        #[test]
+        fn last_mount_equals_pairwise_comparison(
+            targets in vec(select(vec!["/a", "/a/b", "/a-b", "/ab", "/a/b/c", "/"]), 0..8),
+            target in select(vec!["/a", "/a/b/x", "/a-b/x", "/ab", "/a/b/c", "/x"]),
+        ) {
+            let mounts: Vec<_> = targets.iter().map(|target| bind(Path::new("/s"), target, false)).collect();
+            let mut table = MountTable::default();
+            mounts.iter().for_each(|mount| table.add(mount));
+            let target = Path::new(target);
+            let expected = mounts.iter().rev().find(|mount| target.starts_with(mount.target()));
+            let found = table.mount_of(target).map(|(mount, _)| std::ptr::from_ref(mount));
+            prop_assert_eq!(found, expected.map(std::ptr::from_ref));
+        }
+    }
+
+    #[tokio::test]
+    async fn many_hidden_paths_resolve_like_few() {
+        let host = tempfile::tempdir().unwrap();
+        let names: Vec<_> = (0..MAX_INLINE * 4).map(|number| format!("/data/{number}")).collect();
+        let mut mounts = vec![bind(host.path(), "/data", true)];
+        mounts.extend(names.iter().map(|name| Mount::Hidden { target: name.into(), even_if_absent: true }));
+        let masks = Masks::of(&mounts).await.unwrap();
+        for (mount, mask) in masks.zip(&mounts).skip(1) {
+            assert_eq!(*mask, MaskTarget::Directory(mount.target().to_owned()));
+        }
+    }
 
     fn bind(source: &Path, target: &str, writable: bool) -> Mount {
         Mount::Bind { source: source.to_owned(), target: target.into(), writable }

@@ -47,7 +47,7 @@ impl FilesystemPolicy {
         if self.denied_paths.iter().any(|denied| is_replaced(denied)) {
             return deny("filesystem.denied_paths");
         }
-        if !self.is_writable(path) || self.opened(false).any(is_replaced) {
+        if !self.is_writable(path) || self.opens(false, is_replaced).next().is_some() {
             return deny("filesystem.read_only_paths");
         }
         Ok(())
@@ -56,18 +56,18 @@ impl FilesystemPolicy {
     /// Whether the deepest mount that contains the path is writable. The workspace itself is.
     fn is_writable(&self, path: &Path) -> bool {
         let deepest = |writable| {
-            let containing = self.opened(writable).filter(|open| path.starts_with(open));
+            let containing = self.opens(writable, |open| path.starts_with(open));
             containing.map(|open| open.components().count()).max()
         };
         // Of two mounts at the same path, the writable one is made later.
         deepest(true) >= deepest(false)
     }
 
-    /// The paths that the policy opens, except those that it also denies.
-    fn opened(&self, writable: bool) -> impl Iterator<Item = &Path> {
+    /// The paths with this property that the policy opens, except those that it also denies.
+    fn opens(&self, writable: bool, has: impl Fn(&Path) -> bool) -> impl Iterator<Item = &Path> {
         let paths = if writable { &self.read_write_paths } else { &self.read_only_paths };
         let is_denied = |path: &Path| self.denied_paths.iter().any(|denied| path.starts_with(denied));
-        paths.iter().flatten().map(AsRef::as_ref).filter(move |path| !is_denied(path))
+        paths.iter().flatten().map(AsRef::as_ref).filter(move |path| has(path) && !is_denied(path))
     }
 }
 

@@ -4,10 +4,7 @@ use std::{fmt, path::Path, str::FromStr};
 
 use serde::de::DeserializeOwned;
 
-use crate::Policy;
-
-/// Maximum length of a document, in bytes.
-const MAX_TEXT: usize = 4 * 1024 * 1024;
+use crate::{Policy, TooLarge, size::check_bytes};
 
 /// The format of a policy document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +29,8 @@ pub enum ParseError {
         message: String,
     },
     /// The text is too long.
-    #[error("policy document is too long (maximum is {MAX_TEXT} bytes)")]
-    TooLong,
+    #[error("policy {0}")]
+    TooLarge(#[from] TooLarge),
 }
 
 /// The name is not that of a known format.
@@ -88,9 +85,7 @@ impl Policy {
     /// # Errors
     /// Names the field that is unknown or has a wrong type.
     pub fn parse(text: &str, format: Format) -> Result<Self, ParseError> {
-        if text.len() > MAX_TEXT {
-            return Err(ParseError::TooLong);
-        }
+        check_bytes(text.len())?;
         match format {
             Format::Json => read(&mut serde_json::Deserializer::from_str(text)),
             Format::Yaml if text.trim().is_empty() => Ok(Self::default()),

@@ -3,8 +3,8 @@
 //! The way from a document to a sandbox:
 //!
 //! 1. [`Policy::parse`] reads a document in JSON, YAML or TOML ([`Format`]).
-//! 2. [`Policy::validate`] refuses what is out of range or contradicts itself, and
-//!    [`Policy::check_within`] what the policy above does not allow. An error names the field.
+//! 2. [`Policy::validate`] refuses what is too large ([`size`]), out of range or contradicts itself,
+//!    and [`Policy::check_within`] what the policy above does not allow. An error names the field.
 //! 3. [`Policy::merge`] combines the policies of installation, session and run. Merging only
 //!    tightens. [`Policy::explain`] shows the source of each field of the result.
 //! 4. [`LimitsRequest::resolve`] turns requested limits into [`Limits`], within the [`Ceilings`].
@@ -22,10 +22,12 @@ mod format;
 mod limits;
 mod merge;
 mod mounts;
+mod path_trie;
 mod plan;
 mod run_spec;
 mod runtime;
 mod secrets;
+pub mod size;
 pub mod syscalls;
 mod validate;
 
@@ -38,8 +40,10 @@ pub use files::{FileAccess, FileDenied};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest};
 pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir};
+pub use path_trie::PathTrie;
 pub use plan::{Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules};
 pub use run_spec::RunSpec;
 pub use runtime::{PathKind, Runtime};
 pub use secrets::home_dirs;
+pub use size::TooLarge;
 pub use validate::PolicyError;

@@ -2,12 +2,12 @@
 //!
 //! Merging only tightens and is associative. An absent field has no effect.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use crate::{
     CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemMode, FilesystemPolicy, LimitsRequest,
-    NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
-    plan::DEFAULT_VIOLATION_LIMIT, validate::host_covers,
+    NetworkPolicy, PathTrie, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    plan::DEFAULT_VIOLATION_LIMIT, validate::HostPatterns,
 };
 use codelia_types::NetworkMode;
 
@@ -75,10 +75,9 @@ impl Policy {
 
 impl FilesystemPolicy {
     fn merge(&self, lower: &Self) -> Self {
-        let below = |upper: &PathBuf, path: &PathBuf| path.starts_with(upper);
         let mode = self.mode.or(lower.mode);
         // Only equal paths: the command could have replaced a path below a writable one with a symlink.
-        let read_write = intersect(&self.read_write_paths, &lower.read_write_paths, |a, b| a == b);
+        let read_write = intersect(&self.read_write_paths, &lower.read_write_paths, equal);
         Self {
             mode,
             root_path: self.root_path.clone().or_else(|| lower.root_path.clone()),
@@ -89,7 +88,7 @@ impl FilesystemPolicy {
                 read_write
             },
             // Only equal paths: a session's changes belong to one path, not to paths above or below it.
-            overlay_paths: intersect(&self.overlay_paths, &lower.overlay_paths, |a, b| a == b),
+            overlay_paths: intersect(&self.overlay_paths, &lower.overlay_paths, equal),
             denied_paths: union(&self.denied_paths, &lower.denied_paths),
             max_file_bytes: min(self.max_file_bytes, lower.max_file_bytes),
             max_total_bytes: min(self.max_total_bytes, lower.max_total_bytes),
@@ -110,9 +109,7 @@ impl ProcessPolicy {
             // `false` is less than `true`.
             allow_fork: min(self.allow_fork, lower.allow_fork),
             allow_exec: min(self.allow_exec, lower.allow_exec),
-            allowed_executables: intersect(&self.allowed_executables, &lower.allowed_executables, |a, b| {
-                a == b
-            }),
+            allowed_executables: intersect(&self.allowed_executables, &lower.allowed_executables, equal),
             debug: min(self.debug, lower.debug),
         }
     }
@@ -127,8 +124,8 @@ impl NetworkPolicy {
         };
         Self {
             mode: self.mode.into_iter().chain(lower.mode).min_by_key(reach),
-            allowed_hosts: intersect(&self.allowed_hosts, &lower.allowed_hosts, |a, b| host_covers(a, b)),
-            allowed_ports: intersect(&self.allowed_ports, &lower.allowed_ports, |a, b| a == b),
+            allowed_hosts: intersect(&self.allowed_hosts, &lower.allowed_hosts, hosts),
+            allowed_ports: intersect(&self.allowed_ports, &lower.allowed_ports, equal),
             max_connections: min(self.max_connections, lower.max_connections),
         }
     }
@@ -152,7 +149,7 @@ impl ResourcePolicy {
             ),
             max_reads_per_second: min(self.max_reads_per_second, lower.max_reads_per_second),
             max_writes_per_second: min(self.max_writes_per_second, lower.max_writes_per_second),
-            cpus: intersect(&self.cpus, &lower.cpus, |a, b| a == b),
+            cpus: intersect(&self.cpus, &lower.cpus, equal),
             // The longer interval reveals less.
             release_interval_ms: self.release_interval_ms.max(lower.release_interval_ms),
         }
@@ -163,7 +160,8 @@ impl SyscallPolicy {
     fn merge(&self, lower: &Self) -> Self {
         use SyscallMode::{Allow, Deny};
         let without = |names: &[String], denied: &[String]| {
-            names.iter().filter(|name| !denied.contains(name)).cloned().collect::<Vec<_>>()
+            let is_denied = equal(denied);
+            names.iter().filter(|name| !is_denied(name)).cloned().collect::<Vec<_>>()
         };
         let (mode, names) = match (self.mode, lower.mode) {
             (mode, None) => (mode, self.names.clone()),
@@ -172,8 +170,8 @@ impl SyscallPolicy {
             (Some(Allow), Some(Deny)) => (Some(Allow), without(&self.names, &lower.names)),
             (Some(Deny), Some(Allow)) => (Some(Allow), without(&lower.names, &self.names)),
             (Some(Allow), Some(Allow)) => {
-                let both = self.names.iter().filter(|name| lower.names.contains(name));
-                (Some(Allow), both.cloned().collect())
+                let is_allowed = equal(&lower.names);
+                (Some(Allow), self.names.iter().filter(|name| is_allowed(name)).cloned().collect())
             }
         };
         let violation_limit = min(self.violation_limit, lower.violation_limit);
@@ -183,14 +181,14 @@ impl SyscallPolicy {
 
 impl EnvironmentPolicy {
     fn merge(&self, lower: &Self) -> Self {
-        Self { mode: self.mode.max(lower.mode), names: intersect(&self.names, &lower.names, |a, b| a == b) }
+        Self { mode: self.mode.max(lower.mode), names: intersect(&self.names, &lower.names, equal) }
     }
 }
 
 impl CommandPolicy {
     fn merge(&self, lower: &Self) -> Self {
         Self {
-            allowed_patterns: intersect(&self.allowed_patterns, &lower.allowed_patterns, |a, b| a == b),
+            allowed_patterns: intersect(&self.allowed_patterns, &lower.allowed_patterns, equal),
             blocked_patterns: union(&self.blocked_patterns, &lower.blocked_patterns),
             max_length: min(self.max_length, lower.max_length),
         }
@@ -202,17 +200,39 @@ fn min<T: Ord + Copy>(a: Option<T>, b: Option<T>) -> Option<T> {
     a.into_iter().chain(b).min()
 }
 
+/// Whether a list covers an item. Built once for each list, so that the list is not searched for each
+/// item.
+type Covers<'a, T> = Box<dyn Fn(&T) -> bool + 'a>;
+
+/// Covers equal items.
+fn equal<T: Ord>(list: &[T]) -> Covers<'_, T> {
+    let items: BTreeSet<_> = list.iter().collect();
+    Box::new(move |item| items.contains(item))
+}
+
+/// Covers the paths of the list and those below them.
+fn below(list: &[PathBuf]) -> Covers<'_, PathBuf> {
+    let paths: PathTrie<_> = list.iter().collect();
+    Box::new(move |path| paths.covers(path))
+}
+
+/// Covers the host patterns that match nothing else than the list.
+fn hosts(list: &[String]) -> Covers<'_, String> {
+    let patterns = HostPatterns::new(list);
+    Box::new(move |host| patterns.cover(host))
+}
+
 /// The items that both lists cover. An absent list covers everything.
 fn intersect<T: Ord + Clone>(
     a: &Option<Vec<T>>,
     b: &Option<Vec<T>>,
-    covers: impl Fn(&T, &T) -> bool,
+    covers: impl for<'a> Fn(&'a [T]) -> Covers<'a, T>,
 ) -> Option<Vec<T>> {
     let (Some(a), Some(b)) = (a, b) else {
         return a.as_ref().or(b.as_ref()).map(|list| sorted(list.clone()));
     };
-    let covered = |list: &[T], item: &T| list.iter().any(|upper| covers(upper, item));
-    let both = a.iter().chain(b).filter(|item| covered(a, item) && covered(b, item));
+    let (in_a, in_b) = (covers(a), covers(b));
+    let both = a.iter().chain(b).filter(|item| in_a(item) && in_b(item));
     Some(sorted(both.cloned().collect()))
 }
 
@@ -229,6 +249,8 @@ fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*, sample::select};
+
     use super::*;
 
     #[test]
@@ -241,6 +263,40 @@ mod tests {
         };
         let merged = of(&["/opt", "/srv/a"]).merge(&of(&["/opt/tools", "/srv", "/home"]));
         assert_eq!(merged.filesystem.read_only_paths, list(&["/opt/tools", "/srv/a"]));
+    }
+
+    proptest! {
+        #[test]
+        fn intersection_equals_pairwise_comparison(
+            a in lists(&["/a", "/a/b", "/a/b/c", "/a-b", "/ab", "/b"]),
+            b in lists(&["/a", "/a/b", "/a-b/c", "/ab", "/b"]),
+            hosts_a in lists(&["a.x", "*.x", "*.a.x", "b.a.x", "x"]),
+            hosts_b in lists(&["a.x", "*.x", "*.a.x", "c.b.a.x", "xx"]),
+        ) {
+            let paths = |list: &[String]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+            let (a, b) = (paths(&a), paths(&b));
+            let is_below = |path: &PathBuf, upper: &PathBuf| path.starts_with(upper);
+            let expected = pairwise(&a, &b, is_below);
+            prop_assert_eq!(intersect(&Some(a), &Some(b), below), Some(expected));
+            let matches_less = |lower: &String, upper: &String| match upper.strip_prefix('*') {
+                None => upper == lower,
+                Some(suffix) => {
+                    let name = lower.strip_prefix('*').unwrap_or(lower);
+                    upper == lower || name.len() > suffix.len() && name.ends_with(suffix)
+                }
+            };
+            let expected = pairwise(&hosts_a, &hosts_b, matches_less);
+            prop_assert_eq!(intersect(&Some(hosts_a), &Some(hosts_b), hosts), Some(expected));
+        }
+    }
+
+    fn lists(items: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
+        vec(select(items).prop_map(str::to_owned), 0..5)
+    }
+
+    fn pairwise<T: Ord + Clone>(a: &[T], b: &[T], is_covered: impl Fn(&T, &T) -> bool) -> Vec<T> {
+        let covered = |list: &[T], item: &T| list.iter().any(|upper| is_covered(item, upper));
+        sorted(a.iter().chain(b).filter(|item| covered(a, item) && covered(b, item)).cloned().collect())
     }
 
     #[test]

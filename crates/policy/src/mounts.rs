@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ids, Policy, RunSpec, Runtime, secrets};
+use crate::{Ids, PathTrie, Policy, RunSpec, Runtime, secrets};
 use codelia_types::{Mode, SessionId};
 
 /// The path of the session's directory inside a sandbox.
@@ -154,9 +154,10 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> {
     let files = &policy.filesystem;
     let denied: Vec<_> = files.denied_paths.iter().map(|path| runtime.resolve(path)).collect();
+    let closed: PathTrie<_> = denied.iter().collect();
     let open = |paths: &Option<Vec<PathBuf>>, mount: &dyn Fn(PathBuf) -> Mount| {
         let paths = paths.iter().flatten().map(|path| runtime.resolve(path));
-        let allowed = paths.filter(|path| !denied.iter().any(|denied| path.starts_with(denied)));
+        let allowed = paths.filter(|path| !closed.covers(path));
         allowed.map(mount).collect::<Vec<_>>()
     };
     let bind = |writable| move |path: PathBuf| Mount::Bind { source: path.clone(), target: path, writable };

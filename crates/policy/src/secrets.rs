@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::PathTrie;
+
 /// Secrets below the home directory of a user.
 const USER_SECRETS: [&str; 22] = [
     ".ssh",
@@ -73,19 +75,13 @@ pub(crate) fn within(opened: &[PathBuf], homes: &[PathBuf]) -> Vec<PathBuf> {
     let user_secrets = homes.iter().flat_map(|home| USER_SECRETS.map(|name| home.join(name)));
     let run =
         ["/run", "/var/run"].into_iter().flat_map(|run| RUN_SECRETS.map(|name| Path::new(run).join(name)));
-    user_secrets
-        .chain(HOST_SECRETS.map(PathBuf::from))
-        .chain(run)
-        .flat_map(|secret| hidden(opened, &secret))
-        .collect()
-}
-
-fn hidden(opened: &[PathBuf], secret: &Path) -> Vec<PathBuf> {
-    let inside = opened.iter().filter(|path| path.starts_with(secret)).cloned();
-    if opened.iter().any(|path| secret.starts_with(path)) {
-        return vec![secret.to_owned()];
-    }
-    inside.collect()
+    let secrets: Vec<_> = user_secrets.chain(HOST_SECRETS.map(PathBuf::from)).chain(run).collect();
+    let (mounted, secret): (PathTrie<_>, PathTrie<_>) = (opened.iter().collect(), secrets.iter().collect());
+    let below = secrets.iter().filter(|secret| mounted.covers(secret));
+    let mut hidden: Vec<_> = below.chain(opened.iter().filter(|path| secret.covers(path))).cloned().collect();
+    hidden.sort();
+    hidden.dedup();
+    hidden
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Logs, traces, metrics, tasks and retry delays: one way for each.
+//! Logs, traces, metrics, tasks, threads for heavy work and retry delays: one way for each.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,9 @@ mod latency_window;
 mod metrics;
 mod pipeline;
 pub mod task;
+mod tenant_pool;
 
 pub use http::{HttpLimits, serve_metrics};
 pub use metrics::{Metrics, Step, metrics};
 pub use pipeline::{Error, Format, Guard, Options, init};
+pub use tenant_pool::{Permit, TenantBusy, TenantPool};

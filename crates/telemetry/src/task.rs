@@ -5,11 +5,13 @@
 use std::{
     any::Any,
     future::Future,
+    io,
     panic::{AssertUnwindSafe, resume_unwind},
+    thread,
 };
 
 use futures::FutureExt;
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{runtime::Builder, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -21,6 +23,11 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
+    tokio::spawn(logged(name, future))
+}
+
+/// Logs a panic of the future with the task's name.
+fn logged<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
     // The future is dropped right after a panic, so no code sees it in a broken state.
     let logged = AssertUnwindSafe(future).catch_unwind().map(move |result| match result {
         Ok(output) => output,
@@ -29,7 +36,7 @@ where
             resume_unwind(panic)
         }
     });
-    tokio::spawn(logged.instrument(tracing::info_span!("task", task = name)))
+    logged.instrument(tracing::info_span!("task", task = name))
 }
 
 /// A critical task panicked or returned before it was stopped.
@@ -70,6 +77,28 @@ impl CriticalTasks {
         background(name, async move {
             report.stop.run_until_cancelled(future).await;
         });
+    }
+
+    /// Starts a task on a thread and a runtime of its own, so that no other task can delay it. The
+    /// thread ends when these tasks stop.
+    ///
+    /// # Errors
+    /// The thread or its runtime cannot be created.
+    pub fn critical_thread<F>(
+        &self,
+        name: &'static str,
+        start: impl FnOnce() -> F + Send + 'static,
+    ) -> io::Result<()>
+    where
+        F: Future<Output = ()>,
+    {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let report = EndReport { name, stop: self.stop.clone(), ended: self.ended.clone() };
+        let run = move || {
+            let task = async { report.stop.run_until_cancelled(start()).await };
+            runtime.block_on(logged(name, task));
+        };
+        thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
     }
 
     /// Waits until a task panics or returns before it was stopped.
@@ -158,6 +187,29 @@ mod tests {
         assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "keeper" });
         tasks.critical("poll", async {});
         assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "poll" });
+    }
+
+    #[tokio::test]
+    async fn ended_critical_thread_is_reported() {
+        let mut tasks = CriticalTasks::default();
+        tasks.critical_thread("keeper", || async { panic!("broken") }).unwrap();
+        assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "keeper" });
+        tasks.critical_thread("poll", || async {}).unwrap();
+        assert_eq!(tasks.failed().await, CriticalTaskEnded { name: "poll" });
+    }
+
+    #[tokio::test]
+    async fn stopped_critical_thread_is_not_reported() {
+        let mut tasks = CriticalTasks::default();
+        let (running, mut dropped) = mpsc::channel::<()>(1);
+        let start = move || async move {
+            let _running = running;
+            std::future::pending::<()>().await;
+        };
+        tasks.critical_thread("keeper", start).unwrap();
+        tasks.stop.cancel();
+        assert!(dropped.recv().await.is_none(), "the thread drops its task");
+        assert!(tasks.failures.try_recv().is_err());
     }
 
     #[tokio::test]

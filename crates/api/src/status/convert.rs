@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use codelia_policy::{LimitError, PlanError, PolicyError};
+use codelia_telemetry::TenantBusy;
 
 use super::{error::ApiError, file::FileError};
 
@@ -44,7 +45,15 @@ impl From<LimitError> for ApiError {
 
 impl From<PolicyError> for ApiError {
     fn from(error: PolicyError) -> Self {
-        Self::invalid(format!("policy.{}", error.field), error.message)
+        let field =
+            if error.field.is_empty() { "policy".to_owned() } else { format!("policy.{}", error.field) };
+        Self::invalid(field, error.message)
+    }
+}
+
+impl From<TenantBusy> for ApiError {
+    fn from(busy: TenantBusy) -> Self {
+        Self::TooManyPolicyChecks { max_waiting: busy.max_waiting }
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) enum ApiError {
     TooManyCalls { limit: &'static str, max: usize },
     /// The caller took too long to send its request.
     RequestStalled,
+    /// Too many checks of large policies of the tenant wait already.
+    TooManyPolicyChecks { max_waiting: usize },
     /// The idempotency key belongs to a different request.
     IdempotencyKeyReused,
     /// Another open session has the alias.
@@ -115,6 +117,10 @@ impl ApiError {
                  raise api.{limit}"
             ),
             Self::RequestStalled => "the request took too long to arrive; send it again".into(),
+            Self::TooManyPolicyChecks { max_waiting } => format!(
+                "too many policies at once: {max_waiting} calls with a large policy are waiting already; \
+                 retry, or use smaller policies"
+            ),
             Self::IdempotencyKeyReused => {
                 "idempotency_key: already used for a different request; use a new key".into()
             }

@@ -32,6 +32,7 @@ impl ApiError {
             Self::TooManyFailedKeys { .. } => (Code::ResourceExhausted, Reason::TooManyFailedKeys),
             Self::TooManyCalls { .. } => (Code::ResourceExhausted, Reason::TooManyCalls),
             Self::RequestStalled => (Code::Aborted, Reason::StreamStalled),
+            Self::TooManyPolicyChecks { .. } => (Code::ResourceExhausted, Reason::RateLimited),
             Self::IdempotencyKeyReused => (Code::AlreadyExists, Reason::IdempotencyKeyReused),
             Self::AliasInUse => (Code::AlreadyExists, Reason::AliasInUse),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
@@ -63,6 +64,7 @@ impl ApiError {
             | Self::TooManyFailedKeys { .. }
             | Self::TooManyCalls { .. }
             | Self::RequestStalled
+            | Self::TooManyPolicyChecks { .. }
             | Self::IdempotencyKeyReused
             | Self::AliasInUse
             | Self::TenantExists
@@ -99,6 +101,10 @@ impl ApiError {
             Self::TooManyCalls { limit, .. } => {
                 details.set_retry_info(Some(RETRY_DELAY));
                 named("limit", limit)
+            }
+            Self::TooManyPolicyChecks { .. } => {
+                details.set_retry_info(Some(RETRY_DELAY));
+                describe_quota(details, "policy_checks")
             }
             Self::ScopeMissing { scope } => named("scope", scope),
             Self::IdempotencyKeyReused => named("field", "idempotency_key"),
@@ -179,6 +185,7 @@ mod tests {
             (ApiError::TooManyFailedKeys { retry_after: Duration::from_secs(5) }, Code::ResourceExhausted),
             (ApiError::TooManyCalls { limit: "max_calls_per_key", max: 5 }, Code::ResourceExhausted),
             (ApiError::RequestStalled, Code::Aborted),
+            (ApiError::TooManyPolicyChecks { max_waiting: 1 }, Code::ResourceExhausted),
             (ApiError::IdempotencyKeyReused, Code::AlreadyExists),
             (ApiError::AliasInUse, Code::AlreadyExists),
             (ApiError::TenantExists, Code::AlreadyExists),

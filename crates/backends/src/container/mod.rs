@@ -25,12 +25,14 @@ use codelia_types::{Mode, Reason};
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias,
     isolation::{self, INIT},
+    mask::Masks,
     probe,
     sandbox::{Sandbox, prepared, process::SandboxProcess, setup},
 };
 use control_dir::ControlDir;
 use engine::{Engine, EngineKind};
 use process::ContainerProcess;
+use spec::EngineTarget;
 
 /// Configuration of mode `container`.
 #[derive(Debug, Clone)]
@@ -86,8 +88,10 @@ impl Container {
         let plan = &*alias::hide(plan, &[]).await?;
         let kind = self.engine.kind().await?;
         let setup = self.setup(plan, kind)?;
+        let masks = Masks::of(&plan.mounts).await?;
         let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;
-        let body = spec::create_body(plan, &self.options, kind, self.owner, &mut control_dir)?;
+        let target = EngineTarget { options: &self.options, kind, owner: self.owner };
+        let body = spec::create_body(plan, &masks, target, &mut control_dir)?;
         let mut process = ContainerProcess::new(self.engine.clone(), control_dir);
         match process.start(body, plan, &self.options.init).await {
             Ok((control, group)) => {

@@ -8,11 +8,15 @@ use std::{
 use bollard::models::{Mount as EngineMount, MountBindOptions, MountBindOptionsPropagationEnum, MountType};
 use codelia_policy::{Ids, Mount, Plan};
 
-use super::{ContainerOptions, ControlDir, engine::EngineKind, spec};
+use super::{
+    ControlDir,
+    engine::EngineKind,
+    spec::{self, EngineTarget},
+};
 use crate::{
     Error,
     isolation::{self, INIT, utf8},
-    mask::{self, MaskTarget},
+    mask::{MaskTarget, Masks},
 };
 
 /// Path of the control socket inside. It refuses connections once `codelia-init` has connected.
@@ -43,8 +47,8 @@ pub(super) struct Filesystem {
 impl Filesystem {
     pub(super) fn of(
         plan: &Plan,
-        options: &ContainerOptions,
-        kind: EngineKind,
+        masks: &Masks,
+        EngineTarget { options, kind, .. }: EngineTarget<'_>,
         control_dir: &mut ControlDir,
     ) -> Result<Self, Error> {
         let entries = [
@@ -59,8 +63,8 @@ impl Filesystem {
             entries: entries.into(),
             masked: MASKED.map(str::to_owned).to_vec(),
         };
-        for (index, mount) in plan.mounts.iter().enumerate() {
-            builder.add(mount, &plan.mounts[..index])?;
+        for (mount, mask) in masks.zip(&plan.mounts) {
+            builder.add(mount, mask)?;
         }
         builder.build()
     }
@@ -84,8 +88,7 @@ struct FilesystemBuilder<'a> {
 }
 
 impl FilesystemBuilder<'_> {
-    /// Adds a mount. `previous` are the mounts of the plan before it.
-    fn add(&mut self, mount: &Mount, previous: &[Mount]) -> Result<(), Error> {
+    fn add(&mut self, mount: &Mount, mask: &MaskTarget) -> Result<(), Error> {
         let entry = match mount {
             Mount::Bind { source, writable, .. } => {
                 refuse_engine_socket(source, self.engine_socket)?;
@@ -100,7 +103,7 @@ impl FilesystemBuilder<'_> {
                 tmpfs(&format!("rw,exec,mode=1777,size={size_bytes}{}", self.owner_option()?))
             }
             Mount::File { text, .. } => self.file(text, 0o444)?,
-            Mount::Hidden { target, even_if_absent } => return self.mask(target, previous, *even_if_absent),
+            Mount::Hidden { target, even_if_absent } => return self.mask(target, mask, *even_if_absent),
             // The engine always mounts both.
             Mount::Proc | Mount::Dev => return Ok(()),
             Mount::Overlay { .. } => {
@@ -119,12 +122,14 @@ impl FilesystemBuilder<'_> {
         Ok(if self.kind == EngineKind::Docker { format!(",uid={uid},gid={gid}") } else { String::new() })
     }
 
-    fn mask(&mut self, target: &Path, previous: &[Mount], even_if_absent: bool) -> Result<(), Error> {
-        match mask::resolve(previous, target, even_if_absent)? {
-            MaskTarget::Directory(path) => drop(self.entries.insert(path, tmpfs("ro,mode=0000,size=4096"))),
+    fn mask(&mut self, target: &Path, mask: &MaskTarget, even_if_absent: bool) -> Result<(), Error> {
+        match mask {
+            MaskTarget::Directory(path) => {
+                self.entries.insert(path.clone(), tmpfs("ro,mode=0000,size=4096"));
+            }
             MaskTarget::File(path) => {
                 let empty = self.file("", 0)?;
-                self.entries.insert(path, empty);
+                self.entries.insert(path.clone(), empty);
             }
             MaskTarget::Absent if !even_if_absent => {}
             // It may exist in the image. The engine masks it there, but a runtime with its own

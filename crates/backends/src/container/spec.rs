@@ -17,7 +17,16 @@ use super::{
 use crate::{
     Error,
     isolation::{self, INIT, utf8},
+    mask::Masks,
 };
+
+/// The engine that a container is created in, and the process that creates it.
+#[derive(Clone, Copy)]
+pub(super) struct EngineTarget<'a> {
+    pub(super) options: &'a ContainerOptions,
+    pub(super) kind: EngineKind,
+    pub(super) owner: ProcessId,
+}
 
 /// Labels of a container: the sandbox, the worker, the process that created it, and the PID
 /// namespace of that process.
@@ -49,11 +58,11 @@ pub(super) fn pid_namespace() -> Result<String, Error> {
 /// The request to create a plan's container. Adds the files that it needs to the control directory.
 pub(super) fn create_body(
     plan: &Plan,
-    options: &ContainerOptions,
-    kind: EngineKind,
-    owner: ProcessId,
+    masks: &Masks,
+    target: EngineTarget<'_>,
     control_dir: &mut ControlDir,
 ) -> Result<ContainerCreateBody, Error> {
+    let EngineTarget { options, owner, .. } = target;
     let ids = isolation::ids(plan)?;
     let labels = [
         (SANDBOX_LABEL, plan.sandbox.to_string()),
@@ -70,18 +79,19 @@ pub(super) fn create_body(
         working_dir: Some("/".to_owned()),
         network_disabled: Some(true),
         labels: Some(labels.map(|(name, value)| (name.to_owned(), value)).into()),
-        host_config: Some(host_config(plan, options, kind, control_dir)?),
+        host_config: Some(host_config(plan, masks, target, control_dir)?),
         ..ContainerCreateBody::default()
     })
 }
 
 fn host_config(
     plan: &Plan,
-    options: &ContainerOptions,
-    kind: EngineKind,
+    masks: &Masks,
+    target: EngineTarget<'_>,
     control_dir: &mut ControlDir,
 ) -> Result<HostConfig, Error> {
-    let filesystem = Filesystem::of(plan, options, kind, control_dir)?;
+    let EngineTarget { options, kind, .. } = target;
+    let filesystem = Filesystem::of(plan, masks, target, control_dir)?;
     let security = security_options(kind, &filesystem.masked, control_dir)?;
     let memory = signed(plan.limits.memory_bytes);
     Ok(HostConfig {

@@ -28,6 +28,7 @@ use codelia_types::Mode;
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias,
     isolation::{self, INIT},
+    mask::Masks,
     probe,
     sandbox::{Sandbox, cgroups::Cgroups, child::ChildProcess, control::Control, prepared, setup},
 };
@@ -50,6 +51,7 @@ pub(super) trait Tool: Send + Sync + std::fmt::Debug {
     fn arguments(
         &self,
         plan: &Plan,
+        masks: &Masks,
         paths: &ToolPaths,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error>;
@@ -134,8 +136,9 @@ impl<T: Tool> ToolBackend<T> {
         let plan = &*alias::hide(plan, &self.secrets).await?;
         let setup = setup::of(plan)?;
         let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
+        let masks = Masks::of(&plan.mounts).await?;
         let namespaces = self.overlays.mount(&self.paths.init, plan).await?;
-        let sandbox = self.start(plan, self.cgroups.create(plan)?, namespaces, &stderr)?;
+        let sandbox = self.start(plan, &masks, self.cgroups.create(plan)?, namespaces, &stderr)?;
         let prepared = prepared::prepare(sandbox, plan, setup, None).await;
         prepared.map_err(|error| explain(T::MODE, error, &stderr))
     }
@@ -144,6 +147,7 @@ impl<T: Tool> ToolBackend<T> {
     fn start(
         &self,
         plan: &Plan,
+        masks: &Masks,
         mut group: Option<Group>,
         namespaces: Option<Arc<Namespaces>>,
         stderr: &File,
@@ -151,7 +155,7 @@ impl<T: Tool> ToolBackend<T> {
         let ids = isolation::ids(plan)?;
         let dirs = ToolDirs::acquire(ids.uid, self.tool.directories(ids));
         let started = Control::pair().and_then(|(control, remote)| {
-            let program = self.program(plan, remote, namespaces.as_deref(), stderr)?;
+            let program = self.program(plan, masks, remote, namespaces.as_deref(), stderr)?;
             let process = ChildProcess::start(&program).map_err(|cause| self.start_error(cause))?;
             Ok((control, process))
         });
@@ -171,12 +175,13 @@ impl<T: Tool> ToolBackend<T> {
     fn program(
         &self,
         plan: &Plan,
+        masks: &Masks,
         control: OwnedFd,
         namespaces: Option<&Namespaces>,
         stderr: &File,
     ) -> Result<Program, Error> {
         let mut inherited = InheritedFiles::default();
-        let arguments = self.tool.arguments(plan, &self.paths, &mut inherited)?;
+        let arguments = self.tool.arguments(plan, masks, &self.paths, &mut inherited)?;
         let streams = [control, fd::dev_null().map_err(io::Error::from)?, stderr.try_clone()?.into()];
         let program = Program::new(&self.paths.program, arguments, streams).map_err(io::Error::from)?;
         let program = program

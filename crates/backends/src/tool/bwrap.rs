@@ -8,7 +8,7 @@ use codelia_types::Mode;
 use crate::{
     Backend, Error,
     isolation::{INIT, utf8},
-    mask::{self, MaskTarget},
+    mask::{MaskTarget, Masks},
     probe,
 };
 
@@ -38,10 +38,11 @@ impl Tool for Bwrap {
     fn arguments(
         &self,
         plan: &Plan,
+        masks: &Masks,
         paths: &ToolPaths,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let arguments = sandbox_arguments(plan, &paths.init, inherited)?;
+        let arguments = sandbox_arguments(plan, masks, &paths.init, inherited)?;
         let list: Vec<u8> = arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
         let descriptor = inherited.add("arguments", &list)?;
         Ok(["--args", &descriptor, "--", INIT].map(str::to_owned).to_vec())
@@ -91,15 +92,20 @@ const BASE_ARGUMENTS: [&str; 14] = [
     "--uid",
 ];
 
-fn sandbox_arguments(plan: &Plan, init: &Path, inherited: &mut InheritedFiles) -> Result<Vec<String>, Error> {
+fn sandbox_arguments(
+    plan: &Plan,
+    masks: &Masks,
+    init: &Path,
+    inherited: &mut InheritedFiles,
+) -> Result<Vec<String>, Error> {
     let mut list = Arguments { words: BASE_ARGUMENTS.map(str::to_owned).to_vec(), inherited };
     list.add([&SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
     if let Some(name) = &plan.hostname {
         list.add(["--hostname", name]);
     }
     list.add(["--ro-bind", utf8(init)?, INIT]);
-    for (index, mount) in plan.mounts.iter().enumerate() {
-        list.mount(mount, &plan.mounts[..index])?;
+    for (mount, mask) in masks.zip(&plan.mounts) {
+        list.mount(mount, mask)?;
     }
     // Remounting read-only does not change the mounts below.
     if plan.mounts.contains(&Mount::Dev) {
@@ -119,8 +125,7 @@ impl Arguments<'_> {
         self.words.extend(words.map(str::to_owned));
     }
 
-    /// Adds a mount. `previous` are the mounts of the plan before it.
-    fn mount(&mut self, mount: &Mount, previous: &[Mount]) -> Result<(), Error> {
+    fn mount(&mut self, mount: &Mount, mask: &MaskTarget) -> Result<(), Error> {
         match mount {
             Mount::Bind { source, target, writable } => {
                 let option = if *writable { "--bind" } else { "--ro-bind" };
@@ -136,24 +141,24 @@ impl Arguments<'_> {
             Mount::Dev => self.add(["--dev", "/dev"]),
             Mount::Symlink { target, to } => self.add(["--symlink", utf8(to)?, utf8(target)?]),
             // A copy in the root, which becomes read-only: faster than a mount for each file.
-            Mount::File { target, text } => self.file("--file", "0444", target, text)?,
-            Mount::Hidden { target, even_if_absent } => {
-                match mask::resolve(previous, target, *even_if_absent)? {
-                    MaskTarget::Directory(path) => {
-                        let path = utf8(&path)?;
-                        self.add(["--perms", "0000", "--tmpfs", path, "--remount-ro", path]);
-                    }
-                    MaskTarget::File(path) => self.file("--ro-bind-data", "0000", &path, "")?,
-                    MaskTarget::Absent => {}
+            Mount::File { target, text } => self.file(target, text)?,
+            Mount::Hidden { .. } => match mask {
+                MaskTarget::Directory(path) => {
+                    let path = utf8(path)?;
+                    self.add(["--perms", "0000", "--tmpfs", path, "--remount-ro", path]);
                 }
-            }
+                // Mounted with `nodev`, so it cannot be opened. A file of its own would cost the
+                // worker a descriptor.
+                MaskTarget::File(path) => self.add(["--ro-bind", "/dev/null", utf8(path)?]),
+                MaskTarget::Absent => {}
+            },
         }
         Ok(())
     }
 
-    fn file(&mut self, option: &str, permissions: &str, target: &Path, content: &str) -> Result<(), Error> {
+    fn file(&mut self, target: &Path, content: &str) -> Result<(), Error> {
         let descriptor = self.inherited.add("file", content.as_bytes())?;
-        self.add(["--perms", permissions, option, &descriptor, utf8(target)?]);
+        self.add(["--perms", "0444", "--file", &descriptor, utf8(target)?]);
         Ok(())
     }
 }
@@ -165,7 +170,8 @@ mod tests {
     fn words(mounts: Vec<Mount>) -> Vec<String> {
         let mut plan = probe::isolated_plan(Mode::Bwrap, Default::default(), None).unwrap();
         plan.mounts = mounts;
-        sandbox_arguments(&plan, Path::new("/init"), &mut InheritedFiles::default()).unwrap()
+        let masks = Masks::resolve(&plan.mounts).unwrap();
+        sandbox_arguments(&plan, &masks, Path::new("/init"), &mut InheritedFiles::default()).unwrap()
     }
 
     #[test]

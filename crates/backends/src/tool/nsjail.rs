@@ -15,7 +15,7 @@ use codelia_types::Mode;
 use crate::{
     Backend, Error,
     isolation::{self, INIT, MAX_TERMINALS, utf8},
-    mask::{self, MaskTarget},
+    mask::{MaskTarget, Masks},
     probe,
 };
 
@@ -54,10 +54,11 @@ impl Tool for Nsjail {
     fn arguments(
         &self,
         plan: &Plan,
+        masks: &Masks,
         paths: &ToolPaths,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let config = config(plan, &paths.init)?;
+        let config = config(plan, masks, &paths.init)?;
         let descriptor = inherited.add("nsjail.cfg", config.as_bytes())?;
         Ok(vec!["--config".to_owned(), format!("/proc/self/fd/{descriptor}")])
     }
@@ -134,7 +135,7 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 const BIND: &str = "is_bind: true nosuid: true nodev: true";
 const TMPFS: &str = "fstype: \"tmpfs\" nosuid: true nodev: true";
 
-fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
+fn config(plan: &Plan, masks: &Masks, init: &Path) -> Result<String, Error> {
     let ids = isolation::ids(plan)?;
     let inside = SANDBOX_IDS;
     let mut config = Config(BASE_CONFIG.to_owned());
@@ -142,8 +143,8 @@ fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
     config.line(&format!("uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.uid, ids.uid));
     config.line(&format!("gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.gid, ids.gid));
     config.bind(init, Path::new(INIT), false)?;
-    for (index, mount) in plan.mounts.iter().enumerate() {
-        config.mount(mount, &plan.mounts[..index])?;
+    for (mount, mask) in masks.zip(&plan.mounts) {
+        config.mount(mount, mask)?;
     }
     config.line(&format!("exec_bin {{ path: {} }}", quoted(INIT)));
     Ok(config.0)
@@ -158,8 +159,7 @@ impl Config {
         self.0.push('\n');
     }
 
-    /// Adds a mount. `previous` are the mounts of the plan before it.
-    fn mount(&mut self, mount: &Mount, previous: &[Mount]) -> Result<(), Error> {
+    fn mount(&mut self, mount: &Mount, mask: &MaskTarget) -> Result<(), Error> {
         match mount {
             Mount::Bind { source, target, writable } => self.bind(source, target, *writable),
             Mount::Overlay { target, layer, .. } => self.bind(&overlay::mount_point(layer), target, true),
@@ -181,14 +181,12 @@ impl Config {
                 ));
                 Ok(())
             }
-            Mount::Hidden { target, even_if_absent } => {
-                match mask::resolve(previous, target, *even_if_absent)? {
-                    MaskTarget::Directory(path) => self.tmpfs(&path, "size=4096,mode=0000", false),
-                    // Mounted with `nodev`, so it cannot be opened.
-                    MaskTarget::File(path) => self.bind(Path::new("/dev/null"), &path, false),
-                    MaskTarget::Absent => Ok(()),
-                }
-            }
+            Mount::Hidden { .. } => match mask {
+                MaskTarget::Directory(path) => self.tmpfs(path, "size=4096,mode=0000", false),
+                // Mounted with `nodev`, so it cannot be opened.
+                MaskTarget::File(path) => self.bind(Path::new("/dev/null"), path, false),
+                MaskTarget::Absent => Ok(()),
+            },
         }
     }
 
@@ -269,7 +267,8 @@ mod tests {
             Mount::File { target: "/etc/x".into(), text: "a\n".into() },
             Mount::Hidden { target: "/workspace/secret".into(), even_if_absent: true },
         ];
-        let config = config(&plan, Path::new("/init")).unwrap();
+        let masks = Masks::resolve(&plan.mounts).unwrap();
+        let config = config(&plan, &masks, Path::new("/init")).unwrap();
         let mounts: Vec<_> = config.lines().filter(|line| line.starts_with("mount {")).collect();
         assert_eq!(
             mounts,

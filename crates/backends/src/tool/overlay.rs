@@ -14,12 +14,12 @@ use std::{
 };
 
 use codelia_init::{OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest};
-use codelia_policy::{Ids, Mount, Plan};
+use codelia_policy::{Ids, Mount, PathTrie, Plan};
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use crate::{
     Error, init_binary, isolation,
-    mask::{self, MaskTarget},
+    mask::{MaskTarget, MountTable},
 };
 
 /// The policy field that requests overlays.
@@ -98,6 +98,7 @@ impl SessionOverlays {
 /// The overlays of a plan. `None` if it has none.
 fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     let mut overlays = Vec::new();
+    let mut targets = PathTrie::default();
     let mut directory = None;
     for mount in &plan.mounts {
         let Mount::Overlay { source, target, layer } = mount else { continue };
@@ -109,36 +110,42 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
             return Err(Error::Unenforceable { field: FIELD });
         }
         directory = Some(parent.to_owned());
-        let hidden = hidden_paths(plan, source, target)?;
-        overlays.push(Overlay { source: source.clone(), name: name.to_owned(), hidden });
+        // Two paths may be the same after their symbolic links were resolved.
+        if let Some(first) = targets.insert(target, (overlays.len(), target)) {
+            targets.insert(target, first);
+            continue;
+        }
+        overlays.push(Overlay { source: source.clone(), name: name.to_owned(), hidden: Vec::new() });
     }
     let Some(directory) = directory else { return Ok(None) };
+    for mount in &plan.mounts {
+        let Mount::Hidden { target: hidden, even_if_absent } = mount else { continue };
+        for &(index, target) in targets.containing(hidden) {
+            let overlay = &mut overlays[index];
+            overlay.hidden.extend(hidden_path(&overlay.source, target, hidden, *even_if_absent)?);
+        }
+    }
     let Ids { uid, gid } = isolation::ids(plan)?;
     Ok(Some(OverlayRequest { directory, uid, gid, overlays }))
 }
 
-/// The paths that the plan hides in an overlay, relative to its source.
-fn hidden_paths(plan: &Plan, source: &Path, target: &Path) -> Result<Vec<PathBuf>, Error> {
-    let shown = [Mount::Bind { source: source.to_owned(), target: target.to_owned(), writable: false }];
-    let mut paths = Vec::new();
-    for mount in &plan.mounts {
-        let Mount::Hidden { target: hidden, even_if_absent } = mount else { continue };
-        if !hidden.starts_with(target) {
-            continue;
-        }
-        let (MaskTarget::Directory(path) | MaskTarget::File(path)) =
-            mask::resolve(&shown, hidden, *even_if_absent)?
-        else {
-            continue;
-        };
-        // If the whole overlay is hidden, a mount covers it.
-        if let Ok(relative) = path.strip_prefix(target)
-            && !relative.as_os_str().is_empty()
-        {
-            paths.push(relative.to_owned());
-        }
-    }
-    Ok(paths)
+/// A hidden path of an overlay, relative to its source. `None` if nothing is to be hidden there, or
+/// the whole overlay: a mount covers it then.
+fn hidden_path(
+    source: &Path,
+    target: &Path,
+    hidden: &Path,
+    even_if_absent: bool,
+) -> Result<Option<PathBuf>, Error> {
+    let shown = Mount::Bind { source: source.to_owned(), target: target.to_owned(), writable: false };
+    let mut mounts = MountTable::default();
+    mounts.add(&shown);
+    let (MaskTarget::Directory(path) | MaskTarget::File(path)) = mounts.resolve(hidden, even_if_absent)?
+    else {
+        return Ok(None);
+    };
+    let relative = path.strip_prefix(target).ok().filter(|relative| !relative.as_os_str().is_empty());
+    Ok(relative.map(Path::to_owned))
 }
 
 /// Where an overlay is mounted inside the session's namespaces.

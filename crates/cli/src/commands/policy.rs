@@ -1,9 +1,12 @@
 //! `codelia policy …`, and reading policy files.
 
-use std::path::Path;
+use std::{fs::File, io::Read, path::Path};
 
 use anyhow::{Context, Result};
-use codelia_policy::{FilesystemMode, Format, Policy, PolicyError};
+use codelia_policy::{
+    FilesystemMode, Format, ParseError, Policy, PolicyError,
+    size::{MAX_BYTES, check_bytes},
+};
 use codelia_proto::v1::{
     self, CheckPolicyRequest, ExplainPolicyRequest, ExplainPolicyResponse, PolicySource, SandboxMode,
 };
@@ -37,7 +40,12 @@ pub(crate) async fn policy(client: &Client, command: args::Policy, output: Outpu
 pub(crate) fn read(file: &Path) -> Result<Policy> {
     let name = || file.display().to_string();
     let format = Format::of(file).with_context(name)?;
-    let text = std::fs::read_to_string(file).with_context(name)?;
+    // One byte more shows that the file is too large, whatever its size.
+    let mut bounded = File::open(file).with_context(name)?.take(MAX_BYTES as u64 + 1);
+    let mut bytes = Vec::new();
+    bounded.read_to_end(&mut bytes).with_context(name)?;
+    check_bytes(bytes.len()).map_err(ParseError::from).with_context(name)?;
+    let text = String::from_utf8(bytes).with_context(name)?;
     Policy::parse(&text, format).with_context(name)
 }
 
@@ -54,6 +62,7 @@ pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> 
     if args.no_debug {
         policy.process.debug = Some(false);
     }
+    policy.check_size().map_err(PolicyError::from).context("policy")?;
     Ok((file.is_some() || policy != Policy::default()).then(|| (&policy).into()))
 }
 

@@ -392,7 +392,7 @@ mod tests {
                 Mount::Bind { source: "/opt".into(), target: "/opt".into(), writable: false },
                 overlay("/opt/a/b", "%2Fopt%2Fa%2Fb"),
                 overlay("/usr/bin/x", "%2Fusr%2Fbin%2Fx"),
-                Mount::Hidden { target: "/opt/a/b/.ssh".into(), even_if_absent: false },
+                Mount::Hidden { target: "/opt/a/b/.aws".into(), even_if_absent: false },
             ]
         );
     }

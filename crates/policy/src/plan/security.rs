@@ -1,6 +1,6 @@
 //! The security part of a plan: system calls, programs and processes.
 
-use std::path::PathBuf;
+use std::{collections::HashSet, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +59,7 @@ pub(super) fn violation_limit(policy: &Policy) -> u32 {
 
 /// The default list, narrowed by the policy.
 fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
-    let names = &policy.syscalls.names;
+    let names: HashSet<_> = policy.syscalls.names.iter().collect();
     let is_kept = |name: &String| match policy.syscalls.mode {
         None => true,
         Some(SyscallMode::Allow) => names.contains(name),

@@ -2,18 +2,11 @@
 
 use regex::{RegexSet, RegexSetBuilder};
 
-use super::{
-    PolicyError, fail,
-    field::{MAX_TEXT, check_entries},
-};
-use crate::CommandPolicy;
+use super::{PolicyError, fail};
+use crate::{CommandPolicy, size::MAX_COMPILED_BYTES};
 
-/// The maximum number of patterns of a list. They are compiled for each run.
-const MAX_PATTERNS: usize = 100;
 /// The maximum of `command.max_length`, in bytes.
 const MAX_COMMAND: u64 = 1024 * 1024;
-/// The maximum memory of a compiled list of patterns, in bytes.
-const MAX_COMPILED: usize = 1024 * 1024;
 
 impl CommandPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
@@ -24,8 +17,15 @@ impl CommandPolicy {
         if self.max_length.is_some_and(|length| length == 0 || length > MAX_COMMAND) {
             return fail("command.max_length", format!("must be from 1 to {MAX_COMMAND}"));
         }
-        check_patterns("command.allowed_patterns", allowed.unwrap_or_default())?;
-        check_patterns("command.blocked_patterns", &self.blocked_patterns)
+        self.lists().into_iter().try_for_each(|(field, patterns)| check_patterns(field, patterns))
+    }
+
+    /// The lists of patterns with their fields.
+    pub(crate) fn lists(&self) -> [(&'static str, &[String]); 2] {
+        [
+            ("command.allowed_patterns", self.allowed_patterns.as_deref().unwrap_or_default()),
+            ("command.blocked_patterns", &self.blocked_patterns),
+        ]
     }
 
     /// Checks a command, its program and arguments joined by spaces, before it starts.
@@ -58,23 +58,34 @@ impl CommandPolicy {
 }
 
 fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), PolicyError> {
-    check_entries(field, patterns.len(), MAX_PATTERNS)?;
-    for (at, pattern) in patterns.iter().enumerate() {
-        let field = format!("{field}[{at}]");
-        if pattern.len() > MAX_TEXT {
-            return fail(field, format!("has {} bytes, maximum is {MAX_TEXT}", pattern.len()));
-        }
-        if pattern.is_empty() || pattern.contains('\0') {
-            return fail(field, "must not be empty or contain a null byte");
-        }
-        compile(&field, std::slice::from_ref(pattern))?;
+    if let Some(at) = patterns.iter().position(|pattern| pattern.is_empty() || pattern.contains('\0')) {
+        return fail(format!("{field}[{at}]"), "must not be empty or contain a null byte");
     }
-    compile(field, patterns).map(|_| ())
+    let Err(whole) = compile(field, patterns) else { return Ok(()) };
+    // The first pattern that cannot be added to those before it. Few compilations find it, and each
+    // stops at the size limit.
+    let mut compiles = 0;
+    let mut fails = patterns.len();
+    while compiles + 1 < fails {
+        let middle = compiles.midpoint(fails);
+        match compile(field, &patterns[..middle]) {
+            Ok(_) => compiles = middle,
+            Err(_) => fails = middle,
+        }
+    }
+    let error = compile(field, &patterns[..fails]).err().unwrap_or(whole);
+    fail(format!("{field}[{compiles}]"), error.message)
 }
 
 fn compile(field: &str, patterns: &[String]) -> Result<RegexSet, PolicyError> {
-    let set = RegexSetBuilder::new(patterns).size_limit(MAX_COMPILED).build();
-    set.or_else(|error| fail(field, error.to_string()))
+    let set = RegexSetBuilder::new(patterns).size_limit(MAX_COMPILED_BYTES).build();
+    set.or_else(|error| match error {
+        regex::Error::CompiledTooBig(maximum) => fail(
+            field,
+            format!("the patterns need more than {maximum} bytes compiled; use fewer or simpler patterns"),
+        ),
+        error => fail(field, error.to_string()),
+    })
 }
 
 #[cfg(test)]

@@ -2,11 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{
-    PolicyError, fail,
-    field::{MAX_ENTRIES, check_entries, check_path},
-};
-use crate::{FilesystemMode, FilesystemPolicy, WORKSPACE, mounts::overlay_name};
+use super::{PolicyError, fail, field::check_path};
+use crate::{FilesystemMode, FilesystemPolicy, PathTrie, WORKSPACE, mounts::overlay_name};
 
 pub(super) const READ_ONLY: &str = "filesystem.read_only_paths";
 pub(super) const READ_WRITE: &str = "filesystem.read_write_paths";
@@ -33,7 +30,6 @@ impl FilesystemPolicy {
             return fail("filesystem.max_total_bytes", "is not supported yet; remove it");
         }
         for (field, paths) in self.lists() {
-            check_entries(field, paths.len(), MAX_ENTRIES)?;
             for (at, path) in paths.iter().enumerate() {
                 check_mount_path(&format!("{field}[{at}]"), path)?;
             }
@@ -49,7 +45,7 @@ impl FilesystemPolicy {
     }
 
     /// The path lists with their fields: read-only, read-write, overlay, denied.
-    fn lists(&self) -> [(&'static str, &[PathBuf]); 4] {
+    pub(crate) fn lists(&self) -> [(&'static str, &[PathBuf]); 4] {
         [
             (READ_ONLY, self.read_only_paths.as_deref().unwrap_or_default()),
             (READ_WRITE, self.read_write_paths.as_deref().unwrap_or_default()),
@@ -59,9 +55,9 @@ impl FilesystemPolicy {
     }
 
     fn check_conflicts(&self) -> Result<(), PolicyError> {
+        let denied: PathTrie<_> = self.denied_paths.iter().collect();
         for (field, paths) in self.lists().into_iter().take(3) {
-            let is_denied = |path: &PathBuf| self.denied_paths.iter().any(|denied| path.starts_with(denied));
-            if let Some(at) = paths.iter().position(is_denied) {
+            if let Some(at) = paths.iter().position(|path| denied.covers(path)) {
                 return fail(format!("{field}[{at}]"), "is below a path in filesystem.denied_paths");
             }
         }
@@ -77,11 +73,13 @@ impl FilesystemPolicy {
     /// could replace it with a symlink, so nothing can be mounted there.
     pub(crate) fn below_writable(&self) -> Option<(&'static str, usize)> {
         let [_, writable, overlaid, _] = self.lists();
-        let inside = |field, path: &PathBuf| {
-            let within = |own, paths: &[PathBuf]| {
-                paths.iter().any(|upper| path.starts_with(upper) && (field != own || path != upper))
-            };
-            within(READ_WRITE, writable.1) || within(OVERLAY, overlaid.1)
+        let uppers = [writable, overlaid].map(|(own, paths)| (own, paths.iter().collect::<PathTrie<_>>()));
+        let inside = |field, path: &Path| {
+            uppers.iter().any(|(own, uppers)| {
+                // A path is not below itself.
+                let inner = if field == *own { path.parent() } else { Some(path) };
+                inner.is_some_and(|inner| uppers.covers(inner))
+            })
         };
         self.lists().into_iter().find_map(|(field, paths)| {
             paths.iter().position(|path| inside(field, path)).map(|at| (field, at))
@@ -95,5 +93,57 @@ fn check_mount_path(field: &str, path: &Path) -> Result<(), PolicyError> {
     match SANDBOX_PATHS.iter().find(|own| path.starts_with(own) || Path::new(own).starts_with(path)) {
         Some(own) => fail(field, format!("conflicts with {own}, which the sandbox itself provides")),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use proptest::{collection::vec, prelude::*, sample::select};
+
+    use super::*;
+
+    /// Paths with few names, so that they overlap. `a-b` sorts between `a` and `a/b` by bytes.
+    fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
+        let path =
+            vec(select(vec!["a", "b", "a-b"]), 1..4).prop_map(|names| iter::once("/").chain(names).collect());
+        vec(path, 0..4)
+    }
+
+    /// The first path below a writable one, by comparing all pairs.
+    fn below_writable_pairwise(policy: &FilesystemPolicy) -> Option<(&'static str, usize)> {
+        let [_, writable, overlaid, _] = policy.lists();
+        let inside = |field, path: &PathBuf| {
+            [writable, overlaid].iter().any(|(own, uppers)| {
+                uppers.iter().any(|upper| path.starts_with(upper) && (field != *own || path != upper))
+            })
+        };
+        policy.lists().into_iter().find_map(|(field, paths)| {
+            paths.iter().position(|path| inside(field, path)).map(|at| (field, at))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn conflicts_equal_pairwise_comparison(
+            read_only in paths(), read_write in paths(), overlay in paths(), denied_paths in paths()
+        ) {
+            let policy = FilesystemPolicy {
+                read_only_paths: Some(read_only),
+                read_write_paths: Some(read_write),
+                overlay_paths: Some(overlay),
+                denied_paths,
+                ..FilesystemPolicy::default()
+            };
+            prop_assert_eq!(policy.below_writable(), below_writable_pairwise(&policy));
+            let is_denied = |path: &PathBuf| policy.denied_paths.iter().any(|denied| path.starts_with(denied));
+            let below_denied = policy.lists().into_iter().take(3).find_map(|(field, paths)| {
+                paths.iter().position(is_denied).map(|at| (field, at))
+            });
+            let expected = below_denied.or(below_writable_pairwise(&policy));
+            let found = policy.check_conflicts().err().map(|error| error.field);
+            prop_assert_eq!(found, expected.map(|(field, at)| format!("{field}[{at}]")));
+        }
     }
 }

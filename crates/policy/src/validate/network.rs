@@ -1,11 +1,10 @@
 //! Validation of the network part of a policy, and host patterns.
 
+use std::collections::HashSet;
+
 use codelia_types::NetworkMode;
 
-use super::{
-    PolicyError, fail,
-    field::{MAX_ENTRIES, check_entries},
-};
+use super::{PolicyError, fail};
 use crate::NetworkPolicy;
 
 impl NetworkPolicy {
@@ -25,7 +24,6 @@ impl NetworkPolicy {
 
     fn validate_lists(&self) -> Result<(), PolicyError> {
         let hosts = self.allowed_hosts.as_deref().unwrap_or_default();
-        check_entries("network.allowed_hosts", hosts.len(), MAX_ENTRIES)?;
         if let Some(at) = hosts.iter().position(|host| !is_host(host)) {
             return fail(
                 format!("network.allowed_hosts[{at}]"),
@@ -33,7 +31,6 @@ impl NetworkPolicy {
             );
         }
         let ports = self.allowed_ports.as_deref().unwrap_or_default();
-        check_entries("network.allowed_ports", ports.len(), MAX_ENTRIES)?;
         match ports.iter().position(|port| *port == 0) {
             Some(at) => fail(format!("network.allowed_ports[{at}]"), "must be more than zero"),
             None if self.max_connections == Some(0) => {
@@ -54,15 +51,25 @@ fn is_host(text: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// Whether the pattern `upper` matches every host that `lower` matches.
-pub(crate) fn host_covers(upper: &str, lower: &str) -> bool {
-    match upper.strip_prefix('*') {
-        // `*.example.com` covers `a.example.com` and `*.a.example.com`, not `example.com`.
-        Some(suffix) => {
-            upper == lower
-                || lower.strip_prefix('*').unwrap_or(lower).len() > suffix.len() && lower.ends_with(suffix)
-        }
-        None => upper == lower,
+/// Host patterns, to find out whether one of them matches everything that another pattern matches.
+pub(crate) struct HostPatterns<'a> {
+    exact: HashSet<&'a str>,
+    /// The patterns that start with `*.`, without the star.
+    suffixes: HashSet<&'a str>,
+}
+
+impl<'a> HostPatterns<'a> {
+    pub(crate) fn new(patterns: &'a [String]) -> Self {
+        let suffixes = patterns.iter().filter_map(|pattern| pattern.strip_prefix('*'));
+        Self { exact: patterns.iter().map(String::as_str).collect(), suffixes: suffixes.collect() }
+    }
+
+    /// Whether one pattern matches every host that `lower` matches: `*.example.com` covers
+    /// `a.example.com` and `*.a.example.com`, not `example.com`.
+    pub(crate) fn cover(&self, lower: &str) -> bool {
+        let name = lower.strip_prefix('*').unwrap_or(lower);
+        let mut suffixes = name.match_indices('.').filter(|(at, _)| *at > 0).map(|(at, _)| &name[at..]);
+        self.exact.contains(lower) || suffixes.any(|suffix| self.suffixes.contains(suffix))
     }
 }
 
@@ -72,11 +79,13 @@ mod tests {
 
     #[test]
     fn wildcard_covers_names_below_it_only() {
-        assert!(host_covers("*.example.com", "a.b.example.com"));
-        assert!(host_covers("*.example.com", "*.a.example.com"));
-        assert!(host_covers("*.example.com", "*.example.com"));
-        assert!(!host_covers("*.example.com", "example.com"));
-        assert!(!host_covers("*.a.example.com", "*.example.com"));
-        assert!(!host_covers("example.com", "a.example.com"));
+        let covers = |upper: &str, lower| HostPatterns::new(&[upper.to_owned()]).cover(lower);
+        assert!(covers("*.example.com", "a.b.example.com"));
+        assert!(covers("*.example.com", "*.a.example.com"));
+        assert!(covers("*.example.com", "*.example.com"));
+        assert!(!covers("*.example.com", "example.com"));
+        assert!(!covers("*.example.com", "aexample.com"));
+        assert!(!covers("*.a.example.com", "*.example.com"));
+        assert!(!covers("example.com", "a.example.com"));
     }
 }

@@ -1,10 +1,9 @@
 //! Validation of the parts about processes: programs, resources, containers, system calls and
 //! environment variables.
 
-use super::{
-    PolicyError, fail,
-    field::{MAX_ENTRIES, MAX_TEXT, check_entries, check_path},
-};
+use std::collections::HashSet;
+
+use super::{PolicyError, fail, field::check_path};
 use crate::{
     ContainerPolicy, EnvironmentMode, EnvironmentPolicy, ProcessPolicy, ResourcePolicy, SyscallMode,
     SyscallPolicy, syscalls,
@@ -45,7 +44,6 @@ impl ResourcePolicy {
             return fail("resources.release_interval_ms", format!("must be from 1 to {MAX_INTERVAL_MS}"));
         }
         let Some(cpus) = &self.cpus else { return Ok(()) };
-        check_entries("resources.cpus", cpus.len(), MAX_ENTRIES)?;
         match cpus.iter().position(|cpu| *cpu > MAX_CPU) {
             Some(at) => fail(format!("resources.cpus[{at}]"), format!("maximum is {MAX_CPU}")),
             None if cpus.is_empty() => fail("resources.cpus", "is empty; omit it to allow all processors"),
@@ -58,7 +56,6 @@ impl ProcessPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
         const FIELD: &str = "process.allowed_executables";
         let Some(programs) = &self.allowed_executables else { return Ok(()) };
-        check_entries(FIELD, programs.len(), MAX_ENTRIES)?;
         if programs.is_empty() {
             return fail(FIELD, "is empty; omit it to allow all programs");
         }
@@ -71,7 +68,6 @@ impl ProcessPolicy {
 
 impl SyscallPolicy {
     pub(super) fn validate(&self, debug: bool) -> Result<(), PolicyError> {
-        check_entries("syscalls.names", self.names.len(), MAX_ENTRIES)?;
         if self.mode.is_none() && !self.names.is_empty() {
             return fail("syscalls.names", "needs syscalls.mode: allow or deny");
         }
@@ -107,22 +103,22 @@ impl EnvironmentPolicy {
             );
         }
         let names = self.names.as_deref().unwrap_or_default();
-        check_entries("environment.names", names.len(), MAX_ENTRIES)?;
         if self.names.is_some() && self.mode != Some(EnvironmentMode::Explicit) {
             return fail("environment.names", "needs environment.mode: explicit");
         }
-        let is_invalid =
-            |name: &String| name.is_empty() || name.len() > MAX_TEXT || name.contains(['=', '\0']);
+        let is_invalid = |name: &String| name.is_empty() || name.contains(['=', '\0']);
         match names.iter().position(is_invalid) {
             Some(at) => fail(format!("environment.names[{at}]"), "is not a valid variable name"),
             None => Ok(()),
         }
     }
 
-    /// Whether a run may set this variable.
-    #[must_use]
-    pub fn allows(&self, name: &str) -> bool {
-        self.mode != Some(EnvironmentMode::Explicit)
-            || self.names.iter().flatten().any(|allowed| allowed == name)
+    /// The first of these variables that a run may not set.
+    pub fn first_refused<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Option<&'a String> {
+        if self.mode != Some(EnvironmentMode::Explicit) {
+            return None;
+        }
+        let allowed: HashSet<_> = self.names.iter().flatten().collect();
+        names.into_iter().find(|name| !allowed.contains(name))
     }
 }
