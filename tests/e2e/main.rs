@@ -26,6 +26,7 @@ mod malformed;
 mod outages;
 mod output;
 mod policy;
+mod policy_load;
 mod processes;
 mod quotas;
 mod secrets;

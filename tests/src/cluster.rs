@@ -143,6 +143,18 @@ impl Cluster {
         Ok(Api { process, address, settings })
     }
 
+    /// Starts api and worker in one process, `codelia up`. It counts as an api.
+    pub async fn add_up(&mut self) -> Result<()> {
+        let mut command = self.command("up", "up")?;
+        command
+            .env("CODELIA_API_LISTEN", "127.0.0.1:0")
+            .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string());
+        let mut process = Process::start("up", command, self.scratch.path())?;
+        let address = address_in(&process.ready().await?)?;
+        self.apis.push(Api { process, address, settings: Vec::new() });
+        Ok(())
+    }
+
     /// Starts another worker.
     pub async fn add_worker(&mut self) -> Result<()> {
         self.add_worker_with(&[]).await

@@ -1,6 +1,6 @@
 //! The traits that every mode implements.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan};
@@ -130,10 +130,8 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// Sends a signal to the command's process group.
     async fn signal(&self, signal: i32);
 
-    /// Lets the command run for at most `time` from now, until the next call. `codelia-init` kills
-    /// it then, even if the worker hangs or is stopped. Before the first call there is no such
-    /// deadline.
-    async fn keep_alive(&self, time: Duration);
+    /// Reaches the sandbox from any thread, as long as it exists.
+    fn remote(&self) -> Arc<dyn SandboxRemote>;
 
     /// Lowers the command's CPU weight, so that commands that started later run first when
     /// processors are short. Has no effect on containers: their engine sets the weight.
@@ -150,6 +148,19 @@ pub trait Running: Send + Sync + std::fmt::Debug {
 
     /// Removes the sandbox and counts what could not be removed.
     async fn destroy(self: Box<Self>) -> Receipt;
+}
+
+/// Reaches a running sandbox from any thread and without the async runtime, so that a lease can be
+/// extended and given up while the runtime is busy. Calls never block. They have no effect on a
+/// sandbox that is gone.
+pub trait SandboxRemote: Send + Sync + std::fmt::Debug {
+    /// Lets the command run for at most `time` from now, until the next call. `codelia-init` kills
+    /// it then, even if the worker hangs or is stopped. Before the first call there is no such
+    /// deadline.
+    fn keep_alive(&self, time: Duration);
+
+    /// Has `codelia-init` kill every process of the sandbox; [`Running::wait`] then returns.
+    fn kill(&self);
 }
 
 /// The command's standard streams. If the command has a terminal, all three are its other side, and

@@ -5,7 +5,7 @@ use std::{str::FromStr, time::Duration};
 
 use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
 use serde_json::Value;
-use sqlx::types::Json;
+use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -129,22 +129,7 @@ impl<'a> Columns<'a> {
 impl Store {
     /// Records an event.
     pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        sqlx::query!(
-            "INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            Uuid::now_v7(),
-            body.kind.as_str(),
-            subject.tenant.as_ref().map(TenantId::as_str),
-            subject.session.map(|id| id.0),
-            subject.run.map(|id| id.0),
-            subject.key.map(|id| id.0),
-            subject.worker.as_ref().map(WorkerId::as_str),
-            body.field,
-            body.detail,
-        )
-        .execute(&self.pool)
-        .await?;
-        Ok(())
+        insert(&self.pool, subject, body).await
     }
 
     /// Lists a tenant's events older than `before`, newest first, optionally of one kind.
@@ -186,6 +171,30 @@ impl Store {
         .await?;
         Ok(purged.rows_affected())
     }
+}
+
+/// See [`Store::event_insert`].
+pub(crate) async fn insert(
+    executor: impl PgExecutor<'_>,
+    subject: &EventSubject,
+    body: &EventBody,
+) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        Uuid::now_v7(),
+        body.kind.as_str(),
+        subject.tenant.as_ref().map(TenantId::as_str),
+        subject.session.map(|id| id.0),
+        subject.run.map(|id| id.0),
+        subject.key.map(|id| id.0),
+        subject.worker.as_ref().map(WorkerId::as_str),
+        body.field,
+        body.detail,
+    )
+    .execute(executor)
+    .await?;
+    Ok(())
 }
 
 struct EventRow {

@@ -10,6 +10,7 @@ mod error;
 mod event;
 mod key;
 mod lease;
+mod lease_connection;
 mod local_postgres;
 mod output;
 mod row;
@@ -30,6 +31,7 @@ pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use key::{Caller, Key, NewKey, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport};
+pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
 pub use run::{

@@ -3,6 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use codelia_types::{Incarnation, Mode, SessionId, WorkerId};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -107,29 +108,7 @@ impl Store {
     /// Registers a worker. This fences an earlier incarnation with the same id. A drain that an
     /// operator requested of the same process stays in force.
     pub async fn worker_register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
-        let modes: Vec<String> = worker.modes.iter().map(|mode| mode.as_str().to_owned()).collect();
-        let row = sqlx::query!(
-            r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until)
-               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8)
-               ON CONFLICT (id) DO UPDATE SET
-                   incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
-                   modes = excluded.modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
-                   state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
-                   registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
-               RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
-            worker.id.as_str(),
-            worker.incarnation.0,
-            worker.root_id,
-            worker.address,
-            &modes,
-            worker.slots,
-            worker.version,
-            row::interval(worker.lease_ttl),
-            worker.previous.map(|incarnation| incarnation.0),
-        )
-        .fetch_one(&self.pool)
-        .await?;
-        Ok(Heartbeat { now: row.now, drain: row.drain })
+        register(&self.pool, worker).await
     }
 
     /// Renews all leases of a worker in one statement.
@@ -143,31 +122,12 @@ impl Store {
         lease_ttl: Duration,
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
-        // An expired lease is never renewed: another worker may hold its sessions.
-        sqlx::query_as!(
-            Heartbeat,
-            r#"UPDATE workers SET heartbeat_at = now(), lease_until = now() + $3, busy_slots = $4
-               WHERE id = $1 AND incarnation = $2 AND state <> 'left' AND lease_until > now()
-               RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
-            id.as_str(),
-            incarnation.0,
-            row::interval(lease_ttl),
-            busy_slots,
-        )
-        .fetch_optional(&self.pool)
-        .await?
-        .ok_or(Error::Fenced)
+        renew(&self.pool, id, incarnation, lease_ttl, busy_slots).await
     }
 
     /// Marks a worker as draining. Returns `None` if it is unknown or gone.
     pub async fn worker_drain(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
-        let updated = sqlx::query!(
-            "UPDATE workers SET state = 'draining' WHERE id = $1 AND state <> 'left' AND lease_until > now()",
-            id.as_str(),
-        )
-        .execute(&self.pool)
-        .await?;
-        if updated.rows_affected() == 0 {
+        if !drain(&self.pool, id).await? {
             return Ok(None);
         }
         Ok(self.worker_select(Some(id), None, 1).await?.pop())
@@ -271,4 +231,66 @@ impl Store {
         .await?;
         Ok(found)
     }
+}
+
+/// See [`Store::worker_register`].
+pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) -> Result<Heartbeat, Error> {
+    let modes: Vec<String> = worker.modes.iter().map(|mode| mode.as_str().to_owned()).collect();
+    let row = sqlx::query!(
+        r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until)
+               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8)
+               ON CONFLICT (id) DO UPDATE SET
+                   incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
+                   modes = excluded.modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
+                   state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
+                   registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
+               RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
+        worker.id.as_str(),
+        worker.incarnation.0,
+        worker.root_id,
+        worker.address,
+        &modes,
+        worker.slots,
+        worker.version,
+        row::interval(worker.lease_ttl),
+        worker.previous.map(|incarnation| incarnation.0),
+    )
+    .fetch_one(executor)
+    .await?;
+    Ok(Heartbeat { now: row.now, drain: row.drain })
+}
+
+/// See [`Store::worker_renew`].
+pub(crate) async fn renew(
+    executor: impl PgExecutor<'_>,
+    id: &WorkerId,
+    incarnation: Incarnation,
+    lease_ttl: Duration,
+    busy_slots: i32,
+) -> Result<Heartbeat, Error> {
+    // An expired lease is never renewed: another worker may hold its sessions.
+    sqlx::query_as!(
+        Heartbeat,
+        r#"UPDATE workers SET heartbeat_at = now(), lease_until = now() + $3, busy_slots = $4
+               WHERE id = $1 AND incarnation = $2 AND state <> 'left' AND lease_until > now()
+               RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
+        id.as_str(),
+        incarnation.0,
+        row::interval(lease_ttl),
+        busy_slots,
+    )
+    .fetch_optional(executor)
+    .await?
+    .ok_or(Error::Fenced)
+}
+
+/// Marks a worker as draining; `false` if it is unknown or gone.
+pub(crate) async fn drain(executor: impl PgExecutor<'_>, id: &WorkerId) -> Result<bool, Error> {
+    let updated = sqlx::query!(
+        "UPDATE workers SET state = 'draining' WHERE id = $1 AND state <> 'left' AND lease_until > now()",
+        id.as_str(),
+    )
+    .execute(executor)
+    .await?;
+    Ok(updated.rows_affected() > 0)
 }

@@ -146,6 +146,9 @@ pub enum Error {
     /// A loop of the worker ended.
     #[error(transparent)]
     CriticalTask(#[from] CriticalTaskEnded),
+    /// The thread that keeps the lease cannot be started.
+    #[error("cannot start the thread of the lease keeper")]
+    Thread(#[source] std::io::Error),
     /// A task panicked or ended early.
     #[error("the task {0:?} stopped unexpectedly")]
     Stopped(&'static str),
@@ -156,7 +159,6 @@ pub enum Error {
 pub struct Service {
     worker: Arc<Worker>,
     server: JoinHandle<Result<(), Error>>,
-    stop_server: CancellationToken,
     /// Dropping them stops them.
     tasks: CriticalTasks,
 }
@@ -179,14 +181,12 @@ impl Service {
         }
         let (listener, address) = server::bind(&options).await?;
         let worker = Worker::new(&options, store, backends, root, address);
-        keeper::register_first(&*worker.registration, worker.term, &worker.lease).await?;
-        let tasks = loops::start(&worker);
-        let stop_server = tasks.stop_token();
+        let tasks = loops::start(&worker).await?;
         let services = server::services(worker.run_service(), worker.file_service());
-        let serve = server::serve(listener, services, options.connections, stop_server.clone());
+        let serve = server::serve(listener, services, options.connections, tasks.stop_token());
         let server = task::background("internal server", serve);
         tracing::info!(worker = %options.id, address = worker.address, modes = ?worker.backends.modes(), "worker ready");
-        Ok(Self { worker, server, stop_server, tasks })
+        Ok(Self { worker, server, tasks })
     }
 
     /// The address under which apis reach the worker.
@@ -201,7 +201,7 @@ impl Service {
     /// If the internal server or a loop of the worker ends. The worker drains then too, except
     /// that it kills its runs if nothing renews its lease.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
-        let Self { worker, server, stop_server, mut tasks } = self;
+        let Self { worker, server, mut tasks } = self;
         let abort_server = server.abort_handle();
         let mut server = server.map(served).fuse();
         let server_error = async { (&mut server).await.err().unwrap_or(Error::Stopped("internal server")) };
@@ -213,10 +213,12 @@ impl Service {
         let drain = async move { drained.drainer.drain().await };
         let result = shutdown::drain_or_fence(stopped, &mut tasks, drain, fence(&worker)).await;
         worker.backends.shut_down();
+        // The worker has left: nothing may renew its lease or register it again. This stops the
+        // server too.
+        drop(tasks);
         if server.is_terminated() {
             return result;
         }
-        stop_server.cancel();
         match timeout(CALLS_TIMEOUT, server).await {
             Ok(served) => result.and(served),
             Err(_) => {

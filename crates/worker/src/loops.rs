@@ -3,11 +3,20 @@
 use std::{future::pending, sync::Arc, time::Duration};
 
 use codelia_telemetry::{backoff::jittered, task::CriticalTasks};
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
 
-use crate::{lease::keeper, sandbox::receipts::leave_rotation, worker::Worker};
+use crate::{
+    Error,
+    lease::{keeper, registration::Registration},
+    sandbox::receipts::leave_rotation,
+    worker::Worker,
+};
 
-/// The task that keeps the lease. Without it nothing may start or commit.
+/// The task that keeps the lease, on a thread of its own. Without it nothing may start or commit.
 pub(crate) const LEASE_KEEPER: &str = "lease keeper";
 
 /// How often the janitor sweeps.
@@ -17,11 +26,10 @@ const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 /// Between two attempts to leave the rotation.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Starts all loops of a registered worker.
-pub(crate) fn start(worker: &Arc<Worker>) -> CriticalTasks {
+/// Registers a worker and starts all its loops.
+pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> {
     let tasks = CriticalTasks::default();
-    let w = worker.clone();
-    tasks.critical(LEASE_KEEPER, async move { keeper::keep(&*w.registration, w.term, &w.lease).await });
+    start_keeper(worker, &tasks).await?;
     let w = worker.clone();
     tasks.critical("poll", async move {
         repeat("poll", w.poll_interval, &w.wakeups.poll, || w.poller.run_once()).await;
@@ -36,7 +44,38 @@ pub(crate) fn start(worker: &Arc<Worker>) -> CriticalTasks {
     });
     let w = worker.clone();
     tasks.critical("rotation", async move { watch_receipts(&w).await });
-    tasks
+    Ok(tasks)
+}
+
+/// Starts the lease keeper and waits until it has registered the worker.
+async fn start_keeper(worker: &Arc<Worker>, tasks: &CriticalTasks) -> Result<(), Error> {
+    let (registered, first) = oneshot::channel();
+    let (w, stop) = (worker.clone(), tasks.stop_token());
+    let keep = move || async move {
+        let result = keeper::register_first(&*w.registration, w.term, &w.lease).await;
+        let is_registered = result.is_ok();
+        if registered.send(result).is_err() || !is_registered {
+            return pending().await;
+        }
+        let _fence = FenceOnExit { registration: &w.registration, stop };
+        keeper::keep(&*w.registration, w.term, &w.lease).await;
+    };
+    tasks.critical_thread(LEASE_KEEPER, keep).map_err(Error::Thread)?;
+    Ok(first.await.map_err(|_| Error::Stopped(LEASE_KEEPER))??)
+}
+
+/// Fences the worker if its lease keeper dies, even if nothing else of the worker can react.
+struct FenceOnExit<'a> {
+    registration: &'a Registration,
+    stop: CancellationToken,
+}
+
+impl Drop for FenceOnExit<'_> {
+    fn drop(&mut self) {
+        if !self.stop.is_cancelled() {
+            self.registration.fence_now();
+        }
+    }
 }
 
 /// Takes the worker out of rotation when a sandbox left something behind.

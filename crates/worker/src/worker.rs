@@ -7,6 +7,7 @@ use std::{
 
 use codelia_store::{NewWorker, Store};
 use codelia_types::Incarnation;
+use tokio::runtime::Handle;
 
 use crate::{
     Options,
@@ -29,6 +30,9 @@ use crate::{
 
 /// Runs that wait for a slot here; more wait in the store alone.
 const MAX_WAITING: usize = 16 * 1024;
+/// How long a statement of the lease keeper may take at least. A slower one is tried again on a new
+/// connection.
+const MIN_LEASE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Spare sandboxes in addition to two for each slot.
 const EXTRA_SPARES: usize = 64;
 /// Spare sandboxes use at most a quarter of the descriptors, at this many each.
@@ -234,7 +238,8 @@ impl Shared {
             lease_ttl: options.lease_ttl,
         };
         Arc::new(Registration {
-            store: self.store.clone(),
+            connection: self.store.lease_connection((options.lease_ttl / 4).max(MIN_LEASE_TIMEOUT)),
+            runtime: Handle::current(),
             lease: self.lease.clone(),
             record,
             sessions: self.sessions.clone(),

@@ -4,19 +4,21 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Weak},
+    time::Duration,
 };
 
-use codelia_init::{Decoder, Report, encode};
+use codelia_init::{Decoder, Report, Request, encode};
 use codelia_sys::fd;
 use serde::Serialize;
 use tokio::{io::Interest, net::UnixStream};
 
-use crate::Error;
+use crate::{Error, SandboxRemote};
 
 /// A socket to `codelia-init`. Closing the control socket ends the sandbox.
 #[derive(Debug)]
 pub(crate) struct Control {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     decoder: Decoder,
     /// Descriptors that were received and not yet taken, in order.
     descriptors: VecDeque<OwnedFd>,
@@ -33,7 +35,7 @@ impl Control {
     pub(crate) fn new(socket: OwnedFd) -> Result<Self, Error> {
         let stream = std::os::unix::net::UnixStream::from(socket);
         stream.set_nonblocking(true)?;
-        let stream = UnixStream::from_std(stream)?;
+        let stream = Arc::new(UnixStream::from_std(stream)?);
         Ok(Self { stream, decoder: Decoder::default(), descriptors: VecDeque::new() })
     }
 
@@ -77,6 +79,11 @@ impl Control {
         self.stream.async_io(Interest::READABLE, receive).await
     }
 
+    /// Sends requests from any thread, until this value is dropped.
+    pub(crate) fn remote(&self) -> Remote {
+        Remote(Arc::downgrade(&self.stream))
+    }
+
     /// Duplicates the socket's descriptor, to check whether the other end was closed.
     pub(crate) fn try_clone_fd(&self) -> Result<OwnedFd, Error> {
         Ok(self.stream.as_fd().try_clone_to_owned()?)
@@ -101,5 +108,34 @@ impl Control {
     /// Takes all descriptors that arrived and were not taken.
     pub(crate) fn take_descriptors(self) -> Vec<OwnedFd> {
         self.descriptors.into()
+    }
+}
+
+/// Sends small requests to `codelia-init` without the async runtime. Does not keep the socket open:
+/// its end must reach init.
+#[derive(Debug)]
+pub(crate) struct Remote(Weak<UnixStream>);
+
+impl Remote {
+    fn send(&self, request: &Request) {
+        let Some(stream) = self.0.upgrade() else { return };
+        let sent = encode(request).map_err(Error::from).and_then(|frame| {
+            // Not blocking. A small frame is sent as a whole or not at all.
+            fd::send(&stream, &frame, &[]).map_err(|errno| io::Error::from(errno).into())
+        });
+        if let Err(error) = sent {
+            // Init has exited, or does not read: its last deadline holds.
+            tracing::debug!(%error, ?request, "request not sent to codelia-init");
+        }
+    }
+}
+
+impl SandboxRemote for Remote {
+    fn keep_alive(&self, time: Duration) {
+        self.send(&Request::KeepAlive(time));
+    }
+
+    fn kill(&self) {
+        self.send(&Request::Kill);
     }
 }

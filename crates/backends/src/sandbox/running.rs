@@ -1,7 +1,7 @@
 //! A sandbox whose command runs, in any mode.
 
 use std::{
-    sync::{LazyLock, OnceLock},
+    sync::{Arc, LazyLock, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -13,7 +13,7 @@ use codelia_types::{Outcome, Receipt, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{
-    Error, Running,
+    Error, Running, SandboxRemote,
     sandbox::{
         Sandbox,
         control::Control,
@@ -236,8 +236,8 @@ impl Running for RunningCommand {
         self.send(Request::Signal(signal)).await;
     }
 
-    async fn keep_alive(&self, time: Duration) {
-        self.send(Request::KeepAlive(time)).await;
+    fn remote(&self) -> Arc<dyn SandboxRemote> {
+        Arc::new(self.sandbox.control().remote())
     }
 
     fn lower_priority(&self) {

@@ -113,16 +113,30 @@ async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
     let mut started =
         fixture.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
     assert_eq!(started.line(), "ready");
-    started.running.keep_alive(Duration::from_secs(3600)).await;
+    started.running.remote().keep_alive(Duration::from_secs(3600));
     started.stdin.write_all(b"the control: it runs\n").unwrap();
     assert_eq!(started.line(), "the control: it runs");
-    started.running.keep_alive(Duration::from_millis(1)).await;
+    started.running.remote().keep_alive(Duration::from_millis(1));
     // Nothing polls the sandbox, as if the worker were paused.
     eventually("the command is dead", || !processes_of(&session).values().any(|line| line.contains("sleep")))
         .await;
     assert_eq!(started.running.wait().await.0, Outcome::Lost);
     assert!(started.running.destroy().await.is_clean());
     assert_eq!(processes_of(&session), BTreeMap::new());
+}
+
+async fn remote_kills_command_without_runtime(fixture: Fixture) {
+    let session = fixture.session();
+    let mut started = fixture.start(&session, "setsid sleep 1001 & echo ready; sleep 1002").await;
+    assert_eq!(started.line(), "ready");
+    let remote = started.running.remote();
+    let is_asleep = || processes_of(&session).values().any(|line| line.contains("sleep"));
+    eventually("the control: the command is seen", is_asleep).await;
+    std::thread::spawn(move || remote.kill()).join().unwrap();
+    // Nothing polls the sandbox, as if the runtime were busy.
+    eventually("the command is dead", || !is_asleep()).await;
+    assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
+    assert!(started.running.destroy().await.is_clean());
 }
 
 async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
@@ -277,6 +291,7 @@ in_every_mode!(
     hidden_processes_die_with_the_command,
     kill_tree_kills_processes_that_ignore_signals,
     command_dies_when_keep_alive_expires,
+    remote_kills_command_without_runtime,
     discarded_sandbox_leaves_nothing,
     dropped_sandbox_is_destroyed,
     teardown_waits_for_free_descriptors,

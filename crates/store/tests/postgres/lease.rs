@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use codelia_store::{Error, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport};
+use codelia_tests::eventually;
 use codelia_types::Outcome;
 use futures::future::join_all;
+use sqlx::Connection;
 use uuid::Uuid;
 
 use crate::harness::{Fixture, LONG, Registered};
@@ -279,5 +281,52 @@ async fn drain_survives_reregistration_but_not_restart() {
     assert!(again.1.drain, "a drain outlives a lost lease");
     let restarted = fixture.register_again("w", None).await;
     assert!(!restarted.1.drain, "a new process starts undrained");
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn lease_connection_recovers_from_cut_and_lock() {
+    let fixture = Fixture::new().await;
+    let worker = fixture.worker("w").await;
+    let connection = fixture.store.lease_connection(Duration::from_secs(1));
+    let renew = || connection.renew(&worker.id, worker.incarnation, LONG, 0);
+    renew().await.unwrap();
+    let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+               WHERE application_name = 'codelia lease' AND datname = current_database()";
+    fixture.database.execute(cut).await.unwrap();
+    assert!(matches!(renew().await, Err(Error::Unavailable(_))), "the control: the connection was cut");
+    renew().await.unwrap();
+    let mut blocker = fixture.database.connection().await.unwrap();
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("SELECT FROM workers FOR UPDATE").execute(&mut *lock).await.unwrap();
+    assert!(matches!(renew().await, Err(Error::Unavailable(_))), "the statement ends in time");
+    lock.rollback().await.unwrap();
+    renew().await.unwrap();
+    blocker.close().await.unwrap();
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn busy_pool_does_not_delay_lease_connection() {
+    let fixture = Fixture::new().await;
+    let worker = fixture.worker("w").await;
+    let mut blocker = fixture.database.connection().await.unwrap();
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("LOCK TABLE sessions").execute(&mut *lock).await.unwrap();
+    // More calls than the pool has connections.
+    let held = join_all((0..8).map(|_| fixture.store.tenant_usage(&fixture.tenant)));
+    let connection = fixture.store.lease_connection(Duration::from_secs(10));
+    let renewed = async {
+        let busy = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+        eventually("the pool is busy", || async {
+            (fixture.database.number(busy).await.ok()? >= 4).then_some(())
+        })
+        .await;
+        connection.renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap();
+        lock.rollback().await.unwrap();
+    };
+    let (held, ()) = futures::future::join(held, renewed).await;
+    assert!(held.iter().any(Result::is_ok), "the control: the pool worked again once the lock was gone");
+    blocker.close().await.unwrap();
     fixture.end().await;
 }

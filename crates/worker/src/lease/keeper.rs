@@ -3,6 +3,9 @@
 //! The worker measures its lease on the monotonic clock, from before the request was sent, so the
 //! lease always ends here before it ends in the database. When it cannot renew in time, the worker
 //! fences itself: it kills everything that runs under the lease, then registers a new incarnation.
+//!
+//! The keeper runs on a thread of its own with its own connection. Nothing that it calls may wait for
+//! the worker's runtime, except to see killed runs end: load must not cost the lease.
 
 use std::future::Future;
 
@@ -19,8 +22,8 @@ pub(crate) trait LeaseClient: Send + Sync {
     fn register(&self, incarnation: Incarnation) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
     /// Renews all leases of the incarnation.
     fn renew(&self, incarnation: Incarnation) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
-    /// Called with the answer to each registration and renewal.
-    fn on_heartbeat(&self, heartbeat: Heartbeat);
+    /// Called with the answer to each registration and renewal, and the lease that follows from it.
+    fn on_heartbeat(&self, heartbeat: Heartbeat, lease: &WorkerLease);
     /// Kills and forgets everything of the lost lease. Its fence is already cancelled.
     fn kill_all(&self) -> impl Future<Output = ()> + Send;
 }
@@ -57,8 +60,9 @@ async fn register(client: &impl LeaseClient, term: LeaseTerm) -> Result<WorkerLe
     let incarnation = Incarnation::generate();
     let sent_at = Instant::now();
     let heartbeat = client.register(incarnation).await?;
-    client.on_heartbeat(heartbeat);
-    Ok(WorkerLease::new(incarnation, sent_at, heartbeat, term))
+    let lease = WorkerLease::new(incarnation, sent_at, heartbeat, term);
+    client.on_heartbeat(heartbeat, &lease);
+    Ok(lease)
 }
 
 /// Returns the reason of the loss.
@@ -88,8 +92,9 @@ async fn renew(
             // After a pause of the process the answer may be read long after it arrived.
             Ok(Ok(_)) if !current.is_live() => return Err("the answer was read too late"),
             Ok(Ok(heartbeat)) => {
-                client.on_heartbeat(heartbeat);
-                return Ok(current.renewed(sent_at, heartbeat, term));
+                let renewed = current.renewed(sent_at, heartbeat, term);
+                client.on_heartbeat(heartbeat, &renewed);
+                return Ok(renewed);
             }
             Ok(Err(Error::Fenced)) => return Err("it expired in the store or another incarnation has it"),
             Err(_) => return Err("the store did not answer in time"),
@@ -122,8 +127,11 @@ mod tests {
         time::Duration,
     };
 
-    use codelia_telemetry::task::background;
+    use codelia_store::{LeaseConnection, NewWorker, Store};
+    use codelia_telemetry::task::{CriticalTasks, background};
+    use codelia_tests::eventually;
     use time::OffsetDateTime;
+    use tokio::runtime::Builder;
 
     use super::*;
 
@@ -165,7 +173,7 @@ mod tests {
             if self.hangs.load(Ordering::SeqCst) { pending().await } else { Ok(heartbeat()) }
         }
 
-        fn on_heartbeat(&self, _: Heartbeat) {}
+        fn on_heartbeat(&self, _: Heartbeat, _: &WorkerLease) {}
 
         async fn kill_all(&self) {
             self.kills.fetch_add(1, Ordering::SeqCst);
@@ -243,5 +251,94 @@ mod tests {
         assert!(lease.is_live());
         sleep(Duration::from_millis(1)).await;
         assert!(!lease.is_live());
+    }
+
+    /// Keeps a row in a real database.
+    #[derive(Debug)]
+    struct RowKeeper {
+        connection: LeaseConnection,
+        worker: NewWorker,
+    }
+
+    impl LeaseClient for RowKeeper {
+        async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
+            self.connection.register(&NewWorker { incarnation, ..self.worker.clone() }).await
+        }
+
+        async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
+            self.connection.renew(&self.worker.id, incarnation, self.worker.lease_ttl, 0).await
+        }
+
+        fn on_heartbeat(&self, _: Heartbeat, _: &WorkerLease) {}
+
+        async fn kill_all(&self) {}
+    }
+
+    const ROW_TERM: LeaseTerm = LeaseTerm { ttl: Duration::from_secs(1), margin: Duration::from_millis(200) };
+
+    async fn keep_row(keeper: RowKeeper) {
+        let lease = LeaseHandle::new(keeper.worker.id.clone(), WorkerLease::none());
+        register_first(&keeper, ROW_TERM, &lease).await.unwrap();
+        keep(&keeper, ROW_TERM, &lease).await;
+    }
+
+    fn row_keeper(store: &Store) -> RowKeeper {
+        let worker = NewWorker {
+            id: "w".parse().unwrap(),
+            incarnation: Incarnation::generate(),
+            previous: None,
+            root_id: uuid::Uuid::new_v4(),
+            address: "unix:/nowhere".into(),
+            modes: vec![codelia_types::Mode::Logical],
+            slots: 1,
+            version: "0".into(),
+            lease_ttl: ROW_TERM.ttl,
+        };
+        RowKeeper { connection: store.lease_connection(ROW_TERM.ttl), worker }
+    }
+
+    /// Starts a keeper with `start` on a runtime, blocks the runtime, and returns whether the lease
+    /// was renewed for three lease times (or expired first).
+    fn is_kept_while_blocked(start: impl FnOnce(&CriticalTasks, RowKeeper)) -> bool {
+        const REGISTERED: &str = "SELECT count(*) FROM workers";
+        const EXPIRED: &str = "SELECT count(*) FROM workers WHERE lease_until < now()";
+        const KEPT: &str =
+            "SELECT count(*) FROM workers WHERE heartbeat_at > registered_at + interval '3 seconds'";
+        let observer = Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let database = observer.block_on(codelia_tests::Database::create()).unwrap();
+        let store = observer.block_on(database.store()).unwrap();
+        observer.block_on(store.migrate()).unwrap();
+        let tasks = CriticalTasks::default();
+        {
+            let _runtime = runtime.enter();
+            start(&tasks, row_keeper(&store));
+        }
+        let holds = async |query| (database.number(query).await.ok()? > 0).then_some(());
+        observer.block_on(eventually("the worker is registered", || holds(REGISTERED)));
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        runtime.spawn(async move { blocked.recv().unwrap_err() });
+        let is_kept = observer.block_on(eventually("the lease is kept or expires", || async {
+            match (holds(EXPIRED).await, holds(KEPT).await) {
+                (Some(()), _) => Some(false),
+                (None, kept) => kept.map(|()| true),
+            }
+        }));
+        drop((release, tasks, runtime));
+        observer.block_on(async {
+            store.close().await;
+            database.end().await.unwrap();
+        });
+        is_kept
+    }
+
+    #[test]
+    fn blocked_runtime_loses_only_leases_kept_on_it() {
+        let on_thread = |tasks: &CriticalTasks, keeper| {
+            tasks.critical_thread("keeper", move || keep_row(keeper)).unwrap();
+        };
+        assert!(is_kept_while_blocked(on_thread), "a keeper with its own thread");
+        let on_runtime = |tasks: &CriticalTasks, keeper| tasks.critical("keeper", keep_row(keeper));
+        assert!(!is_kept_while_blocked(on_runtime), "the control: a keeper on the blocked runtime");
     }
 }

@@ -9,13 +9,18 @@ use std::{
     time::Duration,
 };
 
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Heartbeat, NewWorker, Store};
+use codelia_store::{Error, EventBody, EventKind, EventSubject, Heartbeat, LeaseConnection, NewWorker};
 use codelia_types::Incarnation;
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::{runtime::Handle, time::timeout};
 
 use crate::{
-    lease::{drain_state::DrainState, keeper::LeaseClient, sessions::Sessions, worker_lease::LeaseHandle},
+    lease::{
+        drain_state::DrainState,
+        keeper::LeaseClient,
+        sessions::Sessions,
+        worker_lease::{LeaseHandle, WorkerLease},
+    },
     run::{dispatch::Dispatcher, registry::RunRegistry},
     sandbox::receipts::Receipts,
     wakeups::Wakeups,
@@ -27,7 +32,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The lease keeper's client: acts for this worker in the store.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    pub(crate) store: Store,
+    pub(crate) connection: LeaseConnection,
+    /// The worker's runtime, where the tasks of runs and sessions live.
+    pub(crate) runtime: Handle,
     pub(crate) lease: LeaseHandle,
     /// What the worker registers; each registration fills in its own incarnation.
     pub(crate) record: NewWorker,
@@ -42,11 +49,24 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
+    /// Gives the lease up and asks every sandbox under it to die. Does not wait.
+    pub(crate) fn fence_now(&self) {
+        self.lease.borrow().fence.cancel();
+        self.was_fenced.store(true, Ordering::Relaxed);
+        self.runs.kill_sandboxes();
+    }
+
+    /// Their spare sandboxes are discarded on the worker's runtime.
+    fn forget_sessions(&self) {
+        let _runtime = self.runtime.enter();
+        self.sessions.clear();
+    }
+
     /// Records that a lease was lost. The worker continues if that fails.
     async fn record_fenced(&self) {
         let concerned = EventSubject { worker: Some(self.lease.worker().clone()), ..EventSubject::default() };
         let happening = EventBody { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
-        if let Err(error) = self.store.event_insert(&concerned, &happening).await {
+        if let Err(error) = self.connection.event_insert(&concerned, &happening).await {
             tracing::warn!(%error, "cannot record the event of the lost lease");
         }
     }
@@ -56,9 +76,9 @@ impl LeaseClient for Registration {
     async fn register(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
         let previous = Some(self.lease.incarnation());
         let worker = NewWorker { incarnation, previous, ..self.record.clone() };
-        let heartbeat = self.store.worker_register(&worker).await?;
+        let heartbeat = self.connection.register(&worker).await?;
         if !self.receipts.are_clean() {
-            self.store.worker_drain(self.lease.worker()).await?;
+            self.connection.drain(self.lease.worker()).await?;
         }
         if self.was_fenced.swap(false, Ordering::Relaxed) {
             self.record_fenced().await;
@@ -68,10 +88,11 @@ impl LeaseClient for Registration {
 
     async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
         let busy = i32::try_from(self.dispatcher.slots().lock().busy()).unwrap_or(i32::MAX);
-        self.store.worker_renew(self.lease.worker(), incarnation, self.record.lease_ttl, busy).await
+        self.connection.renew(self.lease.worker(), incarnation, self.record.lease_ttl, busy).await
     }
 
-    fn on_heartbeat(&self, heartbeat: Heartbeat) {
+    fn on_heartbeat(&self, heartbeat: Heartbeat, lease: &WorkerLease) {
+        self.runs.extend_sandboxes(lease);
         if self.drain.set_by_operator(heartbeat.drain) {
             tracing::info!(drain = heartbeat.drain, "operator changed the drain request");
             self.wakeups.poll.notify_one();
@@ -79,13 +100,13 @@ impl LeaseClient for Registration {
     }
 
     async fn kill_all(&self) {
-        self.was_fenced.store(true, Ordering::Relaxed);
+        self.fence_now();
         self.dispatcher.forget_waiting();
-        self.sessions.clear();
+        self.forget_sessions();
         if timeout(KILL_TIMEOUT, self.runs.none_active()).await.is_err() {
             tracing::error!(timeout = ?KILL_TIMEOUT, "sandboxes of the lost lease are still running");
         }
         // A session that was being acquired may have been added meanwhile.
-        self.sessions.clear();
+        self.forget_sessions();
     }
 }

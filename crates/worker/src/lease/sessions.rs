@@ -9,7 +9,7 @@ use std::{
 use codelia_backends::Prepared;
 use codelia_policy::{Ids, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
-use codelia_types::{CommandSpec, LeaseEpoch, Refusal, SessionId};
+use codelia_types::{CommandSpec, LeaseEpoch, Refusal, SessionId, TenantId};
 use tokio::time::Instant;
 
 use crate::sandbox::spare_pool::{Spare, SparePool};
@@ -40,6 +40,7 @@ enum Entry {
 
 #[derive(Debug)]
 struct Held {
+    tenant: TenantId,
     epoch: LeaseEpoch,
     spec: SessionSpec,
     /// User and group of its processes.
@@ -102,6 +103,7 @@ impl Sessions {
     /// Adds a session whose lease was acquired.
     pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
         let held = Held {
+            tenant: lease.tenant,
             epoch: lease.token.epoch,
             spec: lease.spec,
             ids,
@@ -169,10 +171,11 @@ impl Sessions {
         held.spare.take_if(|spare| spare.fits(wanted)).map(|spare| *spare)
     }
 
-    /// A run of this session that overrides nothing; `None` if it is not held or has ended.
-    pub(crate) fn default_run_spec(&self, id: SessionId) -> Option<RunSpec> {
+    /// The tenant and a run of this session that overrides nothing; `None` if it is not held or has
+    /// ended.
+    pub(crate) fn default_run_spec(&self, id: SessionId) -> Option<(TenantId, RunSpec)> {
         match self.lock().get(&id)? {
-            Entry::Held(held) if !held.closing => Some(default_run_spec(&held.spec)),
+            Entry::Held(held) if !held.closing => Some((held.tenant.clone(), default_run_spec(&held.spec))),
             _ => None,
         }
     }
@@ -283,7 +286,7 @@ mod tests {
     }
 
     fn plan(sessions: &Sessions, id: SessionId) -> Plan {
-        let spec = sessions.default_run_spec(id).unwrap();
+        let (_, spec) = sessions.default_run_spec(id).unwrap();
         Plan::logical(
             PlanTarget { sandbox: RunId::generate(), session: id, root: "/root".into() },
             &spec,

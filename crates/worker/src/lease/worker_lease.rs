@@ -119,6 +119,7 @@ impl LeaseHandle {
     }
 
     /// Reports every renewal and every new incarnation from now on.
+    #[cfg(test)]
     pub(crate) fn subscribe(&self) -> watch::Receiver<WorkerLease> {
         self.lease.subscribe()
     }

@@ -1,11 +1,12 @@
 //! A run that is being executed: its state, input and output.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
+use codelia_backends::SandboxRemote;
 use codelia_store::AssignedRun;
 use codelia_types::{EndedRun, LeaseToken, RunId, TerminalSize};
 use tokio::{
@@ -71,6 +72,8 @@ pub(crate) struct ActiveRun {
     pub(crate) output: Arc<OutputLog>,
     pub(crate) violations: ViolationLog,
     pub(crate) control: mpsc::Sender<Control>,
+    /// Set when the command was started.
+    pub(crate) sandbox: OnceLock<Arc<dyn SandboxRemote>>,
     stdin: Mutex<Option<mpsc::Sender<Bytes>>>,
     owner: Mutex<Owner>,
     pub(crate) owner_deadline: Instant,
@@ -104,6 +107,7 @@ impl ActiveRun {
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
             violations: ViolationLog::new(),
             control,
+            sandbox: OnceLock::new(),
             stdin: Mutex::new(spec.command.stdin.then_some(stdin)),
             owner: Mutex::new(if spec.ends_with_caller { Owner::Awaited } else { Owner::None }),
             owner_deadline: Instant::now() + OWNER_TIMEOUT,

@@ -4,8 +4,8 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Plan, PlanTarget};
-use codelia_store::{SecretKey, Store};
-use codelia_telemetry::{Step, metrics};
+use codelia_store::{AssignedRun, SecretKey, Store};
+use codelia_telemetry::{Permit, Step, metrics};
 use codelia_types::{CommandSpec, Outcome, Receipt};
 use tokio::time::Instant;
 
@@ -114,11 +114,12 @@ impl Executor {
         if run.cancel.is_cancelled() {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
-        let plan = self.plan(run)?;
+        let (plan, permit) = self.plan(run).await?;
         self.record_shared_paths(&plan).await?;
         let command = self.command(run)?;
         let requested_at = Instant::now();
         let (sandbox, prepared) = self.sandbox(run, &plan).await?;
+        drop(permit);
         if let Err(no_result) = self.check_lease(run) {
             self.receipts.record(sandbox.discard().await);
             return Err(no_result.into());
@@ -154,11 +155,12 @@ impl Executor {
         }
     }
 
-    fn plan(&self, run: &ActiveRun) -> Result<Plan, NotStarted> {
-        let session = run.assigned.session;
+    async fn plan(&self, run: &ActiveRun) -> Result<(Plan, Option<Permit>), NotStarted> {
+        let AssignedRun { session, tenant, spec, .. } = &run.assigned;
+        let session = *session;
         let ids = self.sessions.ids(session).ok_or(NoResult::NotHeld)?;
         let target = PlanTarget { sandbox: run.id(), session, root: self.root.session(session) };
-        Ok(self.backends.plan(target, &run.assigned.spec, ids)?)
+        Ok(self.backends.plan_for(tenant, target, spec, ids).await?)
     }
 
     /// Records the host paths that the command may write to: its files there outlive the session, so

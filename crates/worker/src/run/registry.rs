@@ -9,7 +9,7 @@ use std::{
 use codelia_types::{Incarnation, RunId, SessionId};
 use tokio::{sync::watch, time::Instant};
 
-use crate::run::active::ActiveRun;
+use crate::{lease::worker_lease::WorkerLease, run::active::ActiveRun};
 
 /// How long a run is remembered after its end. Longer than any push can be delayed.
 const RETENTION: Duration = Duration::from_secs(120);
@@ -172,6 +172,20 @@ impl RunRegistry {
         for run in self.all_active().iter().filter(|run| run.assigned.session == session) {
             run.cancel.cancel();
         }
+    }
+
+    /// Lets the sandboxes under a lease run until its end.
+    pub(crate) fn extend_sandboxes(&self, lease: &WorkerLease) {
+        for run in self.all_active().iter().filter(|run| run.lease.incarnation == lease.incarnation) {
+            if let Some(sandbox) = run.sandbox.get() {
+                sandbox.keep_alive(lease.left());
+            }
+        }
+    }
+
+    /// Has every sandbox kill its processes.
+    pub(crate) fn kill_sandboxes(&self) {
+        self.all_active().iter().filter_map(|run| run.sandbox.get()).for_each(|sandbox| sandbox.kill());
     }
 
     /// Waits until no run is being executed.

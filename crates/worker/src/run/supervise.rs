@@ -1,18 +1,18 @@
 //! Stays with a started command until its sandbox is gone.
 
-use std::{future::pending, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::Running;
 use codelia_telemetry::{Step, metrics, task};
 use codelia_types::{Outcome, Usage, Violation};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::mpsc,
     task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
 
 use crate::{
-    lease::worker_lease::WorkerLease,
+    lease::worker_lease::LeaseHandle,
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
@@ -29,7 +29,8 @@ const SIGTERM: i32 = 15;
 const REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A command that runs this long gets a lower priority than newer ones, and its sandbox learns how
-/// long the lease is, then and after each renewal. Most commands have ended by then.
+/// long the lease is. After each renewal it learns that from the lease keeper. Most commands have
+/// ended by then.
 const LONG_RUNNING: Duration = Duration::from_millis(100);
 
 /// The session's next sandbox is prepared when the command has ended or has run this long, so that
@@ -55,13 +56,13 @@ impl Executor {
     ) -> Result<Report, LeaseLost> {
         let StartedCommand { mut running, stdio, started } = command;
         let started_at = Instant::now();
+        run.sandbox.get_or_init(|| running.remote());
         run.phase.send_replace(Phase::Started(started.clone()));
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
         let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
         let violations = running.violations().map(|reports| collect(run, reports));
 
-        let lease = self.lease.subscribe();
-        let waiting = wait(run, running.as_mut(), lease, inputs.control, stdio.terminal.as_ref());
+        let waiting = wait(run, running.as_mut(), &self.lease, inputs.control, stdio.terminal.as_ref());
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
         metrics().step(Step::Execute, started_at.elapsed());
@@ -104,17 +105,18 @@ impl Executor {
     }
 }
 
-/// Waits for the end of the command or a reason to end it. Meanwhile passes on signals, terminal
-/// sizes, and the time that is left of the lease.
+/// Waits for the end of the command or a reason to end it. Meanwhile passes on signals and terminal
+/// sizes.
 async fn wait(
     run: &ActiveRun,
     running: &mut dyn Running,
-    mut lease: watch::Receiver<WorkerLease>,
+    lease: &LeaseHandle,
     mut control: mpsc::Receiver<Control>,
     terminal: Option<&Terminal>,
 ) -> End {
     let deadline = Instant::now() + run.assigned.spec.timeout();
-    let mut long_running_at = Some(Instant::now() + LONG_RUNNING);
+    let long_running_at = Instant::now() + LONG_RUNNING;
+    let mut is_long_running = false;
     loop {
         let control = tokio::select! {
             biased;
@@ -130,12 +132,10 @@ async fn wait(
                 }
                 continue;
             }
-            () = lease_changed(&mut lease, long_running_at) => {
-                if long_running_at.take().is_some() {
-                    running.lower_priority();
-                }
-                let left = lease.borrow_and_update().left();
-                running.keep_alive(left).await;
+            () = sleep_until(long_running_at), if !is_long_running => {
+                is_long_running = true;
+                running.lower_priority();
+                running.remote().keep_alive(lease.borrow().left());
                 continue;
             }
             Some(control) = control.recv() => control,
@@ -149,17 +149,6 @@ async fn wait(
             }
             (Control::Resize(_), None) => tracing::debug!("resize ignored: the run has no terminal"),
         }
-    }
-}
-
-/// Waits until the sandbox must learn how long the lease is: first at `first`, then after each
-/// renewal.
-async fn lease_changed(lease: &mut watch::Receiver<WorkerLease>, first: Option<Instant>) {
-    match first {
-        Some(first) => sleep_until(first).await,
-        // The sender is gone: no renewal can follow.
-        None if lease.changed().await.is_err() => pending().await,
-        None => {}
     }
 }
 

@@ -4,12 +4,20 @@ use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
 use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, home_dirs};
-use codelia_types::{Mode, Reason, Refusal};
+use codelia_telemetry::{Permit, TenantPool};
+use codelia_types::{Mode, Reason, Refusal, TenantId};
+use tokio::task::spawn_blocking;
+
+/// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound them
+/// too.
+const MAX_WAITING: usize = 16 * 1024;
 
 /// The usable backends, by mode.
 #[derive(Debug)]
 pub(crate) struct Backends {
     installed: BTreeMap<Mode, Installed>,
+    /// Makes large plans and sandboxes, few at a time for each tenant.
+    large: Arc<TenantPool>,
 }
 
 #[derive(Debug)]
@@ -57,7 +65,7 @@ impl Backends {
                 installed.insert(found.mode, Installed { backend, host });
             }
         }
-        Self { installed }
+        Self { installed, large: TenantPool::new(MAX_WAITING) }
     }
 
     pub(crate) fn modes(&self) -> Vec<Mode> {
@@ -72,6 +80,24 @@ impl Backends {
             Mode::Bwrap | Mode::Nsjail | Mode::Container => Plan::isolated(target, spec, host, ids),
         };
         plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))
+    }
+
+    /// The same off the async runtime if the policy is large. Then it comes with a permit of the
+    /// tenant, to be held until the sandbox is prepared.
+    pub(crate) async fn plan_for(
+        self: &Arc<Self>,
+        tenant: &TenantId,
+        target: PlanTarget,
+        spec: &RunSpec,
+        ids: Ids,
+    ) -> Result<(Plan, Option<Permit>), Denial> {
+        if !spec.policy.is_large() {
+            return Ok((self.plan(target, spec, ids)?, None));
+        }
+        let permit = self.large.acquire(tenant.as_str()).await.map_err(|busy| failed(&busy))?;
+        let (backends, spec) = (self.clone(), spec.clone());
+        let plan = spawn_blocking(move || backends.plan(target, &spec, ids));
+        Ok((plan.await.map_err(|error| failed(&error))??, Some(permit)))
     }
 
     /// Prepares a sandbox for a plan.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use codelia_policy::PlanTarget;
+use codelia_policy::{Plan, PlanTarget};
+use codelia_telemetry::{Permit, task};
 use codelia_types::{RunId, SessionId};
 
 use crate::{
@@ -24,18 +25,33 @@ pub(crate) struct SpareMaker {
 
 impl SpareMaker {
     /// Makes sure that a session's next run finds a prepared sandbox.
-    pub(crate) fn refill(&self, session: SessionId) {
+    pub(crate) fn refill(self: &Arc<Self>, session: SessionId) {
         // Runs that wait for a slot come first.
         if self.drain.is_draining() || self.slots.lock().waiting() > 0 {
             return;
         }
-        let Some(spec) = self.sessions.default_run_spec(session) else { return };
+        let Some((tenant, spec)) = self.sessions.default_run_spec(session) else { return };
         let Some(ids) = self.sessions.ids(session) else { return };
-        // If the plan is refused, the session gets no spare and its next run reports the reason.
         let target = PlanTarget { sandbox: RunId::generate(), session, root: self.root.session(session) };
-        let Ok(plan) = self.backends.plan(target, &spec, ids) else { return };
+        if !spec.policy.is_large() {
+            // If the plan is refused, the session gets no spare and its next run reports the reason.
+            if let Ok(plan) = self.backends.plan(target, &spec, ids) {
+                self.add(session, plan, None);
+            }
+            return;
+        }
+        let maker = self.clone();
+        task::background("plan spare", async move {
+            if let Ok((plan, permit)) = maker.backends.plan_for(&tenant, target, &spec, ids).await {
+                maker.add(session, plan, permit);
+            }
+        });
+    }
+
+    fn add(&self, session: SessionId, plan: Plan, permit: Option<Permit>) {
         let backends = self.backends.clone();
         self.sessions.add_spare(session, plan, |plan| async move {
+            let _permit = permit;
             backends.prepare(&plan).await.map_err(|denial| denial.refusal)
         });
     }

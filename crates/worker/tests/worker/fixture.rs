@@ -44,7 +44,7 @@ pub(crate) struct Fixture {
     shutdown: CancellationToken,
     service: JoinHandle<Result<(), Error>>,
     scratch: Scratch,
-    database: Database,
+    pub(crate) database: Database,
 }
 
 /// Settings that differ between tests.

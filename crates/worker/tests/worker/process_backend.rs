@@ -4,12 +4,15 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::PathBuf,
     process::Stdio as Std,
-    sync::atomic::{AtomicI32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
     time::Duration,
 };
 
 use async_trait::async_trait;
-use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, Stdio};
+use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, SandboxRemote, Stdio};
 use codelia_policy::{Enforceable, Plan};
 use codelia_types::{CommandSpec, Mode, Outcome, Reason, Receipt, Refusal, Usage};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -62,7 +65,7 @@ impl Prepared for PreparedProcess {
             .map_err(|error| {
                 Error::Refused(Refusal { reason: Reason::ExecutableNotFound, message: error.to_string() })
             })?;
-        let group = AtomicI32::new(child.id().unwrap().cast_signed());
+        let group = ProcessGroup(Arc::new(AtomicI32::new(child.id().unwrap().cast_signed())));
         let receipt = self.receipt;
         Ok(Launched {
             running: Box::new(Process { child, group, receipt }),
@@ -78,16 +81,27 @@ impl Prepared for PreparedProcess {
 #[derive(Debug)]
 struct Process {
     child: Child,
-    /// Process group. Zero after it has ended, because the id may be reused.
-    group: AtomicI32,
+    group: ProcessGroup,
     receipt: Receipt,
 }
 
-impl Process {
+/// A process group. Zero after it has ended, because the id may be reused.
+#[derive(Debug, Clone)]
+struct ProcessGroup(Arc<AtomicI32>);
+
+impl ProcessGroup {
     fn send(&self, signal: Signal) {
-        if let Some(group) = Pid::from_raw(self.group.load(Ordering::SeqCst)) {
+        if let Some(group) = Pid::from_raw(self.0.load(Ordering::SeqCst)) {
             kill_process_group(group, signal).ok();
         }
+    }
+}
+
+impl SandboxRemote for ProcessGroup {
+    fn keep_alive(&self, _: Duration) {}
+
+    fn kill(&self) {
+        self.send(Signal::KILL);
     }
 }
 
@@ -96,8 +110,8 @@ impl Running for Process {
     async fn wait(&mut self) -> (Outcome, Usage) {
         let status = self.child.wait().await.unwrap();
         // Background processes must not keep the pipes open.
-        self.send(Signal::KILL);
-        self.group.store(0, Ordering::SeqCst);
+        self.group.send(Signal::KILL);
+        self.group.0.store(0, Ordering::SeqCst);
         let outcome = match (status.code(), status.signal()) {
             (Some(code), _) => Outcome::Exited(code),
             (None, signal) => Outcome::Signaled(signal.unwrap_or(0)),
@@ -106,15 +120,17 @@ impl Running for Process {
     }
 
     async fn signal(&self, signal: i32) {
-        self.send(Signal::from_named_raw(signal).unwrap());
+        self.group.send(Signal::from_named_raw(signal).unwrap());
     }
 
-    async fn keep_alive(&self, _: std::time::Duration) {}
+    fn remote(&self) -> Arc<dyn SandboxRemote> {
+        Arc::new(self.group.clone())
+    }
 
     fn lower_priority(&self) {}
 
     async fn kill_tree(&self) {
-        self.send(Signal::KILL);
+        self.group.send(Signal::KILL);
     }
 
     async fn destroy(self: Box<Self>) -> Receipt {

@@ -1,0 +1,107 @@
+//! The connection that keeps a worker's lease. It belongs to no pool, so that nothing else can hold
+//! it, and it is opened by the runtime that uses it.
+
+use std::{
+    future::Future,
+    io,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use codelia_types::{Incarnation, WorkerId};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use tokio::time::timeout;
+
+use crate::{Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, event, worker};
+
+/// A connection for the heartbeat of one worker. Every call opens it if needed, and after a failed
+/// call the next one opens another.
+#[derive(Debug)]
+pub struct LeaseConnection {
+    connect: PgConnectOptions,
+    timeout: Duration,
+    idle: Mutex<Option<PgConnection>>,
+}
+
+impl Store {
+    /// A separate connection to the same database. A call fails as [`Error::Unavailable`] after
+    /// `timeout`, here and in the database.
+    #[must_use]
+    pub fn lease_connection(&self, timeout: Duration) -> LeaseConnection {
+        let settings = [("statement_timeout", timeout.as_millis().max(1))];
+        let connect = self.pool.connect_options().as_ref().clone();
+        let connect = connect.application_name("codelia lease").options(settings);
+        LeaseConnection { connect, timeout, idle: Mutex::default() }
+    }
+}
+
+impl LeaseConnection {
+    /// As [`Store::worker_register`].
+    pub async fn register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
+        self.within_timeout(async {
+            let mut connection = self.take().await?;
+            let heartbeat = worker::register(&mut connection, worker).await?;
+            self.put_back(connection);
+            Ok(heartbeat)
+        })
+        .await
+    }
+
+    /// As [`Store::worker_renew`].
+    pub async fn renew(
+        &self,
+        id: &WorkerId,
+        incarnation: Incarnation,
+        lease_ttl: Duration,
+        busy_slots: i32,
+    ) -> Result<Heartbeat, Error> {
+        self.within_timeout(async {
+            let mut connection = self.take().await?;
+            let heartbeat = worker::renew(&mut connection, id, incarnation, lease_ttl, busy_slots).await?;
+            self.put_back(connection);
+            Ok(heartbeat)
+        })
+        .await
+    }
+
+    /// Marks a worker as draining.
+    pub async fn drain(&self, id: &WorkerId) -> Result<(), Error> {
+        self.within_timeout(async {
+            let mut connection = self.take().await?;
+            worker::drain(&mut connection, id).await?;
+            self.put_back(connection);
+            Ok(())
+        })
+        .await
+    }
+
+    /// As [`Store::event_insert`].
+    pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
+        self.within_timeout(async {
+            let mut connection = self.take().await?;
+            event::insert(&mut connection, subject, body).await?;
+            self.put_back(connection);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn within_timeout<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let timed_out = |_| sqlx::Error::Io(io::ErrorKind::TimedOut.into());
+        timeout(self.timeout, call).await.map_err(timed_out)?
+    }
+
+    /// Takes the connection. A call that fails or is dropped does not put it back: it may be broken,
+    /// or still busy with the statement.
+    async fn take(&self) -> Result<PgConnection, Error> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match idle {
+            Some(connection) => Ok(connection),
+            None => Ok(PgConnection::connect_with(&self.connect).await?),
+        }
+    }
+
+    fn put_back(&self, connection: PgConnection) {
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+    }
+}
