@@ -55,8 +55,8 @@ impl ContainerProcess {
         if spec::has_own_kernel(plan) && is_on_host {
             return Err(Error::SharedKernel);
         }
-        // The mounts that a runtime with its own kernel shows are not the host's.
-        let restricts = restrict::is_possible() && !spec::has_own_kernel(plan);
+        // The process of a runtime with its own kernel does not have the mounts of the container.
+        let restricts = restrict::is_possible() && is_on_host;
         let namespace = restricts.then(|| restrict::open_namespace(peer));
         // A peer in the container's control groups is a process of the container.
         let group = match Group::of_process(peer, &id) {

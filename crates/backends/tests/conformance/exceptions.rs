@@ -20,7 +20,8 @@ const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 43] = [
+const RUNSC: [(&str, &str); 44] = [
+    ("workspace_allows_no_setuid_and_no_devices", "gVisor's mounts are its own: nothing sets their flags"),
     ("blocked_call_is_reported", NOT_REPORTED),
     ("too_many_blocked_calls_kill_the_run", NOT_REPORTED),
     ("ptrace_needs_debug_policy", NOT_REPORTED),

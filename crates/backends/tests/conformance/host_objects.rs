@@ -263,6 +263,6 @@ in_every_mode!(
     debugging_reaches_only_own_sandbox,
 );
 
-// Engines mount their images without these options.
+// In a container, the masks and small files of the engine lack `nodev`.
 in_mode!(bwrap_alone = Bwrap: mounts_are_nosuid_and_nodev, configured_engine_socket_is_invisible);
 in_mode!(nsjail_alone = Nsjail: mounts_are_nosuid_and_nodev, configured_engine_socket_is_invisible);
