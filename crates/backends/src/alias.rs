@@ -46,10 +46,11 @@ fn find(plan: &Plan, secrets: &[PathBuf], table: &MountAliases) -> BTreeSet<Path
         plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).map(Mount::target).collect();
     let mut shown: BTreeMap<PathBuf, Vec<&Path>> = BTreeMap::new();
     for mount in &plan.mounts {
-        if let Mount::Bind { source, target, .. } | Mount::Overlay { source, target, .. } = mount
+        if let Mount::Bind { source, .. } | Mount::Overlay { source, .. } | Mount::Runtime { path: source } =
+            mount
             && let Ok(source) = source.canonicalize()
         {
-            shown.entry(source).or_default().push(target);
+            shown.entry(source).or_default().push(mount.target());
         }
     }
     // Engines bind without the mounts below a directory, the tools with them.

@@ -19,6 +19,29 @@ pub(crate) fn limit_terminals(process: Pid) -> Result<(), Errno> {
     if process::own_uid() == 0 { pty::limit(process, MAX_TERMINALS) } else { Ok(()) }
 }
 
+/// Path of `codelia-init` in the sandbox of a probe, which runs it as its command.
+pub(crate) const PROBE: &str = "/.codelia-probe";
+
+/// What commands see of `/proc` next to their processes: what common programs read. The rest tells
+/// about the host, or is of use only to its administrator.
+pub(crate) const SHOWN_IN_PROC: [&str; 15] = [
+    "cgroups",
+    "cpuinfo",
+    "filesystems",
+    "loadavg",
+    "meminfo",
+    "mounts",
+    "net",
+    "self",
+    "stat",
+    "swaps",
+    "sys",
+    "sysvipc",
+    "thread-self",
+    "uptime",
+    "version",
+];
+
 /// Refuses a plan that is not for this mode or does not isolate.
 pub(crate) fn require_isolating(plan: &Plan, mode: Mode) -> Result<(), Error> {
     let own = process::own_uid();

@@ -12,7 +12,7 @@ use codelia_policy::{
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
 
-use crate::{Error, Gap, Prepared, Stdio};
+use crate::{Error, Gap, Prepared, Stdio, isolation::PROBE};
 
 /// User ids of probes start here. Nothing else uses ids this high.
 const FIRST_PROBE_UID: u32 = 0x7000_0000;
@@ -57,10 +57,11 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
     }
 }
 
-/// An isolated plan with the default policy. With `only_executable` nothing but the program at this
-/// path may be executed.
+/// An isolated plan with the default policy, in which `codelia-init` can be executed as a command.
+/// With `only_executable` nothing but the program at this path may be executed.
 pub(crate) fn isolated_plan(
     mode: Mode,
+    init: &Path,
     host: Enforceable,
     only_executable: Option<&Path>,
 ) -> Result<Plan, Error> {
@@ -82,15 +83,20 @@ pub(crate) fn isolated_plan(
     let target = PlanTarget { sandbox: base.sandbox, session: base.session, root: base.root };
     let plan = Plan::isolated(target, &spec, &assumed, ids)
         .map_err(|error| Error::Unenforceable { field: error.field })?;
-    Ok(Plan {
-        workspace: "/tmp".into(),
-        mounts: vec![Mount::Proc, Mount::Dev, Mount::Tmpfs { target: "/tmp".into(), size_bytes: MIB }],
-        unenforced: base.unenforced,
-        ..plan
-    })
+    let mut mounts = vec![
+        Mount::Bind { source: init.to_owned(), target: PROBE.into(), writable: false },
+        Mount::Proc,
+        Mount::Dev,
+        Mount::Tmpfs { target: "/tmp".into(), size_bytes: MIB },
+    ];
+    // A container has the runtime of its image.
+    if mode != Mode::Container {
+        mounts.push(Mount::Runtime { path: "/usr".into() });
+    }
+    Ok(Plan { workspace: "/tmp".into(), mounts, unenforced: base.unenforced, ..plan })
 }
 
-/// Runs `codelia-init --version`: the one program that exists in every sandbox.
+/// Runs `codelia-init --version`, which needs nothing else.
 pub(crate) async fn run(prepared: Box<dyn Prepared>, init: &Path) -> Result<(), Error> {
     let command = CommandSpec::new([init.display().to_string(), "--version".to_owned()]);
     let mut running = prepared.launch(&command, null_stdio()?).await?.running;

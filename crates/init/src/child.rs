@@ -10,6 +10,7 @@ use codelia_init::{Failure, Report, Setup, Step};
 use codelia_sys::{Errno, Pid, fd, process, resolve_beneath, rlimit, seccomp, signal};
 
 use crate::{
+    check,
     control::Control,
     launch, restrict,
     setup::{InitState, at},
@@ -42,6 +43,9 @@ pub(crate) fn start(state: &InitState) -> Result<CommandProcess, Failure> {
         Some(Report::Launched | Report::Exited(_)) | None => {
             return Err(Failure::new(Step::Fork, Errno::CHILD));
         }
+    }
+    if let Some(security) = &state.setup.security {
+        check::command(&security.expected, pid)?;
     }
     let notify = state.setup.security.as_ref().is_some_and(|security| security.notify);
     let listener = notify.then(|| socket.take_descriptor()).transpose()?;

@@ -7,6 +7,7 @@ mod protocol;
 
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
-    Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, Failure, Launch, OVERLAY_MOUNTS_DIR, Overlay,
-    OverlayRequest, Report, Request, RestrictRequest, Rlimit, SecuritySetup, Setup, Step,
+    Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity, Launch,
+    Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, PrivatePath, Report, Request,
+    RestrictRequest, Rlimit, SecuritySetup, Setup, StagedMount, Step, View,
 };

@@ -16,6 +16,7 @@ mod overlay;
 mod process_tree;
 mod restrict;
 mod setup;
+mod view;
 
 use std::{
     io::{self, Stdin, stdin},

@@ -17,7 +17,10 @@ use codelia_sys::{
     process::{self, SingleThread},
 };
 
-use crate::{control::Control, setup::at};
+use crate::{
+    control::Control,
+    setup::{at, at_io},
+};
 
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
@@ -111,8 +114,4 @@ fn make_session_directory(path: &Path, mode: u32, request: &OverlayRequest) -> i
     }
     make_directory(path, mode)?;
     if process::own_uid() == 0 { chown(path, Some(request.uid), Some(request.gid)) } else { Ok(()) }
-}
-
-fn at_io(step: Step) -> impl FnOnce(io::Error) -> Failure {
-    move |error| Failure::new(step, Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

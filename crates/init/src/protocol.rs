@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     /// Restrict init and the command's process. Carries descriptors for joining cgroups.
-    Setup(Setup),
+    Setup(Box<Setup>),
     /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, unless it names
     /// a directory, the working directory.
     Launch(Launch),
@@ -94,6 +94,8 @@ pub struct Setup {
 /// The restrictions of the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecuritySetup {
+    /// What init changes in the mounts before it checks them; `None` if it may not mount.
+    pub view: Option<View>,
     /// The environment that init checks before it continues.
     pub expected: ExpectedEnvironment,
     /// The only files that may be executed; `None` for any.
@@ -106,28 +108,109 @@ pub struct SecuritySetup {
     pub notify: bool,
 }
 
+/// What init changes in the mounts of a sandbox, in a mount namespace and a cgroup namespace of its
+/// own, while it holds `CAP_SYS_ADMIN` in its user namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// Paths of the host's runtime. Each gets inodes of its own, so that no other sandbox sees its
+    /// watches and locks.
+    pub private: Vec<PrivatePath>,
+    /// Paths to hide.
+    pub masked: Vec<Mask>,
+}
+
+/// A directory or file of the host's runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrivatePath {
+    /// The path, the same on the host.
+    pub path: PathBuf,
+    /// Which file it must be.
+    pub identity: FileIdentity,
+    /// The host's mounts below it, which come with it.
+    pub host_mounts: Vec<PathBuf>,
+    /// Mounts below it, which the tool made elsewhere: under a mount, the kernel allows no view.
+    pub below: Vec<StagedMount>,
+}
+
+/// A mount that init moves to its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedMount {
+    /// Where the tool made it.
+    pub staged: PathBuf,
+    /// Where it belongs.
+    pub target: PathBuf,
+}
+
+/// A path to hide.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mask {
+    /// The path, without symbolic links.
+    pub path: PathBuf,
+    /// Whether it is a directory. One that does not exist is created.
+    pub is_directory: bool,
+}
+
+/// Device and inode of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileIdentity {
+    /// The device.
+    pub device: u64,
+    /// The inode.
+    pub inode: u64,
+}
+
+/// The namespaces of a process, by their names in `/proc/self/ns`.
+pub const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+
 /// The environment that init must find. It must also be PID 1 of its namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedEnvironment {
-    /// The host's namespaces, by their name in `/proc/self/ns`. Init must be in different ones.
-    pub host_namespaces: BTreeMap<String, u64>,
-    /// The required mounts.
-    pub mounts: Vec<ExpectedMount>,
+    /// What is expected of each of the [`NAMESPACES`].
+    pub namespaces: BTreeMap<String, ExpectedNamespace>,
+    /// All mounts, by mount point. Init refuses any other.
+    pub mounts: BTreeMap<PathBuf, ExpectedMount>,
+    /// The directory whose mounts are not checked, because a mask covers it.
+    pub covered: Option<PathBuf>,
+    /// What `/proc` may show next to the processes: everything else is masked. `None` if the kernel
+    /// is not the host's.
+    pub shown_in_proc: Option<Vec<String>>,
     /// The host name; `None` for any.
     pub hostname: Option<String>,
     /// The user.
     pub uid: u32,
     /// The group.
     pub gid: u32,
+    /// Whether init must lock the secure bits, for which it needs `CAP_SETPCAP`.
+    pub locks_secure_bits: bool,
+    /// Whether the kernel reports all restrictions of a process in `/proc`.
+    pub reports_restrictions: bool,
 }
 
-/// A required mount.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// What is expected of a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpectedNamespace {
+    /// Not this one, the host's.
+    Not(u64),
+    /// The mode has none of its own: it may be the host's.
+    Shared,
+    /// The sandbox has its own kernel, whose numbers mean nothing here.
+    OtherKernel,
+}
+
+/// A mount.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedMount {
-    /// The mount point.
-    pub target: PathBuf,
+    /// Whether it may be missing.
+    pub is_optional: bool,
     /// Whether it is writable; `None` for either.
     pub writable: Option<bool>,
+    /// The type of its file system; `None` for any.
+    pub file_system: Option<String>,
+    /// Which file is mounted; `None` for any.
+    pub identity: Option<FileIdentity>,
+    /// Whether the host's mounts below it come with it.
+    pub is_recursive: bool,
 }
 
 /// The command. Its `Debug` output has the names of the variables, not their values.
@@ -221,11 +304,17 @@ pub enum Step {
     BlockSignals,
     /// Join the cgroups.
     JoinCgroups,
+    /// Create the mount and cgroup namespaces of the view.
+    UnshareView,
+    /// Give the runtime's files inodes of their own.
+    PrivateRuntime,
+    /// Make a part of `/proc` read-only, or hide a path.
+    MaskPaths,
     /// Check that init is PID 1.
     CheckPid,
     /// Check that the namespaces are not the host's.
     CheckNamespaces,
-    /// Check the required mounts.
+    /// Check the mounts: all are as planned, and there is no other.
     CheckMounts,
     /// Check the host name.
     CheckHostname,
@@ -241,6 +330,8 @@ pub enum Step {
     DropCapabilities,
     /// Set `no_new_privs`.
     SetNoNewPrivs,
+    /// Check that no capability is left and none can be gained.
+    CheckPrivileges,
     /// Create the launch socket.
     CreateLaunchSocket,
     /// Start the command's process.
@@ -261,6 +352,8 @@ pub enum Step {
     RestrictExecution,
     /// Install the seccomp filter.
     InstallFilter,
+    /// Check the privileges and the filter of the command's process.
+    CheckCommand,
     /// Install the seccomp filter of init itself.
     InstallInitFilter,
     /// Build arguments and environment.

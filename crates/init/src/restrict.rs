@@ -3,14 +3,19 @@
 
 use std::{fs::File, path::PathBuf};
 
-use codelia_init::{Failure, Setup, Step};
+use codelia_init::{ExpectedEnvironment, Failure, Setup, Step};
 use codelia_sys::{Errno, capability, elf, landlock::ExecAllowlist, seccomp};
 
 use crate::setup::at;
 
 /// The steps, in order. The first two need a capability that the fourth drops.
-pub(crate) fn drop_privileges() -> Result<(), Failure> {
-    capability::lock_secure_bits().map_err(at(Step::LockSecureBits))?;
+///
+/// The secure bits stay unlocked where init never had that capability: they decide what user 0 and
+/// an exec gain, and with an empty bounding set and `no_new_privs` that is nothing.
+pub(crate) fn drop_privileges(expected: &ExpectedEnvironment) -> Result<(), Failure> {
+    if expected.locks_secure_bits {
+        capability::lock_secure_bits().map_err(at(Step::LockSecureBits))?;
+    }
     capability::drop_bounding_set().map_err(at(Step::DropBoundingSet))?;
     capability::clear_ambient_set().map_err(at(Step::ClearAmbientSet))?;
     capability::drop_all().map_err(at(Step::DropCapabilities))?;

@@ -1,6 +1,6 @@
 //! The setup of init itself, before it starts the command's process: one ordered list of steps.
 
-use std::io::Stdin;
+use std::io::{self, Stdin};
 
 use codelia_init::{Failure, Request, Setup, Step};
 use codelia_sys::{
@@ -9,7 +9,7 @@ use codelia_sys::{
     signal::{self, ChildEvents},
 };
 
-use crate::{check, control::Control, restrict};
+use crate::{check, control::Control, restrict, view};
 
 /// What later steps need.
 #[derive(Debug)]
@@ -28,13 +28,19 @@ pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
     process::become_subreaper().map_err(at(Step::BecomeSubreaper))?;
     check_descendants()?;
     let events = watch_children().map_err(at(Step::BlockSignals))?;
-    let setup = receive_setup(control)?;
+    let mut setup = receive_setup(control)?;
     // Not earlier, so that the steps above do not count against the command.
     join_cgroups(control, setup.cgroup_fds)?;
-    if let Some(security) = &setup.security {
+    if let Some(security) = &mut setup.security {
+        // After the cgroups are joined: the root of the new cgroup namespace is the own cgroup.
+        if let Some(view) = &security.view {
+            let mounts = view::create(view, &security.expected)?;
+            security.expected.mounts.extend(mounts);
+        }
         check::environment(&security.expected)?;
         // Last: no later step of init needs a privilege.
-        restrict::drop_privileges()?;
+        restrict::drop_privileges(&security.expected)?;
+        check::privileges(&security.expected)?;
     }
     Ok(InitState { process, events, setup })
 }
@@ -42,6 +48,11 @@ pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
 /// For `map_err`: adds the step to an errno.
 pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
     move |errno| Failure::new(step, errno)
+}
+
+/// For `map_err`: adds the step to an I/O error.
+pub(crate) fn at_io(step: Step) -> impl FnOnce(io::Error) -> Failure {
+    move |error| Failure::new(step, Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// Checks that descendants can be listed. PID 1 can kill them without that.
@@ -63,7 +74,7 @@ fn watch_children() -> Result<ChildEvents, Errno> {
 
 fn receive_setup(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
     match control.receive_request()? {
-        Some(Request::Setup(setup)) => Ok(setup),
+        Some(Request::Setup(setup)) => Ok(*setup),
         _ => Err(Failure::new(Step::Protocol, Errno::PROTO)),
     }
 }

@@ -31,6 +31,12 @@ pub enum Mount {
         /// Whether it is writable.
         writable: bool,
     },
+    /// A directory or file of the host's runtime, read-only, whose inodes no other sandbox shares:
+    /// watches and locks on it stay inside.
+    Runtime {
+        /// On the host and inside.
+        path: PathBuf,
+    },
     /// A host directory under a layer that takes all changes.
     Overlay {
         /// On the host.
@@ -122,11 +128,12 @@ pub(crate) fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -
 }
 
 fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
-    let mut mounts = vec![read_only(Path::new("/usr"))];
+    let shown = |path: &Path| Mount::Runtime { path: path.to_owned() };
+    let mut mounts = vec![shown(Path::new("/usr"))];
     let link = |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
     mounts.extend(runtime.links.iter().map(link));
     mounts.extend(identity_files(SANDBOX_IDS));
-    mounts.extend(runtime.shown.iter().map(|path| read_only(path)));
+    mounts.extend(runtime.shown.iter().map(|path| shown(path)));
     mounts
 }
 
@@ -180,10 +187,6 @@ fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> 
     mounts
 }
 
-fn read_only(path: &Path) -> Mount {
-    Mount::Bind { source: path.to_owned(), target: path.to_owned(), writable: false }
-}
-
 impl Mount {
     /// The path of the mount, inside.
     #[must_use]
@@ -195,6 +198,7 @@ impl Mount {
             | Self::Symlink { target, .. }
             | Self::File { target, .. }
             | Self::Hidden { target, .. } => target,
+            Self::Runtime { path } => path,
             Self::Proc => Path::new("/proc"),
             Self::Dev => Path::new("/dev"),
         }
@@ -213,6 +217,7 @@ impl fmt::Display for Mount {
                 let access = if *writable { "read-write" } else { "read-only" };
                 write!(f, "{target} {access} from {}", source.display())
             }
+            Self::Runtime { .. } => write!(f, "{target} read-only, private view of the host's"),
             Self::Overlay { source, .. } => {
                 write!(f, "{target} read-write from {}, changes stay in the session", source.display())
             }

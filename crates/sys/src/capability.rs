@@ -5,25 +5,30 @@ use rustix::{
     thread::{self, CapabilitiesSecureBits, CapabilitySet, CapabilitySets},
 };
 
+/// No special treatment of user 0, no capabilities through a change of users or the ambient set,
+/// and all of that locked.
+const LOCKED: CapabilitiesSecureBits = CapabilitiesSecureBits::NO_ROOT
+    .union(CapabilitiesSecureBits::NO_ROOT_LOCKED)
+    .union(CapabilitiesSecureBits::NO_SETUID_FIXUP)
+    .union(CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED)
+    .union(CapabilitiesSecureBits::KEEP_CAPS_LOCKED)
+    .union(CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE)
+    .union(CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED);
+
 /// Removes the special treatment of user 0 and locks that setting.
 ///
-/// Does nothing where the process may not set the bits or the kernel lacks one of them. User 0
-/// gains nothing then either, as long as the bounding set is empty.
+/// # Errors
+/// As `prctl(PR_SET_SECUREBITS)`: `EPERM` without `CAP_SETPCAP`.
+pub fn lock_secure_bits() -> Result<(), Errno> {
+    thread::set_capabilities_secure_bits(LOCKED)
+}
+
+/// Whether [`lock_secure_bits`] was successful.
 ///
 /// # Errors
-/// As `prctl(PR_SET_SECUREBITS)`.
-pub fn lock_secure_bits() -> Result<(), Errno> {
-    let bits = CapabilitiesSecureBits::NO_ROOT
-        | CapabilitiesSecureBits::NO_ROOT_LOCKED
-        | CapabilitiesSecureBits::NO_SETUID_FIXUP
-        | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
-        | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
-        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
-        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
-    match thread::set_capabilities_secure_bits(bits) {
-        Err(Errno::PERM | Errno::INVAL) => Ok(()),
-        result => result,
-    }
+/// As `prctl(PR_GET_SECUREBITS)`.
+pub fn are_secure_bits_locked() -> Result<bool, Errno> {
+    Ok(thread::capabilities_secure_bits()?.contains(LOCKED))
 }
 
 /// Empties the bounding set: no exec can add a capability afterwards.

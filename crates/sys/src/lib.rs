@@ -13,6 +13,7 @@ pub mod fd;
 pub mod fs_identity;
 pub mod landlock;
 pub mod memory;
+pub mod mount;
 pub mod mount_alias;
 pub mod mount_flags;
 pub mod overlay;

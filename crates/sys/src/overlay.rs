@@ -3,13 +3,13 @@
 
 use std::{
     fs,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::Path,
 };
 
 use nix::{
     libc,
-    mount::{MntFlags, MsFlags, mount, umount2},
+    mount::{MntFlags, MsFlags, mount as mount_at, umount2},
     sched::{CloneFlags, setns, unshare},
 };
 use rustix::{
@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use crate::{
-    fd::last_errno,
+    mount,
     process::{self, SingleThread, from_nix},
 };
 
@@ -40,7 +40,7 @@ pub fn unshare_mounts() -> Result<(), Errno> {
         write("/proc/self/gid_map", &format!("{gid} {gid} 1"))?;
     }
     let none = None::<&str>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(from_nix)
+    mount_at(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(from_nix)
 }
 
 /// Opens the namespaces that [`unshare_mounts`] created, in the order in which to enter them.
@@ -69,7 +69,7 @@ pub fn enter_namespaces(namespaces: &[OwnedFd]) -> Result<(), Errno> {
 /// As `mount(2)`.
 pub fn mount_tmpfs(target: &Path) -> Result<(), Errno> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some("codelia"), target, Some("tmpfs"), flags, Some("mode=0711,size=1m")).map_err(from_nix)
+    mount_at(Some("codelia"), target, Some("tmpfs"), flags, Some("mode=0711,size=1m")).map_err(from_nix)
 }
 
 /// Opens a directory, to refer to it by its descriptor.
@@ -101,56 +101,16 @@ pub fn mount_idmapped(
     gid: u32,
 ) -> Result<OwnedFd, Errno> {
     let user_namespace = create_user_namespace(process, uid, gid)?;
-    let tree = clone_tree(source)?;
+    let tree = mount::clone_beneath(source, Path::new(""))?;
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP,
         attr_clr: 0,
         propagation: 0,
         userns_fd: u64::from(user_namespace.as_raw_fd().unsigned_abs()),
     };
-    // SAFETY: both descriptors are open, the path is NUL-terminated, and the size is that of the
-    // attributes, which the kernel only reads.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attributes,
-            size_of_val(&attributes),
-        )
-    };
-    if result != 0 {
-        return Err(last_errno());
-    }
-    move_tree(&tree, &open_directory(target)?)?;
+    mount::set_attributes(&tree, &attributes)?;
+    mount::attach_at(&tree, &open_directory(target)?)?;
     Ok(tree)
-}
-
-/// Clones the mount of a directory, not attached to any mount point yet.
-fn clone_tree(directory: &OwnedFd) -> Result<OwnedFd, Errno> {
-    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH.cast_unsigned();
-    // SAFETY: the descriptor is open and the path is NUL-terminated.
-    let tree = unsafe { libc::syscall(libc::SYS_open_tree, directory.as_raw_fd(), c"".as_ptr(), flags) };
-    let tree = i32::try_from(tree).ok().filter(|fd| *fd >= 0).ok_or_else(last_errno)?;
-    // SAFETY: the kernel has just created this descriptor; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(tree) })
-}
-
-/// Attaches a detached mount to a directory.
-fn move_tree(tree: &OwnedFd, target: &OwnedFd) -> Result<(), Errno> {
-    // SAFETY: both descriptors are open and both paths are NUL-terminated.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            target.as_raw_fd(),
-            c"".as_ptr(),
-            libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH,
-        )
-    };
-    if result != 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 /// Creates a user namespace in which user and group 0 are these two outside. Its id maps can be
@@ -208,7 +168,7 @@ pub fn mount_overlay(
         options.push_str(",index=off,redirect_dir=nofollow,metacopy=off");
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some("codelia"), target, Some("overlay"), flags, Some(options.as_str())).map_err(from_nix)
+    mount_at(Some("codelia"), target, Some("overlay"), flags, Some(options.as_str())).map_err(from_nix)
 }
 
 /// Detaches a mount from its mount point. An overlay on top of it keeps working.

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::io::Errno;
+use rustix::{io::Errno, process::Pid};
 
 /// The inode number of a namespace of this process, by its name in `/proc/self/ns`.
 ///
@@ -31,6 +31,8 @@ pub struct Mount {
     pub target: PathBuf,
     /// Whether it is mounted read-write.
     pub writable: bool,
+    /// The type of its file system.
+    pub file_system: String,
 }
 
 /// The mount table, in mount order: of two mounts at one target the later one is visible.
@@ -48,9 +50,12 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&byte| byte == b' ');
     let target = unescape(fields.nth(4)?);
     let mount_options = fields.next()?;
-    let file_system_options = fields.skip_while(|field| *field != b"-").nth(3)?;
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let file_system = String::from_utf8_lossy(fields.next()?).into_owned();
+    let file_system_options = fields.nth(1)?;
     let read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|word| word == b"ro");
-    Some(Mount { target, writable: !read_only(mount_options) && !read_only(file_system_options) })
+    let writable = !read_only(mount_options) && !read_only(file_system_options);
+    Some(Mount { target, writable, file_system })
 }
 
 /// Decodes the kernel's escapes: a backslash and three octal digits for blanks and backslashes.
@@ -75,6 +80,43 @@ fn octal(digits: &[u8]) -> Option<u8> {
 pub fn hostname() -> Result<String, Errno> {
     let text = fs::read_to_string("/proc/sys/kernel/hostname").map_err(|error| errno(&error))?;
     Ok(text.trim_end_matches('\n').to_owned())
+}
+
+/// What a process may do and gain, as `/proc/PID/status` reports it. `None` for a field that the
+/// kernel does not report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Privileges {
+    /// The capability sets, in the order of [`CAPABILITY_SETS`].
+    pub capabilities: [Option<u64>; 5],
+    /// Whether `no_new_privs` is set.
+    pub no_new_privs: Option<bool>,
+    /// The seccomp mode: 2 with a filter.
+    pub seccomp: Option<u32>,
+}
+
+/// The fields of the capability sets: inheritable, permitted, effective, bounding, ambient.
+pub const CAPABILITY_SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+
+/// The privileges of a process.
+///
+/// # Errors
+/// As `open(2)` and `read(2)`.
+pub fn privileges_of(pid: Pid) -> Result<Privileges, Errno> {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    Ok(parse_privileges(&fs::read_to_string(path).map_err(|error| errno(&error))?))
+}
+
+fn parse_privileges(status: &str) -> Privileges {
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(str::trim)
+    };
+    let number = |name: &str| field(name).and_then(|text| text.parse::<u32>().ok());
+    Privileges {
+        capabilities: CAPABILITY_SETS.map(|name| u64::from_str_radix(field(name)?, 16).ok()),
+        no_new_privs: number("NoNewPrivs").map(|set| set == 1),
+        seccomp: number("Seccomp"),
+    }
 }
 
 /// The user and group of this process; `None` if real and effective ids differ.
@@ -104,9 +146,18 @@ mod tests {
     }
 
     #[test]
+    fn privileges_are_parsed() {
+        let status = "Name:\tx\nCapInh:\t0\nCapPrm:\t1\nCapEff:\t00000000000000ff\nCapBnd:\t0\nNoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        let privileges = parse_privileges(status);
+        assert_eq!(privileges.capabilities, [Some(0), Some(1), Some(255), Some(0), None]);
+        assert_eq!((privileges.no_new_privs, privileges.seccomp), (Some(true), Some(2)));
+    }
+
+    #[test]
     fn mount_targets_are_unescaped() {
         let mount = parse_mount(br"36 35 98:0 / /a\040b\134c rw - tmpfs tmpfs rw").unwrap();
         assert_eq!(mount.target, PathBuf::from(r"/a b\c"));
+        assert_eq!(mount.file_system, "tmpfs");
     }
 
     #[test]

@@ -1,18 +1,23 @@
-//! The directory of one sandbox on the host: the socket that `codelia-init` connects to, and the
-//! small files of its plan. Only the worker can access it; it is removed with the sandbox.
+//! The directory of one sandbox on the host: the socket that `codelia-init` connects to, a copy of
+//! `codelia-init`, and the small files of its plan. Only the worker can access it; it is removed with
+//! the sandbox.
+//!
+//! A command can read the directory's path in its mount table. So its name is random, and a link to
+//! it names the owner and the sandbox.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
     io::{self, Write},
     os::{
         fd::AsRawFd,
-        unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
+        unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, symlink},
     },
     path::{Path, PathBuf},
 };
 
 use codelia_policy::{Ids, Plan};
 use codelia_sys::{Pid, process, process_id::ProcessId};
+use codelia_types::RunId;
 use tokio::net::UnixListener;
 
 use crate::{Error, isolation, sandbox::control::Control};
@@ -22,6 +27,7 @@ const SOCKET: &str = "socket";
 /// A control directory. Dropping it removes it.
 #[derive(Debug)]
 pub(super) struct ControlDir {
+    link: PathBuf,
     directory: PathBuf,
     /// Taken when a connection is accepted.
     listener: Option<UnixListener>,
@@ -30,20 +36,23 @@ pub(super) struct ControlDir {
 }
 
 impl ControlDir {
-    /// Creates it below `parent`. Its name contains the owner and the sandbox.
+    /// Creates it below `parent`.
     pub(super) fn create(parent: &Path, owner: ProcessId, plan: &Plan) -> Result<Self, Error> {
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-        let directory = parent.join(format!("{owner}-{}", plan.sandbox));
-        DirBuilder::new().mode(0o700).create(&directory)?;
-        // From here on, an error drops the value, which removes the directory.
-        let mut control_dir = Self { directory, listener: None, files: 0 };
+        let name = RunId::generate().to_string();
+        let link = parent.join(format!("{owner}-{}", plan.sandbox));
+        // The link first: the sweep finds the directory by it.
+        symlink(&name, &link)?;
+        // From here on, an error drops the value, which removes both.
+        let mut control_dir = Self { link, directory: parent.join(name), listener: None, files: 0 };
+        DirBuilder::new().mode(0o700).create(&control_dir.directory)?;
         control_dir.listener = Some(listen(&control_dir.directory, isolation::ids(plan)?)?);
         Ok(control_dir)
     }
 
-    /// The container's name, made of the directory's.
+    /// The container's name, made of the link's.
     pub(super) fn container_name(&self) -> String {
-        let name = self.directory.file_name().unwrap_or_default().to_string_lossy();
+        let name = self.link.file_name().unwrap_or_default().to_string_lossy();
         format!("codelia-{name}")
     }
 
@@ -62,6 +71,15 @@ impl ControlDir {
         Ok(path)
     }
 
+    /// Copies a program into it and returns the path: commands could watch and lock a shared one.
+    pub(super) fn add_program(&mut self, program: &Path) -> Result<PathBuf, Error> {
+        self.files += 1;
+        let path = self.directory.join(format!("file-{}", self.files));
+        fs::copy(program, &path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o555))?;
+        Ok(path)
+    }
+
     /// Accepts the only connection and removes the socket. Also returns the peer's process.
     pub(super) async fn accept(&mut self) -> Result<(Control, Pid), Error> {
         let listener = self.listener.take().ok_or(Error::UnexpectedMessage)?;
@@ -73,14 +91,24 @@ impl ControlDir {
 
     /// Removes it. Returns whether it is gone.
     pub(super) fn remove(&mut self) -> bool {
-        match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+        match remove(&self.directory, &self.link) {
+            Ok(()) => true,
+            Err(error) => {
                 tracing::warn!(%error, directory = %self.directory.display(), "control directory not removed");
                 false
             }
-            _ => true,
         }
     }
+}
+
+/// Removes a directory, then the link to it, as far as they exist.
+pub(super) fn remove(directory: &Path, link: &Path) -> io::Result<()> {
+    let ignore_absent = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    };
+    ignore_absent(fs::remove_dir_all(directory))?;
+    ignore_absent(fs::remove_file(link))
 }
 
 impl Drop for ControlDir {

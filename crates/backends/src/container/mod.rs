@@ -5,6 +5,7 @@
 
 mod control_dir;
 mod engine;
+mod expected;
 mod mounts;
 mod process;
 mod restrict;
@@ -17,6 +18,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use bollard::models::ContainerCreateBody;
 use codelia_init::Setup;
 use codelia_policy::{Enforceable, Plan};
 use codelia_sys::{process_id::ProcessId, rlimit::Resource};
@@ -24,7 +26,7 @@ use codelia_types::{Mode, Reason};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias,
-    isolation::{self, INIT},
+    isolation::{self, PROBE},
     mask::Masks,
     probe,
     sandbox::{Sandbox, prepared, process::SandboxProcess, setup},
@@ -87,11 +89,11 @@ impl Container {
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let plan = &*alias::hide(plan, &[]).await?;
         let kind = self.engine.kind().await?;
-        let setup = self.setup(plan, kind)?;
         let masks = Masks::of(&plan.mounts).await?;
         let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;
         let target = EngineTarget { options: &self.options, kind, owner: self.owner };
         let body = spec::create_body(plan, &masks, target, &mut control_dir)?;
+        let setup = self.setup(plan, kind, &body)?;
         let mut process = ContainerProcess::new(self.engine.clone(), control_dir);
         match process.start(body, plan, &self.options.init).await {
             Ok((control, group)) => {
@@ -105,17 +107,12 @@ impl Container {
         }
     }
 
-    /// Adapts the setup: the engine creates no user namespace. A runtime with its own kernel sends
-    /// no notifications and passes no descriptors out, and its namespaces have other numbers.
-    fn setup(&self, plan: &Plan, kind: EngineKind) -> Result<Setup, Error> {
+    /// Adapts the setup: a runtime with its own kernel passes no descriptors out.
+    fn setup(&self, plan: &Plan, kind: EngineKind, body: &ContainerCreateBody) -> Result<Setup, Error> {
         let mut setup = Setup { stay_after_exit: true, ..setup::of(plan)? };
-        let ids = isolation::ids(plan)?;
         if let Some(security) = &mut setup.security {
             setup.relay_launch = spec::has_own_kernel(plan);
-            let expected = &mut security.expected;
-            let is_shared = |name: &str| name == "user" || name == "cgroup" && kind.lacks_cgroup_namespaces();
-            expected.host_namespaces.retain(|name, _| !setup.relay_launch && !is_shared(name));
-            (expected.uid, expected.gid) = (ids.uid, ids.gid);
+            expected::adapt(&mut security.expected, plan, kind, body)?;
         }
         if setup.relay_launch {
             // Such a kernel only estimates CPU time, which the control group counts, and does not share
@@ -142,8 +139,8 @@ impl Container {
 
     /// Runs a trivial command through a whole sandbox.
     async fn try_sandbox(&self, host: Enforceable, only_executable: Option<&Path>) -> Result<(), Error> {
-        let prepared = self.create(&probe::isolated_plan(Mode::Container, host, only_executable)?).await?;
-        probe::run(prepared, Path::new(INIT)).await
+        let plan = probe::isolated_plan(Mode::Container, &self.options.init, host, only_executable)?;
+        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
     fn gap(&self, error: &Error) -> Gap {
@@ -225,7 +222,7 @@ impl Backend for Container {
                 without
             }
         };
-        let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
+        let executables = match self.try_sandbox(limits, Some(Path::new(PROBE))).await {
             Ok(()) => true,
             Err(error) => {
                 gaps.push(isolation::executables_gap(&error));

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -15,26 +16,27 @@ use super::{
 };
 use crate::{
     Error,
-    isolation::{self, INIT, utf8},
+    isolation::{self, INIT, SHOWN_IN_PROC, utf8},
     mask::{MaskTarget, Masks},
 };
 
 /// Path of the control socket inside. It refuses connections once `codelia-init` has connected.
 pub(super) const CONTROL_SOCKET: &str = "/.codelia-control";
 
-/// The parts of `/proc` that engines mask by default, and all of `/sys`.
-const MASKED: [&str; 10] = [
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/sys",
-];
+/// Masked next to what is not shown of `/proc`: the identity of the host's start, and all of `/sys`.
+const MASKED: [&str; 2] = ["/proc/sys/kernel/random/boot_id", "/sys"];
+
+/// Everything in `/proc` that is neither a process nor shown: the kernel of the containers is ours.
+fn masked() -> Result<Vec<String>, Error> {
+    let mut masked = MASKED.map(str::to_owned).to_vec();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !name.bytes().all(|byte| byte.is_ascii_digit()) && !SHOWN_IN_PROC.contains(&name.as_str()) {
+            masked.push(format!("/proc/{name}"));
+        }
+    }
+    Ok(masked)
+}
 
 /// The engine's view of the file system. The engine mounts by depth, in any order.
 #[derive(Default)]
@@ -52,7 +54,7 @@ impl Filesystem {
         control_dir: &mut ControlDir,
     ) -> Result<Self, Error> {
         let entries = [
-            (INIT.into(), Entry::Bind { source: options.init.clone(), writable: false }),
+            (INIT.into(), Entry::Bind { source: control_dir.add_program(&options.init)?, writable: false }),
             (CONTROL_SOCKET.into(), Entry::Bind { source: control_dir.socket(), writable: true }),
         ];
         let mut builder = FilesystemBuilder {
@@ -61,7 +63,7 @@ impl Filesystem {
             engine_socket: &options.socket,
             control_dir,
             entries: entries.into(),
-            masked: MASKED.map(str::to_owned).to_vec(),
+            masked: masked()?,
         };
         for (mount, mask) in masks.zip(&plan.mounts) {
             builder.add(mount, mask)?;
@@ -109,7 +111,9 @@ impl FilesystemBuilder<'_> {
             Mount::Overlay { .. } => {
                 return Err(Error::Unenforceable { field: "policy.filesystem.overlay_paths" });
             }
-            Mount::Symlink { .. } => return Err(Error::Unenforceable { field: "mounts" }),
+            Mount::Symlink { .. } | Mount::Runtime { .. } => {
+                return Err(Error::Unenforceable { field: "mounts" });
+            }
         };
         self.entries.insert(mount.target().to_owned(), entry);
         Ok(())

@@ -66,6 +66,8 @@ impl ContainerProcess {
         if is_on_host {
             isolation::limit_terminals(peer).map_err(io::Error::from)?;
         }
+        // Engines cannot set this. The command has no socket yet.
+        group.limit_sockets(plan.limits.memory_bytes)?;
         if let Some(max) = spec::pids_after_start(plan)
             && !self.engine.limit_pids(&self.name, max).await?
         {

@@ -38,6 +38,9 @@ pub(super) const NAMESPACE_LABEL: &str = "codelia.pid-namespace";
 /// The runtime needs this many processes and threads to start a container.
 const PIDS_TO_START: i64 = 64;
 
+/// The kernel's settings. Some belong to a namespace and could be written.
+pub(super) const SETTINGS: &str = "/proc/sys";
+
 /// In microseconds.
 const CPU_PERIOD: i64 = 100_000;
 const MIN_CPU_QUOTA: i64 = 1000;
@@ -99,6 +102,7 @@ fn host_config(
         mounts: Some(filesystem.mounts),
         tmpfs: Some(filesystem.tmpfs),
         masked_paths: Some(filesystem.masked),
+        readonly_paths: Some(vec![SETTINGS.to_owned()]),
         readonly_rootfs: Some(true),
         network_mode: Some("none".to_owned()),
         // A private namespace without the engine's /dev/shm: the plan has one.

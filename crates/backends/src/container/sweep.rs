@@ -1,11 +1,11 @@
-//! Removes what killed workers left: containers by their labels, control directories by their
-//! names.
+//! Removes what killed workers left: containers by their labels, control directories by the names
+//! of their links.
 
 use std::{fs, io, path::Path};
 
 use codelia_sys::process_id::ProcessId;
 
-use super::{engine::Engine, spec};
+use super::{control_dir, engine::Engine, spec};
 use crate::Error;
 
 /// Removes the containers whose owner was a process of our PID namespace and is gone. Owners in
@@ -35,7 +35,10 @@ pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
         let entry = entry?;
         let owner = entry.file_name().to_str().and_then(ProcessId::from_name_prefix);
         if owner.is_some_and(|owner| !owner.is_alive()) {
-            fs::remove_dir_all(entry.path())?;
+            let link = entry.path();
+            // Earlier versions had a directory of this name instead of a link.
+            let directory = fs::read_link(&link).map_or(link.clone(), |name| parent.join(name));
+            control_dir::remove(&directory, &link)?;
             removed += 1;
         }
     }

@@ -71,7 +71,7 @@ impl Sandbox {
         let fds: Vec<_> = join_fds.iter().map(AsFd::as_fd).collect();
         let notifies = setup.security.as_ref().is_some_and(|security| security.notify);
         let relays = setup.relay_launch;
-        let request = Request::Setup(Setup { cgroup_fds: fds.len(), ..setup });
+        let request = Request::Setup(Box::new(Setup { cgroup_fds: fds.len(), ..setup }));
         let sent = self.control.send(&request, &fds).await;
         // If sending failed, init may have reported why before it exited.
         match self.receive_report().await.or_else(|error| sent.and(Err(error)))? {

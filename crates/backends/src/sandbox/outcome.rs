@@ -20,6 +20,8 @@ pub(crate) enum KillReason {
     Violations,
     /// The CPU time limit was exceeded.
     CpuTime,
+    /// The buffers of sockets exceeded the memory limit.
+    Memory,
     /// The worker did not call `keep_alive` in time.
     KeepAliveExpired,
 }
@@ -39,6 +41,7 @@ pub(crate) fn outcome(status: ExitStatus, observed: Observations) -> Outcome {
     match observed.kill_reason {
         Some(KillReason::Violations) => return Outcome::Violation("SYSCALL_BLOCKED".to_owned()),
         Some(KillReason::CpuTime) => return Outcome::Limit("cpu_time".to_owned()),
+        Some(KillReason::Memory) => return Outcome::Oom,
         Some(KillReason::KeepAliveExpired) => return Outcome::Lost,
         None => {}
     }

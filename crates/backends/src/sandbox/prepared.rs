@@ -18,7 +18,7 @@ use crate::{
     sandbox::{
         Sandbox,
         control::Control,
-        running::{CpuBudget, RunningCommand},
+        running::{Budget, RunningCommand},
         supervisor::Supervisor,
     },
 };
@@ -37,7 +37,7 @@ pub(crate) struct WaitingSandbox {
     root: Option<OwnedFd>,
     /// The plan's environment. The command's own variables override it.
     env: BTreeMap<String, String>,
-    cpu_budget: CpuBudget,
+    budget: Budget,
 }
 
 /// Sets a sandbox up for its plan, or destroys it if that fails.
@@ -52,8 +52,8 @@ pub(crate) async fn prepare(
 ) -> Result<Box<dyn Prepared>, Error> {
     match set_up(&mut sandbox, plan, setup).await {
         Ok((launch, supervisor)) => {
-            let (env, cpu_budget) = (plan.env.clone(), CpuBudget::of(plan));
-            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, cpu_budget }))
+            let (env, budget) = (plan.env.clone(), Budget::of(plan));
+            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, budget }))
         }
         Err(error) => {
             sandbox.destroy().await;
@@ -85,7 +85,7 @@ impl Prepared for WaitingSandbox {
         match self.start(command, stdio).await {
             Ok(()) => {
                 let started = Instant::now();
-                let running = RunningCommand::new(self.sandbox, self.supervisor, self.cpu_budget, started);
+                let running = RunningCommand::new(self.sandbox, self.supervisor, self.budget, started);
                 Ok(Launched { running: Box::new(running), setup_time: started - requested })
             }
             Err(error) => {

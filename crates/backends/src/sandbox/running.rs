@@ -28,28 +28,38 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest interval between two reads of the group's CPU time.
 const MIN_CPU_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// The interval between two reads of the group's socket buffers, where the kernel does not count
+/// them as memory.
+const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The capacity of all processors, in thousandths of one. Cached: reading it opens files.
 static HOST_CPU_MILLIS: LazyLock<u64> =
     LazyLock::new(|| std::thread::available_parallelism().map_or(1, |count| count.get() as u64) * 1000);
 
-/// The CPU time limit of a command and how fast the command can use it.
+/// The limits that are checked here while a command runs: CPU time, with how fast the command can
+/// use it, and memory, for the buffers of sockets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuBudget {
+pub(crate) struct Budget {
+    memory_bytes: u64,
     cpu_time: Duration,
     /// The most CPU time per second that the command can get, in thousandths.
     cpu_millis: u64,
 }
 
-impl CpuBudget {
+impl Budget {
     pub(crate) fn of(plan: &Plan) -> Self {
         let max = *HOST_CPU_MILLIS;
         let is_limited = !plan.unenforced.contains(&Limit::CpuMillis);
         let cpu_millis = if is_limited { plan.limits.cpu_millis.min(max) } else { max };
-        Self { cpu_time: plan.limits.cpu_time, cpu_millis: cpu_millis.max(1) }
+        Self {
+            memory_bytes: plan.limits.memory_bytes,
+            cpu_time: plan.limits.cpu_time,
+            cpu_millis: cpu_millis.max(1),
+        }
     }
 
     /// Waits until a group has used its CPU time. Sleeps for as long as that is impossible.
-    async fn exhausted(self, group: &Group) {
+    async fn cpu_time_exhausted(self, group: &Group) {
         loop {
             let used = group.cpu_time().unwrap_or_else(|error| {
                 tracing::warn!(%error, "CPU time not read");
@@ -65,6 +75,20 @@ impl CpuBudget {
         }
     }
 
+    /// Waits until the socket buffers of a group exceed their limit. Never ends where they count as
+    /// memory.
+    async fn sockets_exceeded(self, group: &Group) {
+        loop {
+            match group.sockets_exceed(self.memory_bytes) {
+                Ok(Some(true)) => return,
+                Ok(Some(false)) => {}
+                Ok(None) => return std::future::pending().await,
+                Err(error) => tracing::warn!(%error, "socket buffers not read"),
+            }
+            tokio::time::sleep(SOCKET_CHECK_INTERVAL).await;
+        }
+    }
+
     fn min_time_to_use(self, left: Duration) -> Duration {
         left.mul_f64(1000.0 / self.cpu_millis as f64)
     }
@@ -75,7 +99,7 @@ impl CpuBudget {
 pub(crate) struct RunningCommand {
     sandbox: Sandbox,
     supervisor: Option<Supervisor>,
-    cpu_budget: CpuBudget,
+    budget: Budget,
     started: Instant,
     /// When the kill was first requested.
     killed: OnceLock<Instant>,
@@ -89,11 +113,11 @@ impl RunningCommand {
     pub(crate) fn new(
         sandbox: Sandbox,
         supervisor: Option<Supervisor>,
-        cpu_budget: CpuBudget,
+        budget: Budget,
         started: Instant,
     ) -> Self {
         let killed = OnceLock::new();
-        Self { sandbox, supervisor, cpu_budget, started, killed, kill_reason: None, result: None }
+        Self { sandbox, supervisor, budget, started, killed, kill_reason: None, result: None }
     }
 
     /// Waits for the exit that `codelia-init` reports. `None` if it cannot report any more.
@@ -103,7 +127,7 @@ impl RunningCommand {
             let first = tokio::select! {
                 biased;
                 report = control.receive() => Ok(report),
-                reason = limit_exceeded(self.supervisor.as_ref(), self.cpu_budget, group) => Err(reason),
+                reason = limit_exceeded(self.supervisor.as_ref(), self.budget, group) => Err(reason),
             };
             match first {
                 Ok(report) => {
@@ -137,7 +161,7 @@ impl RunningCommand {
             oom_kills,
             pids_refused: group_usage.pids_refused,
             // The clock behind SIGXCPU is coarser than the group's and may run ahead of it.
-            cpu_time_exceeded: usage.cpu_time * 10 >= self.cpu_budget.cpu_time * 9,
+            cpu_time_exceeded: usage.cpu_time * 10 >= self.budget.cpu_time * 9,
         };
         (outcome::outcome(status, observed), usage)
     }
@@ -201,7 +225,7 @@ fn is_keep_alive_expired(report: &Result<Option<Report>, Error>) -> bool {
 /// Waits until the command exceeds a limit for which it must be killed.
 async fn limit_exceeded(
     supervisor: Option<&Supervisor>,
-    cpu_budget: CpuBudget,
+    budget: Budget,
     group: Option<&Group>,
 ) -> KillReason {
     let violations = async {
@@ -210,15 +234,16 @@ async fn limit_exceeded(
             None => std::future::pending().await,
         }
     };
-    let cpu_time = async {
-        match group {
-            Some(group) => cpu_budget.exhausted(group).await,
-            None => std::future::pending().await,
+    let in_group = async {
+        let Some(group) = group else { return std::future::pending().await };
+        tokio::select! {
+            () = budget.cpu_time_exhausted(group) => KillReason::CpuTime,
+            () = budget.sockets_exceeded(group) => KillReason::Memory,
         }
     };
     tokio::select! {
         () = violations => KillReason::Violations,
-        () = cpu_time => KillReason::CpuTime,
+        reason = in_group => reason,
     }
 }
 

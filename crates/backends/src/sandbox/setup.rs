@@ -1,18 +1,25 @@
 //! Converts a plan into the setup request for `codelia-init`.
 
-use std::{fs, os::unix::fs::MetadataExt, sync::LazyLock};
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
-use codelia_init::{ExpectedEnvironment, ExpectedMount, Rlimit, SecuritySetup, Setup};
+use codelia_init::{
+    ExpectedEnvironment, ExpectedMount, ExpectedNamespace, FileIdentity, NAMESPACES, Rlimit, SecuritySetup,
+    Setup,
+};
 use codelia_policy::{Mount, Plan, SANDBOX_IDS, Security};
-use codelia_sys::rlimit::Resource;
+use codelia_sys::{Errno, proc_self, rlimit::Resource};
 use codelia_types::NetworkMode;
 
-use crate::{Error, seccomp};
+use crate::{Error, isolation::SHOWN_IN_PROC, seccomp};
 
-/// Names and numbers of this process's namespaces. An isolated command must not be in any of them.
-static OWN_NAMESPACES: LazyLock<Vec<(&str, u64)>> = LazyLock::new(|| {
-    let number = |name| Some((name, fs::metadata(format!("/proc/self/ns/{name}")).ok()?.ino()));
-    ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"].into_iter().filter_map(number).collect()
+/// The numbers of this process's namespaces. An isolated command must not be in any of them.
+static OWN_NAMESPACES: LazyLock<Result<Vec<(&str, u64)>, Errno>> = LazyLock::new(|| {
+    NAMESPACES.iter().map(|&name| proc_self::namespace_id(name).map(|number| (name, number))).collect()
 });
 
 /// More than any ordinary program uses. POSIX timers count too.
@@ -57,7 +64,8 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
 
 fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {
     Ok(SecuritySetup {
-        expected: expected_environment(plan),
+        view: None,
+        expected: expected_environment(plan)?,
         executables: security.executables.clone(),
         filter: seccomp::filter(security)?.to_vec(),
         init_filter: seccomp::init_filter()?,
@@ -65,29 +73,55 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
     })
 }
 
-fn expected_environment(plan: &Plan) -> ExpectedEnvironment {
-    let is_shared = |name: &str| name == "net" && plan.network == NetworkMode::Host;
-    ExpectedEnvironment {
-        host_namespaces: OWN_NAMESPACES
-            .iter()
-            .filter(|(name, _)| !is_shared(name))
-            .map(|&(name, number)| (name.to_owned(), number))
-            .collect(),
+fn expected_environment(plan: &Plan) -> Result<ExpectedEnvironment, Error> {
+    let own = OWN_NAMESPACES.as_ref().map_err(|errno| io::Error::from(*errno))?;
+    let expected = |name: &str, number| match (name, plan.network) {
+        ("net", NetworkMode::Host) => ExpectedNamespace::Shared,
+        _ => ExpectedNamespace::Not(number),
+    };
+    Ok(ExpectedEnvironment {
+        namespaces: own.iter().map(|&(name, number)| (name.to_owned(), expected(name, number))).collect(),
+        // Of several mounts at one target the last is visible.
         mounts: plan.mounts.iter().filter_map(expected_mount).collect(),
+        covered: None,
+        shown_in_proc: Some(SHOWN_IN_PROC.map(str::to_owned).to_vec()),
         hostname: plan.hostname.clone(),
         uid: SANDBOX_IDS.uid,
         gid: SANDBOX_IDS.gid,
-    }
+        locks_secure_bits: true,
+        reports_restrictions: true,
+    })
 }
 
-/// `None` for what some mode creates without a separate mount: init does not check it.
-fn expected_mount(mount: &Mount) -> Option<ExpectedMount> {
-    let (target, writable) = match mount {
-        Mount::Bind { target, writable, .. } => (target.clone(), Some(*writable)),
-        Mount::Overlay { target, .. } => (target.clone(), Some(true)),
-        Mount::Tmpfs { target, .. } => (target.clone(), Some(true)),
-        Mount::Proc => ("/proc".into(), None),
-        Mount::Dev | Mount::Symlink { .. } | Mount::File { .. } | Mount::Hidden { .. } => return None,
+/// `None` for what needs no mount. A hidden path is masked later, where it exists.
+fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
+    let expected = |writable, file_system: Option<&str>| ExpectedMount {
+        writable: Some(writable),
+        file_system: file_system.map(str::to_owned),
+        ..ExpectedMount::default()
     };
-    Some(ExpectedMount { target, writable })
+    let mounted = match mount {
+        Mount::Bind { source, target, writable } => ExpectedMount {
+            identity: directory_identity(source),
+            // A directory of the host, not the workspace.
+            is_recursive: source == target,
+            ..expected(*writable, None)
+        },
+        // One tool copies the files.
+        Mount::Runtime { path } => ExpectedMount { is_optional: !path.is_dir(), ..expected(false, None) },
+        Mount::Overlay { .. } => expected(true, Some("overlay")),
+        Mount::Tmpfs { .. } => expected(true, Some("tmpfs")),
+        Mount::Proc => expected(true, Some("proc")),
+        Mount::Dev => ExpectedMount { file_system: Some("tmpfs".to_owned()), ..ExpectedMount::default() },
+        // Files are copied or mounted.
+        Mount::File { .. } => ExpectedMount { is_optional: true, ..expected(false, None) },
+        Mount::Symlink { .. } | Mount::Hidden { .. } => return None,
+    };
+    Some((mount.target().to_owned(), mounted))
+}
+
+/// Which directory is at a path. `None` for a file: the host may replace it at any time.
+fn directory_identity(path: &Path) -> Option<FileIdentity> {
+    let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
+    Some(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
 }

@@ -27,7 +27,7 @@ use codelia_types::Mode;
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias,
-    isolation::{self, INIT},
+    isolation::{self, PROBE},
     mask::Masks,
     probe,
     sandbox::{Sandbox, cgroups::Cgroups, child::ChildProcess, control::Control, prepared, setup},
@@ -37,6 +37,7 @@ use super::{
     dirs::ToolDirs,
     overlay::{self, Namespaces, Overlays},
     process::ToolProcess,
+    view,
 };
 
 /// How much of a tool's error output is reported.
@@ -46,12 +47,13 @@ const MAX_STDERR: usize = 4096;
 pub(super) trait Tool: Send + Sync + std::fmt::Debug {
     /// The mode it implements.
     const MODE: Mode;
+    /// Whether it copies files of the runtime, so that only directories are mounted.
+    const COPIES_FILES: bool;
 
     /// The arguments with which the tool carries out the plan and executes `codelia-init`.
     fn arguments(
         &self,
         plan: &Plan,
-        masks: &Masks,
         paths: &ToolPaths,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error>;
@@ -100,10 +102,14 @@ pub(super) struct InheritedFiles(Vec<OwnedFd>);
 impl InheritedFiles {
     /// Adds a file and returns its descriptor's number.
     pub(super) fn add(&mut self, name: &str, content: &[u8]) -> Result<String, Error> {
-        let file = fd::memfd(name, content).map_err(io::Error::from)?;
+        Ok(self.add_open(fd::memfd(name, content).map_err(io::Error::from)?))
+    }
+
+    /// Adds an open file and returns its descriptor's number.
+    pub(super) fn add_open(&mut self, file: OwnedFd) -> String {
         let number = file.as_raw_fd().to_string();
         self.0.push(file);
-        Ok(number)
+        number
     }
 }
 
@@ -134,11 +140,15 @@ impl<T: Tool> ToolBackend<T> {
 
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let plan = &*alias::hide(plan, &self.secrets).await?;
-        let setup = setup::of(plan)?;
+        let mut setup = setup::of(plan)?;
+        if let Some(security) = &mut setup.security {
+            let view = view::of(plan, &Masks::of(&plan.mounts).await?, T::COPIES_FILES)?;
+            view::expect_tool_mounts(&mut security.expected, &view);
+            security.view = Some(view);
+        }
         let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
-        let masks = Masks::of(&plan.mounts).await?;
         let namespaces = self.overlays.mount(&self.paths.init, plan).await?;
-        let sandbox = self.start(plan, &masks, self.cgroups.create(plan)?, namespaces, &stderr)?;
+        let sandbox = self.start(plan, self.cgroups.create(plan)?, namespaces, &stderr)?;
         let prepared = prepared::prepare(sandbox, plan, setup, None).await;
         prepared.map_err(|error| explain(T::MODE, error, &stderr))
     }
@@ -147,7 +157,6 @@ impl<T: Tool> ToolBackend<T> {
     fn start(
         &self,
         plan: &Plan,
-        masks: &Masks,
         mut group: Option<Group>,
         namespaces: Option<Arc<Namespaces>>,
         stderr: &File,
@@ -155,7 +164,7 @@ impl<T: Tool> ToolBackend<T> {
         let ids = isolation::ids(plan)?;
         let dirs = ToolDirs::acquire(ids.uid, self.tool.directories(ids));
         let started = Control::pair().and_then(|(control, remote)| {
-            let program = self.program(plan, masks, remote, namespaces.as_deref(), stderr)?;
+            let program = self.program(plan, remote, namespaces.as_deref(), stderr)?;
             let process = ChildProcess::start(&program).map_err(|cause| self.start_error(cause))?;
             Ok((control, process))
         });
@@ -175,13 +184,12 @@ impl<T: Tool> ToolBackend<T> {
     fn program(
         &self,
         plan: &Plan,
-        masks: &Masks,
         control: OwnedFd,
         namespaces: Option<&Namespaces>,
         stderr: &File,
     ) -> Result<Program, Error> {
         let mut inherited = InheritedFiles::default();
-        let arguments = self.tool.arguments(plan, masks, &self.paths, &mut inherited)?;
+        let arguments = self.tool.arguments(plan, &self.paths, &mut inherited)?;
         let streams = [control, fd::dev_null().map_err(io::Error::from)?, stderr.try_clone()?.into()];
         let program = Program::new(&self.paths.program, arguments, streams).map_err(io::Error::from)?;
         let program = program
@@ -212,6 +220,7 @@ impl<T: Tool> ToolBackend<T> {
             Error::InitFailed(Failure { step: Step::SetRlimits, .. }) => {
                 "start the worker with a hard limit of core dumps of at least 1 (systemd: LimitCORE=1)"
             }
+            Error::InitFailed(Failure { step: Step::PrivateRuntime, .. }) => VIEW_REMEDY,
             _ => "fix what the error names; the worker's log has details",
         };
         probe::sandbox_gap(error, remedy.to_owned())
@@ -219,13 +228,13 @@ impl<T: Tool> ToolBackend<T> {
 
     /// Runs a trivial command through a whole sandbox.
     async fn try_sandbox(&self, host: Enforceable, only_executable: Option<&Path>) -> Result<(), Error> {
-        let prepared = self.create(&probe::isolated_plan(T::MODE, host, only_executable)?).await?;
-        probe::run(prepared, Path::new(INIT)).await
+        let plan = probe::isolated_plan(T::MODE, &self.paths.init, host, only_executable)?;
+        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
     /// The same with an overlay over `/usr`.
     async fn try_overlay(&self, host: Enforceable) -> Result<(), Error> {
-        let mut plan = probe::isolated_plan(T::MODE, host, None)?;
+        let mut plan = probe::isolated_plan(T::MODE, &self.paths.init, host, None)?;
         let layers = env::temp_dir().join(plan.sandbox.to_string());
         plan.mounts.push(Mount::Overlay {
             source: "/usr".into(),
@@ -233,7 +242,7 @@ impl<T: Tool> ToolBackend<T> {
             layer: layers.join("usr"),
         });
         let tried = match self.create(&plan).await {
-            Ok(prepared) => probe::run(prepared, Path::new(INIT)).await,
+            Ok(prepared) => probe::run(prepared, Path::new(PROBE)).await,
             Err(error) => Err(error),
         };
         let removed = overlay::remove_layers(&layers);
@@ -254,7 +263,7 @@ impl<T: Tool> Backend for ToolBackend<T> {
             gaps.push(self.gap(&error));
             return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };
         }
-        let executables = match self.try_sandbox(limits, Some(Path::new(INIT))).await {
+        let executables = match self.try_sandbox(limits, Some(Path::new(PROBE))).await {
             Ok(()) => true,
             Err(error) => {
                 gaps.push(isolation::executables_gap(&error));
@@ -285,6 +294,10 @@ impl<T: Tool> Backend for ToolBackend<T> {
         self.create(plan).await
     }
 }
+
+/// Without a private view of the runtime, a command could watch and lock files of the host.
+const VIEW_REMEDY: &str = "use a kernel with overlayfs that ordinary users may mount (5.11 or later), with /usr on a file system that \
+     it supports, at most one overlay deep";
 
 /// Looks a bare name up in `PATH`. A program that is not found fails when it is started.
 fn find_in_path(program: PathBuf) -> PathBuf {

@@ -7,5 +7,6 @@ pub(crate) mod nsjail;
 mod orphans;
 mod overlay;
 mod process;
+mod view;
 
 pub use backend::ToolOptions;

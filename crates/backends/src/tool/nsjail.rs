@@ -15,13 +15,12 @@ use codelia_types::Mode;
 use crate::{
     Backend, Error,
     isolation::{self, INIT, MAX_TERMINALS, utf8},
-    mask::{MaskTarget, Masks},
     probe,
 };
 
 use super::{
     backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
-    dirs, overlay,
+    dirs, overlay, view,
 };
 
 /// Creates the backend of mode `nsjail`.
@@ -50,15 +49,15 @@ impl Nsjail {
 
 impl Tool for Nsjail {
     const MODE: Mode = Mode::Nsjail;
+    const COPIES_FILES: bool = false;
 
     fn arguments(
         &self,
         plan: &Plan,
-        masks: &Masks,
         paths: &ToolPaths,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let config = config(plan, masks, &paths.init)?;
+        let config = config(plan, &paths.init)?;
         let descriptor = inherited.add("nsjail.cfg", config.as_bytes())?;
         Ok(vec!["--config".to_owned(), format!("/proc/self/fd/{descriptor}")])
     }
@@ -99,8 +98,9 @@ impl Tool for Nsjail {
     }
 }
 
-/// The same for every plan. `codelia-init` starts its own session first, and drops its one
-/// capability after it has locked the secure bits, so that it cannot regain any.
+/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup namespace
+/// once it is in its cgroup, and drops its capabilities after it has locked the secure bits, so that
+/// it cannot regain any.
 const BASE_CONFIG: &str = "\
 mode: ONCE
 cwd: \"/\"
@@ -112,6 +112,7 @@ skip_setsid: true
 keep_env: false
 keep_caps: false
 cap: \"CAP_SETPCAP\"
+cap: \"CAP_SYS_ADMIN\"
 mount_proc: false
 clone_newuser: true
 clone_newns: true
@@ -119,11 +120,10 @@ clone_newpid: true
 clone_newnet: true
 clone_newipc: true
 clone_newuts: true
-clone_newcgroup: true
+clone_newcgroup: false
 ";
 
-/// The entries of a minimal `/dev`.
-const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// The links of a minimal `/dev`.
 const DEVICE_LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -135,7 +135,7 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 const BIND: &str = "is_bind: true nosuid: true nodev: true";
 const TMPFS: &str = "fstype: \"tmpfs\" nosuid: true nodev: true";
 
-fn config(plan: &Plan, masks: &Masks, init: &Path) -> Result<String, Error> {
+fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
     let ids = isolation::ids(plan)?;
     let inside = SANDBOX_IDS;
     let mut config = Config(BASE_CONFIG.to_owned());
@@ -143,8 +143,8 @@ fn config(plan: &Plan, masks: &Masks, init: &Path) -> Result<String, Error> {
     config.line(&format!("uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.uid, ids.uid));
     config.line(&format!("gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.gid, ids.gid));
     config.bind(init, Path::new(INIT), false)?;
-    for (mount, mask) in masks.zip(&plan.mounts) {
-        config.mount(mount, mask)?;
+    for (index, mount) in plan.mounts.iter().enumerate() {
+        config.mount(mount, &view::place(plan, index))?;
     }
     config.line(&format!("exec_bin {{ path: {} }}", quoted(INIT)));
     Ok(config.0)
@@ -159,10 +159,11 @@ impl Config {
         self.0.push('\n');
     }
 
-    fn mount(&mut self, mount: &Mount, mask: &MaskTarget) -> Result<(), Error> {
+    fn mount(&mut self, mount: &Mount, place: &Path) -> Result<(), Error> {
         match mount {
-            Mount::Bind { source, target, writable } => self.bind(source, target, *writable),
-            Mount::Overlay { target, layer, .. } => self.bind(&overlay::mount_point(layer), target, true),
+            Mount::Bind { source, writable, .. } => self.bind(source, place, *writable),
+            Mount::Runtime { path } => self.bind(path, place, false),
+            Mount::Overlay { layer, .. } => self.bind(&overlay::mount_point(layer), place, true),
             Mount::Tmpfs { target, size_bytes } => {
                 self.tmpfs(target, &format!("size={size_bytes},mode=1777"), true)
             }
@@ -181,12 +182,8 @@ impl Config {
                 ));
                 Ok(())
             }
-            Mount::Hidden { .. } => match mask {
-                MaskTarget::Directory(path) => self.tmpfs(path, "size=4096,mode=0000", false),
-                // Mounted with `nodev`, so it cannot be opened.
-                MaskTarget::File(path) => self.bind(Path::new("/dev/null"), path, false),
-                MaskTarget::Absent => Ok(()),
-            },
+            // codelia-init masks them.
+            Mount::Hidden { .. } => Ok(()),
         }
     }
 
@@ -210,7 +207,7 @@ impl Config {
     /// nsjail makes it read-only after everything was mounted in it.
     fn dev(&mut self) -> Result<(), Error> {
         self.tmpfs(Path::new("/dev"), "size=65536,mode=0755", false)?;
-        for name in DEVICES {
+        for name in view::DEVICES {
             self.line(&format!(
                 "mount {{ src: \"/dev/{name}\" dst: \"/dev/{name}\" is_bind: true nosuid: true rw: true }}"
             ));
@@ -260,15 +257,14 @@ mod tests {
 
     #[test]
     fn mounts_keep_order_and_flags() {
-        let mut plan = probe::isolated_plan(Mode::Nsjail, Default::default(), None).unwrap();
+        let mut plan =
+            probe::isolated_plan(Mode::Nsjail, Path::new("/init"), Default::default(), None).unwrap();
         plan.ids = Some(Ids { uid: 7, gid: 8 });
         plan.mounts = vec![
             Mount::Bind { source: "/s".into(), target: "/workspace".into(), writable: true },
             Mount::File { target: "/etc/x".into(), text: "a\n".into() },
-            Mount::Hidden { target: "/workspace/secret".into(), even_if_absent: true },
         ];
-        let masks = Masks::resolve(&plan.mounts).unwrap();
-        let config = config(&plan, &masks, Path::new("/init")).unwrap();
+        let config = config(&plan, Path::new("/init")).unwrap();
         let mounts: Vec<_> = config.lines().filter(|line| line.starts_with("mount {")).collect();
         assert_eq!(
             mounts,
@@ -276,7 +272,6 @@ mod tests {
                 r#"mount { src: "/init" dst: "/.codelia-init" is_bind: true nosuid: true nodev: true rw: false }"#,
                 r#"mount { src: "/s" dst: "/workspace" is_bind: true nosuid: true nodev: true rw: true }"#,
                 r#"mount { dst: "/etc/x" src_content: "a\012" nosuid: true nodev: true }"#,
-                r#"mount { dst: "/workspace/secret" fstype: "tmpfs" nosuid: true nodev: true options: "size=4096,mode=0000" rw: false }"#,
             ]
         );
         assert!(config.contains(r#"uidmap { inside_id: "1000" outside_id: "7" count: 1 }"#));
@@ -285,7 +280,7 @@ mod tests {
 
     #[test]
     fn every_namespace_is_new_and_own_limits_are_off() {
-        for kind in ["user", "ns", "pid", "net", "ipc", "uts", "cgroup"] {
+        for kind in ["user", "ns", "pid", "net", "ipc", "uts"] {
             assert!(BASE_CONFIG.contains(&format!("clone_new{kind}: true")), "{kind}");
         }
         assert!(!BASE_CONFIG.contains("seccomp") && !BASE_CONFIG.contains("cgroup_"));

@@ -193,7 +193,8 @@ mod tests {
 
     /// A plan with one overlay.
     fn plan(layers: &Path) -> Plan {
-        let mut plan = probe::isolated_plan(Mode::Bwrap, Enforceable::EVERYTHING, None).unwrap();
+        let mut plan =
+            probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Enforceable::EVERYTHING, None).unwrap();
         let (source, target) = ("/usr".into(), "/usr".into());
         plan.mounts.push(Mount::Overlay { source, target, layer: layers.join("usr") });
         plan

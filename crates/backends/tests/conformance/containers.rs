@@ -45,13 +45,14 @@ async fn sweep_removes_only_containers_of_dead_workers(fixture: Fixture) {
     ];
     let directory = fixture.control_directory();
     let dead = directory.join(format!("{}-x", dead_owner()));
-    std::fs::create_dir_all(&dead).unwrap();
+    std::fs::create_dir_all(directory.join("left")).unwrap();
+    std::os::unix::fs::symlink("left", &dead).unwrap();
     let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap();
 
     assert!(fixture.backend.sweep().await.unwrap() >= 2);
-    assert!(!exists(fixture.kind, &left) && !dead.exists());
+    assert!(!exists(fixture.kind, &left));
     assert!(others.iter().all(|id| exists(fixture.kind, id)));
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "only the live owner's");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 2, "only the live owner's, with its link");
     assert!(prepared.discard().await.is_clean());
     docker(fixture.kind, &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
 }

@@ -20,8 +20,10 @@ const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 44] = [
+const RUNSC: [(&str, &str); 46] = [
     ("workspace_allows_no_setuid_and_no_devices", "gVisor's mounts are its own: nothing sets their flags"),
+    ("watch_sees_files_of_other_runs", "gVisor sees no changes that another sandbox makes"),
+    ("proc_tells_nothing_about_host", "gVisor's /proc tells about its own kernel, not about the host's"),
     ("blocked_call_is_reported", NOT_REPORTED),
     ("too_many_blocked_calls_kill_the_run", NOT_REPORTED),
     ("ptrace_needs_debug_policy", NOT_REPORTED),

@@ -26,6 +26,77 @@ async fn tmpfs_counts_as_memory(mut fixture: Fixture) {
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
 }
 
+/// Fills the buffers of sockets or pipes that nothing reads. Prints how many bytes they held.
+const FILL_BUFFERS: &str = r"
+import fcntl, os, socket, sys
+MOST, held, total = 100_000_000, [], 0
+def tcp():
+    server = socket.create_server(('127.0.0.1', 0))
+    client = socket.create_connection(server.getsockname())
+    return client.fileno(), client, server.accept()[0]
+def unix():
+    client, server = socket.socketpair()
+    return client.fileno(), client, server
+def pipe():
+    read, write = os.pipe()
+    try: fcntl.fcntl(write, 1031, 1 << 20)
+    except OSError: pass
+    return write,
+def fill(end):
+    global total
+    os.set_blocking(end, False)
+    try:
+        while total < MOST: total += os.write(end, bytes(32768))
+    except OSError: pass
+def udp():
+    global total
+    for _ in range(400):
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+        server.bind(('127.0.0.1', 0))
+        client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        held.append(server)
+        for _ in range(16): client.sendto(bytes(32768), server.getsockname())
+    # A datagram without room is dropped silently, so count those that arrived.
+    for server in held:
+        server.setblocking(False)
+        try:
+            while True: total += len(server.recv(65536))
+        except OSError: pass
+if sys.argv[1] == 'udp': udp()
+else:
+    for _ in range(1000):
+        before = total
+        held.append({'tcp': tcp, 'unix': unix, 'pipe': pipe}[sys.argv[1]]())
+        fill(held[-1][0])
+        if total == before or total >= MOST: break
+print(total)";
+
+/// A command that is killed for its memory prints nothing and held less.
+async fn socket_buffers_count_as_memory(mut fixture: Fixture) {
+    if !std::path::Path::new("/usr/bin/python3").exists() {
+        return skip("python", "python3 is not installed");
+    }
+    fixture.limits.open_files = 4096;
+    let limit = 48 * MIB;
+    for kind in ["tcp", "udp", "unix", "pipe"] {
+        let mut held = Vec::new();
+        for memory in [limit, 1024 * MIB] {
+            fixture.limits.memory_bytes = memory;
+            let session = fixture.session();
+            let finished = fixture.run(&session, &["/usr/bin/python3", "-c", FILL_BUFFERS, kind]).await;
+            assert!(
+                finished.outcome == Outcome::Exited(0) || finished.outcome == Outcome::Oom,
+                "{finished:?}"
+            );
+            held.push(finished.stdout.trim().parse::<u64>().unwrap_or_default());
+        }
+        println!("{kind}: {} bytes held under the limit, {} without", held[0], held[1]);
+        assert!(held[0] <= limit, "{kind}: {held:?}");
+        assert!(held[1] > limit, "the control, {kind}: {held:?}");
+    }
+}
+
 async fn cpu_time_is_limited(mut fixture: Fixture) {
     fixture.limits.cpu_time = Duration::from_secs(1);
     let finished = fixture.sh(&fixture.session(), "while :; do :; done").await;
@@ -149,6 +220,7 @@ import os; os._exit(0)";
 in_every_mode!(
     memory_is_limited,
     tmpfs_counts_as_memory,
+    socket_buffers_count_as_memory,
     cpu_time_is_limited,
     cpu_time_limit_covers_all_processes,
     cpu_rate_is_limited,
@@ -166,6 +238,7 @@ in_every_mode!(
 in_mode!(
     logical = Logical:
     memory_is_limited,
+    socket_buffers_count_as_memory,
     cpu_time_limit_covers_all_processes,
     cpu_rate_is_limited,
     usage_is_reported,

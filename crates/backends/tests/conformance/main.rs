@@ -24,5 +24,6 @@ mod programs;
 mod require;
 mod setup_check;
 mod unprivileged;
+mod view;
 mod vm;
 mod watchers;

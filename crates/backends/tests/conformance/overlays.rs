@@ -204,7 +204,26 @@ async fn static_mode_writes_only_to_overlays(mut fixture: Fixture) {
     assert_eq!(stdout_of(&fixture, &session, &write).await, "");
 }
 
+/// The installation opens the runtime itself, or a part of it.
+async fn runtime_can_be_an_overlay(mut fixture: Fixture) {
+    if !has_overlays(&mut fixture, Path::new("/usr")) {
+        return;
+    }
+    assert_eq!(stdout_of(&fixture, &fixture.session(), "expr 1 + 1").await, "2\n");
+    if !is_root("without root, the host's directories keep their owner") {
+        return;
+    }
+    let change =
+        |path: &str| format!("echo x > {path}/new && cat {path}/new; touch /usr/other && echo written");
+    let changed = fixture.sh(&fixture.session(), &change("/usr/bin")).await;
+    assert_eq!(changed.stdout, "x\nwritten\n", "{changed:?}");
+    fixture.policy.filesystem.overlay_paths = Some(vec!["/usr/local".into()]);
+    let changed = fixture.sh(&fixture.session(), &change("/usr/local")).await;
+    assert_eq!(changed.stdout, "x\n", "{changed:?}");
+}
+
 in_every_mode!(
+    runtime_can_be_an_overlay,
     static_mode_writes_only_to_overlays,
     overlay_changes_stay_in_session,
     overlay_changes_are_visible_across_running_sandboxes,

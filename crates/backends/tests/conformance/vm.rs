@@ -39,7 +39,8 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 20] = [
+const OTHERS: [&str; 21] = [
+    "limits::bwrap::socket_buffers_count_as_memory",
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
     "cpu_io::bwrap_alone::low_priority_command_yields_cpu_to_newer_ones",
@@ -84,7 +85,7 @@ fn cases() -> Vec<String> {
 fn vm_dir() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
     let dir = env::var_os("CODELIA_TEST_VM").map_or(built, PathBuf::from);
-    if !["kernel", "tree.cpio"].iter().all(|name| dir.join(name).is_file()) {
+    if !["kernel", "overlay.ko", "tree.cpio"].iter().all(|name| dir.join(name).is_file()) {
         skip("vm", format!("{} has no VM: run scripts/vm", dir.display()));
         return None;
     }
@@ -102,7 +103,7 @@ fn nsjail_path() -> PathBuf {
 }
 
 /// Stages the suite, the programs it starts, and their libraries.
-fn stage(dir: &Path) -> io::Result<()> {
+fn stage(vm: &Path, dir: &Path) -> io::Result<()> {
     let libraries = dir.join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(dir.join("codelia"))?;
     fs::create_dir_all(&libraries)?;
@@ -114,6 +115,7 @@ fn stage(dir: &Path) -> io::Result<()> {
             fs::copy(&library, libraries.join(library.file_name().unwrap()))?;
         }
     }
+    fs::copy(vm.join("overlay.ko"), dir.join("codelia/overlay.ko"))?;
     fs::write(dir.join("codelia/settings"), SETTINGS)?;
     fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
     for (name, text) in [("init", include_str!("vm.sh")), ("codelia/core-handler", CORE_HANDLER)] {
@@ -208,7 +210,7 @@ fn limits_hold_on_cgroup_v2_host() {
     let Some(vm) = vm_dir() else { return };
     let dir = tempfile::tempdir().unwrap();
     let [staged, initramfs, disk] = ["tree", "initramfs", "disk"].map(|name| dir.path().join(name));
-    stage(&staged).unwrap();
+    stage(&vm, &staged).unwrap();
     archive(&vm, &staged, &initramfs).unwrap();
     format_disk(&disk).unwrap();
     let console = Emulator::boot(&vm, &initramfs, &disk).unwrap().console();

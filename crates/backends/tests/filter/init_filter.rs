@@ -6,7 +6,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use codelia_init::{Decoder, ExpectedEnvironment, Report, Request, SecuritySetup, Setup, encode};
+use codelia_init::{
+    Decoder, ExpectedEnvironment, ExpectedNamespace, NAMESPACES, Report, Request, SecuritySetup, Setup,
+    encode,
+};
 
 use crate::{
     harness::{Fixture, in_every_mode, init_path, is_root},
@@ -27,19 +30,23 @@ async fn init_runs_with_a_filter(fixture: Fixture) {
 fn start_with(init_filter: u64) -> (Option<Report>, Option<i32>) {
     let (mut control, remote) = UnixStream::pair().unwrap();
     let mut init = Command::new("unshare")
-        .args(["--pid", "--fork", "--kill-child", "--"])
+        .args(["--pid", "--fork", "--mount-proc", "--kill-child", "--"])
         .arg(init_path())
         .stdin(Stdio::from(OwnedFd::from(remote)))
         .spawn()
         .unwrap();
     let security = SecuritySetup {
-        expected: ExpectedEnvironment::default(),
+        expected: ExpectedEnvironment {
+            namespaces: NAMESPACES.map(|name| (name.to_owned(), ExpectedNamespace::Shared)).into(),
+            covered: Some("/".into()),
+            ..ExpectedEnvironment::default()
+        },
         filter: vec![ALLOW_ALL],
         init_filter: vec![init_filter],
         ..SecuritySetup::default()
     };
     let setup = Setup { security: Some(security), relay_launch: true, ..Setup::default() };
-    control.write_all(&encode(&Request::Setup(setup)).unwrap()).unwrap();
+    control.write_all(&encode(&Request::Setup(Box::new(setup))).unwrap()).unwrap();
     let (mut decoder, mut bytes) = (Decoder::default(), [0; 1024]);
     let report = loop {
         if let Some(report) = decoder.next_message().unwrap() {

@@ -162,6 +162,24 @@ impl Group {
         self.pids.as_ref().map_or(Ok(()), |dir| dir.limit_pids(max))
     }
 
+    /// Limits the buffers of sockets that are opened from now on, where they do not count as memory.
+    /// The kernel exceeds this limit a little for each connection: see [`Group::sockets_exceed`].
+    ///
+    /// # Errors
+    /// The limit cannot be set.
+    pub fn limit_sockets(&self, memory_bytes: u64) -> Result<(), Error> {
+        self.memory.as_ref().map_or(Ok(()), |dir| dir.limit_sockets(memory_bytes))
+    }
+
+    /// Whether the buffers of sockets use too much of this memory limit; `None` if they count as
+    /// memory, so that the kernel enforces it.
+    ///
+    /// # Errors
+    /// The file cannot be read or parsed.
+    pub fn sockets_exceed(&self, memory_bytes: u64) -> Result<Option<bool>, Error> {
+        self.memory.as_ref().map_or(Ok(None), |dir| dir.sockets_exceed(memory_bytes))
+    }
+
     /// Opens the descriptors with which a single-threaded process joins the cgroup, each by
     /// [`join`](super::join).
     ///

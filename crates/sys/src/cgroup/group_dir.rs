@@ -22,6 +22,17 @@ const DEFAULT_PERIOD_MICROS: u64 = 100_000;
 const DEFAULT_SHARES: u64 = 1024;
 const DEFAULT_WEIGHT: u64 = 100;
 
+/// In version 1, the buffers of sockets get this part of the memory limit, in addition to it.
+const SOCKET_SHARE: u64 = 8;
+
+/// Each TCP connection gets a small buffer above that limit. A cgroup whose many connections use
+/// this part of the memory limit has exceeded it.
+const MAX_SOCKET_SHARE: u64 = 2;
+
+/// Version 1 control files for the buffers of sockets, of TCP and of every other protocol.
+const SOCKET_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
+const SOCKET_USAGE: &str = "memory.kmem.tcp.usage_in_bytes";
+
 /// A cgroup in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GroupDir {
@@ -30,7 +41,7 @@ pub(super) struct GroupDir {
 }
 
 impl GroupDir {
-    /// Limits memory and forbids swap.
+    /// Limits memory, with the buffers of sockets, and forbids swap.
     pub(super) fn limit_memory(&self, bytes: u64) -> Result<(), Error> {
         let (memory, swap, swap_limit) = match self.version {
             // Version 1 limits the sum of memory and swap.
@@ -38,6 +49,7 @@ impl GroupDir {
             Version::V2 => ("memory.max", "memory.swap.max", 0),
         };
         self.write(memory, bytes)?;
+        self.limit_sockets(bytes)?;
         match self.write(swap, swap_limit) {
             // This kernel does not account swap.
             Err(error) if error.errno == Errno::NOENT && self.version == Version::V1 => {
@@ -46,6 +58,30 @@ impl GroupDir {
             Err(error) if error.errno == Errno::NOENT => Ok(()),
             result => result,
         }
+    }
+
+    /// Limits the buffers of sockets that are opened from now on. Version 2 counts them as memory;
+    /// version 1 does not count them without this limit.
+    pub(super) fn limit_sockets(&self, memory_bytes: u64) -> Result<(), Error> {
+        match self.version {
+            Version::V1 => self.write(SOCKET_LIMIT, memory_bytes / SOCKET_SHARE),
+            Version::V2 => Ok(()),
+        }
+    }
+
+    /// Whether the buffers of sockets use too much of this memory limit; `None` where they count as
+    /// memory.
+    pub(super) fn sockets_exceed(&self, memory_bytes: u64) -> Result<Option<bool>, Error> {
+        match self.version {
+            Version::V1 => Ok(Some(self.read_number(SOCKET_USAGE)? > memory_bytes / MAX_SOCKET_SHARE)),
+            Version::V2 => Ok(None),
+        }
+    }
+
+    /// Counts the buffers of sockets in version 1 without a limit. While one cgroup counts them, the
+    /// next ones start faster: the first one changes the kernel's code.
+    pub(super) fn count_sockets(&self) -> Result<(), Error> {
+        self.write(SOCKET_LIMIT, -1)
     }
 
     pub(super) fn limit_pids(&self, max: u64) -> Result<(), Error> {
@@ -202,6 +238,15 @@ mod tests {
         group.limit_cpu(1500).unwrap();
         group.limit_pids(7).unwrap();
         assert_eq!(names.map(|name| group.read(name).unwrap()), ["4096", "0", "150000 100000", "7"]);
+    }
+
+    #[test]
+    fn v1_limits_socket_buffers_separately() {
+        let names = ["memory.limit_in_bytes", SOCKET_LIMIT, "memory.memsw.limit_in_bytes"];
+        let (_dir, mut group) = group_with(&names.map(|name| (name, "")));
+        group.version = Version::V1;
+        group.limit_memory(4096).unwrap();
+        assert_eq!(names.map(|name| group.read(name).unwrap()), ["4096", "512", "4096"]);
     }
 
     #[test]

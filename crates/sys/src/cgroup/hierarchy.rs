@@ -146,12 +146,13 @@ impl ParentGroup {
             }
             _ => {}
         }
+        let own = GroupDir { path: self.dir.clone(), version: self.version };
         match self.version {
             Version::V2 => self.enable_controller(controller)?,
             Version::V1 if controller == Controller::Cpuset => self.inherit_cpuset()?,
+            Version::V1 if controller == Controller::Memory => own.count_sockets()?,
             Version::V1 => {}
         }
-        let own = GroupDir { path: self.dir.clone(), version: self.version };
         if self.cpu_idle { own.write("cpu.idle", 1) } else { Ok(()) }
     }
 

@@ -1,0 +1,130 @@
+//! What `codelia-init` changes in the mounts that a tool makes, and the mounts that it must find
+//! then.
+
+use std::{
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+
+use codelia_init::{ExpectedEnvironment, ExpectedMount, FileIdentity, Mask, PrivatePath, StagedMount, View};
+use codelia_policy::{Mount, Plan};
+use codelia_sys::{Errno, proc_self};
+
+use crate::{
+    Error,
+    isolation::INIT,
+    mask::{MaskTarget, Masks},
+};
+
+/// The entries of a minimal `/dev`, which are mounts of the host's devices.
+pub(super) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// Where mounts wait until `codelia-init` moves them.
+const STAGING: &str = "/.codelia-mounts";
+
+/// The view of a plan. `copies_files` says that the tool copies files of the runtime by itself.
+pub(super) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View, Error> {
+    let mut view = View::default();
+    for (index, (mount, target)) in masks.zip(&plan.mounts).enumerate() {
+        view.masked.extend(mask(target));
+        if let Mount::Runtime { path } = mount
+            && !is_covered(path, &plan.mounts[index + 1..])
+        {
+            view.private.extend(private_path(path, plan, copies_files)?);
+        }
+    }
+    // No command needs it, and its inode is the host's.
+    view.masked.push(Mask { path: INIT.into(), is_directory: false });
+    if view.private.iter().any(|private| !private.below.is_empty()) {
+        view.masked.push(Mask { path: STAGING.into(), is_directory: true });
+    }
+    Ok(view)
+}
+
+/// Where the tool makes a mount of the plan, by its index. One below a directory of the runtime is
+/// made elsewhere, and `codelia-init` moves it.
+pub(super) fn place(plan: &Plan, index: usize) -> PathBuf {
+    let target = plan.mounts[index].target();
+    let is_above = |(runtime, mount): (usize, &Mount)| {
+        let Mount::Runtime { path } = mount else { return false };
+        target != path && target.starts_with(path) && !is_covered(path, &plan.mounts[runtime + 1..])
+    };
+    if is_mounted(&plan.mounts[index]) && plan.mounts.iter().enumerate().any(is_above) {
+        Path::new(STAGING).join(index.to_string())
+    } else {
+        target.to_owned()
+    }
+}
+
+/// Adds the mounts that the tool makes in addition to those of the plan.
+pub(super) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &View) {
+    let read_only = ExpectedMount { writable: Some(false), ..ExpectedMount::default() };
+    let dev = Path::new("/dev");
+    let mounts = [(PathBuf::from("/"), read_only.clone()), (INIT.into(), read_only)];
+    expected.mounts.extend(mounts);
+    for StagedMount { staged, target } in view.private.iter().flat_map(|private| &private.below) {
+        expected.mounts.extend(expected.mounts.get(target).cloned().map(|mount| (staged.clone(), mount)));
+    }
+    if expected.mounts.contains_key(dev) {
+        let entries = DEVICES.iter().chain(&["pts"]).map(|name| (dev.join(name), ExpectedMount::default()));
+        expected.mounts.extend(entries);
+    }
+}
+
+/// Whether a later mount covers the path.
+fn is_covered(path: &Path, later: &[Mount]) -> bool {
+    later.iter().any(|mount| is_mounted(mount) && path.starts_with(mount.target()))
+}
+
+/// Whether every tool makes a mount for it.
+fn is_mounted(mount: &Mount) -> bool {
+    matches!(mount, Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Tmpfs { .. } | Mount::Runtime { .. })
+}
+
+/// `None` for what needs no view: what the tool copies, and files that a command cannot open, so that
+/// it can neither watch nor lock them.
+fn private_path(path: &Path, plan: &Plan, copies_files: bool) -> Result<Option<PrivatePath>, Error> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_dir() && (copies_files || !is_readable(&metadata)) {
+        return Ok(None);
+    }
+    let below =
+        plan.mounts.iter().enumerate().filter(|(_, mount)| {
+            is_mounted(mount) && mount.target() != path && mount.target().starts_with(path)
+        });
+    let staged = |(index, mount): (usize, &Mount)| StagedMount {
+        staged: place(plan, index),
+        target: mount.target().to_owned(),
+    };
+    Ok(Some(PrivatePath {
+        path: path.to_owned(),
+        identity: FileIdentity { device: metadata.dev(), inode: metadata.ino() },
+        host_mounts: host_mounts_below(path)?,
+        below: below.map(staged).collect(),
+    }))
+}
+
+/// The host's mounts when this process started.
+static HOST_MOUNTS: LazyLock<Result<Vec<proc_self::Mount>, Errno>> = LazyLock::new(proc_self::mounts);
+
+fn host_mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mounts = HOST_MOUNTS.as_ref().map_err(|errno| io::Error::from(*errno))?;
+    let targets = mounts.iter().map(|mount| &mount.target);
+    Ok(targets.filter(|target| *target != path && target.starts_with(path)).cloned().collect())
+}
+
+/// Whether everyone may read a file.
+pub(super) fn is_readable(metadata: &Metadata) -> bool {
+    metadata.permissions().mode() & 0o004 != 0
+}
+
+fn mask(target: &MaskTarget) -> Option<Mask> {
+    match target {
+        MaskTarget::Directory(path) => Some(Mask { path: path.clone(), is_directory: true }),
+        MaskTarget::File(path) => Some(Mask { path: path.clone(), is_directory: false }),
+        MaskTarget::Absent => None,
+    }
+}

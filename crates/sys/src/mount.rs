@@ -1,0 +1,205 @@
+//! Mounts that are made with descriptors and attached at once: private file systems, read-only
+//! views, masks. Only in a mount namespace that this process owns.
+
+use std::{
+    ffi::{CStr, CString, c_char},
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    ptr,
+};
+
+use nix::{
+    libc,
+    sched::{CloneFlags, unshare},
+};
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    io::Errno,
+};
+
+use crate::{fd::last_errno, process::from_nix};
+
+/// Values of the kernel's interface that `libc` lacks.
+const FSOPEN_CLOEXEC: u32 = 1;
+const FSMOUNT_CLOEXEC: u32 = 1;
+const SET_FLAG: u32 = 0;
+const SET_STRING: u32 = 1;
+const CREATE: u32 = 6;
+
+const ATTRIBUTES: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+
+/// Moves this process into a new mount namespace and a new cgroup namespace. The root of the latter
+/// is the cgroup that the process is in.
+///
+/// # Errors
+/// As `unshare(2)`.
+pub fn unshare_mounts_and_cgroups() -> Result<(), Errno> {
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWCGROUP).map_err(from_nix)
+}
+
+/// Creates a tmpfs that is not attached yet.
+///
+/// # Errors
+/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`.
+pub fn create_tmpfs(max_bytes: u64) -> Result<OwnedFd, Errno> {
+    let context = open_file_system(c"tmpfs")?;
+    configure(&context, SET_STRING, Some((c"mode", Some("0755"))))?;
+    configure(&context, SET_STRING, Some((c"size", Some(&max_bytes.to_string()))))?;
+    create(&context, ATTRIBUTES)
+}
+
+/// Creates a read-only overlay of a directory that is not attached yet. `empty` is an empty
+/// directory: the kernel wants two layers. Files there have the content of those below, but watches
+/// and locks of one are not seen at the other.
+///
+/// # Errors
+/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`: `ENODEV` without the file system, `EPERM` where
+/// only root may use it, `EINVAL` for a directory that it does not support.
+pub fn create_read_only_overlay(directory: &OwnedFd, empty: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let context = open_file_system(c"overlay")?;
+    let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", directory.as_raw_fd(), empty.as_raw_fd());
+    configure(&context, SET_STRING, Some((c"source", Some("codelia"))))?;
+    configure(&context, SET_STRING, Some((c"lowerdir", Some(&layers))))?;
+    configure(&context, SET_FLAG, Some((c"userxattr", None)))?;
+    create(&context, ATTRIBUTES | libc::MOUNT_ATTR_RDONLY)
+}
+
+/// Clones the mount of a path, not attached to any mount point yet.
+///
+/// # Errors
+/// As `open_tree(2)`.
+pub fn clone_mount(path: &Path) -> Result<OwnedFd, Errno> {
+    open_tree(CWD, path, 0)
+}
+
+/// Clones the mount of a path with all mounts below it.
+///
+/// # Errors
+/// As `open_tree(2)`.
+pub fn clone_tree(path: &Path) -> Result<OwnedFd, Errno> {
+    open_tree(CWD, path, libc::AT_RECURSIVE.cast_unsigned())
+}
+
+/// Clones the mount of a path below a directory; an empty path is the directory itself.
+///
+/// # Errors
+/// As `open_tree(2)`.
+pub fn clone_beneath(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
+    open_tree(directory, path, libc::AT_EMPTY_PATH.cast_unsigned())
+}
+
+fn open_tree(directory: impl AsFd, path: &Path, flags: u32) -> Result<OwnedFd, Errno> {
+    let path = c_path(path)?;
+    let flags = flags | libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
+    // SAFETY: the descriptor is open and the path is NUL-terminated.
+    new_descriptor(unsafe {
+        libc::syscall(libc::SYS_open_tree, directory.as_fd().as_raw_fd(), path.as_ptr(), flags)
+    })
+}
+
+const READ_ONLY: libc::mount_attr =
+    libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
+
+/// Makes a mount read-only, which a clone of it inherits.
+///
+/// # Errors
+/// As `mount_setattr(2)`.
+pub fn make_read_only(tree: &OwnedFd) -> Result<(), Errno> {
+    set_attributes(tree, &READ_ONLY)
+}
+
+/// Makes the mount at a path read-only.
+///
+/// # Errors
+/// As `mount_setattr(2)`.
+pub fn make_path_read_only(path: &Path) -> Result<(), Errno> {
+    set_attributes_at(CWD, path, libc::AT_SYMLINK_NOFOLLOW, &READ_ONLY)
+}
+
+pub(crate) fn set_attributes(tree: &OwnedFd, attributes: &libc::mount_attr) -> Result<(), Errno> {
+    set_attributes_at(tree, Path::new(""), libc::AT_EMPTY_PATH, attributes)
+}
+
+fn set_attributes_at(
+    directory: impl AsFd,
+    path: &Path,
+    flags: i32,
+    attributes: &libc::mount_attr,
+) -> Result<(), Errno> {
+    let path = c_path(path)?;
+    // SAFETY: the descriptor is open, the path is NUL-terminated, and the size is that of the
+    // attributes, which the kernel only reads.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            directory.as_fd().as_raw_fd(),
+            path.as_ptr(),
+            flags,
+            ptr::from_ref(attributes),
+            size_of_val(attributes),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Attaches a mount at a path. Does not follow a symbolic link at its end.
+///
+/// # Errors
+/// As `open(2)` and `move_mount(2)`.
+pub fn attach(tree: &OwnedFd, target: &Path) -> Result<(), Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    attach_at(tree, &rustix::fs::openat(CWD, target, flags, Mode::empty())?)
+}
+
+pub(crate) fn attach_at(tree: &OwnedFd, target: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: both descriptors are open and both paths are NUL-terminated.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            target.as_raw_fd(),
+            c"".as_ptr(),
+            libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn open_file_system(name: &CStr) -> Result<OwnedFd, Errno> {
+    // SAFETY: the name is NUL-terminated.
+    new_descriptor(unsafe { libc::syscall(libc::SYS_fsopen, name.as_ptr(), FSOPEN_CLOEXEC) })
+}
+
+/// Sets a parameter, a flag or a string, or carries out a command without any.
+fn configure(context: &OwnedFd, command: u32, parameter: Option<(&CStr, Option<&str>)>) -> Result<(), Errno> {
+    let value = parameter.and_then(|(_, value)| value).map(CString::new).transpose();
+    let value = value.map_err(|_| Errno::INVAL)?;
+    let name: *const c_char = parameter.map_or(ptr::null(), |(name, _)| name.as_ptr());
+    let value: *const c_char = value.as_ref().map_or(ptr::null(), |value| value.as_ptr());
+    // SAFETY: the descriptor is open; name and value are null or NUL-terminated, and live until the
+    // call returns.
+    let result = unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, name, value, 0) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn create(context: &OwnedFd, attributes: u64) -> Result<OwnedFd, Errno> {
+    configure(context, CREATE, None)?;
+    // SAFETY: the descriptor is open.
+    new_descriptor(unsafe {
+        libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, attributes)
+    })
+}
+
+fn new_descriptor(result: libc::c_long) -> Result<OwnedFd, Errno> {
+    let number = RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(last_errno)?;
+    // SAFETY: the kernel has just created this descriptor; nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn c_path(path: &Path) -> Result<CString, Errno> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)
+}
