@@ -16,6 +16,7 @@ mod documents;
 mod exec;
 mod fairness;
 mod files;
+mod hostile;
 mod idempotency;
 mod interactive;
 mod isolation;
