@@ -18,8 +18,8 @@ async fn failed_step(fixture: &mut Fixture, without: &str, options: &str) -> Opt
     let (program, list) = (dir.path().join("bwrap"), dir.path().join("list"));
     let pattern = format!("^({})$", without.replace(' ', "|"));
     let script = format!(
-        "#!/bin/sh\ngrep -zvE -e '{pattern}' /proc/self/fd/$2 > {list}\nshift 2\n\
-         exec bwrap --args 9 {options} \"$@\" 9< {list}\n",
+        "#!/bin/bash\ngrep -zvE -e '{pattern}' /proc/self/fd/$2 > {list}\nshift 2\n\
+         exec {{changed}}< {list}\nexec bwrap --args $changed {options} \"$@\"\n",
         list = list.display()
     );
     fs::write(&program, script).unwrap();
