@@ -1,18 +1,18 @@
 //! The attacks of one tenant, each bounded in calls and time. No answer is an error: the service may
 //! serve, refuse or drop a hostile call.
 
-use std::{collections::BTreeMap, future, sync::Mutex, time::Duration};
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use anyhow::Result;
 use codelia_proto::v1::{
     CheckPolicyRequest, CommandPolicy, EditFileRequest, FilesystemPolicy, ListRunsRequest, Policy,
-    StartRunRequest, TextList, policy_service_client::PolicyServiceClient,
+    StartRunRequest, TextList, WatchRunResponse, policy_service_client::PolicyServiceClient,
 };
 use codelia_store::Scope;
-use codelia_tests::{Client, Cluster, Http2, shell};
+use codelia_tests::{Client, Cluster, Http2, UnfinishedCall, shell};
 use futures::{StreamExt, future::join_all, stream};
 use tokio::{net::TcpStream, time::timeout};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 const MIB: usize = 1024 * 1024;
 /// How long an attack waits for the answer of one call.
@@ -55,12 +55,20 @@ impl Attacker {
             self.record("connect", connection.as_ref().map(drop).map_err(|error| error.kind().to_string()));
         }
         let run = self.client.start(shell(&self.session, "exec sleep 100")).await?;
-        let finite =
-            async { tokio::join!(self.policies(), self.edits(), self.listings(), self.wrong_keys()) };
-        tokio::select! {
-            _ = timeout(ATTACK_TIMEOUT, finite) => Ok(()),
-            never = self.unfinished_messages() => never,
-            () = self.watches(&run.name) => Ok(()),
+        let all = async {
+            tokio::join!(
+                self.policies(),
+                self.edits(),
+                self.listings(),
+                self.wrong_keys(),
+                self.watches(&run.name),
+                self.unfinished_messages(),
+            )
+        };
+        // What an attack holds is dropped when the last one ends.
+        match timeout(ATTACK_TIMEOUT, all).await {
+            Ok((.., held)) => held.map(drop),
+            Err(_) => Ok(()),
         }
     }
 
@@ -149,17 +157,17 @@ impl Attacker {
         self.repeat("wrong key", WRONG_KEYS, 8, guess).await;
     }
 
-    /// Holds streams on one run. Never returns.
-    async fn watches(&self, run: &str) {
+    /// Holds streams on one run.
+    async fn watches(&self, run: &str) -> Vec<Result<Streaming<WatchRunResponse>, Status>> {
         let watches = join_all((0..WATCHES).map(|_| self.client.watch(run, 0))).await;
         for watch in &watches {
             self.record("watch", watch.as_ref().map(drop).map_err(|status| format!("{:?}", status.code())));
         }
-        future::pending().await
+        watches
     }
 
-    /// Holds calls whose message lacks its last byte. Never returns.
-    async fn unfinished_messages(&self) -> Result<()> {
+    /// Holds calls whose message lacks its last byte.
+    async fn unfinished_messages(&self) -> Result<Vec<(Http2, Vec<UnfinishedCall>)>> {
         let key = Some(self.second_key.as_str());
         let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
         let targets = [
@@ -168,9 +176,10 @@ impl Attacker {
             ("unfinished reflection", reflection, None, 100),
             ("unfinished run without key", "/codelia.v1.RunService/StartRun", None, 100),
         ];
-        let mut held = Vec::new();
+        let mut connections = Vec::new();
         for (attack, path, secret, streams) in targets {
             let connection = Http2::connect("127.0.0.1", &self.address).await?;
+            let mut held = Vec::new();
             for _ in 0..streams {
                 let (announced, bytes) = (u32::try_from(4 * MIB)?, 4 * MIB - 1);
                 let call = connection.unfinished(path, secret, announced, bytes);
@@ -185,8 +194,9 @@ impl Attacker {
                 };
                 self.record(attack, answer);
             }
+            connections.push((connection, held));
         }
-        future::pending().await
+        Ok(connections)
     }
 }
 
