@@ -34,9 +34,9 @@ const SETTINGS: &str = "/proc/sys";
 /// Identifies the start of the host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where the tmpfs is attached while the view is created: older kernels clone and overlay only what is
-/// attached.
-const STAGE: &str = "/dev/pts";
+/// Where the tmpfs is attached: older kernels clone and overlay only what is attached. A mask covers
+/// it at the end, which is much faster than to detach it.
+const STAGE: &str = "/proc/fs";
 
 /// Names in the tmpfs: the second layer of overlays, and what covers masked paths.
 const EMPTY: &str = "empty";
@@ -67,7 +67,6 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
         files.mask(mask).map_err(at_io(Step::MaskPaths))?;
         mounts.push((mask.path.clone(), read_only("tmpfs")));
     }
-    overlay::detach(Path::new(STAGE)).map_err(at(Step::MaskPaths))?;
     Ok(mounts)
 }
 
