@@ -13,15 +13,20 @@ use super::{
 use crate::{Error, isolation};
 
 /// Mounts that engines and runtimes make by themselves. Their files tell about the container only.
-const ENGINE_MOUNTS: [&str; 8] = [
+/// Podman also mounts an empty tmpfs at `/run` and `/var/tmp`.
+const ENGINE_MOUNTS: [&str; 12] = [
     "/dev/mqueue",
     "/dev/pts",
+    "/etc/group",
     "/etc/hostname",
     "/etc/hosts",
+    "/etc/passwd",
     "/etc/resolv.conf",
+    "/run",
     "/run/.containerenv",
     "/run/secrets",
     "/sys",
+    "/var/tmp",
 ];
 
 /// Adapts what a plan expects: the engine creates no user namespace, and its user has no capability
