@@ -71,9 +71,18 @@ fn denying(denied_paths: Vec<String>) -> Policy {
     Policy { filesystem: Some(filesystem), ..Policy::default() }
 }
 
-/// As large as a message may be, with paths that differ only at their end.
-fn oversized() -> Policy {
-    denying((0..1000).map(|number| format!("/opt{}/{number:04}", "/a".repeat(2000))).collect())
+/// The same number of paths in three lists, all different, so that a comparison of all pairs would
+/// find nothing until its end.
+fn in_three_lists(number: usize, parents: &str) -> Policy {
+    let paths = |name: &str| (0..number).map(|at| format!("/opt{parents}/{name}{at:04}")).collect();
+    let list = |name| Some(TextList { values: paths(name) });
+    let filesystem = FilesystemPolicy {
+        read_only_paths: list("r"),
+        read_write_paths: list("w"),
+        denied_paths: paths("d"),
+        ..FilesystemPolicy::default()
+    };
+    Policy { filesystem: Some(filesystem), ..Policy::default() }
 }
 
 /// As many and as long paths as a policy may have, nested as deeply as possible.
@@ -107,13 +116,23 @@ async fn hostile_policies_cost_no_lease() -> Result<()> {
     let hostile = cluster.tenant("hostile").await?;
     let session = hostile.session().await?;
     let before = incarnation(&cluster).await?;
-    let oversized = oversized();
+    let oversized = in_three_lists(333, &"/a".repeat(1950));
     ensure!(oversized.encoded_len() > 3 << 20, "the message is large");
     let refused = join_all((0..3).map(|_| check(&hostile, oversized.clone(), SandboxMode::Bwrap))).await;
     assert!(refused.iter().all(Result::is_err), "{refused:?}");
     let checks = (0..3).map(|_| check(&hostile, largest_paths(), SandboxMode::Bwrap));
     let checked = join_all(checks).await;
     assert!(checked.iter().all(Result::is_ok), "the control: the largest policy is valid: {checked:?}");
+    // The installation opens none of these paths, which is found after they were compared.
+    let conflicting = in_three_lists(MAX_PATHS / 3, &"/directory".repeat(46));
+    let refused = join_all((0..3).map(|_| {
+        let policy = Some(conflicting.clone());
+        hostile.start(StartRunRequest { policy, ..command(&session.name, &["true"]) })
+    }));
+    for refused in refused.await {
+        let refused = refusal(&refused.expect_err("a path that is not open"));
+        assert_eq!(refused.fields, ["policy.filesystem.read_only_paths[0]"]);
+    }
     let starts = (0..3).map(|_| {
         let policy = Some(largest_lists());
         hostile.start(StartRunRequest { policy, ..command(&session.name, &["true"]) })

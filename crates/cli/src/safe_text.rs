@@ -11,7 +11,7 @@ pub(crate) fn line<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> 
     if stream.is_terminal() { escape(text, is_unsafe) } else { Cow::Borrowed(text) }
 }
 
-/// Like [`line`], for text with several lines.
+/// Like [`line()`], for text with several lines.
 pub(crate) fn lines<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
     if stream.is_terminal() { escape(text, |c| c != '\n' && is_unsafe(c)) } else { Cow::Borrowed(text) }
 }

@@ -23,7 +23,7 @@ CREATE TABLE chaos_ends (run_id uuid NOT NULL, by_worker boolean NOT NULL, autho
 CREATE FUNCTION chaos_observe() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos_ends VALUES (NEW.id, NEW.receipt IS NOT NULL,
-        NEW.receipt IS NULL OR (session_user::text = OLD.worker_id AND EXISTS (
+        NEW.receipt IS NULL OR (current_setting('chaos.process', true) = OLD.worker_id AND EXISTS (
             SELECT 1 FROM sessions s JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
             WHERE s.id = OLD.session_id AND s.lease_worker = OLD.worker_id AND s.lease_incarnation = OLD.incarnation
               AND s.lease_epoch = OLD.lease_epoch AND w.lease_until > now())));
@@ -62,7 +62,7 @@ impl TestSystem {
         let mut proxies = Vec::new();
         for number in 0..WORKERS {
             let proxy = Proxy::start(&scratch.join("postgres"), disabled.replacements())?;
-            let url = create_role(&cluster, &format!("worker-{number}"), &proxy).await?;
+            let url = database_url(&cluster, &format!("worker-{number}"), &proxy);
             let root = cluster.directory().join("small/root").display().to_string();
             let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
             settings.extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
@@ -72,7 +72,7 @@ impl TestSystem {
         }
         for number in 0..APIS {
             let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
-            let url = create_role(&cluster, &format!("api-{number}"), &proxy).await?;
+            let url = database_url(&cluster, &format!("api-{number}"), &proxy);
             cluster.add_api_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
             proxies.push(proxy);
         }
@@ -246,10 +246,10 @@ fn cluster_options() -> ClusterOptions {
     ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
 }
 
-/// Creates a role that identifies the process in the database, and returns its URL via the proxy.
-async fn create_role(cluster: &Cluster, name: &str, proxy: &Proxy) -> Result<String> {
-    cluster.database.execute(&format!("CREATE ROLE \"{name}\" LOGIN SUPERUSER")).await?;
-    Ok(format!("postgres://{name}@127.0.0.1:{}/{}", proxy.port(), cluster.database.name()))
+/// The URL of the database via the proxy. A setting of its connections identifies the process.
+fn database_url(cluster: &Cluster, name: &str, proxy: &Proxy) -> String {
+    let (port, database) = (proxy.port(), cluster.database.name());
+    format!("postgres://codelia@127.0.0.1:{port}/{database}?options=-c%20chaos.process%3D{name}")
 }
 
 async fn callers(cluster: &Cluster) -> Result<(Callers, Client)> {
