@@ -148,7 +148,11 @@ fn docker_daemon(command: &mut Command, scratch: &Scratch) -> Result<String> {
 
 fn podman_service(command: &mut Command, scratch: &Scratch) -> Result<String> {
     fs::write(scratch.join("containers.conf"), PODMAN_CONFIG)?;
-    command.env("CONTAINERS_CONF", scratch.join("containers.conf")).arg("podman");
+    // Podman leaves the image that it imported in its temporary directory.
+    command
+        .env("CONTAINERS_CONF", scratch.join("containers.conf"))
+        .env("TMPDIR", scratch.path())
+        .arg("podman");
     for (option, name) in [("root", "data"), ("runroot", "run"), ("tmpdir", "tmp")] {
         command.arg(format!("--{option}={}", scratch.join(name).display()));
     }

@@ -7,11 +7,9 @@ use std::{
 };
 
 use codelia_backends::{Backend, Logical, LogicalOptions};
-use codelia_store::NewWorker;
 use codelia_tests::{Database, available, eventually};
-use codelia_types::{Incarnation, Mode, Outcome, RunId, SessionId};
+use codelia_types::{Outcome, RunId, SessionId};
 use tokio::runtime::{Builder, Runtime};
-use uuid::Uuid;
 
 use crate::fixture::{Fixture, Settings, shell};
 
@@ -115,20 +113,9 @@ fn lost_lease_kills_commands_of_blocked_runtime() {
     let process = stuck.process();
     let release = stuck.block();
     assert!(process.exists(), "the control: the command runs");
-    let successor = NewWorker {
-        previous: None,
-        id: stuck.fixture.worker.clone(),
-        incarnation: Incarnation::generate(),
-        root_id: Uuid::new_v4(),
-        address: "unix:/nowhere".into(),
-        modes: vec![Mode::Logical],
-        slots: 1,
-        version: "0".into(),
-        lease_ttl: Duration::from_millis(1),
-    };
     stuck.observer.block_on(async {
         let store = stuck.database().store().await.unwrap();
-        store.worker_register(&successor).await.unwrap();
+        store.worker_register(&stuck.fixture.successor()).await.unwrap();
         store.close().await;
         eventually("the command is dead", || async { (!process.exists()).then_some(()) }).await;
     });

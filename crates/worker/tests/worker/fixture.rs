@@ -14,7 +14,7 @@ use codelia_proto::{
     v1::run_event::Kind as Event,
 };
 use codelia_store::{
-    NewRun, NewSession, Quotas, Run, RunAdmission, RunState, SessionRef, SessionSpec, Store,
+    NewRun, NewSession, NewWorker, Quotas, Run, RunAdmission, RunState, SessionRef, SessionSpec, Store,
 };
 use codelia_telemetry::task::background;
 use codelia_tests::{Database, Scratch, eventually, is_root, within};
@@ -27,6 +27,7 @@ use tonic::{
     Streaming,
     transport::{Channel, Endpoint},
 };
+use uuid::Uuid;
 
 use crate::process_backend::ProcessBackend;
 
@@ -199,6 +200,21 @@ impl Fixture {
         let events =
             self.caller.clone().attach_run(ReceiverStream::new(messages)).await.unwrap().into_inner();
         Attached { input, events }
+    }
+
+    /// Another incarnation of the worker: registering it fences this one.
+    pub(crate) fn successor(&self) -> NewWorker {
+        NewWorker {
+            previous: None,
+            id: self.worker.clone(),
+            incarnation: Incarnation::generate(),
+            root_id: Uuid::new_v4(),
+            address: "unix:/nowhere".into(),
+            modes: vec![Mode::Logical],
+            slots: 1,
+            version: "0".into(),
+            lease_ttl: Duration::from_millis(1),
+        }
     }
 
     pub(crate) async fn row(&self, run: RunId) -> Run {

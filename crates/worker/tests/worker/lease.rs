@@ -3,11 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use codelia_proto::internal::v1::PushResult;
-use codelia_store::NewWorker;
 use codelia_tests::{Database, Scratch, eventually};
-use codelia_types::{Incarnation, Mode, Outcome};
+use codelia_types::{Incarnation, Outcome};
 use codelia_worker::{Error, Options, Service};
-use uuid::Uuid;
 
 use crate::{
     fixture::{Fixture, Settings, options, shell},
@@ -41,18 +39,7 @@ async fn fenced_worker_kills_commands_and_registers_again() {
         text.trim().parse::<u32>().ok()
     })
     .await;
-    let successor = NewWorker {
-        previous: None,
-        id: fixture.worker.clone(),
-        incarnation: Incarnation::generate(),
-        root_id: Uuid::new_v4(),
-        address: "unix:/nowhere".into(),
-        modes: vec![Mode::Logical],
-        slots: 1,
-        version: "0".into(),
-        lease_ttl: Duration::from_millis(1),
-    };
-    fixture.store.worker_register(&successor).await.unwrap();
+    fixture.store.worker_register(&fixture.successor()).await.unwrap();
     let process = std::path::PathBuf::from(format!("/proc/{pid}"));
     eventually("the worker kills the command", || async { (!process.exists()).then_some(()) }).await;
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Lost));
