@@ -24,7 +24,7 @@ type KeyHash = [u8; 32];
 /// Limits the lookups of wrong keys.
 #[derive(Debug)]
 pub(crate) struct KeyGuard {
-    /// Wrong keys of one source; 0 is no limit.
+    /// Wrong keys of one source; 0 turns the limit off.
     per_minute: u32,
     state: Mutex<State>,
 }
@@ -36,7 +36,7 @@ struct State {
     sources: RecentMap<Source, Tokens>,
 }
 
-/// What a source may still spend on wrong keys.
+/// How many more wrong keys a source may send. A rate limiter of `governor` cannot return a token.
 #[derive(Debug, Clone, Copy)]
 struct Tokens {
     count: f64,

@@ -54,7 +54,7 @@ pub struct CallLimits {
     pub max_request_bytes_per_key: usize,
     /// How long a caller may take to send a message.
     pub message_timeout: Duration,
-    /// Wrong keys of one address; 0 is no limit.
+    /// Wrong keys of one address; 0 turns the limit off.
     pub failed_keys_per_minute: u32,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Page<Id, M> {
 enum End {
     /// It is full, and other rows follow.
     Full,
-    /// There are no other rows.
+    /// This is the last page.
     Last,
 }
 

@@ -155,8 +155,8 @@ pub trait Running: Send + Sync + std::fmt::Debug {
 /// sandbox that is gone.
 pub trait SandboxRemote: Send + Sync + std::fmt::Debug {
     /// Lets the command run for at most `time` from now, until the next call. `codelia-init` kills
-    /// it then, even if the worker hangs or is stopped. Before the first call there is no such
-    /// deadline.
+    /// it then, even if the worker hangs or is stopped. The deadline begins with the
+    /// first call.
     fn keep_alive(&self, time: Duration);
 
     /// Has `codelia-init` kill every process of the sandbox; [`Running::wait`] then returns.

@@ -314,7 +314,7 @@ pub enum Step {
     CheckPid,
     /// Check that the namespaces are not the host's.
     CheckNamespaces,
-    /// Check the mounts: all are as planned, and there is no other.
+    /// Check the mounts: exactly those of the plan.
     CheckMounts,
     /// Check the host name.
     CheckHostname,

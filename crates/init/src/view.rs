@@ -35,7 +35,7 @@ const SETTINGS: &str = "/proc/sys";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Where the tmpfs is attached: older kernels clone and overlay only what is attached. A mask covers
-/// it at the end, which is much faster than to detach it.
+/// it at the end: to detach it would wait for a grace period of the kernel.
 const STAGE: &str = "/proc/fs";
 
 /// Names in the tmpfs: the second layer of overlays, and what covers masked paths.

@@ -1,5 +1,5 @@
 //! The maximum size of a policy. It is checked before anything else looks at the policy, so that the
-//! cost of a policy is bounded whoever wrote it.
+//! cost of any policy is bounded.
 
 use std::{
     fmt,

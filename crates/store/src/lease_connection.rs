@@ -2,7 +2,6 @@
 //! it, and it is opened by the runtime that uses it.
 
 use std::{
-    future::Future,
     io,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -38,13 +37,7 @@ impl Store {
 impl LeaseConnection {
     /// As [`Store::worker_register`].
     pub async fn register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
-        self.within_timeout(async {
-            let mut connection = self.take().await?;
-            let heartbeat = worker::register(&mut connection, worker).await?;
-            self.put_back(connection);
-            Ok(heartbeat)
-        })
-        .await
+        self.call(async |connection| worker::register(connection, worker).await).await
     }
 
     /// As [`Store::worker_renew`].
@@ -55,38 +48,31 @@ impl LeaseConnection {
         lease_ttl: Duration,
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
-        self.within_timeout(async {
-            let mut connection = self.take().await?;
-            let heartbeat = worker::renew(&mut connection, id, incarnation, lease_ttl, busy_slots).await?;
-            self.put_back(connection);
-            Ok(heartbeat)
-        })
-        .await
+        self.call(async |connection| worker::renew(connection, id, incarnation, lease_ttl, busy_slots).await)
+            .await
     }
 
     /// Marks a worker as draining.
     pub async fn drain(&self, id: &WorkerId) -> Result<(), Error> {
-        self.within_timeout(async {
-            let mut connection = self.take().await?;
-            worker::drain(&mut connection, id).await?;
-            self.put_back(connection);
-            Ok(())
-        })
-        .await
+        self.call(async |connection| worker::drain(connection, id).await.map(drop)).await
     }
 
     /// As [`Store::event_insert`].
     pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        self.within_timeout(async {
-            let mut connection = self.take().await?;
-            event::insert(&mut connection, subject, body).await?;
-            self.put_back(connection);
-            Ok(())
-        })
-        .await
+        self.call(async |connection| event::insert(connection, subject, body).await).await
     }
 
-    async fn within_timeout<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    /// Calls the database within the timeout.
+    async fn call<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let call = async {
+            let mut connection = self.take().await?;
+            let result = work(&mut connection).await?;
+            self.put_back(connection);
+            Ok(result)
+        };
         let timed_out = |_| sqlx::Error::Io(io::ErrorKind::TimedOut.into());
         timeout(self.timeout, call).await.map_err(timed_out)?
     }

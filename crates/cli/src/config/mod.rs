@@ -92,7 +92,7 @@ pub(crate) struct Api {
     pub(crate) max_calls_per_key: NonZeroUsize,
     pub(crate) max_watches_per_key: NonZeroUsize,
     pub(crate) max_request_mb_per_key: NonZeroUsize,
-    /// 0 is no limit.
+    /// 0 turns the limit off.
     pub(crate) failed_keys_per_minute: u32,
 }
 

@@ -185,7 +185,7 @@ mod tests {
     fn server_runs_as_dedicated_user_only() {
         let with = |line: &str| dedicated_user(&format!("{ROOT}{NOBODY_LINE}{line}"));
         assert_eq!(with("postgres:x:101:104::/:/bin/sh\n").unwrap(), (101, 104));
-        assert!(matches!(with(""), Err(LocalPostgresError::NoUser)), "`nobody` is no fallback");
+        assert!(matches!(with(""), Err(LocalPostgresError::NoUser)), "`nobody` is not used instead");
         for shared in [
             "postgres:x:0:0::/:/bin/sh\n",
             "postgres:x:65534:65534::/:/bin/sh\n",

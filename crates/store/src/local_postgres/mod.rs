@@ -35,9 +35,9 @@ pub enum LocalPostgresError {
          install the package `postgresql` or set CODELIA_DATABASE_URL"
     )]
     NotInstalled,
-    /// Postgres refuses to run as root, and there is no other user to run it as.
+    /// Postgres refuses to run as root, and the user `postgres` does not exist.
     #[error(
-        "PostgreSQL cannot run as root, and there is no user `postgres`: install the package `postgresql`, \
+        "PostgreSQL cannot run as root, and the user `postgres` does not exist: install the package `postgresql`, \
          run `useradd --system postgres`, or set CODELIA_DATABASE_URL"
     )]
     NoUser,
