@@ -107,7 +107,7 @@ fn private_path(path: &Path, plan: &Plan, copies_files: bool) -> Result<Option<P
     }))
 }
 
-/// The host's mounts when this process started.
+/// The host's mounts, read once.
 static HOST_MOUNTS: LazyLock<Result<Vec<proc_self::Mount>, Errno>> = LazyLock::new(proc_self::mounts);
 
 fn host_mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
