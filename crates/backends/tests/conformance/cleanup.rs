@@ -127,14 +127,19 @@ async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
 
 async fn remote_kills_command_without_runtime(fixture: Fixture) {
     let session = fixture.session();
-    let mut started = fixture.start(&session, "setsid sleep 1001 & echo ready; sleep 1002").await;
+    let mut started =
+        fixture.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
     assert_eq!(started.line(), "ready");
     let remote = started.running.remote();
-    let is_asleep = || processes_of(&session).values().any(|line| line.contains("sleep"));
-    eventually("the control: the command is seen", is_asleep).await;
+    started.stdin.write_all(b"the control: it runs\n").unwrap();
+    assert_eq!(started.line(), "the control: it runs");
+    // The output ends with the last process that can write to it.
+    let mut stdout = started.stdout;
+    let end = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+    assert!(!end.is_finished(), "the control: the output is open");
     std::thread::spawn(move || remote.kill()).join().unwrap();
     // Nothing polls the sandbox, as if the runtime were busy.
-    eventually("the command is dead", || !is_asleep()).await;
+    eventually("the command is dead", || end.is_finished()).await;
     assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
     assert!(started.running.destroy().await.is_clean());
 }
