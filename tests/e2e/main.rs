@@ -24,6 +24,7 @@ mod kills;
 mod listing;
 mod load;
 mod malformed;
+mod names;
 mod outages;
 mod output;
 mod policy;

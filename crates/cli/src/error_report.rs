@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -65,11 +65,21 @@ pub(crate) fn print(error: &anyhow::Error, output: Output) {
         output::write_messages(&text)
     }
     if output.is_json() {
-        let json =
-            json!({ "error": { "message": report.message, "reason": report.reason, "field": report.field } });
         // The error is on stderr already: ignore a closed stdout.
-        let _ = output::write_line(&json.to_string());
+        let _ = output::write_line(&json!({ "error": report.json() }).to_string());
     }
+}
+
+/// Prints the error of one of several arguments to stderr, on one line that names the argument.
+pub(crate) fn print_about(argument: &str, error: &anyhow::Error) {
+    let text = ErrorReport::new(error).text();
+    let about = if text.contains(argument) { String::new() } else { format!("{argument}: ") };
+    output::write_message(&format!("error: {about}{text}"));
+}
+
+/// The error as in `--json`.
+pub(crate) fn to_json(error: &anyhow::Error) -> Value {
+    ErrorReport::new(error).json()
 }
 
 /// Joins an error and its causes with `: `. A cause that the previous text ends with already is
@@ -111,6 +121,10 @@ impl ErrorReport {
             name_argument(status.message(), field.as_deref(), file)
         };
         Self { message, reason, field }
+    }
+
+    fn json(&self) -> Value {
+        json!({ "message": self.message, "reason": self.reason, "field": self.field })
     }
 
     fn text(&self) -> String {

@@ -9,6 +9,7 @@ mod backends;
 mod client;
 mod commands;
 mod config;
+mod each;
 mod environment;
 mod error_report;
 mod exec_stream;
@@ -16,6 +17,7 @@ mod exit_status;
 mod options;
 mod output;
 mod record;
+mod resolve;
 mod safe_text;
 mod signals;
 mod spinner;
@@ -102,10 +104,10 @@ async fn dispatch_client(config: &config::Config, command: Command, output: Outp
         Command::Run(args) => return run::run(&client, &args, output).await,
         Command::Attach(args) => return run::attach(&client, &args, output).await,
         Command::Ps(args) => runs::ps(&client, &args, output).await?,
-        Command::Kill(args) => runs::kill(&client, &args, output).await?,
+        Command::Kill(args) => return runs::kill(&client, &args, output).await,
         Command::Cp(args) => files::cp(&client, &args, output).await?,
         Command::Ls(args) => files::ls(&client, &args, output).await?,
-        Command::Session(command) => session::session(&client, command, output).await?,
+        Command::Session(command) => return session::session(&client, command, output).await,
         Command::Policy(command) => policy::policy(&client, command, output).await?,
         Command::Tenants(command) => admin::tenants(&client, command, output).await?,
         Command::Keys(command) => admin::keys(&client, command, output).await?,

@@ -102,7 +102,7 @@ pub(crate) enum Keys {
         /// Tenant id [default: your own]
         #[arg(long, default_value = "-", hide_default_value = true)]
         tenant: String,
-        /// Id or resource name of the key
+        /// Id, start of the id, or display name of the key
         key: String,
     },
 }

@@ -73,7 +73,7 @@ Exits like `codelia run`. Ctrl-C detaches; the run continues.
 Example:
   codelia attach $(codelia run -d -- make test)")]
 pub(crate) struct Attach {
-    /// Id or resource name of the run
+    /// Id of the run, or its start
     pub(crate) run: String,
     /// Forward stdin to the run
     #[arg(short, long)]
@@ -100,7 +100,7 @@ pub(crate) struct Ps {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
 pub(crate) struct Kill {
-    /// Ids or resource names of the runs
+    /// Ids of the runs, or the start of each; every run is tried
     #[arg(required = true)]
     pub(crate) runs: Vec<String>,
 }

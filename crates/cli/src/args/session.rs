@@ -22,13 +22,13 @@ pub(crate) enum Session {
     },
     /// Show a session
     Show {
-        /// Id or alias
+        /// Id, start of the id, or alias
         session: String,
     },
     /// Extend a session's lifetime
     #[command(after_help = "Example:\n  codelia session extend work --ttl 2h")]
     Extend {
-        /// Id or alias
+        /// Id, start of the id, or alias
         session: String,
         /// End the session this long from now [max: 24h]
         #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -36,7 +36,7 @@ pub(crate) enum Session {
     },
     /// Close sessions: cancel their runs and remove their files
     Close {
-        /// Ids or aliases
+        /// Ids, starts of ids, or aliases; every session is tried
         #[arg(required = true)]
         sessions: Vec<String>,
     },

@@ -11,7 +11,7 @@ use crate::{
     args,
     client::{Client, pages},
     output::Output,
-    record,
+    record, resolve,
 };
 
 const NO_TENANT: &str = "the server sent no tenant";
@@ -52,7 +52,7 @@ pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -
             create_key(client, &tenant, name, &scopes, output).await
         }
         args::Keys::Revoke { tenant, key } => {
-            let name = if key.contains('/') { key } else { format!("{}/keys/{key}", tenant_name(&tenant)) };
+            let name = resolve::key(client, &tenant_name(&tenant), &key).await?;
             let revoked = client.admin().revoke_key(RevokeKeyRequest { name }).await?.into_inner();
             output.print_fields(&record::key(&revoked.key.context(NO_KEY)?))
         }

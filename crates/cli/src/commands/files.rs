@@ -21,10 +21,10 @@ use tonic::{Code, Streaming};
 
 use crate::{
     args::{self, CopyPath},
-    client::{Client, pages, session_name},
+    client::{Client, pages},
     error_report::AboutFile,
     output::{Output, stdout_error},
-    record,
+    record, resolve,
     signals::Signals,
 };
 
@@ -57,8 +57,8 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
 }
 
 async fn download(client: &Client, session: &str, path: &str, target: Target) -> Result<File> {
-    let request =
-        ReadFileRequest { parent: session_name(session), path: path.to_owned(), ..Default::default() };
+    let parent = resolve::session(client, session).await?;
+    let request = ReadFileRequest { parent, path: path.to_owned(), ..Default::default() };
     let mut chunks = client.files().read_file(request).await?.into_inner();
     let first = chunks.message().await?.and_then(|chunk| chunk.kind);
     let Some(read_file_response::Kind::File(file)) = first else { bail!(NO_FILE) };
@@ -183,7 +183,8 @@ impl Sink {
 async fn upload(client: &Client, from: &CopyPath, session: &str, path: &str) -> Result<File> {
     let Source { mut bytes, name, mode, size } = Source::open(from).await?;
     let path = upload_path(path, name.as_deref())?;
-    let open = WriteFileOpen { parent: session_name(session), path, mode, ..WriteFileOpen::default() };
+    let parent = resolve::session(client, session).await?;
+    let open = WriteFileOpen { parent, path, mode, ..WriteFileOpen::default() };
     let bar = progress_bar(size);
     let (requests, queue) = mpsc::channel(QUEUE_SIZE);
     let mut files = client.files();
@@ -275,7 +276,7 @@ fn progress_bar(size: Option<u64>) -> ProgressBar {
 /// Lists a directory of a session, or shows one file.
 pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Result<()> {
     let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
-    let parent = session_name(session);
+    let parent = resolve::session(client, session).await?;
     let listed = pages(args.limit, async |page_token| {
         let request = ListFilesRequest {
             parent: parent.clone(),

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use crate::{
     args,
-    client::{Client, session_name},
+    client::Client,
     output::{Output, table},
-    record,
+    record, resolve,
 };
 
 /// Executes `codelia policy`.
@@ -25,11 +25,12 @@ pub(crate) async fn policy(client: &Client, command: args::Policy, output: Outpu
     match command {
         args::Policy::Check { file, mode } => check(client, &file, mode, output).await,
         args::Policy::Explain { session, policy, mode } => {
-            let request = ExplainPolicyRequest {
-                session: session.as_deref().map(session_name).unwrap_or_default(),
-                policy: load(policy.as_deref())?,
-                mode: mode_to_proto(mode),
+            let session = match &session {
+                Some(session) => resolve::session(client, session).await?,
+                None => String::new(),
             };
+            let request =
+                ExplainPolicyRequest { session, policy: load(policy.as_deref())?, mode: mode_to_proto(mode) };
             let explained = client.policies().explain_policy(request).await?.into_inner();
             output.print(&to_json(&explained)?, &to_text(&explained))
         }

@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 use super::policy;
 use crate::{
     args,
-    client::{Client, run_name, session_name},
+    client::Client,
     environment,
     exec_stream::ExecStream,
     exit_status,
     output::{self, Output},
-    record,
+    record, resolve,
     signals::Signals,
     streams::Streams,
     terminal::{self, RawMode},
@@ -61,7 +61,7 @@ pub(crate) async fn run(client: &Client, args: &args::Run, output: Output) -> Re
 /// Follows a run to its end and returns its exit code.
 pub(crate) async fn attach(client: &Client, args: &args::Attach, output: Output) -> Result<ExitCode> {
     let mut signals = Signals::catch()?;
-    let watch = WatchRunRequest { name: run_name(&args.run), position: 0 };
+    let watch = WatchRunRequest { name: resolve::run(client, &args.run).await?, position: 0 };
     let mut stream = ExecStream::open(client, exec_request::Kind::Attach(watch)).await?;
     let raw_mode = use_terminal(&mut stream, args.tty)?;
     if args.interactive || args.tty {
@@ -121,7 +121,7 @@ fn use_terminal(stream: &mut ExecStream, tty: bool) -> Result<Option<RawMode>> {
 /// Returns the resource name of the session to run in. Creates one if none was given.
 async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
     if let Some(session) = &args.session {
-        return Ok(session_name(session));
+        return resolve::session(client, session).await;
     }
     let sandbox = &args.sandbox;
     let request = CreateSessionRequest {

@@ -1,14 +1,17 @@
 //! `codelia ps` and `codelia kill`.
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 use codelia_proto::v1::{CancelRunRequest, ListRunsRequest, Outcome, Run, RunState};
 
 use crate::{
     args,
-    client::{Client, pages, run_name, session_name},
+    client::{Client, pages},
+    each::Each,
     exit_status,
     output::Output,
-    record,
+    record, resolve,
 };
 
 /// Maximum characters of a command in the table.
@@ -34,19 +37,26 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
 }
 
 /// Cancels runs.
-pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<()> {
-    let mut canceled = Vec::new();
+pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<ExitCode> {
+    let mut each = Each::new(output);
     for run in &args.runs {
-        let request = CancelRunRequest { name: run_name(run) };
-        let response = client.runs().cancel_run(request).await?;
-        canceled.push(response.into_inner().run.context("the server sent no run")?);
+        let canceled = cancel(client, run).await;
+        each.report(run, canceled.map(|run| (record::run(&run), run.run_id)))?;
     }
-    output.print_list(&[], &canceled, record::run, |run| vec![run.run_id.clone()])
+    each.finish()
+}
+
+async fn cancel(client: &Client, run: &str) -> Result<Run> {
+    let request = CancelRunRequest { name: resolve::run(client, run).await? };
+    let response = client.runs().cancel_run(request).await?;
+    response.into_inner().run.context("the server sent no run")
 }
 
 async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<Run>> {
-    let session = args.session.as_deref().unwrap_or("-");
-    let parent = session_name(session);
+    let parent = match &args.session {
+        Some(session) => resolve::session(client, session).await?,
+        None => "sessions/-".to_owned(),
+    };
     let listed = pages(args.limit, async |page_token| {
         let request =
             ListRunsRequest { parent: parent.clone(), page_token, state: state.into(), ..Default::default() };

@@ -1,5 +1,7 @@
 //! `codelia session …`.
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
@@ -12,27 +14,29 @@ use codelia_proto::{
 use super::{policy, run};
 use crate::{
     args,
-    client::{Client, pages, session_name},
+    client::{Client, pages},
+    each::Each,
     output::Output,
-    record,
+    record, resolve,
 };
 
 const NO_SESSION: &str = "the server sent no session";
 
 /// Executes `codelia session`.
-pub(crate) async fn session(client: &Client, command: args::Session, output: Output) -> Result<()> {
+pub(crate) async fn session(client: &Client, command: args::Session, output: Output) -> Result<ExitCode> {
     match command {
-        args::Session::Create(args) => create(client, &args, output).await,
-        args::Session::List { all, limit } => list(client, all, limit, output).await,
-        args::Session::Show { session } => show(client, &session, output).await,
+        args::Session::Create(args) => create(client, &args, output).await?,
+        args::Session::List { all, limit } => list(client, all, limit, output).await?,
+        args::Session::Show { session } => show(client, &session, output).await?,
         args::Session::Extend { session, ttl } => {
-            let request =
-                ExtendSessionRequest { name: session_name(&session), ttl: Some(duration_to_proto(ttl)) };
+            let name = resolve::session(client, &session).await?;
+            let request = ExtendSessionRequest { name, ttl: Some(duration_to_proto(ttl)) };
             let extended = client.sessions().extend_session(request).await?.into_inner();
-            output.print_fields(&record::session(&extended.session.context(NO_SESSION)?))
+            output.print_fields(&record::session(&extended.session.context(NO_SESSION)?))?;
         }
-        args::Session::Close { sessions } => close(client, &sessions, output).await,
+        args::Session::Close { sessions } => return close(client, &sessions, output).await,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn create(client: &Client, args: &args::CreateSession, output: Output) -> Result<()> {
@@ -83,17 +87,21 @@ fn row(session: &Session) -> Vec<String> {
 }
 
 async fn show(client: &Client, session: &str, output: Output) -> Result<()> {
-    let request = GetSessionRequest { name: session_name(session) };
+    let request = GetSessionRequest { name: resolve::session(client, session).await? };
     let found = client.sessions().get_session(request).await?;
     output.print_fields(&record::session(&found.into_inner().session.context(NO_SESSION)?))
 }
 
-async fn close(client: &Client, sessions: &[String], output: Output) -> Result<()> {
-    let mut closed = Vec::new();
+async fn close(client: &Client, sessions: &[String], output: Output) -> Result<ExitCode> {
+    let mut each = Each::new(output);
     for session in sessions {
-        let request = CloseSessionRequest { name: session_name(session) };
-        let response = client.sessions().close_session(request).await?.into_inner();
-        closed.push(response.session.context(NO_SESSION)?);
+        let closed = close_one(client, session).await;
+        each.report(session, closed.map(|closed| (record::session(&closed), closed.session_id)))?;
     }
-    output.print_list(&[], &closed, record::session, |session| vec![session.session_id.clone()])
+    each.finish()
+}
+
+async fn close_one(client: &Client, session: &str) -> Result<Session> {
+    let request = CloseSessionRequest { name: resolve::session(client, session).await? };
+    client.sessions().close_session(request).await?.into_inner().session.context(NO_SESSION)
 }
