@@ -18,6 +18,7 @@ mod fairness;
 mod files;
 mod hostile;
 mod idempotency;
+mod instances;
 mod interactive;
 mod isolation;
 mod kills;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use codelia_proto::v1::CreateSessionRequest;
-use codelia_tests::{Client, Cluster, Process, ProcessOutput, Terminal, command};
+use codelia_tests::{Client, Cluster, Process, ProcessOutput, Screen, command};
 use serde_json::Value;
 
 /// Characters of an id that tests use as its start: the time in milliseconds and some more.
@@ -12,25 +12,8 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resu
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 
-/// The lines that a terminal shows once the program has exited, and its exit code.
-async fn transcript(
-    cluster: &Cluster,
-    client: &Client,
-    arguments: &[&str],
-) -> Result<(Vec<String>, Option<i32>)> {
-    let mut program = cluster.cli(client, arguments);
-    program.env("NO_COLOR", "1");
-    // The last line shows that everything before it has been read.
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", "\"$@\"; echo code-$?", "sh"]).arg(program.get_program()).args(program.get_args());
-    shell.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut terminal = Terminal::start(&shell, 200, 50)?;
-    let shown = terminal.shows("code-").await?;
-    terminal.exited().await?;
-    let shown = if shown.ends_with('\n') { shown } else { terminal.shown() };
-    let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
-    let code = lines.pop().and_then(|line| line.strip_prefix("code-")?.parse().ok());
-    Ok((lines, code))
+async fn screen(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<Screen> {
+    Screen::of(&cluster.cli(client, arguments), 200).await
 }
 
 #[tokio::test]
@@ -40,8 +23,8 @@ async fn kill_tries_and_reports_each_run() -> Result<()> {
     let session = client.session().await?;
     let run = client.start(command(&session.name, &["sleep", "1000"])).await?;
     let absent = "018f4e1c-7b2a-7c3d-8e4f-5a6b7c8d9e0f";
-    let (lines, code) =
-        transcript(&cluster, &client, &["kill", absent, &run.run_id, "018f4e1c-7b2a-7c", "nonsense"]).await?;
+    let Screen { lines, code } =
+        screen(&cluster, &client, &["kill", absent, &run.run_id, "018f4e1c-7b2a-7c", "nonsense"]).await?;
     assert_eq!(code, Some(1), "{lines:?}");
     let [first, second, third, fourth] = lines.as_slice() else { panic!("{lines:?}") };
     assert_eq!(first, &format!("error: run \"{absent}\" not found"));
@@ -72,7 +55,8 @@ async fn close_tries_and_reports_each_session() -> Result<()> {
         let request = CreateSessionRequest { alias: alias.into(), ..Default::default() };
         ids.push(client.create(request).await?.session_id);
     }
-    let (lines, code) = transcript(&cluster, &client, &["session", "close", "none", "a", "b", "a"]).await?;
+    let Screen { lines, code } =
+        screen(&cluster, &client, &["session", "close", "none", "a", "b", "a"]).await?;
     assert_eq!(code, Some(1), "{lines:?}");
     let [first, second, third, fourth] = lines.as_slice() else { panic!("{lines:?}") };
     assert_eq!(first, "error: session \"none\" not found");

@@ -210,6 +210,7 @@ impl Cluster {
             .env("CODELIA_DATA_DIR", data)
             .env("CODELIA_METRICS_LISTEN", "")
             .env("CODELIA_SANDBOX_UID_REGISTRY", self.scratch.join("uids"))
+            .env("CODELIA_INSTANCES_DIR", self.scratch.join("instances"))
             .env("CODELIA_LOG_FILTER", "info")
             // Do not wait long for runs that a test leaves behind.
             .env("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "1")

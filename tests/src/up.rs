@@ -73,6 +73,7 @@ impl Up {
         command
             .args(arguments)
             .env("CODELIA_DATA_DIR", self.data())
+            .env("CODELIA_INSTANCES_DIR", self.data().join("instances"))
             .env("CODELIA_SANDBOX_UID_REGISTRY", self.scratch.join("uids"));
         command
     }

@@ -77,7 +77,7 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     }
     match cli.command {
         Command::Up(args) => up::up(&loaded, &args, output).await?,
-        Command::Down => up::down(&config.data_dir, output).await?,
+        Command::Down => up::down(&loaded, output).await?,
         Command::Api => serve::api(&loaded, output).await?,
         Command::Worker => serve::worker(&loaded, output).await?,
         Command::Migrate => serve::migrate(config, output).await?,

@@ -66,6 +66,9 @@ pub(crate) enum Command {
     /// Start database, API and worker on this machine
     Up(Up),
     /// Stop what `up` started
+    #[command(after_help = "\
+Stops the instance in --data-dir. Without it, stops the only instance that runs, and refuses if there
+are several.")]
     Down,
     /// Serve the public API
     Api,

@@ -62,6 +62,7 @@ use Kind::{Bool, Float, Integer, Text};
 #[rustfmt::skip]
 pub(crate) const KEYS: &[Key] = &[
     key("data_dir", "CODELIA_DATA_DIR", Text),
+    key("instances_dir", "CODELIA_INSTANCES_DIR", Text).unset("/run/codelia/instances; a user: ~/.local/state/codelia-instances"),
     key("profile", "CODELIA_PROFILE", Text).or("dev"),
     key("database.url", "CODELIA_DATABASE_URL", Text).secret().unset("`up` starts a private one"),
     key("database.max_connections", "CODELIA_DATABASE_MAX_CONNECTIONS", Integer).or("16"),

@@ -1,6 +1,9 @@
 //! Loads the configuration from defaults, file, environment and flags.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use figment::{
@@ -151,15 +154,22 @@ fn describe(error: figment::Error) -> anyhow::Error {
 
 /// Data directory of `up`, if none is configured.
 fn default_data_dir() -> Result<String> {
-    let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     if rustix::process::geteuid().is_root() {
         return Ok("/var/lib/codelia".to_owned());
     }
-    if let Some(state) = variable("XDG_STATE_HOME") {
-        return Ok(format!("{state}/codelia"));
-    }
-    let home = variable("HOME").context("neither HOME nor CODELIA_DATA_DIR is set")?;
-    Ok(format!("{home}/.local/state/codelia"))
+    let state = state_home().context("neither HOME nor CODELIA_DATA_DIR is set")?;
+    Ok(state.join("codelia").display().to_string())
+}
+
+/// Where programs of this user keep their state; `None` without a home directory.
+pub(crate) fn state_home() -> Option<PathBuf> {
+    home_directory("XDG_STATE_HOME", ".local/state")
+}
+
+/// The directory that a variable names, or the default below the home directory.
+fn home_directory(variable: &str, default: &str) -> Option<PathBuf> {
+    let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    value(variable).map(PathBuf::from).or_else(|| Some(Path::new(&value("HOME")?).join(default)))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::output;
 #[cfg(test)]
 pub(crate) use self::load::tests;
 pub(crate) use self::{
-    load::{Flag, load},
+    load::{Flag, load, state_home},
     show::show,
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct Loaded {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
     pub(crate) data_dir: PathBuf,
+    /// Directory that lists the running `up`s.
+    pub(crate) instances_dir: Option<PathBuf>,
     pub(crate) profile: Profile,
     pub(crate) database: Database,
     pub(crate) api: Api,

@@ -19,8 +19,11 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::data_dir;
-use crate::output::{self, Output};
+use super::{data_dir, instances};
+use crate::{
+    config::Loaded,
+    output::{self, Output},
+};
 
 const LOG_FILE: &str = "up.log";
 /// How long `down` waits: longer than the usual shutdown grace.
@@ -44,17 +47,41 @@ pub(crate) async fn start(data_dir: &Path) -> Result<()> {
     bail!("`codelia up` did not start ({status}): {reason} (log: {})", path.display())
 }
 
+/// Stops the `up` in the configured data directory or, if none is configured, the only one that runs.
+pub(crate) async fn down(loaded: &Loaded, output: Output) -> Result<()> {
+    let config = &loaded.config;
+    if loaded.is_set("data_dir") {
+        return match data_dir::owner_pid(&config.data_dir)? {
+            Some(pid) => stop(&config.data_dir, pid, output).await,
+            None => nothing_runs(&format!("in {}", config.data_dir.display()), output),
+        };
+    }
+    let running = instances::running(config)?;
+    let mut each = running.iter();
+    match (each.next(), each.next()) {
+        (None, _) => nothing_runs("here (one of another user needs its --data-dir)", output),
+        (Some((data_dir, pid)), None) => stop(data_dir, *pid, output).await,
+        _ => {
+            let list =
+                running.iter().map(|(dir, pid)| format!("\n  --data-dir {} ({})", dir.display(), show(*pid)));
+            let list: String = list.collect();
+            bail!("{} instances of `codelia up` are running; name the one to stop:{list}", running.len())
+        }
+    }
+}
+
+fn nothing_runs(place: &str, output: Output) -> Result<()> {
+    output.print(&json!({ "stopped": null }), &format!("no `codelia up` runs {place}"))
+}
+
 /// Stops the `up` that owns the data directory, and waits until it has exited.
-pub(crate) async fn down(data_dir: &Path, output: Output) -> Result<()> {
-    let Some(pid) = data_dir::owner_pid(data_dir)? else {
-        let text = format!("no `codelia up` runs in {}", data_dir.display());
-        return output.print(&json!({ "stopped": null }), &text);
-    };
-    let process =
-        pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot open {}", show(pid)))?;
+async fn stop(data_dir: &Path, pid: Pid, output: Output) -> Result<()> {
+    let name = format!("`codelia up` in {} ({})", data_dir.display(), show(pid));
+    output::write_message(&format!("stopping {name}"));
+    let process = pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot open {name}"))?;
     // If the pid was reused in the meantime, the directory has no owner.
     if data_dir::owner_pid(data_dir)? == Some(pid) {
-        pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot signal {}", show(pid)))?;
+        pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot signal {name}"))?;
     }
     // A pidfd becomes readable when its process exits.
     let exited = tokio::task::spawn_blocking(move || {
@@ -62,9 +89,10 @@ pub(crate) async fn down(data_dir: &Path, output: Output) -> Result<()> {
         poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout))
     });
     if exited.await?? == 0 {
-        bail!("{} is still running {STOP_TIMEOUT_SECONDS}s after SIGTERM", show(pid));
+        bail!("{name} is still running {STOP_TIMEOUT_SECONDS}s after SIGTERM");
     }
-    output.print(&json!({ "stopped": pid.as_raw_nonzero() }), &format!("stopped ({})", show(pid)))
+    let json = json!({ "stopped": pid.as_raw_nonzero(), "data_dir": data_dir });
+    output.print(&json, &format!("stopped {name}"))
 }
 
 fn show(pid: Pid) -> String {

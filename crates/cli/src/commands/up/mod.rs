@@ -3,6 +3,7 @@
 mod background;
 mod check;
 mod data_dir;
+mod instances;
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -56,6 +57,9 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     let data_dir = DataDir::open(&config.data_dir)?;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia", options::ALL_IN_ONE)?)?;
     loaded.log_warnings();
+    let _registration = instances::register(config, data_dir.path()).inspect_err(|error| {
+        tracing::warn!("`codelia down` will need --data-dir: {error:#}");
+    });
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let database = Database::start(config, &data_dir).await?;

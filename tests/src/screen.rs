@@ -1,0 +1,34 @@
+//! What a user sees who calls a program in a shell on a terminal.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::Terminal;
+
+/// The lines that a program printed on a terminal, and its exit code.
+#[derive(Debug)]
+pub struct Screen {
+    /// The lines, without their ends.
+    pub lines: Vec<String>,
+    /// The exit code.
+    pub code: Option<i32>,
+}
+
+impl Screen {
+    /// Runs a program on a terminal of this width until it exits, without colours.
+    pub async fn of(program: &Command, columns: u16) -> Result<Self> {
+        // The last line shows that all before it has arrived.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "\"$@\"; echo \"code-$?.\"", "sh"]);
+        shell.arg(program.get_program()).args(program.get_args());
+        shell.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let mut terminal = Terminal::start(shell.env("NO_COLOR", "1"), columns, 50)?;
+        terminal.shows("code-").await?;
+        let shown = terminal.shows(".\r\n").await?;
+        terminal.exited().await?;
+        let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
+        let code = lines.pop().and_then(|line| line.strip_prefix("code-")?.strip_suffix('.')?.parse().ok());
+        Ok(Self { lines, code })
+    }
+}
