@@ -13,6 +13,7 @@ mod collector;
 mod configuration;
 mod connections;
 mod documents;
+mod endpoints;
 mod exec;
 mod fairness;
 mod files;

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use tonic::Code;
 use tonic_types::StatusExt;
 
-use crate::output::{self, Output};
+use crate::{
+    client::KeyRejected,
+    output::{self, Output},
+};
 
 /// Fields of requests that a flag sets.
 const FLAGS: [(&str, &str); 7] = [
@@ -101,7 +104,13 @@ impl ErrorReport {
     fn new(error: &anyhow::Error) -> Self {
         match error.downcast_ref::<tonic::Status>() {
             None => Self { message: chain(error), reason: None, field: None },
-            Some(status) => Self::from_status(status, error.downcast_ref()),
+            Some(status) => {
+                let mut report = Self::from_status(status, error.downcast_ref());
+                if let Some(rejected) = error.downcast_ref::<KeyRejected>() {
+                    report.message = rejected.to_string();
+                }
+                report
+            }
         }
     }
 

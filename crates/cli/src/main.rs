@@ -9,6 +9,7 @@ mod backends;
 mod client;
 mod commands;
 mod config;
+mod contexts;
 mod each;
 mod environment;
 mod error_report;
@@ -33,7 +34,7 @@ use clap::{CommandFactory, Parser};
 use self::{
     args::{Cli, Command},
     client::Client,
-    commands::{admin, doctor, files, policy, run, runs, serve, session, up},
+    commands::{admin, context, doctor, files, policy, run, runs, serve, session, up},
     config::Flag,
     output::{Output, StdoutClosed},
 };
@@ -83,7 +84,8 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Migrate => serve::migrate(config, output).await?,
         Command::Doctor => return doctor::doctor(config, output).await,
         Command::Config(args::Config::Show) => config::show(&loaded, output)?,
-        command => return dispatch_client(config, command, output).await,
+        Command::Context(command) => context::context(&loaded, command, output)?,
+        command => return dispatch_client(&loaded, command, output).await,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -98,20 +100,25 @@ fn logs_warnings(command: &Command) -> bool {
 }
 
 /// Runs a command that calls the API.
-async fn dispatch_client(config: &config::Config, command: Command, output: Output) -> Result<ExitCode> {
-    let client = Client::connect(config).await?;
+async fn dispatch_client(loaded: &config::Loaded, command: Command, output: Output) -> Result<ExitCode> {
+    let client = Client::connect(loaded).await?;
+    let result = call(&client, command, output).await;
+    client.explained(result).await
+}
+
+async fn call(client: &Client, command: Command, output: Output) -> Result<ExitCode> {
     match command {
-        Command::Run(args) => return run::run(&client, &args, output).await,
-        Command::Attach(args) => return run::attach(&client, &args, output).await,
-        Command::Ps(args) => runs::ps(&client, &args, output).await?,
-        Command::Kill(args) => return runs::kill(&client, &args, output).await,
-        Command::Cp(args) => files::cp(&client, &args, output).await?,
-        Command::Ls(args) => files::ls(&client, &args, output).await?,
-        Command::Session(command) => return session::session(&client, command, output).await,
-        Command::Policy(command) => policy::policy(&client, command, output).await?,
-        Command::Tenants(command) => admin::tenants(&client, command, output).await?,
-        Command::Keys(command) => admin::keys(&client, command, output).await?,
-        Command::Workers(command) => admin::workers(&client, command, output).await?,
+        Command::Run(args) => return run::run(client, &args, output).await,
+        Command::Attach(args) => return run::attach(client, &args, output).await,
+        Command::Ps(args) => runs::ps(client, &args, output).await?,
+        Command::Kill(args) => return runs::kill(client, &args, output).await,
+        Command::Cp(args) => files::cp(client, &args, output).await?,
+        Command::Ls(args) => files::ls(client, &args, output).await?,
+        Command::Session(command) => return session::session(client, command, output).await,
+        Command::Policy(command) => policy::policy(client, command, output).await?,
+        Command::Tenants(command) => admin::tenants(client, command, output).await?,
+        Command::Keys(command) => admin::keys(client, command, output).await?,
+        Command::Workers(command) => admin::workers(client, command, output).await?,
         other => anyhow::bail!("{other:?} is not a client command"),
     }
     Ok(ExitCode::SUCCESS)
@@ -123,6 +130,8 @@ fn flags(cli: &Cli) -> Vec<Flag> {
     if let Some(dir) = &cli.global.data_dir {
         flags.push(("data_dir", dir.display().to_string()));
     }
+    let global = [("client.endpoint", &cli.global.endpoint), ("client.context", &cli.global.context)];
+    flags.extend(global.into_iter().filter_map(|(path, value)| Some((path, value.clone()?))));
     if let Command::Up(up) = &cli.command {
         let values = [
             ("api.listen", up.listen.clone()),

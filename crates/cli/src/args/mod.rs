@@ -1,6 +1,7 @@
 //! Command-line arguments, as clap parses them. One file per noun.
 
 mod admin;
+mod context;
 #[cfg(test)]
 mod documents;
 mod files;
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::{
     admin::{Keys, Quotas, Scope, Tenants, Workers},
+    context::Context,
     files::{CopyPath, Cp, Ls},
     policy::Policy,
     run::{Attach, EnvArgs, Kill, Ps, Run},
@@ -59,6 +61,18 @@ pub(crate) struct Global {
     /// Use this data directory of `codelia up` [env: CODELIA_DATA_DIR]
     #[arg(long, global = true, help_heading = "Global options", value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
+    /// Call the API at this URL, with the key in CODELIA_API_KEY [env: CODELIA_ENDPOINT]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
+    pub(crate) endpoint: Option<String>,
+    /// Call the API of this context; see `codelia context` [env: CODELIA_CONTEXT]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Global options",
+        value_name = "NAME",
+        conflicts_with = "endpoint"
+    )]
+    pub(crate) context: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -105,6 +119,9 @@ are several.")]
     /// List and drain workers
     #[command(subcommand)]
     Workers(Workers),
+    /// Choose the server that commands call
+    #[command(subcommand)]
+    Context(Context),
     /// Show the configuration
     #[command(subcommand)]
     Config(Config),

@@ -1,6 +1,7 @@
 //! The commands, one module each.
 
 pub(crate) mod admin;
+pub(crate) mod context;
 pub(crate) mod doctor;
 pub(crate) mod files;
 pub(crate) mod policy;

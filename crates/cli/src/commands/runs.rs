@@ -40,7 +40,7 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
 pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
     for run in &args.runs {
-        let canceled = cancel(client, run).await;
+        let canceled = client.explained(cancel(client, run).await).await;
         each.report(run, canceled.map(|run| (record::run(&run), run.run_id)))?;
     }
     each.finish()

@@ -95,7 +95,7 @@ async fn show(client: &Client, session: &str, output: Output) -> Result<()> {
 async fn close(client: &Client, sessions: &[String], output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
     for session in sessions {
-        let closed = close_one(client, session).await;
+        let closed = client.explained(close_one(client, session).await).await;
         each.report(session, closed.map(|closed| (record::session(&closed), closed.session_id)))?;
     }
     each.finish()

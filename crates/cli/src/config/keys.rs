@@ -128,6 +128,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
     key("otlp.endpoint", "CODELIA_OTLP_ENDPOINT", Text).unset("no export"),
+    key("client.context", "CODELIA_CONTEXT", Text).unset("see `codelia context show`"),
     key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("DATA_DIR/client.toml"),
     key("client.api_key", "CODELIA_API_KEY", Text).secret().unset("DATA_DIR/client.toml"),
     key("client.tls_ca", "CODELIA_CLIENT_TLS_CA", Text).unset("the system's certificates"),
@@ -183,8 +184,14 @@ mod tests {
 
     #[test]
     fn variables_are_named_after_their_keys() {
-        let exceptions =
-            ["sandbox.init", "sandbox.bwrap", "sandbox.nsjail", "client.endpoint", "client.api_key"];
+        let exceptions = [
+            "sandbox.init",
+            "sandbox.bwrap",
+            "sandbox.nsjail",
+            "client.context",
+            "client.endpoint",
+            "client.api_key",
+        ];
         for key in KEYS.iter().filter(|key| !exceptions.contains(&key.path)) {
             assert_eq!(key.env, format!("CODELIA_{}", key.path.replace('.', "_").to_uppercase()));
         }

@@ -166,6 +166,11 @@ pub(crate) fn state_home() -> Option<PathBuf> {
     home_directory("XDG_STATE_HOME", ".local/state")
 }
 
+/// Where programs of this user keep their settings; `None` without a home directory.
+pub(crate) fn config_home() -> Option<PathBuf> {
+    home_directory("XDG_CONFIG_HOME", ".config")
+}
+
 /// The directory that a variable names, or the default below the home directory.
 fn home_directory(variable: &str, default: &str) -> Option<PathBuf> {
     let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());

@@ -24,7 +24,7 @@ use crate::output;
 #[cfg(test)]
 pub(crate) use self::load::tests;
 pub(crate) use self::{
-    load::{Flag, load, state_home},
+    load::{Flag, config_home, load, state_home},
     show::show,
 };
 
@@ -204,6 +204,8 @@ pub(crate) struct Otlp {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Client {
+    /// Named server to call.
+    pub(crate) context: Option<String>,
     pub(crate) endpoint: Option<String>,
     pub(crate) api_key: Option<SecretString>,
     pub(crate) tls_ca: Option<PathBuf>,
@@ -238,6 +240,11 @@ impl Loaded {
     /// Whether the key has a value other than its default.
     pub(crate) fn is_set(&self, path: &str) -> bool {
         self.figment.find_metadata(path).is_some_and(|metadata| metadata.name != load::DEFAULT)
+    }
+
+    /// The source of a value: `flag`, `env:NAME` or `file:PATH`; `None` if the key is not set.
+    pub(crate) fn source(&self, path: &str) -> Option<String> {
+        self.figment.find_metadata(path).filter(|_| self.is_set(path)).map(show::source)
     }
 
     /// Prints warnings to stderr.

@@ -1,8 +1,11 @@
 //! Connection to the API server: endpoint, credentials and service clients.
 
-use std::{path::Path, time::Duration};
+mod diagnosis;
+mod server;
 
-use anyhow::{Context, Result, bail};
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
 use codelia_proto::v1::{
     admin_service_client::AdminServiceClient, file_service_client::FileServiceClient,
     policy_service_client::PolicyServiceClient, run_service_client::RunServiceClient,
@@ -17,7 +20,12 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 
-use crate::config::Config;
+use crate::config::Loaded;
+
+pub(crate) use self::{
+    diagnosis::KeyRejected,
+    server::{Server, parse_endpoint},
+};
 
 /// File in the data directory with the endpoint and key of the local `up`.
 pub(crate) const FILE: &str = "client.toml";
@@ -55,6 +63,7 @@ pub(crate) type Service = InterceptedService<Channel, ApiKey>;
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     service: Service,
+    server: Arc<Server>,
 }
 
 /// Adds the API key to every call.
@@ -69,23 +78,43 @@ impl Interceptor for ApiKey {
 }
 
 impl Client {
-    /// Connects to the configured server, or to the local `up` if none is configured.
-    pub(crate) async fn connect(config: &Config) -> Result<Self> {
-        let (endpoint, key) = find_server(config)?;
-        Self::connect_to(&endpoint, &key, config.client.tls_ca.as_deref()).await
+    /// Connects to the server that [`Server::find`] finds.
+    pub(crate) async fn connect(loaded: &Loaded) -> Result<Self> {
+        Self::connect_with(Server::find(loaded)?).await
     }
 
-    /// Connects to the server at `endpoint`.
+    /// Connects to the server at `endpoint`, which this process started.
     pub(crate) async fn connect_to(endpoint: &str, key: &SecretString, ca: Option<&Path>) -> Result<Self> {
-        let mut header: MetadataValue<Ascii> = format!("Bearer {}", key.expose_secret())
+        let source = "this process".to_owned();
+        Self::connect_with(Server {
+            endpoint: endpoint.to_owned(),
+            endpoint_source: source.clone(),
+            key: key.clone(),
+            key_source: source,
+            tls_ca: ca.map(Path::to_owned),
+        })
+        .await
+    }
+
+    async fn connect_with(server: Server) -> Result<Self> {
+        let mut header: MetadataValue<Ascii> = format!("Bearer {}", server.key.expose_secret())
             .parse()
-            .context("the API key contains characters that a header cannot hold")?;
+            .with_context(|| format!("the API key from {} is not printable ASCII", server.key_source))?;
         header.set_sensitive(true);
-        let channel = transport(endpoint, ca)?
-            .connect()
-            .await
-            .with_context(|| format!("cannot reach {endpoint} (is the server running?)"))?;
-        Ok(Self { service: InterceptedService::new(channel, ApiKey(header)) })
+        let channel = match transport(&server)?.connect().await {
+            Ok(channel) => channel,
+            Err(error) => return Err(diagnosis::explain(&server, error.into()).await),
+        };
+        let service = InterceptedService::new(channel, ApiKey(header));
+        Ok(Self { service, server: Arc::new(server) })
+    }
+
+    /// Adds to an error of the connection or the key what was expected and what was found.
+    pub(crate) async fn explained<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Err(error) => Err(diagnosis::explain(&self.server, error).await),
+            ok => ok,
+        }
     }
 
     pub(crate) fn sessions(&self) -> SessionServiceClient<Service> {
@@ -109,34 +138,15 @@ impl Client {
     }
 }
 
-/// Returns endpoint and key. The key in `client.toml` is never sent to a configured endpoint.
-fn find_server(config: &Config) -> Result<(String, SecretString)> {
-    let client = &config.client;
-    match (&client.endpoint, &client.api_key) {
-        (Some(endpoint), Some(key)) => return Ok((endpoint.clone(), key.clone())),
-        (Some(_), None) => bail!("CODELIA_ENDPOINT is set but CODELIA_API_KEY is not"),
-        (None, _) => {}
-    }
-    let Some(file) = ClientFile::read(&config.data_dir)? else {
-        bail!(
-            "no server configured: start one with `codelia up`, or set CODELIA_ENDPOINT and CODELIA_API_KEY ({} does not exist)",
-            config.data_dir.join(FILE).display()
-        );
-    };
-    let key = client.api_key.clone().unwrap_or_else(|| file.api_key.into());
-    Ok((file.endpoint, key))
-}
-
-fn transport(endpoint: &str, ca: Option<&Path>) -> Result<Endpoint> {
-    let transport = Endpoint::from_shared(endpoint.to_owned())
-        .with_context(|| {
-            format!("invalid endpoint {endpoint:?}: expected a URL such as http://127.0.0.1:7300")
-        })?
+fn transport(server: &Server) -> Result<Endpoint> {
+    let uri = server.uri()?;
+    let is_tls = uri.scheme_str() == Some("https");
+    let transport = Endpoint::from(uri)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
-    if endpoint.starts_with("https:") { Ok(transport.tls_config(tls(ca)?)?) } else { Ok(transport) }
+    if is_tls { Ok(transport.tls_config(tls(server.tls_ca.as_deref())?)?) } else { Ok(transport) }
 }
 
 fn tls(ca: Option<&Path>) -> Result<ClientTlsConfig> {
@@ -178,25 +188,6 @@ pub(crate) fn run_name(run: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::tests::loaded;
-
-    #[test]
-    fn local_key_is_not_sent_to_configured_endpoint() {
-        let loaded = loaded(None, &[], &[("CODELIA_ENDPOINT", "http://elsewhere:1")]).unwrap();
-        assert!(find_server(&loaded.config).unwrap_err().to_string().contains("CODELIA_API_KEY"));
-    }
-
-    #[test]
-    fn configured_key_overrides_client_file() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(FILE), "endpoint = \"http://here:1\"\napi_key = \"cdl_a\"\n").unwrap();
-        let data_dir = ("CODELIA_DATA_DIR", dir.path().to_str().unwrap());
-        let (endpoint, key) = find_server(&loaded(None, &[], &[data_dir]).unwrap().config).unwrap();
-        assert_eq!((endpoint.as_str(), key.expose_secret()), ("http://here:1", "cdl_a"));
-        let both = [data_dir, ("CODELIA_API_KEY", "cdl_b")];
-        let (_, key) = find_server(&loaded(None, &[], &both).unwrap().config).unwrap();
-        assert_eq!(key.expose_secret(), "cdl_b");
-    }
 
     #[tokio::test]
     async fn pages_stop_at_limit_or_end() {
