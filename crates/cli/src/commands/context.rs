@@ -1,10 +1,6 @@
 //! `codelia context …`.
 
-use std::{
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, io::Read, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -106,7 +102,7 @@ fn warn_if_overridden(loaded: &Loaded) {
 
 fn read_key(file: &Path) -> Result<String> {
     let cannot = || format!("cannot read the key from {}", file.display());
-    let reader: Box<dyn Read> = if file == PathBuf::from("-") {
+    let reader: Box<dyn Read> = if file == Path::new("-") {
         Box::new(std::io::stdin())
     } else {
         Box::new(File::open(file).with_context(cannot)?)
