@@ -116,22 +116,26 @@ async fn logical_mode_needs_operator_decision_and_reason() -> Result<()> {
     let below = refusal(&member.session().await.expect_err("mode logical is below the floor"));
     assert_eq!((below.code, below.reason.as_str()), (Code::FailedPrecondition, "ISOLATION_FLOOR"));
 
-    let own = member.admin().set_isolation_floor(floor_request(IsolationLevel::None, "I may")).await;
+    let own =
+        member.admin().set_isolation_floor(floor_request(IsolationLevel::IsolationLevel0, "I may")).await;
     assert_eq!(refusal(&own.expect_err("a tenant cannot lower its own floor")).code, Code::PermissionDenied);
-    let silent = operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, " ")).await;
+    let silent =
+        operator.admin().set_isolation_floor(floor_request(IsolationLevel::IsolationLevel0, " ")).await;
     assert_eq!(refusal(&silent.expect_err("no reason given")).fields, ["reason"]);
     member.session().await.expect_err("the floor is unchanged");
 
-    let decided =
-        operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, "trusted")).await?;
+    let decided = operator
+        .admin()
+        .set_isolation_floor(floor_request(IsolationLevel::IsolationLevel0, "trusted"))
+        .await?;
     let floor = decided.into_inner().tenant.unwrap_or_default().isolation_floor.unwrap_or_default();
-    assert_eq!((floor.level(), floor.reason.as_str()), (IsolationLevel::None, "trusted"));
+    assert_eq!((floor.level(), floor.reason.as_str()), (IsolationLevel::IsolationLevel0, "trusted"));
     assert!(floor.set_time.is_some() && !floor.key_id.is_empty(), "{floor:?}");
     let session = member.session().await?;
     member.exec(&session.name, "true").await?;
 
     // A raised floor applies to existing sessions.
-    operator.admin().set_isolation_floor(floor_request(IsolationLevel::Full, "no longer")).await?;
+    operator.admin().set_isolation_floor(floor_request(IsolationLevel::IsolationLevel2, "no longer")).await?;
     let refused = member.exec(&session.name, "true").await.expect_err("the floor rose");
     assert!(format!("{refused:#}").contains("LEVEL_2"), "{refused:#}");
     let kinds: Vec<_> = cluster
@@ -167,7 +171,7 @@ async fn operator_creates_tenants_and_changes_quotas() -> Result<()> {
 
     let key = operator.admin().create_key(key_request("tenants/team-7", &[Scope::Run])).await?.into_inner();
     let member = operator.with_secret(&key.secret)?;
-    operator.admin().set_isolation_floor(floor_request(IsolationLevel::None, "a test")).await?;
+    operator.admin().set_isolation_floor(floor_request(IsolationLevel::IsolationLevel0, "a test")).await?;
     member.session().await?;
     assert_eq!(
         refusal(&member.session().await.expect_err("the quota is one session")).code,
@@ -176,6 +180,7 @@ async fn operator_creates_tenants_and_changes_quotas() -> Result<()> {
     let change = UpdateQuotasRequest {
         name: "tenants/team-7".into(),
         quotas: Some(Quotas { sessions: Some(2), ..Default::default() }),
+        update_mask: None,
     };
     operator.admin().update_quotas(change).await?;
     member.session().await?;

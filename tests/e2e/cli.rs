@@ -67,7 +67,7 @@ async fn canceled_run_exits_with_130() -> Result<()> {
 #[tokio::test]
 async fn json_output_ends_with_run_record() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let client = cluster.tenant("a").await?;
+    let client = cluster.operator().await?;
     let done = codelia(&cluster, &client, &["run", "--json", "--", "sh", "-c", "echo out; exit 3"]).await?;
     assert_eq!(done.code, Some(3));
     assert_eq!(done.stdout.lines().next(), Some("out"));

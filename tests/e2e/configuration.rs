@@ -35,7 +35,7 @@ async fn sandbox_keys_work_by_name() -> Result<()> {
     let seen = client.exec(&session.name, "pwd").await?;
     assert!(seen.stdout_text().starts_with(root), "{}", seen.stdout_text());
     let limits = seen.run().limits.context("limits")?;
-    assert_eq!((limits.cpu_millis, limits.memory_bytes), (Some(500), Some(64 * 1024 * 1024)));
+    assert_eq!((limits.cpu_millicores, limits.memory_bytes), (Some(500), Some(64 * 1024 * 1024)));
     cluster.end().await
 }
 

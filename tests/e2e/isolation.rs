@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use codelia_proto::v1::{Limits, Lost, outcome};
+use codelia_proto::v1::{LimitExceeded, Limits, Lost, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
     Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, ProcessOutput, Scratch, abandoned_cgroups,
@@ -142,7 +142,7 @@ async fn session(cluster: &Cluster, client: &Client, alias: &str) -> Result<()> 
 
 async fn sessions_are_isolated(mode: &'static str) -> Result<()> {
     let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
-    let client = cluster.tenant("a").await?;
+    let client = cluster.operator().await?;
     session(&cluster, &client, "mine").await?;
     session(&cluster, &client, "theirs").await?;
     let write = ["run", "--json", "-s", "theirs", "--", "sh", "-c", "echo secret > treasure; chmod -R 777 ."];
@@ -285,7 +285,7 @@ async fn memory_and_cpu_limits_have_own_outcomes() -> Result<()> {
     let run = client.start(spin).await?;
     let ended = client.watch_to_end(&run.name, 0).await?.finished.context("a finished run")?;
     let outcome = ended.outcome.and_then(|outcome| outcome.kind);
-    assert_eq!(outcome, Some(outcome::Kind::Limit("cpu_time".into())));
+    assert_eq!(outcome, Some(outcome::Kind::Limit(LimitExceeded { resource: "cpu_time".into() })));
     cluster.end().await
 }
 

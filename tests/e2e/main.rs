@@ -32,6 +32,7 @@ mod output;
 mod policy;
 mod policy_load;
 mod processes;
+mod protocol;
 mod quotas;
 mod secrets;
 mod service;

@@ -83,11 +83,11 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.AdminService.GetTenant" => one(GetTenantRequest { name: tenant() }.encode_to_vec()),
         "codelia.v1.AdminService.ListTenants" | "codelia.v1.AdminService.ListWorkers" => one(Vec::new()),
         "codelia.v1.AdminService.UpdateQuotas" => {
-            one(UpdateQuotasRequest { name: tenant(), quotas }.encode_to_vec())
+            one(UpdateQuotasRequest { name: tenant(), quotas, update_mask: None }.encode_to_vec())
         }
         "codelia.v1.AdminService.SetIsolationFloor" => one(SetIsolationFloorRequest {
             name: tenant(),
-            level: IsolationLevel::Full.into(),
+            level: IsolationLevel::IsolationLevel2.into(),
             reason: "because".into(),
         }
         .encode_to_vec()),
@@ -200,10 +200,9 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::String => bad_texts(field.name()),
         Kind::Int32 => vec![Value::I32(-1), Value::I32(i32::MIN)],
         Kind::Int64 => vec![Value::I64(-1), Value::I64(i64::MIN)],
-        Kind::Uint32 => vec![Value::U32(0), Value::U32(u32::MAX)],
-        Kind::Uint64 => vec![Value::U64(0), Value::U64(u64::MAX)],
         Kind::Bytes => vec![Value::Bytes(vec![0; 3 << 20].into())],
         Kind::Enum(_) => vec![Value::EnumNumber(9999), Value::EnumNumber(-1)],
+        Kind::Message(inside) if inside.name() == "FieldMask" => vec![bad_mask(inside)],
         Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside),
         Kind::Message(_) | Kind::Bool => Vec::new(),
         other => panic!("unsupported field type {other:?}: {}", field.full_name()),
@@ -229,6 +228,12 @@ fn bad_texts(field: &str) -> Vec<Value> {
         texts.extend(wrong.map(str::to_owned));
     }
     texts.into_iter().map(Value::String).collect()
+}
+
+fn bad_mask(message: MessageDescriptor) -> Value {
+    let mut mask = DynamicMessage::new(message);
+    mask.set_field_by_name("paths", Value::List(vec![Value::String("nosuch".to_owned())]));
+    Value::Message(mask)
 }
 
 fn bad_times(message: &MessageDescriptor) -> Vec<Value> {
@@ -265,7 +270,7 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
             vec![vec![], vec![text("")], vec![text("a\0")], vec![oversized], vec![text("x"); 100_000]]
         }
         Kind::Enum(_) => vec![vec![], vec![Value::EnumNumber(0)], vec![Value::EnumNumber(9999)]],
-        Kind::Uint32 => vec![vec![Value::U32(0)], vec![Value::U32(u32::MAX)]],
+        Kind::Int32 => vec![vec![Value::I32(-1)], vec![Value::I32(i32::MIN)]],
         other => panic!("unsupported list type {other:?}: {}", field.full_name()),
     };
     // Policy lists and names in responses may be empty.

@@ -13,8 +13,7 @@ use tonic::Code;
 /// Runs a command that prints the session's directory and creates files in it.
 async fn directory(client: &Client, session: &str) -> Result<String> {
     let seen = client.exec(session, "pwd; mkdir -p a/b; echo x > a/b/c; chmod 000 a/b").await?;
-    assert_eq!(seen.stdout_text().trim(), seen.run().sandbox_root);
-    Ok(seen.run().sandbox_root.clone())
+    Ok(seen.stdout_text().trim().to_owned())
 }
 
 async fn removed(directory: &str) {

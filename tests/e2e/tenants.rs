@@ -157,11 +157,11 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         }
         "codelia.v1.AdminService.UpdateQuotas" => {
             let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
-            UpdateQuotasRequest { name: ids.tenant.clone(), quotas }.encode_to_vec()
+            UpdateQuotasRequest { name: ids.tenant.clone(), quotas, update_mask: None }.encode_to_vec()
         }
         "codelia.v1.AdminService.SetIsolationFloor" => SetIsolationFloorRequest {
             name: ids.tenant.clone(),
-            level: IsolationLevel::None.into(),
+            level: IsolationLevel::IsolationLevel0.into(),
             reason: "mine".into(),
         }
         .encode_to_vec(),

@@ -251,7 +251,7 @@ pub struct Refusal {
 pub fn refusal(status: &Status) -> Refusal {
     let details = status.get_error_details();
     let info = details.error_info().unwrap_or_else(|| panic!("refusal without ErrorInfo: {status:?}"));
-    assert_eq!(info.domain, "codelia", "{status:?}");
+    assert_eq!(info.domain, "codelia.dev", "{status:?}");
     let bad = details.bad_request().into_iter().flat_map(|bad| &bad.field_violations);
     let quotas = details.quota_failure().into_iter().flat_map(|failure| &failure.violations);
     Refusal {

@@ -47,6 +47,37 @@ fn quotas_change(wire: Option<v1::Quotas>) -> Result<QuotasChange, ApiError> {
     })
 }
 
+/// The change that the mask selects; without a mask, of the fields that are set. A selected field
+/// that is not set returns to its default.
+fn masked_change(
+    wire: Option<v1::Quotas>,
+    mask: Option<prost_types::FieldMask>,
+) -> Result<QuotasChange, ApiError> {
+    const FIELDS: [&str; 5] =
+        ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes"];
+    let change = quotas_change(wire)?;
+    let paths = mask.unwrap_or_default().paths;
+    if paths.is_empty() {
+        return Ok(change);
+    }
+    if let Some(unknown) = paths.iter().find(|path| !FIELDS.contains(&path.as_str())) {
+        let known = FIELDS.join(", ");
+        return Err(ApiError::invalid(
+            "update_mask",
+            format!("unknown field {unknown:?}; known are {known}"),
+        ));
+    }
+    let all = with_defaults(change);
+    let selected = |name: &str, value| paths.iter().any(|path| path == name).then_some(value);
+    Ok(QuotasChange {
+        sessions: selected("sessions", all.sessions),
+        concurrent_runs: selected("concurrent_runs", all.concurrent_runs),
+        queued_runs: selected("queued_runs", all.queued_runs),
+        requests_per_second: selected("requests_per_second", all.requests_per_second),
+        output_bytes: selected("output_bytes", all.output_bytes),
+    })
+}
+
 fn with_defaults(change: QuotasChange) -> Quotas {
     let defaults = Quotas::default();
     Quotas {
@@ -146,7 +177,7 @@ impl Admin {
     ) -> Result<v1::Tenant, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
-        let change = quotas_change(wire.quotas)?;
+        let change = masked_change(wire.quotas, wire.update_mask)?;
         let tenant = self.context.store.tenant_set_quotas(&id, change).await?;
         self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
@@ -359,6 +390,22 @@ mod tests {
             assert!(matches!(scopes(bad), Err(ApiError::InvalidField { field, .. }) if field == "scopes"));
         }
         assert_eq!(scopes(&[5, 1, 5]), Ok(vec![Scope::Run, Scope::Admin]));
+    }
+
+    #[test]
+    fn update_mask_selects_fields_and_unsets_them() {
+        let mask = |paths: &[&str]| {
+            Some(prost_types::FieldMask { paths: paths.iter().map(ToString::to_string).collect() })
+        };
+        let five = Some(v1::Quotas { sessions: Some(5), queued_runs: Some(6), ..Default::default() });
+        let change = masked_change(five, mask(&["sessions", "output_bytes"])).unwrap();
+        let default = Quotas::default().output_bytes;
+        let expected =
+            QuotasChange { sessions: Some(5), output_bytes: Some(default), ..QuotasChange::default() };
+        assert_eq!(change, expected);
+        assert_eq!(masked_change(five, mask(&[])), quotas_change(five));
+        let unknown = masked_change(five, mask(&["quotas.sessions"]));
+        assert!(matches!(unknown, Err(ApiError::InvalidField { field, .. }) if field == "update_mask"));
     }
 
     #[test]

@@ -305,12 +305,12 @@ mod tests {
 
     #[test]
     fn limit_above_ceiling_is_rejected_by_field() {
-        let limits = v1::Limits { cpu_millis: Some(i64::MAX), ..Default::default() };
+        let limits = v1::Limits { cpu_millicores: Some(i64::MAX), ..Default::default() };
         let request =
             RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
                 .unwrap();
         let error = request.to_spec(&session(), &options(), IsolationLevel::None).unwrap_err();
-        assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "limits.cpu_millis"));
+        assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "limits.cpu_millicores"));
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Runs {
         while let Some(limit) = page.batch() {
             filter.before = page.after;
             let rows = self.context.store.run_list(&caller.tenant, &filter, limit).await?;
-            page.add(rows, |run| (run.id, to_proto::run_summary(&run)));
+            page.add(rows, |run| (run.id, shown(caller, &run, to_proto::run_summary(&run))));
         }
         let (runs, next_page_token) = page.finish();
         Ok(v1::ListRunsResponse { runs, next_page_token })
@@ -217,7 +217,8 @@ impl Runs {
         };
         let (events, receiver) = mpsc::channel(EVENT_BUFFER);
         let streamer =
-            EventStreamer::new(self.context.clone(), caller.tenant.clone(), position, events.clone());
+            EventStreamer::new(self.context.clone(), caller.tenant.clone(), position, events.clone())
+                .for_operator(is_operator(&caller));
         let streamer = match recorded.next {
             NextStep::Nothing => streamer,
             NextStep::Push(push) => streamer.push_to(push),
@@ -229,6 +230,15 @@ impl Runs {
         task::background("exec", exec.run(streamer, recorded.run, input));
         Ok(ReceiverStream::new(receiver))
     }
+}
+
+fn is_operator(caller: &Caller) -> bool {
+    auth::has_scope(caller, Scope::Operator)
+}
+
+/// The message with what the caller may see in addition.
+fn shown<Spec>(caller: &Caller, run: &Run<Spec>, message: v1::Run) -> v1::Run {
+    if is_operator(caller) { to_proto::for_operator(run, message) } else { message }
 }
 
 type EventReceiver = ReceiverStream<Result<v1::RunEvent, Status>>;
@@ -251,7 +261,7 @@ impl RunService for Runs {
             NextStep::Push(push) => drop(self.push(&run, push)),
             NextStep::Offer => drop(self.offer(&run)),
         }
-        Ok(Response::new(v1::StartRunResponse { run: Some(to_proto::run(&run)) }))
+        Ok(Response::new(v1::StartRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
     }
 
     async fn watch_run(
@@ -262,7 +272,9 @@ impl RunService for Runs {
         let deadline = Deadline::from_request(&request);
         let (run, position) = self.watched(&caller, request.into_inner()).await?;
         let (events, receiver) = mpsc::channel(EVENT_BUFFER);
-        let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events);
+        let is_operator = is_operator(&caller);
+        let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events)
+            .for_operator(is_operator);
         task::background("watch", run_stream::watch(streamer, run, deadline));
         let events = ReceiverStream::new(receiver);
         let events = events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
@@ -291,8 +303,8 @@ impl RunService for Runs {
             auth::require_scope(&caller, Scope::Admin)?;
         }
         let run = self.find(&caller, name).await?;
-        let run = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
-        Ok(Response::new(v1::GetRunResponse { run: Some(run) }))
+        let message = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
+        Ok(Response::new(v1::GetRunResponse { run: Some(shown(&caller, &run, message)) }))
     }
 
     async fn list_runs(
@@ -309,6 +321,6 @@ impl RunService for Runs {
     ) -> Result<Response<v1::CancelRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let run = self.cancel(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CancelRunResponse { run: Some(to_proto::run(&run)) }))
+        Ok(Response::new(v1::CancelRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
     }
 }

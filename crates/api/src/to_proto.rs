@@ -50,6 +50,11 @@ fn end_reason(reason: Option<SessionEndReason>) -> v1::SessionEndReason {
     }
 }
 
+/// Adds what only operators see.
+pub(crate) fn for_operator<Spec>(run: &Run<Spec>, message: v1::Run) -> v1::Run {
+    v1::Run { sandbox_root: run.sandbox_root.clone().unwrap_or_default(), ..message }
+}
+
 /// A run without the values of its environment.
 pub(crate) fn run(run: &Run) -> v1::Run {
     with_command(run, command(&run.spec.command))
@@ -91,7 +96,6 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         state: run_state(run.state).into(),
         outcome: run.outcome.as_ref().map(Into::into),
         worker_id: worker_id(run),
-        sandbox_root: run.sandbox_root.clone().unwrap_or_default(),
         create_time: Some(timestamp_to_proto(run.created_at)),
         start_time: run.started_at.map(timestamp_to_proto),
         end_time: run.ended_at.map(timestamp_to_proto),
@@ -167,8 +171,10 @@ pub(crate) fn truncated(run: &Run) -> v1::OutputTruncatedEvent {
     v1::OutputTruncatedEvent { limit_bytes: i64::try_from(run.spec.limits.output_bytes).unwrap_or(i64::MAX) }
 }
 
-pub(crate) fn finished(subject: &Run) -> v1::FinishedEvent {
-    v1::FinishedEvent { run: Some(run(subject)) }
+/// The event that the run has ended, with what an operator may see if the caller is one.
+pub(crate) fn finished(subject: &Run, is_operator: bool) -> v1::FinishedEvent {
+    let message = run(subject);
+    v1::FinishedEvent { run: Some(if is_operator { for_operator(subject, message) } else { message }) }
 }
 
 pub(crate) fn output(chunk: OutputChunk) -> v1::OutputEvent {
@@ -228,6 +234,7 @@ fn usage(used: TenantUsage) -> v1::QuotaUsage {
 pub(crate) fn key(key: Key) -> v1::Key {
     v1::Key {
         name: format!("tenants/{}/keys/{}", key.tenant, key.id),
+        key_id: key.id.to_string(),
         display_name: key.display_name,
         scopes: key.scopes.into_iter().map(|value| scope(value).into()).collect(),
         create_time: Some(timestamp_to_proto(key.created_at)),

@@ -147,7 +147,7 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     Ok(LimitsRequest {
         timeout: wire.timeout.map(|value| duration(Limit::Timeout.field(), &value)).transpose()?,
         memory_bytes: amount(Limit::MemoryBytes, wire.memory_bytes)?,
-        cpu_millis: amount(Limit::CpuMillis, wire.cpu_millis)?,
+        cpu_millicores: amount(Limit::CpuMillicores, wire.cpu_millicores)?,
         pids: amount(Limit::Pids, wire.pids)?,
         open_files: amount(Limit::OpenFiles, wire.open_files)?,
         output_bytes: amount(Limit::OutputBytes, wire.output_bytes)?,

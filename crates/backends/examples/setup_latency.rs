@@ -110,7 +110,7 @@ fn plan(mode: Mode, session: &Path, host: &HostInfo) -> Plan {
         command: command(),
         mode,
         network: None,
-        limits: Limits { cpu_millis: 2000, ..Limits::default() },
+        limits: Limits { cpu_millicores: 2000, ..Limits::default() },
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,

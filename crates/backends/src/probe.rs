@@ -36,7 +36,8 @@ pub(crate) fn is_probe_uid(uid: u32) -> bool {
 
 /// A plan with the limits that this host can enforce and nothing else.
 pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
-    let limits = [(Limit::MemoryBytes, host.memory), (Limit::CpuMillis, host.cpu), (Limit::Pids, host.pids)];
+    let limits =
+        [(Limit::MemoryBytes, host.memory), (Limit::CpuMillicores, host.cpu), (Limit::Pids, host.pids)];
     Plan {
         sandbox: RunId::generate(),
         session: SessionId::generate(),

@@ -16,7 +16,7 @@ use crate::{
 const FLAGS: [(&str, &str); 7] = [
     ("limits.timeout", "--timeout"),
     ("limits.memory_bytes", "--memory-mb"),
-    ("limits.cpu_millis", "--cpus"),
+    ("limits.cpu_millicores", "--cpus"),
     ("limits.pids", "--pids"),
     ("ttl", "--ttl"),
     ("idle_ttl", "--idle-ttl"),
@@ -175,7 +175,7 @@ mod tests {
     fn status(code: Code, reason: &str, message: &str, field: Option<&str>) -> tonic::Status {
         let metadata = field.map(|field| ("field".to_owned(), field.to_owned()));
         let metadata: HashMap<_, _> = metadata.into_iter().collect();
-        let details = ErrorDetails::with_error_info(reason, "codelia", metadata);
+        let details = ErrorDetails::with_error_info(reason, "codelia.dev", metadata);
         tonic::Status::with_error_details(code, message, details)
     }
 

@@ -50,7 +50,8 @@ pub(crate) fn name(outcome: &Outcome) -> &'static str {
 pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
     match &outcome.kind {
         Some(Kind::Signaled(signal)) => Some(signal.to_string()),
-        Some(Kind::Limit(what) | Kind::Violation(what)) => Some(what.clone()),
+        Some(Kind::Limit(limit)) => Some(limit.resource.clone()),
+        Some(Kind::Violation(violation)) => Some(violation.rule.clone()),
         Some(Kind::Refused(refused)) => Some(format!("{}: {}", refused.reason, refused.message)),
         _ => None,
     }
@@ -64,8 +65,8 @@ pub(crate) fn message(run: &Run) -> Option<String> {
         Some(Kind::TimedOut(_)) => timed_out(&limits),
         Some(Kind::Canceled(_)) => "canceled".to_owned(),
         Some(Kind::Oom(_)) => format!("killed: out of memory{}", limit(size(limits.memory_bytes))),
-        Some(Kind::Limit(resource)) => limit_exceeded(resource, &limits),
-        Some(Kind::Violation(rule)) => format!("killed: policy violation {rule}"),
+        Some(Kind::Limit(limit)) => limit_exceeded(&limit.resource, &limits),
+        Some(Kind::Violation(violation)) => format!("killed: policy violation {}", violation.rule),
         Some(Kind::Refused(refused)) => format!("{} ({})", refused.message, refused.reason),
         Some(Kind::Lost(_)) => {
             "worker died while the command was running (allow restarts with --retries)".to_owned()
@@ -134,6 +135,10 @@ mod tests {
 
     use super::*;
 
+    fn exceeded(resource: &str) -> Kind {
+        Kind::Limit(v1::LimitExceeded { resource: resource.to_owned() })
+    }
+
     fn message_of(kind: Kind, limits: Limits) -> Option<String> {
         let outcome = Some(Outcome { kind: Some(kind) });
         message(&Run { outcome, limits: Some(limits), ..Run::default() })
@@ -152,8 +157,8 @@ mod tests {
             (Kind::TimedOut(v1::TimedOut {}), 124),
             (Kind::Canceled(v1::Canceled {}), 130),
             (Kind::Oom(v1::OutOfMemory {}), 137),
-            (Kind::Limit("disk".into()), 137),
-            (Kind::Violation("syscall".into()), 137),
+            (exceeded("disk"), 137),
+            (Kind::Violation(v1::PolicyViolation { rule: "SYSCALL_BLOCKED".into() }), 137),
             (Kind::Refused(refused), 125),
             (Kind::Lost(v1::Lost {}), 125),
         ] {
@@ -176,9 +181,9 @@ mod tests {
         for (kind, expected) in [
             (Kind::TimedOut(v1::TimedOut {}), "timed out after 2m (raise with --timeout, max 10m)"),
             (Kind::Oom(v1::OutOfMemory {}), "killed: out of memory (limit 50 MiB)"),
-            (Kind::Limit("pids".into()), "killed: too many processes (limit 3)"),
-            (Kind::Limit("cpu_time".into()), "killed: out of CPU time (limit 5s)"),
-            (Kind::Limit("file_bytes".into()), "killed: file too large (limit 1 GiB)"),
+            (exceeded("pids"), "killed: too many processes (limit 3)"),
+            (exceeded("cpu_time"), "killed: out of CPU time (limit 5s)"),
+            (exceeded("file_bytes"), "killed: file too large (limit 1 GiB)"),
         ] {
             assert_eq!(message_of(kind, limits).as_deref(), Some(expected));
         }

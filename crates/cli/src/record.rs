@@ -227,7 +227,7 @@ pub(crate) fn limits(limits: &v1::Limits) -> Value {
     json!({
         "timeout_ms": millis(limits.timeout.as_ref()),
         "memory_bytes": limits.memory_bytes,
-        "cpu_millis": limits.cpu_millis,
+        "cpu_millicores": limits.cpu_millicores,
         "pids": limits.pids,
         "open_files": limits.open_files,
         "output_bytes": limits.output_bytes,

@@ -2,11 +2,13 @@
 //!
 //! Every field is optional. If it is absent, the policy above decides, and finally the default.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use codelia_types::{Mode, NetworkMode, UnknownValue};
+
+use crate::duration_text;
 
 /// What a command may do: a policy document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,15 +182,15 @@ pub struct NetworkPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResourcePolicy {
-    /// CPU time of all processes together, in milliseconds.
+    /// CPU time of all processes together.
+    #[serde(skip_serializing_if = "Option::is_none", with = "duration_text")]
+    pub max_cpu_time: Option<Duration>,
+    /// CPU rate, in thousandths of a core. CPU time is `max_cpu_time`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_cpu_ms: Option<u64>,
-    /// CPU rate, in thousandths of a core.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_cpu_millis: Option<u64>,
-    /// Wall time, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_wall_ms: Option<u64>,
+    pub max_cpu_millicores: Option<u64>,
+    /// Wall time from start to end.
+    #[serde(skip_serializing_if = "Option::is_none", with = "duration_text")]
+    pub max_wall_time: Option<Duration>,
     /// Memory of all processes together, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_memory_bytes: Option<u64>,
@@ -219,10 +221,10 @@ pub struct ResourcePolicy {
     /// The only processors that the command runs on, by the host's numbers from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u32>>,
-    /// Release output and outcome only at multiples of this interval, in milliseconds, so that their
-    /// timing reveals less.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub release_interval_ms: Option<u64>,
+    /// Release output and outcome only at multiples of this interval, so that their timing reveals
+    /// less.
+    #[serde(skip_serializing_if = "Option::is_none", with = "duration_text")]
+    pub release_interval: Option<Duration>,
 }
 
 /// What the names of a [`SyscallPolicy`] do.

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod document;
+mod duration_text;
 mod explain;
 mod files;
 mod format;

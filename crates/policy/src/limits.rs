@@ -17,9 +17,9 @@ pub enum Limit {
     /// [`Limits::memory_bytes`].
     #[serde(rename = "limits.memory_bytes")]
     MemoryBytes,
-    /// [`Limits::cpu_millis`].
-    #[serde(rename = "limits.cpu_millis")]
-    CpuMillis,
+    /// [`Limits::cpu_millicores`].
+    #[serde(rename = "limits.cpu_millicores")]
+    CpuMillicores,
     /// [`Limits::pids`].
     #[serde(rename = "limits.pids")]
     Pids,
@@ -45,7 +45,7 @@ impl Limit {
     pub const ALL: [Self; 9] = [
         Self::Timeout,
         Self::MemoryBytes,
-        Self::CpuMillis,
+        Self::CpuMillicores,
         Self::Pids,
         Self::OpenFiles,
         Self::OutputBytes,
@@ -60,7 +60,7 @@ impl Limit {
         match self {
             Self::Timeout => "limits.timeout",
             Self::MemoryBytes => "limits.memory_bytes",
-            Self::CpuMillis => "limits.cpu_millis",
+            Self::CpuMillicores => "limits.cpu_millicores",
             Self::Pids => "limits.pids",
             Self::OpenFiles => "limits.open_files",
             Self::OutputBytes => "limits.output_bytes",
@@ -74,7 +74,7 @@ impl Limit {
     fn display_value(self, value: u64) -> String {
         match self {
             Self::MemoryBytes | Self::OutputBytes | Self::FileBytes | Self::TmpBytes => display_bytes(value),
-            Self::CpuMillis => format!("{value} (thousandths of a core)"),
+            Self::CpuMillicores => format!("{value} (thousandths of a core)"),
             Self::Timeout | Self::CpuTime | Self::Pids | Self::OpenFiles => value.to_string(),
         }
     }
@@ -104,7 +104,9 @@ pub struct Limits {
     /// Memory of all processes together, in bytes.
     pub memory_bytes: u64,
     /// CPU rate, in thousandths of a core.
-    pub cpu_millis: u64,
+    // Stored under the alias before.
+    #[serde(alias = "cpu_millis")]
+    pub cpu_millicores: u64,
     /// Number of processes and threads together.
     pub pids: u64,
     /// Number of open files of each process.
@@ -124,7 +126,7 @@ impl Default for Limits {
         Self {
             timeout: Duration::from_secs(120),
             memory_bytes: 512 * MIB,
-            cpu_millis: 1000,
+            cpu_millicores: 1000,
             pids: 100,
             open_files: 1024,
             output_bytes: 10 * MIB,
@@ -145,7 +147,7 @@ impl Limits {
         Self {
             timeout: cap_at(self.timeout, caps.timeout),
             memory_bytes: cap_at(self.memory_bytes, caps.memory_bytes),
-            cpu_millis: cap_at(self.cpu_millis, caps.cpu_millis),
+            cpu_millicores: cap_at(self.cpu_millicores, caps.cpu_millicores),
             pids: cap_at(self.pids, caps.pids),
             open_files: cap_at(self.open_files, caps.open_files),
             output_bytes: cap_at(self.output_bytes, caps.output_bytes),
@@ -167,7 +169,7 @@ impl Default for Ceilings {
         Self(Limits {
             timeout: Duration::from_secs(600),
             memory_bytes: 2048 * MIB,
-            cpu_millis: 2000,
+            cpu_millicores: 2000,
             pids: 500,
             open_files: 4096,
             output_bytes: 10 * MIB,
@@ -186,8 +188,9 @@ pub struct LimitsRequest {
     pub timeout: Option<Duration>,
     /// See [`Limits::memory_bytes`].
     pub memory_bytes: Option<u64>,
-    /// See [`Limits::cpu_millis`].
-    pub cpu_millis: Option<u64>,
+    /// See [`Limits::cpu_millicores`].
+    #[serde(alias = "cpu_millis")]
+    pub cpu_millicores: Option<u64>,
     /// See [`Limits::pids`].
     pub pids: Option<u64>,
     /// See [`Limits::open_files`].
@@ -244,7 +247,7 @@ impl LimitsRequest {
         Self {
             timeout: self.timeout.or(below.timeout),
             memory_bytes: self.memory_bytes.or(below.memory_bytes),
-            cpu_millis: self.cpu_millis.or(below.cpu_millis),
+            cpu_millicores: self.cpu_millicores.or(below.cpu_millicores),
             pids: self.pids.or(below.pids),
             open_files: self.open_files.or(below.open_files),
             output_bytes: self.output_bytes.or(below.output_bytes),
@@ -260,7 +263,7 @@ impl LimitsRequest {
         Limits {
             timeout: self.timeout.unwrap_or(defaults.timeout),
             memory_bytes: self.memory_bytes.unwrap_or(defaults.memory_bytes),
-            cpu_millis: self.cpu_millis.unwrap_or(defaults.cpu_millis),
+            cpu_millicores: self.cpu_millicores.unwrap_or(defaults.cpu_millicores),
             pids: self.pids.unwrap_or(defaults.pids),
             open_files: self.open_files.unwrap_or(defaults.open_files),
             output_bytes: self.output_bytes.unwrap_or(defaults.output_bytes),
@@ -298,7 +301,12 @@ impl LimitsRequest {
                 defaults.memory_bytes,
                 max.memory_bytes,
             )?,
-            cpu_millis: amount(Limit::CpuMillis, self.cpu_millis, defaults.cpu_millis, max.cpu_millis)?,
+            cpu_millicores: amount(
+                Limit::CpuMillicores,
+                self.cpu_millicores,
+                defaults.cpu_millicores,
+                max.cpu_millicores,
+            )?,
             pids: amount(Limit::Pids, self.pids, defaults.pids, max.pids)?,
             open_files: amount(Limit::OpenFiles, self.open_files, defaults.open_files, max.open_files)?,
             output_bytes: amount(
@@ -328,7 +336,7 @@ mod tests {
     #[test]
     fn defaults_and_ceilings_are_as_published() {
         let (default, max) = (Limits::default(), Ceilings::default().0);
-        assert_eq!((default.cpu_millis, max.cpu_millis), (1000, 2000));
+        assert_eq!((default.cpu_millicores, max.cpu_millicores), (1000, 2000));
         assert_eq!((default.memory_bytes, max.memory_bytes), (512 * 1024 * 1024, 2 * 1024 * 1024 * 1024));
         assert_eq!((default.timeout.as_secs(), max.timeout.as_secs()), (2 * 60, 10 * 60));
         assert_eq!((default.pids, max.pids), (100, 500));
@@ -364,6 +372,16 @@ mod tests {
         let max = Ceilings::default();
         let request = LimitsRequest { pids: Some(max.0.pids), ..Default::default() };
         assert_eq!(request.resolve(&Limits::default(), &max).unwrap().pids, max.0.pids);
+    }
+
+    #[test]
+    fn limits_stored_under_former_name_are_readable() {
+        let mut stored = serde_json::to_value(Limits::default()).unwrap();
+        let rate = stored.as_object_mut().unwrap().remove("cpu_millicores").unwrap();
+        stored["cpu_millis"] = rate;
+        assert_eq!(serde_json::from_value::<Limits>(stored).unwrap(), Limits::default());
+        let request = LimitsRequest { cpu_millicores: Some(5), ..Default::default() };
+        assert_eq!(serde_json::from_str::<LimitsRequest>(r#"{"cpu_millis": 5}"#).unwrap(), request);
     }
 
     #[test]

@@ -57,16 +57,15 @@ impl Policy {
     #[must_use]
     pub fn caps(&self) -> LimitsRequest {
         let resources = &self.resources;
-        let millis = |value: Option<u64>| value.map(std::time::Duration::from_millis);
         LimitsRequest {
-            timeout: millis(resources.max_wall_ms),
+            timeout: resources.max_wall_time,
             memory_bytes: resources.max_memory_bytes,
-            cpu_millis: resources.max_cpu_millis,
+            cpu_millicores: resources.max_cpu_millicores,
             // The kernel counts processes and threads together.
             pids: min(self.process.max_processes, resources.max_threads),
             open_files: resources.max_open_files,
             output_bytes: resources.max_output_bytes,
-            cpu_time: millis(resources.max_cpu_ms),
+            cpu_time: resources.max_cpu_time,
             file_bytes: self.filesystem.max_file_bytes,
             tmp_bytes: resources.max_tmp_bytes,
         }
@@ -134,9 +133,9 @@ impl NetworkPolicy {
 impl ResourcePolicy {
     fn merge(&self, lower: &Self) -> Self {
         Self {
-            max_cpu_ms: min(self.max_cpu_ms, lower.max_cpu_ms),
-            max_cpu_millis: min(self.max_cpu_millis, lower.max_cpu_millis),
-            max_wall_ms: min(self.max_wall_ms, lower.max_wall_ms),
+            max_cpu_time: min(self.max_cpu_time, lower.max_cpu_time),
+            max_cpu_millicores: min(self.max_cpu_millicores, lower.max_cpu_millicores),
+            max_wall_time: min(self.max_wall_time, lower.max_wall_time),
             max_memory_bytes: min(self.max_memory_bytes, lower.max_memory_bytes),
             max_open_files: min(self.max_open_files, lower.max_open_files),
             max_threads: min(self.max_threads, lower.max_threads),
@@ -151,7 +150,7 @@ impl ResourcePolicy {
             max_writes_per_second: min(self.max_writes_per_second, lower.max_writes_per_second),
             cpus: intersect(&self.cpus, &lower.cpus, equal),
             // The longer interval reveals less.
-            release_interval_ms: self.release_interval_ms.max(lower.release_interval_ms),
+            release_interval: self.release_interval.max(lower.release_interval),
         }
     }
 }

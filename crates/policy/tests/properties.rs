@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
@@ -71,9 +71,9 @@ fn resources() -> impl Strategy<Value = ResourcePolicy> {
     let cpus = of(prop::collection::vec(0..3u32, 1..3));
     (of(1..5u64), of(1..5u64), of(1..5u64), of(1..5u64), cpus).prop_map(
         |(cpu, memory, files, threads, cpus)| ResourcePolicy {
-            max_cpu_ms: cpu,
-            max_cpu_millis: memory,
-            max_wall_ms: files,
+            max_cpu_time: cpu.map(Duration::from_secs),
+            max_cpu_millicores: memory,
+            max_wall_time: files.map(Duration::from_secs),
             max_memory_bytes: memory,
             max_open_files: files,
             max_threads: threads,
@@ -84,7 +84,7 @@ fn resources() -> impl Strategy<Value = ResourcePolicy> {
             max_reads_per_second: files,
             max_writes_per_second: threads,
             cpus,
-            release_interval_ms: cpu,
+            release_interval: cpu.map(Duration::from_secs),
         },
     )
 }

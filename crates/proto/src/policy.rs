@@ -1,6 +1,9 @@
 //! Policies.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
@@ -8,7 +11,12 @@ use codelia_policy::{
     SyscallPolicy,
 };
 
-use crate::v1;
+use crate::{
+    duration_to_proto,
+    error::{InvalidField, integer},
+    time::read_duration,
+    v1,
+};
 
 impl TryFrom<v1::Policy> for Policy {
     type Error = PolicyError;
@@ -23,12 +31,12 @@ impl TryFrom<v1::Policy> for Policy {
                 .container
                 .map(|wire| ContainerPolicy { profile: wire.profile })
                 .unwrap_or_default(),
-            process: wire.process.map(read_process).unwrap_or_default(),
+            process: wire.process.map(read_process).transpose()?.unwrap_or_default(),
             network: wire.network.map(read_network).transpose()?.unwrap_or_default(),
-            resources: wire.resources.map(read_resources).unwrap_or_default(),
+            resources: wire.resources.map(read_resources).transpose()?.unwrap_or_default(),
             syscalls: wire.syscalls.map(read_syscalls).transpose()?.unwrap_or_default(),
             environment: wire.environment.map(read_environment).transpose()?.unwrap_or_default(),
-            command: wire.command.map(read_command).unwrap_or_default(),
+            command: wire.command.map(read_command).transpose()?.unwrap_or_default(),
         })
     }
 }
@@ -45,54 +53,52 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, Polic
         read_write_paths: paths(wire.read_write_paths),
         overlay_paths: paths(wire.overlay_paths),
         denied_paths: wire.denied_paths.into_iter().map(PathBuf::from).collect(),
-        max_file_bytes: wire.max_file_bytes,
-        max_total_bytes: wire.max_total_bytes,
+        max_file_bytes: amount("filesystem.max_file_bytes", wire.max_file_bytes)?,
+        max_total_bytes: amount("filesystem.max_total_bytes", wire.max_total_bytes)?,
     })
 }
 
-fn read_process(wire: v1::ProcessPolicy) -> ProcessPolicy {
-    ProcessPolicy {
-        max_processes: wire.max_processes,
+fn read_process(wire: v1::ProcessPolicy) -> Result<ProcessPolicy, PolicyError> {
+    Ok(ProcessPolicy {
+        max_processes: amount("process.max_processes", wire.max_processes)?,
         allow_fork: wire.allow_fork,
         allow_exec: wire.allow_exec,
         allowed_executables: paths(wire.allowed_executables),
         debug: wire.debug,
-    }
-}
-
-fn read_network(wire: v1::NetworkPolicy) -> Result<NetworkPolicy, PolicyError> {
-    let port = |(at, port): (usize, u32)| {
-        u16::try_from(port).map_err(|_| PolicyError {
-            field: format!("network.allowed_ports[{at}]"),
-            message: "maximum is 65535".to_owned(),
-        })
-    };
-    let ports = |list: v1::PortList| list.values.into_iter().enumerate().map(port).collect();
-    Ok(NetworkPolicy {
-        mode: known::<v1::NetworkMode>("network.mode", wire.mode)?.to_mode(),
-        allowed_hosts: texts(wire.allowed_hosts),
-        allowed_ports: wire.allowed_ports.map(ports).transpose()?,
-        max_connections: wire.max_connections,
     })
 }
 
-fn read_resources(wire: v1::ResourcePolicy) -> ResourcePolicy {
-    ResourcePolicy {
-        max_cpu_ms: wire.max_cpu_ms,
-        max_cpu_millis: wire.max_cpu_millis,
-        max_wall_ms: wire.max_wall_ms,
-        max_memory_bytes: wire.max_memory_bytes,
-        max_open_files: wire.max_open_files,
-        max_threads: wire.max_threads,
-        max_output_bytes: wire.max_output_bytes,
-        max_tmp_bytes: wire.max_tmp_bytes,
-        max_read_bytes_per_second: wire.max_read_bytes_per_second,
-        max_write_bytes_per_second: wire.max_write_bytes_per_second,
-        max_reads_per_second: wire.max_reads_per_second,
-        max_writes_per_second: wire.max_writes_per_second,
-        cpus: wire.cpus.map(|list| list.values),
-        release_interval_ms: wire.release_interval_ms,
-    }
+fn read_network(wire: v1::NetworkPolicy) -> Result<NetworkPolicy, PolicyError> {
+    Ok(NetworkPolicy {
+        mode: known::<v1::NetworkMode>("network.mode", wire.mode)?.to_mode(),
+        allowed_hosts: texts(wire.allowed_hosts),
+        allowed_ports: wire
+            .allowed_ports
+            .map(|list| amounts("network.allowed_ports", list.values))
+            .transpose()?,
+        max_connections: amount("network.max_connections", wire.max_connections)?,
+    })
+}
+
+fn read_resources(wire: v1::ResourcePolicy) -> Result<ResourcePolicy, PolicyError> {
+    let amount = |name: &str, value| amount(&format!("resources.{name}"), value);
+    let time = |name: &str, value| time(&format!("resources.{name}"), value);
+    Ok(ResourcePolicy {
+        max_cpu_time: time("max_cpu_time", wire.max_cpu_time)?,
+        max_cpu_millicores: amount("max_cpu_millicores", wire.max_cpu_millicores)?,
+        max_wall_time: time("max_wall_time", wire.max_wall_time)?,
+        max_memory_bytes: amount("max_memory_bytes", wire.max_memory_bytes)?,
+        max_open_files: amount("max_open_files", wire.max_open_files)?,
+        max_threads: amount("max_threads", wire.max_threads)?,
+        max_output_bytes: amount("max_output_bytes", wire.max_output_bytes)?,
+        max_tmp_bytes: amount("max_tmp_bytes", wire.max_tmp_bytes)?,
+        max_read_bytes_per_second: amount("max_read_bytes_per_second", wire.max_read_bytes_per_second)?,
+        max_write_bytes_per_second: amount("max_write_bytes_per_second", wire.max_write_bytes_per_second)?,
+        max_reads_per_second: amount("max_reads_per_second", wire.max_reads_per_second)?,
+        max_writes_per_second: amount("max_writes_per_second", wire.max_writes_per_second)?,
+        cpus: wire.cpus.map(|list| amounts("resources.cpus", list.values)).transpose()?,
+        release_interval: time("release_interval", wire.release_interval)?,
+    })
 }
 
 fn read_syscalls(wire: v1::SyscallPolicy) -> Result<SyscallPolicy, PolicyError> {
@@ -101,7 +107,8 @@ fn read_syscalls(wire: v1::SyscallPolicy) -> Result<SyscallPolicy, PolicyError> 
         v1::SyscallMode::Allow => Some(SyscallMode::Allow),
         v1::SyscallMode::Deny => Some(SyscallMode::Deny),
     };
-    Ok(SyscallPolicy { mode, names: wire.names, violation_limit: wire.violation_limit })
+    let violation_limit = amount("syscalls.violation_limit", wire.violation_limit)?;
+    Ok(SyscallPolicy { mode, names: wire.names, violation_limit })
 }
 
 fn read_environment(wire: v1::EnvironmentPolicy) -> Result<EnvironmentPolicy, PolicyError> {
@@ -114,12 +121,43 @@ fn read_environment(wire: v1::EnvironmentPolicy) -> Result<EnvironmentPolicy, Po
     Ok(EnvironmentPolicy { mode, names: texts(wire.names) })
 }
 
-fn read_command(wire: v1::CommandPolicy) -> CommandPolicy {
-    CommandPolicy {
+fn read_command(wire: v1::CommandPolicy) -> Result<CommandPolicy, PolicyError> {
+    Ok(CommandPolicy {
         allowed_patterns: texts(wire.allowed_patterns),
         blocked_patterns: wire.blocked_patterns,
-        max_length: wire.max_length,
-    }
+        max_length: amount("command.max_length", wire.max_length)?,
+    })
+}
+
+/// Converts a signed amount of the wire; refuses a negative or a too large one.
+fn amount<T, U>(field: &str, value: Option<T>) -> Result<Option<U>, PolicyError>
+where
+    T: Copy + std::fmt::Display,
+    U: TryFrom<T>,
+{
+    value.map(|value| one_amount(field, value)).transpose()
+}
+
+/// Like [`amount`], for each value of a list.
+fn amounts<U: TryFrom<i32>>(field: &str, values: Vec<i32>) -> Result<Vec<U>, PolicyError> {
+    let one = |(at, value)| one_amount(&format!("{field}[{at}]"), value);
+    values.into_iter().enumerate().map(one).collect()
+}
+
+fn one_amount<T, U>(field: &str, value: T) -> Result<U, PolicyError>
+where
+    T: Copy + std::fmt::Display,
+    U: TryFrom<T>,
+{
+    integer(field, value).map_err(policy_error)
+}
+
+fn time(field: &str, wire: Option<prost_types::Duration>) -> Result<Option<Duration>, PolicyError> {
+    wire.map(|wire| read_duration(field, &wire)).transpose().map_err(policy_error)
+}
+
+fn policy_error(error: InvalidField) -> PolicyError {
+    PolicyError { field: error.field, message: error.message }
 }
 
 fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, PolicyError> {
@@ -137,9 +175,9 @@ impl v1::IsolationLevel {
     pub fn to_level(self) -> Option<IsolationLevel> {
         match self {
             Self::Unspecified => None,
-            Self::None => Some(IsolationLevel::None),
-            Self::Process => Some(IsolationLevel::Process),
-            Self::Full => Some(IsolationLevel::Full),
+            Self::IsolationLevel0 => Some(IsolationLevel::None),
+            Self::IsolationLevel1 => Some(IsolationLevel::Process),
+            Self::IsolationLevel2 => Some(IsolationLevel::Full),
         }
     }
 }
@@ -148,9 +186,9 @@ impl From<Option<IsolationLevel>> for v1::IsolationLevel {
     fn from(level: Option<IsolationLevel>) -> Self {
         match level {
             None => Self::Unspecified,
-            Some(IsolationLevel::None) => Self::None,
-            Some(IsolationLevel::Process) => Self::Process,
-            Some(IsolationLevel::Full) => Self::Full,
+            Some(IsolationLevel::None) => Self::IsolationLevel0,
+            Some(IsolationLevel::Process) => Self::IsolationLevel1,
+            Some(IsolationLevel::Full) => Self::IsolationLevel2,
         }
     }
 }
@@ -187,14 +225,14 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
         read_write_paths: path_list(policy.read_write_paths.as_ref()),
         overlay_paths: path_list(policy.overlay_paths.as_ref()),
         denied_paths: policy.denied_paths.iter().map(text).collect(),
-        max_file_bytes: policy.max_file_bytes,
-        max_total_bytes: policy.max_total_bytes,
+        max_file_bytes: policy.max_file_bytes.map(u64::cast_signed),
+        max_total_bytes: policy.max_total_bytes.map(u64::cast_signed),
     }
 }
 
 fn write_process(policy: &ProcessPolicy) -> v1::ProcessPolicy {
     v1::ProcessPolicy {
-        max_processes: policy.max_processes,
+        max_processes: policy.max_processes.map(u64::cast_signed),
         allow_fork: policy.allow_fork,
         allow_exec: policy.allow_exec,
         allowed_executables: path_list(policy.allowed_executables.as_ref()),
@@ -203,31 +241,32 @@ fn write_process(policy: &ProcessPolicy) -> v1::ProcessPolicy {
 }
 
 fn write_network(policy: &NetworkPolicy) -> v1::NetworkPolicy {
-    let ports = |ports: &Vec<u16>| v1::PortList { values: ports.iter().copied().map(u32::from).collect() };
+    let ports = |ports: &Vec<u16>| v1::PortList { values: ports.iter().copied().map(i32::from).collect() };
     v1::NetworkPolicy {
         mode: policy.mode.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
         allowed_hosts: text_list(policy.allowed_hosts.as_ref()),
         allowed_ports: policy.allowed_ports.as_ref().map(ports),
-        max_connections: policy.max_connections,
+        max_connections: policy.max_connections.map(u32::cast_signed),
     }
 }
 
 fn write_resources(policy: &ResourcePolicy) -> v1::ResourcePolicy {
+    let cpus = |cpus: &Vec<u32>| v1::CpuList { values: cpus.iter().copied().map(u32::cast_signed).collect() };
     v1::ResourcePolicy {
-        max_cpu_ms: policy.max_cpu_ms,
-        max_cpu_millis: policy.max_cpu_millis,
-        max_wall_ms: policy.max_wall_ms,
-        max_memory_bytes: policy.max_memory_bytes,
-        max_open_files: policy.max_open_files,
-        max_threads: policy.max_threads,
-        max_output_bytes: policy.max_output_bytes,
-        max_tmp_bytes: policy.max_tmp_bytes,
-        max_read_bytes_per_second: policy.max_read_bytes_per_second,
-        max_write_bytes_per_second: policy.max_write_bytes_per_second,
-        max_reads_per_second: policy.max_reads_per_second,
-        max_writes_per_second: policy.max_writes_per_second,
-        cpus: policy.cpus.as_ref().map(|cpus| v1::CpuList { values: cpus.clone() }),
-        release_interval_ms: policy.release_interval_ms,
+        max_cpu_time: policy.max_cpu_time.map(duration_to_proto),
+        max_cpu_millicores: policy.max_cpu_millicores.map(u64::cast_signed),
+        max_wall_time: policy.max_wall_time.map(duration_to_proto),
+        max_memory_bytes: policy.max_memory_bytes.map(u64::cast_signed),
+        max_open_files: policy.max_open_files.map(u64::cast_signed),
+        max_threads: policy.max_threads.map(u64::cast_signed),
+        max_output_bytes: policy.max_output_bytes.map(u64::cast_signed),
+        max_tmp_bytes: policy.max_tmp_bytes.map(u64::cast_signed),
+        max_read_bytes_per_second: policy.max_read_bytes_per_second.map(u64::cast_signed),
+        max_write_bytes_per_second: policy.max_write_bytes_per_second.map(u64::cast_signed),
+        max_reads_per_second: policy.max_reads_per_second.map(u64::cast_signed),
+        max_writes_per_second: policy.max_writes_per_second.map(u64::cast_signed),
+        cpus: policy.cpus.as_ref().map(cpus),
+        release_interval: policy.release_interval.map(duration_to_proto),
     }
 }
 
@@ -240,7 +279,7 @@ fn write_syscalls(policy: &SyscallPolicy) -> v1::SyscallPolicy {
     v1::SyscallPolicy {
         mode: mode.into(),
         names: policy.names.clone(),
-        violation_limit: policy.violation_limit,
+        violation_limit: policy.violation_limit.map(u32::cast_signed),
     }
 }
 
@@ -258,7 +297,7 @@ fn write_command(policy: &CommandPolicy) -> v1::CommandPolicy {
     v1::CommandPolicy {
         allowed_patterns: text_list(policy.allowed_patterns.as_ref()),
         blocked_patterns: policy.blocked_patterns.clone(),
-        max_length: policy.max_length,
+        max_length: policy.max_length.map(u64::cast_signed),
     }
 }
 
@@ -297,7 +336,7 @@ filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_
 container: {profile: python}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}
 network: {mode: proxy, allowed_hosts: ['*.example'], allowed_ports: [443], max_connections: 3}
-resources: {max_cpu_ms: 4, max_cpu_millis: 5, max_wall_ms: 6, max_memory_bytes: 7, max_open_files: 8, max_threads: 9, max_output_bytes: 10, max_tmp_bytes: 11, max_read_bytes_per_second: 14, max_write_bytes_per_second: 15, max_reads_per_second: 16, max_writes_per_second: 17, cpus: [0, 2], release_interval_ms: 18}
+resources: {max_cpu_time: 4s, max_cpu_millicores: 5, max_wall_time: 6ms, max_memory_bytes: 7, max_open_files: 8, max_threads: 9, max_output_bytes: 10, max_tmp_bytes: 11, max_read_bytes_per_second: 14, max_write_bytes_per_second: 15, max_reads_per_second: 16, max_writes_per_second: 17, cpus: [0, 2], release_interval: 18ms}
 syscalls: {mode: deny, names: [socket], violation_limit: 12}
 environment: {mode: explicit, names: [A]}
 command: {allowed_patterns: [a], blocked_patterns: [b], max_length: 13}
@@ -318,5 +357,41 @@ command: {allowed_patterns: [a], blocked_patterns: [b], max_length: 13}
         let network = v1::NetworkPolicy { allowed_ports: Some(ports), ..Default::default() };
         let wire = v1::Policy { network: Some(network), ..Default::default() };
         assert_eq!(Policy::try_from(wire).unwrap_err().field, "network.allowed_ports[1]");
+    }
+
+    #[test]
+    fn negative_amount_is_refused_by_field() {
+        let negative = prost_types::Duration { seconds: -1, nanos: 0 };
+        let resources = [
+            (
+                "resources.max_memory_bytes",
+                v1::ResourcePolicy { max_memory_bytes: Some(-1), ..Default::default() },
+            ),
+            (
+                "resources.max_cpu_time",
+                v1::ResourcePolicy { max_cpu_time: Some(negative), ..Default::default() },
+            ),
+            (
+                "resources.cpus[1]",
+                v1::ResourcePolicy { cpus: Some(v1::CpuList { values: vec![0, -1] }), ..Default::default() },
+            ),
+        ];
+        for (field, resources) in resources {
+            let wire = v1::Policy { resources: Some(resources), ..Default::default() };
+            assert_eq!(Policy::try_from(wire).unwrap_err().field, field);
+        }
+        let syscalls = v1::SyscallPolicy { violation_limit: Some(-1), ..Default::default() };
+        let wire = v1::Policy { syscalls: Some(syscalls), ..Default::default() };
+        assert_eq!(Policy::try_from(wire).unwrap_err().field, "syscalls.violation_limit");
+    }
+
+    /// The names of every enum are the same in documents and, with a prefix, in the protocol.
+    #[test]
+    fn level_has_one_name() {
+        for level in IsolationLevel::ALL {
+            let wire = v1::IsolationLevel::from(Some(level));
+            assert_eq!(wire.as_str_name(), format!("ISOLATION_{level}"));
+            assert_eq!(wire.to_level(), Some(level));
+        }
     }
 }

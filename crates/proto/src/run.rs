@@ -71,8 +71,8 @@ impl From<&Outcome> for v1::Outcome {
             Outcome::TimedOut => Kind::TimedOut(v1::TimedOut {}),
             Outcome::Canceled => Kind::Canceled(v1::Canceled {}),
             Outcome::Oom => Kind::Oom(v1::OutOfMemory {}),
-            Outcome::Limit(resource) => Kind::Limit(resource.clone()),
-            Outcome::Violation(rule) => Kind::Violation(rule.clone()),
+            Outcome::Limit(resource) => Kind::Limit(v1::LimitExceeded { resource: resource.clone() }),
+            Outcome::Violation(rule) => Kind::Violation(v1::PolicyViolation { rule: rule.clone() }),
             Outcome::Refused(refusal) => Kind::Refused(v1::Refused {
                 reason: refusal.reason.to_string(),
                 message: refusal.message.clone(),
@@ -130,8 +130,8 @@ pub(crate) fn read_outcome(wire: v1::Outcome) -> Result<Outcome, InvalidField> {
         Kind::TimedOut(v1::TimedOut {}) => Outcome::TimedOut,
         Kind::Canceled(v1::Canceled {}) => Outcome::Canceled,
         Kind::Oom(v1::OutOfMemory {}) => Outcome::Oom,
-        Kind::Limit(resource) => Outcome::Limit(resource),
-        Kind::Violation(rule) => Outcome::Violation(rule),
+        Kind::Limit(v1::LimitExceeded { resource }) => Outcome::Limit(resource),
+        Kind::Violation(v1::PolicyViolation { rule }) => Outcome::Violation(rule),
         Kind::Refused(v1::Refused { reason, message }) => {
             Outcome::Refused(Refusal { reason: Reason::parse(&reason), message })
         }

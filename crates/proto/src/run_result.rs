@@ -4,7 +4,7 @@ use codelia_types::{EndedRun, RunResult, Violations};
 
 use crate::{
     duration_to_proto,
-    error::{InvalidField, required},
+    error::{InvalidField, integer, required},
     internal::v1 as internal,
     run::{read_outcome, read_receipt, read_usage, read_violation},
     time::{read_duration, read_timestamp},
@@ -24,7 +24,7 @@ impl From<&RunResult> for internal::RunResult {
             output_bytes: result.output_bytes,
             output_truncated: result.output_truncated,
             violations: result.violations.seen.iter().map(Into::into).collect(),
-            violation_count: result.violations.total,
+            violation_count: result.violations.total.cast_signed(),
         }
     }
 }
@@ -50,7 +50,7 @@ impl TryFrom<internal::RunResult> for RunResult {
             unenforced: wire.unenforced,
             output_bytes: wire.output_bytes,
             output_truncated: wire.output_truncated,
-            violations: Violations { seen, total: wire.violation_count },
+            violations: Violations { seen, total: integer("violation_count", wire.violation_count)? },
         })
     }
 }

@@ -63,7 +63,7 @@ impl From<&Limits> for v1::Limits {
         Self {
             timeout: Some(duration_to_proto(limits.timeout)),
             memory_bytes: Some(limits.memory_bytes.cast_signed()),
-            cpu_millis: Some(limits.cpu_millis.cast_signed()),
+            cpu_millicores: Some(limits.cpu_millicores.cast_signed()),
             pids: Some(limits.pids.cast_signed()),
             open_files: Some(limits.open_files.cast_signed()),
             output_bytes: Some(limits.output_bytes.cast_signed()),
@@ -79,7 +79,7 @@ impl From<&LimitsRequest> for v1::Limits {
         Self {
             timeout: limits.timeout.map(duration_to_proto),
             memory_bytes: limits.memory_bytes.map(u64::cast_signed),
-            cpu_millis: limits.cpu_millis.map(u64::cast_signed),
+            cpu_millicores: limits.cpu_millicores.map(u64::cast_signed),
             pids: limits.pids.map(u64::cast_signed),
             open_files: limits.open_files.map(u64::cast_signed),
             output_bytes: limits.output_bytes.map(u64::cast_signed),
@@ -105,7 +105,7 @@ pub(crate) fn read_requested_limits(wire: &v1::Limits) -> Result<LimitsRequest, 
     Ok(LimitsRequest {
         timeout: time(Limit::Timeout, &wire.timeout)?,
         memory_bytes: amount(Limit::MemoryBytes, wire.memory_bytes)?,
-        cpu_millis: amount(Limit::CpuMillis, wire.cpu_millis)?,
+        cpu_millicores: amount(Limit::CpuMillicores, wire.cpu_millicores)?,
         pids: amount(Limit::Pids, wire.pids)?,
         open_files: amount(Limit::OpenFiles, wire.open_files)?,
         output_bytes: amount(Limit::OutputBytes, wire.output_bytes)?,
@@ -121,7 +121,7 @@ pub(crate) fn read_limits(wire: &v1::Limits) -> Result<Limits, InvalidField> {
     Ok(Limits {
         timeout: required(name(Limit::Timeout), read.timeout)?,
         memory_bytes: required(name(Limit::MemoryBytes), read.memory_bytes)?,
-        cpu_millis: required(name(Limit::CpuMillis), read.cpu_millis)?,
+        cpu_millicores: required(name(Limit::CpuMillicores), read.cpu_millicores)?,
         pids: required(name(Limit::Pids), read.pids)?,
         open_files: required(name(Limit::OpenFiles), read.open_files)?,
         output_bytes: required(name(Limit::OutputBytes), read.output_bytes)?,

@@ -29,6 +29,11 @@ fn amount() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![Just(0), Just(i64::MAX.unsigned_abs()), 0..=i64::MAX.unsigned_abs()]
 }
 
+/// Counts that the wire can carry: it has `int32`.
+fn count() -> impl Strategy<Value = u32> + Clone {
+    0..=i32::MAX.unsigned_abs()
+}
+
 fn duration() -> impl Strategy<Value = Duration> + Clone {
     (0..315_576_000_000_u64, 0..1_000_000_000_u32).prop_map(|(seconds, nanos)| Duration::new(seconds, nanos))
 }
@@ -52,12 +57,12 @@ fn limits() -> impl Strategy<Value = Limits> {
         |(
             timeout,
             cpu_time,
-            [memory_bytes, cpu_millis, pids, open_files, output_bytes, file_bytes, tmp_bytes],
+            [memory_bytes, cpu_millicores, pids, open_files, output_bytes, file_bytes, tmp_bytes],
         )| {
             Limits {
                 timeout,
                 memory_bytes,
-                cpu_millis,
+                cpu_millicores,
                 pids,
                 open_files,
                 output_bytes,
@@ -76,12 +81,12 @@ fn requested_limits() -> impl Strategy<Value = LimitsRequest> {
             |(
                 timeout,
                 cpu_time,
-                [memory_bytes, cpu_millis, pids, open_files, output_bytes, file_bytes, tmp_bytes],
+                [memory_bytes, cpu_millicores, pids, open_files, output_bytes, file_bytes, tmp_bytes],
             )| {
                 LimitsRequest {
                     timeout,
                     memory_bytes,
-                    cpu_millis,
+                    cpu_millicores,
                     pids,
                     open_files,
                     output_bytes,
@@ -113,8 +118,8 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
         of(Just(FilesystemMode::Static)),
         of(Just(PathBuf::from("/workspace"))),
         (of(paths()), of(paths()), of(paths()), paths()),
-        of(any::<u64>()),
-        of(any::<u64>()),
+        of(amount()),
+        of(amount()),
     )
         .prop_map(|(mode, root_path, (read_only, read_write, overlay, denied), file, total)| {
             FilesystemPolicy {
@@ -131,7 +136,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
 }
 
 fn process() -> impl Strategy<Value = ProcessPolicy> {
-    (of(any::<u64>()), of(any::<bool>()), of(any::<bool>()), of(paths()), of(any::<bool>())).prop_map(
+    (of(amount()), of(any::<bool>()), of(any::<bool>()), of(paths()), of(any::<bool>())).prop_map(
         |(max_processes, allow_fork, allow_exec, allowed_executables, debug)| ProcessPolicy {
             max_processes,
             allow_fork,
@@ -147,7 +152,7 @@ fn network_mode() -> impl Strategy<Value = NetworkMode> {
 }
 
 fn network() -> impl Strategy<Value = NetworkPolicy> {
-    (of(network_mode()), of(texts()), of(vec(any::<u16>(), 0..4)), of(any::<u32>())).prop_map(
+    (of(network_mode()), of(texts()), of(vec(any::<u16>(), 0..4)), of(count())).prop_map(
         |(mode, allowed_hosts, allowed_ports, max_connections)| NetworkPolicy {
             mode,
             allowed_hosts,
@@ -158,37 +163,36 @@ fn network() -> impl Strategy<Value = NetworkPolicy> {
 }
 
 fn resources() -> impl Strategy<Value = ResourcePolicy> {
-    (vec(of(any::<u64>()), 13), of(vec(any::<u32>(), 0..4))).prop_map(|(amounts, cpus)| ResourcePolicy {
-        max_cpu_ms: amounts[0],
-        max_cpu_millis: amounts[1],
-        max_wall_ms: amounts[2],
-        max_memory_bytes: amounts[3],
-        max_open_files: amounts[4],
-        max_threads: amounts[5],
-        max_output_bytes: amounts[6],
-        max_tmp_bytes: amounts[7],
-        max_read_bytes_per_second: amounts[8],
-        max_write_bytes_per_second: amounts[9],
-        max_reads_per_second: amounts[10],
-        max_writes_per_second: amounts[11],
-        cpus,
-        release_interval_ms: amounts[12],
-    })
+    (vec(of(amount()), 10), vec(of(duration()), 3), of(vec(count(), 0..4))).prop_map(
+        |(amounts, times, cpus)| ResourcePolicy {
+            max_cpu_time: times[0],
+            max_cpu_millicores: amounts[9],
+            max_wall_time: times[1],
+            max_memory_bytes: amounts[0],
+            max_open_files: amounts[1],
+            max_threads: amounts[2],
+            max_output_bytes: amounts[3],
+            max_tmp_bytes: amounts[4],
+            max_read_bytes_per_second: amounts[5],
+            max_write_bytes_per_second: amounts[6],
+            max_reads_per_second: amounts[7],
+            max_writes_per_second: amounts[8],
+            cpus,
+            release_interval: times[2],
+        },
+    )
 }
 
 fn calls() -> impl Strategy<Value = (SyscallPolicy, EnvironmentPolicy, CommandPolicy)> {
-    let syscalls = (of(select(vec![SyscallMode::Allow, SyscallMode::Deny])), texts(), of(any::<u32>()))
+    let syscalls = (of(select(vec![SyscallMode::Allow, SyscallMode::Deny])), texts(), of(count()))
         .prop_map(|(mode, names, violation_limit)| SyscallPolicy { mode, names, violation_limit });
     let modes = vec![EnvironmentMode::Inherit, EnvironmentMode::Clean, EnvironmentMode::Explicit];
     let environment =
         (of(select(modes)), of(texts())).prop_map(|(mode, names)| EnvironmentPolicy { mode, names });
-    let command = (of(texts()), texts(), of(any::<u64>())).prop_map(
-        |(allowed_patterns, blocked_patterns, max_length)| CommandPolicy {
-            allowed_patterns,
-            blocked_patterns,
-            max_length,
-        },
-    );
+    let command =
+        (of(texts()), texts(), of(amount())).prop_map(|(allowed_patterns, blocked_patterns, max_length)| {
+            CommandPolicy { allowed_patterns, blocked_patterns, max_length }
+        });
     (syscalls, environment, command)
 }
 
@@ -257,7 +261,6 @@ fn usage() -> impl Strategy<Value = Usage> {
 }
 
 fn receipt() -> impl Strategy<Value = Receipt> {
-    let count = || 0..=i32::MAX.unsigned_abs();
     (count(), count(), count(), count(), count()).prop_map(
         |(processes, mounts, cgroups, sockets, directories)| Receipt {
             processes,
@@ -275,7 +278,7 @@ fn violations() -> impl Strategy<Value = Violations> {
             violation: Violation { kind, syscall, nr, args },
             count,
         });
-    (vec(violation, 0..4), any::<u64>()).prop_map(|(seen, total)| Violations { seen, total })
+    (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })
 }
 
 fn result() -> impl Strategy<Value = RunResult> {

@@ -71,7 +71,7 @@ impl Default for Quotas {
 }
 
 /// A change of quotas. `None` keeps the current value.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QuotasChange {
     /// See [`Quotas::sessions`].
     pub sessions: Option<i64>,

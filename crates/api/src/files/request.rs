@@ -15,7 +15,7 @@ use crate::status::ApiError;
 const MAX_PATH: usize = 4095;
 /// The kernel's limit for a path component.
 const MAX_COMPONENT: usize = 255;
-const MAX_MODE: u32 = 0o777;
+const MAX_MODE: i32 = 0o777;
 const MAX_ETAG: usize = 128;
 /// Maximum bytes of one chunk of a file, or of a text to replace.
 pub(crate) const MAX_DATA: usize = 1024 * 1024;
@@ -81,7 +81,7 @@ fn check_size(field: &str, bytes: &[u8]) -> Checked<()> {
 pub(crate) fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
     wire.path = path("path", &wire.path)?;
     etag(&wire.etag)?;
-    if wire.mode.is_some_and(|mode| mode == 0 || mode > MAX_MODE) {
+    if wire.mode.is_some_and(|mode| !(1..=MAX_MODE).contains(&mode)) {
         return Err(ApiError::invalid("mode", "must be 1 to 0o777"));
     }
     Ok(wire)
@@ -193,6 +193,7 @@ mod tests {
         let write = |mode| v1::WriteFileOpen { path: "a".into(), mode: Some(mode), ..Default::default() };
         assert_eq!(field(open(write(0)).unwrap_err()), "mode");
         assert_eq!(field(open(write(0o1000)).unwrap_err()), "mode");
+        assert_eq!(field(open(write(-1)).unwrap_err()), "mode");
         let read_at =
             |offset, length| v1::ReadFileRequest { path: "a".into(), offset, length, ..Default::default() };
         assert_eq!(field(read(read_at(-1, None)).unwrap_err()), "offset");

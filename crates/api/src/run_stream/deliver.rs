@@ -36,12 +36,26 @@ pub(super) struct Delivery {
     cursor: i64,
     attempt: Option<i32>,
     sent: Sent,
+    is_operator: bool,
 }
 
 impl Delivery {
     /// Sends output from `position` on.
     pub(super) fn new(context: Arc<Context>, tenant: TenantId, position: i64, events: EventSender) -> Self {
-        Self { context, tenant, events, cursor: position, attempt: None, sent: Sent::default() }
+        Self {
+            context,
+            tenant,
+            events,
+            cursor: position,
+            attempt: None,
+            sent: Sent::default(),
+            is_operator: false,
+        }
+    }
+
+    /// Sets whether the client may see what only operators see.
+    pub(super) fn set_operator(&mut self, is_operator: bool) {
+        self.is_operator = is_operator;
     }
 
     /// The position of the next byte of output to send.
@@ -86,7 +100,7 @@ impl Delivery {
         if run.output_truncated {
             self.truncated(to_proto::truncated(run)).await?;
         }
-        self.send(Kind::Finished(to_proto::finished(run))).await
+        self.send(Kind::Finished(to_proto::finished(run, self.is_operator))).await
     }
 
     /// Sends an event of the worker. `violations` counts the violations of this attachment.

@@ -47,6 +47,12 @@ impl EventStreamer {
         Self { attacher: Attacher::new(context), delivery }
     }
 
+    /// Sets whether the client may see what only operators see.
+    pub(crate) fn for_operator(mut self, is_operator: bool) -> Self {
+        self.delivery.set_operator(is_operator);
+        self
+    }
+
     /// Sets whether the run ends with this stream.
     pub(crate) fn owning_run(self, owner: bool) -> Self {
         self.attacher.set_owner(owner);

@@ -10,7 +10,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use super::{error::ApiError, file::FileError};
 
-const DOMAIN: &str = "codelia";
+/// Names this service, not a host: it is the same on every installation.
+const DOMAIN: &str = "codelia.dev";
 /// The delay in `RetryInfo` when no better one is known.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -128,9 +129,12 @@ impl ApiError {
                 details.set_retry_info(Some(RETRY_DELAY));
                 HashMap::new()
             }
-            // The name of what was not found is only in the text: both cases must look the same.
-            Self::NotFound { .. }
-            | Self::Unauthenticated
+            // The caller's own words: they do not reveal whether another tenant has such a resource.
+            Self::NotFound { kind, name } => {
+                details.set_resource_info(format!("{DOMAIN}/{kind}"), name, "", self.text());
+                HashMap::new()
+            }
+            Self::Unauthenticated
             | Self::SessionEnded
             | Self::SessionDataLost
             | Self::DeadlineExceeded
@@ -215,7 +219,7 @@ mod tests {
             let status = Status::from(error.clone());
             let info = status.get_details_error_info().unwrap();
             assert_eq!(status.code(), code, "{error:?}");
-            assert_eq!(info.domain, "codelia");
+            assert_eq!(info.domain, "codelia.dev");
             assert_ne!(error.reason(), Reason::Unknown, "{error:?}");
             assert!(info.reason.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{}", info.reason);
         }
@@ -248,10 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn missing_resource_is_named_in_text_only() {
+    fn missing_resource_is_named() {
         let status = Status::from(ApiError::not_found("session", "nosuch"));
         assert_eq!(status.message(), "session \"nosuch\" not found");
-        let other = Status::from(ApiError::not_found("session", "other"));
-        assert_eq!(format!("{:?}", status.get_error_details()), format!("{:?}", other.get_error_details()));
+        let resource = status.get_details_resource_info().unwrap();
+        assert_eq!(
+            (resource.resource_type.as_str(), resource.resource_name.as_str()),
+            ("codelia.dev/session", "nosuch")
+        );
+        assert!(resource.owner.is_empty());
     }
 }

@@ -114,7 +114,7 @@ fn host_config(
         // Memory plus swap: no swap.
         memory_swap: Some(memory),
         cpu_period: Some(CPU_PERIOD),
-        cpu_quota: Some((signed(plan.limits.cpu_millis) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA)),
+        cpu_quota: Some((signed(plan.limits.cpu_millicores) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA)),
         cpuset_cpus: plan.cpus.as_deref().map(cpu_list).transpose()?,
         pids_limit: Some(max_pids(plan).max(PIDS_TO_START)),
         ulimits: Some(ulimits(plan)),

@@ -122,7 +122,7 @@ fn limits(plan: &Plan) -> cgroup::Limits {
         memory_bytes: enforced(Limit::MemoryBytes, plan.limits.memory_bytes),
         // codelia-init counts too.
         pids: enforced(Limit::Pids, plan.limits.pids.saturating_add(1)),
-        cpu_millis: enforced(Limit::CpuMillis, plan.limits.cpu_millis),
+        cpu_millicores: enforced(Limit::CpuMillicores, plan.limits.cpu_millicores),
     }
 }
 
@@ -131,7 +131,7 @@ fn smallest_limit(controller: Controller) -> cgroup::Limits {
     match controller {
         Controller::Memory => cgroup::Limits { memory_bytes: Some(1 << 20), ..limits },
         Controller::Pids => cgroup::Limits { pids: Some(1), ..limits },
-        Controller::Cpu => cgroup::Limits { cpu_millis: Some(1), ..limits },
+        Controller::Cpu => cgroup::Limits { cpu_millicores: Some(1), ..limits },
         Controller::Cpuacct | Controller::Io | Controller::Cpuset => limits,
     }
 }

@@ -43,18 +43,18 @@ pub(crate) struct Budget {
     memory_bytes: u64,
     cpu_time: Duration,
     /// The most CPU time per second that the command can get, in thousandths.
-    cpu_millis: u64,
+    cpu_millicores: u64,
 }
 
 impl Budget {
     pub(crate) fn of(plan: &Plan) -> Self {
         let max = *HOST_CPU_MILLIS;
-        let is_limited = !plan.unenforced.contains(&Limit::CpuMillis);
-        let cpu_millis = if is_limited { plan.limits.cpu_millis.min(max) } else { max };
+        let is_limited = !plan.unenforced.contains(&Limit::CpuMillicores);
+        let cpu_millicores = if is_limited { plan.limits.cpu_millicores.min(max) } else { max };
         Self {
             memory_bytes: plan.limits.memory_bytes,
             cpu_time: plan.limits.cpu_time,
-            cpu_millis: cpu_millis.max(1),
+            cpu_millicores: cpu_millicores.max(1),
         }
     }
 
@@ -90,7 +90,7 @@ impl Budget {
     }
 
     fn min_time_to_use(self, left: Duration) -> Duration {
-        left.mul_f64(1000.0 / self.cpu_millis as f64)
+        left.mul_f64(1000.0 / self.cpu_millicores as f64)
     }
 }
 

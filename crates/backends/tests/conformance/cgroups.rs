@@ -16,7 +16,7 @@ use crate::{
 };
 
 const V2_ROOT: &str = "/sys/fs/cgroup";
-const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millis: Some(1000) };
+const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millicores: Some(1000) };
 
 /// The case that other cases start as a separate process.
 const CHILD_CASE: &str = "cgroups::worker_finds_cgroup_parent_by_itself";

@@ -114,7 +114,7 @@ impl Fixture {
             kind,
             backend,
             host: HostInfo { enforceable: can, runtime },
-            limits: Limits { cpu_millis: 2000, ..Limits::default() },
+            limits: Limits { cpu_millicores: 2000, ..Limits::default() },
             policy: Policy::default(),
             sessions,
         })

@@ -114,7 +114,7 @@ async fn cpu_time_limit_covers_all_processes(mut fixture: Fixture) {
 
 /// The command measures its own share of elapsed time, which other load can only lower.
 async fn cpu_rate_is_limited(mut fixture: Fixture) {
-    fixture.limits.cpu_millis = 250;
+    fixture.limits.cpu_millicores = 250;
     let script = r#"perl -e 'sub passed { my $b = "\0" x 16; syscall(228, 1, $b); my ($s, $n) = unpack("qq", $b); $s + $n / 1e9 }
         sub used { my ($u, $s) = times; $u + $s }
         my ($p, $u) = (passed(), used()); 1 while used() - $u < 0.6; printf "%d", 1000 * (used() - $u) / (passed() - $p)'"#;
@@ -158,7 +158,7 @@ async fn open_files_are_limited(mut fixture: Fixture) {
 /// Runs a fork bomb in one session and short runs in another.
 async fn fork_bomb_does_not_stop_neighbour(mut fixture: Fixture) {
     fixture.limits.pids = 64;
-    fixture.limits.cpu_millis = 500;
+    fixture.limits.cpu_millicores = 500;
     let (bomber, neighbour) = (fixture.session(), fixture.session());
     let script = r#"echo lit; perl -e 'while (1) { fork; fork; select(undef,undef,undef,0.001) }'"#;
     let mut bomb = fixture.start(&bomber, script).await;
@@ -174,7 +174,7 @@ async fn fork_bomb_does_not_stop_neighbour(mut fixture: Fixture) {
 /// Dying takes CPU time too, and a hundred processes share a fiftieth of a CPU.
 async fn throttled_fork_bomb_can_be_killed(mut fixture: Fixture) {
     fixture.limits.pids = 100;
-    fixture.limits.cpu_millis = 20;
+    fixture.limits.cpu_millicores = 20;
     // All start to spin together once all exist.
     let script = r#"perl -e '$| = 1; pipe(R, W);
         for (1..90) { if (!fork) { close W; sysread(R, $x, 1); 1 while 1 } } close W; print "lit\n"; 1 while 1'"#;

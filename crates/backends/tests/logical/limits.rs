@@ -53,7 +53,7 @@ async fn cgroups_hold_plan_limits() {
     if !has_groups(&fixture) {
         return;
     }
-    fixture.limits.cpu_millis = 1500;
+    fixture.limits.cpu_millicores = 1500;
     fixture.limits.memory_bytes = 64 * MIB;
     fixture.limits.pids = 20;
     let started = fixture.start(&["cat"]).await;

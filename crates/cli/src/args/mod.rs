@@ -158,7 +158,10 @@ mod tests {
         let run = run("codelia run -s work --cpus 0.5 --memory-mb 2 --env A=b=c -- sh -c --json -t");
         assert_eq!(run.command, ["sh", "-c", "--json", "-t"]);
         assert_eq!((run.session.as_deref(), run.tty), (Some("work"), false));
-        assert_eq!((run.sandbox.cpu_millis, run.sandbox.memory_bytes), (Some(500), Some(2 * 1024 * 1024)));
+        assert_eq!(
+            (run.sandbox.cpu_millicores, run.sandbox.memory_bytes),
+            (Some(500), Some(2 * 1024 * 1024))
+        );
         assert_eq!(run.env.env, ["A=b=c"]);
     }
 
@@ -184,7 +187,7 @@ mod tests {
         for (flag, default, max) in [
             ("timeout", duration(defaults.timeout), duration(maxima.timeout)),
             ("memory-mb", mebibytes(defaults.memory_bytes), mebibytes(maxima.memory_bytes)),
-            ("cpus", cores(defaults.cpu_millis), cores(maxima.cpu_millis)),
+            ("cpus", cores(defaults.cpu_millicores), cores(maxima.cpu_millicores)),
             ("pids", defaults.pids.to_string(), maxima.pids.to_string()),
         ] {
             let stated = format!("[default: {default}, max: {max}]");

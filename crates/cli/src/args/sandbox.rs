@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use codelia_types::{Mode, NetworkMode};
 
-use super::values::{cpu_millis, duration, key_value, mebibytes};
+use super::values::{cpu_millicores, duration, key_value, mebibytes};
 
 /// Host files to expose, in addition to the policy file.
 #[derive(Debug, Default, Args)]
@@ -46,8 +46,8 @@ pub(crate) struct SandboxArgs {
     #[arg(long = "memory-mb", value_name = "N", value_parser = mebibytes, allow_negative_numbers = true)]
     pub(crate) memory_bytes: Option<i64>,
     /// Limit the CPU rate, in cores such as 0.5 [default: 1, max: 2]
-    #[arg(long = "cpus", value_name = "N", value_parser = cpu_millis, allow_negative_numbers = true)]
-    pub(crate) cpu_millis: Option<i64>,
+    #[arg(long = "cpus", value_name = "N", value_parser = cpu_millicores, allow_negative_numbers = true)]
+    pub(crate) cpu_millicores: Option<i64>,
     /// Limit the number of processes and threads [default: 100, max: 500]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) pids: Option<i64>,

@@ -21,7 +21,7 @@ pub(super) fn mebibytes(text: &str) -> Result<i64, String> {
 }
 
 /// Parses a number of cores and returns thousandths of a core.
-pub(super) fn cpu_millis(text: &str) -> Result<i64, String> {
+pub(super) fn cpu_millicores(text: &str) -> Result<i64, String> {
     let cores: f64 = text.parse().map_err(|_| "not a number")?;
     if cores.abs() > 1e6 || cores.is_nan() {
         return Err("not a number of cores".to_owned());

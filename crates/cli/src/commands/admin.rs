@@ -31,8 +31,11 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             admin.get_tenant(request).await?.into_inner().tenant
         }
         args::Tenants::Quota { tenant, quotas } => {
-            let request =
-                UpdateQuotasRequest { name: tenant_name(&tenant), quotas: Some(quotas_to_proto(&quotas)) };
+            let request = UpdateQuotasRequest {
+                name: tenant_name(&tenant),
+                quotas: Some(quotas_to_proto(&quotas)),
+                update_mask: None,
+            };
             admin.update_quotas(request).await?.into_inner().tenant
         }
         args::Tenants::Floor { tenant, level, reason } => {

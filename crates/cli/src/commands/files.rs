@@ -62,7 +62,7 @@ async fn download(client: &Client, session: &str, path: &str, target: Target) ->
     let mut chunks = client.files().read_file(request).await?.into_inner();
     let first = chunks.message().await?.and_then(|chunk| chunk.kind);
     let Some(read_file_response::Kind::File(file)) = first else { bail!(NO_FILE) };
-    let mut sink = target.open(file.mode)?;
+    let mut sink = target.open(file.mode.cast_unsigned())?;
     // Without a temporary file a signal may end the program at once, also while stdout is blocked.
     let mut signals = if matches!(sink, Sink::File(..)) { Some(Signals::catch()?) } else { None };
     let interrupted = async {
@@ -183,6 +183,7 @@ impl Sink {
 async fn upload(client: &Client, from: &CopyPath, session: &str, path: &str) -> Result<File> {
     let Source { mut bytes, name, mode, size } = Source::open(from).await?;
     let path = upload_path(path, name.as_deref())?;
+    let mode = mode.map(u32::cast_signed);
     let parent = resolve::session(client, session).await?;
     let open = WriteFileOpen { parent, path, mode, ..WriteFileOpen::default() };
     let bar = progress_bar(size);

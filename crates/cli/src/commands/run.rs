@@ -192,7 +192,7 @@ pub(crate) fn limits(args: &args::SandboxArgs) -> Limits {
     Limits {
         timeout: args.timeout.map(duration_to_proto),
         memory_bytes: args.memory_bytes,
-        cpu_millis: args.cpu_millis,
+        cpu_millicores: args.cpu_millicores,
         pids: args.pids,
         ..Limits::default()
     }

@@ -61,9 +61,9 @@ fn default_limits(config: &Config) -> Limits {
         clippy::cast_sign_loss,
         reason = "validated when the configuration was loaded"
     )]
-    let cpu_millis = (config.sandbox.cpu_limit * 1000.0).round() as u64;
+    let cpu_millicores = (config.sandbox.cpu_limit * 1000.0).round() as u64;
     Limits {
-        cpu_millis,
+        cpu_millicores,
         memory_bytes: config.sandbox.memory_limit_mb.get().saturating_mul(MIB),
         ..Limits::default()
     }
@@ -73,7 +73,7 @@ fn default_limits(config: &Config) -> Limits {
 fn ceilings(defaults: &Limits) -> Ceilings {
     let built_in = Ceilings::default().0;
     Ceilings(Limits {
-        cpu_millis: built_in.cpu_millis.max(defaults.cpu_millis),
+        cpu_millicores: built_in.cpu_millicores.max(defaults.cpu_millicores),
         memory_bytes: built_in.memory_bytes.max(defaults.memory_bytes),
         ..built_in
     })
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(api.default_mode, Mode::Bwrap);
         assert_eq!(api.session_ttl, Duration::from_secs(77));
         assert_eq!(api.default_network, Some(NetworkMode::None));
-        assert_eq!((api.defaults.cpu_millis, api.defaults.memory_bytes), (1500, 64 * MIB));
+        assert_eq!((api.defaults.cpu_millicores, api.defaults.memory_bytes), (1500, 64 * MIB));
         let worker = worker(&config(&variables), "w", Path::new("/run/w.sock"), None, SEPARATE).unwrap();
         assert_eq!(worker.root, Path::new("/srv/sessions"));
     }

@@ -59,7 +59,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         ("mode", mode != Mode::Logical),
         (ISOLATION_LEVEL, policy.isolation_level != Some(IsolationLevel::None)),
         (Limit::MemoryBytes.field(), host.memory),
-        (Limit::CpuMillis.field(), host.cpu),
+        (Limit::CpuMillicores.field(), host.cpu),
         (Limit::Pids.field(), host.pids),
         (NETWORK, host.network),
         (SYSCALLS, host.syscalls),
@@ -108,7 +108,7 @@ pub(super) fn unenforced_limits(
 ) -> Result<Vec<Limit>, PlanError> {
     let limits = [
         (Limit::MemoryBytes, host.memory, requested.memory_bytes.is_some()),
-        (Limit::CpuMillis, host.cpu, requested.cpu_millis.is_some()),
+        (Limit::CpuMillicores, host.cpu, requested.cpu_millicores.is_some()),
         (Limit::Pids, host.pids, requested.pids.is_some()),
     ];
     let mut unenforced = Vec::new();

@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn unenforceable_default_limit_is_listed() {
         let plan = plan(&spec(LimitsRequest::default(), None), Enforceable::default()).unwrap();
-        assert_eq!(plan.unenforced, [Limit::MemoryBytes, Limit::CpuMillis, Limit::Pids]);
+        assert_eq!(plan.unenforced, [Limit::MemoryBytes, Limit::CpuMillicores, Limit::Pids]);
     }
 
     #[test]

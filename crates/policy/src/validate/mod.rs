@@ -117,13 +117,13 @@ impl Policy {
 /// The policy field that caps a limit. `pids` is the field that caps [`Limit::Pids`], which has two.
 fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
     match limit {
-        Limit::Timeout => "resources.max_wall_ms",
+        Limit::Timeout => "resources.max_wall_time",
         Limit::MemoryBytes => "resources.max_memory_bytes",
-        Limit::CpuMillis => "resources.max_cpu_millis",
+        Limit::CpuMillicores => "resources.max_cpu_millicores",
         Limit::Pids => pids,
         Limit::OpenFiles => "resources.max_open_files",
         Limit::OutputBytes => "resources.max_output_bytes",
-        Limit::CpuTime => "resources.max_cpu_ms",
+        Limit::CpuTime => "resources.max_cpu_time",
         Limit::FileBytes => "filesystem.max_file_bytes",
         Limit::TmpBytes => "resources.max_tmp_bytes",
     }
@@ -161,7 +161,7 @@ mod tests {
             ("process: {max_processes: 501}", "process.max_processes"),
             ("resources: {max_threads: 501}", "resources.max_threads"),
             ("resources: {max_memory_bytes: 99999999999}", "resources.max_memory_bytes"),
-            ("resources: {max_cpu_ms: 600001}", "resources.max_cpu_ms"),
+            ("resources: {max_cpu_time: 601s}", "resources.max_cpu_time"),
             ("network: {allowed_hosts: [a.example]}", "network.allowed_hosts"),
             ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
             ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),

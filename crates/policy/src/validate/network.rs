@@ -7,6 +7,9 @@ use codelia_types::NetworkMode;
 use super::{PolicyError, fail};
 use crate::NetworkPolicy;
 
+/// The largest number of connections that the API can express.
+const MAX_CONNECTIONS: u32 = i32::MAX.unsigned_abs();
+
 impl NetworkPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
         if self.mode != Some(NetworkMode::Proxy) {
@@ -33,8 +36,8 @@ impl NetworkPolicy {
         let ports = self.allowed_ports.as_deref().unwrap_or_default();
         match ports.iter().position(|port| *port == 0) {
             Some(at) => fail(format!("network.allowed_ports[{at}]"), "must be more than zero"),
-            None if self.max_connections == Some(0) => {
-                fail("network.max_connections", "must be more than zero")
+            None if self.max_connections.is_some_and(|max| max == 0 || max > MAX_CONNECTIONS) => {
+                fail("network.max_connections", format!("must be from 1 to {MAX_CONNECTIONS}"))
             }
             None => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! Validation of the parts about processes: programs, resources, containers, system calls and
 //! environment variables.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, ops::RangeInclusive, time::Duration};
 
 use super::{PolicyError, fail, field::check_path};
 use crate::{
@@ -9,8 +9,10 @@ use crate::{
     SyscallPolicy, syscalls,
 };
 
-/// The maximum time that output may be held back, in milliseconds.
-const MAX_INTERVAL_MS: u64 = 60_000;
+/// The shortest and the longest time that output may be held back.
+const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
+/// The largest rate that the API can express.
+const MAX_RATE: u64 = i64::MAX.unsigned_abs();
 /// The largest number that a kernel gives a processor.
 const MAX_CPU: u32 = 8191;
 /// The maximum of `syscalls.violation_limit`.
@@ -37,11 +39,13 @@ impl ResourcePolicy {
             ("resources.max_reads_per_second", self.max_reads_per_second),
             ("resources.max_writes_per_second", self.max_writes_per_second),
         ];
-        if let Some((field, _)) = rates.into_iter().find(|(_, rate)| *rate == Some(0)) {
-            return fail(field, "must be more than zero");
+        for (field, rate) in rates {
+            if rate.is_some_and(|rate| rate == 0 || rate > MAX_RATE) {
+                return fail(field, format!("must be from 1 to {MAX_RATE}"));
+            }
         }
-        if self.release_interval_ms.is_some_and(|interval| !(1..=MAX_INTERVAL_MS).contains(&interval)) {
-            return fail("resources.release_interval_ms", format!("must be from 1 to {MAX_INTERVAL_MS}"));
+        if self.release_interval.is_some_and(|interval| !INTERVALS.contains(&interval)) {
+            return fail("resources.release_interval", "must be from 1ms to 1m");
         }
         let Some(cpus) = &self.cpus else { return Ok(()) };
         match cpus.iter().position(|cpu| *cpu > MAX_CPU) {

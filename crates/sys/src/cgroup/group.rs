@@ -17,7 +17,7 @@ pub struct Limits {
     /// Number of processes and threads.
     pub pids: Option<u64>,
     /// CPU rate in thousandths of a core.
-    pub cpu_millis: Option<u64>,
+    pub cpu_millicores: Option<u64>,
 }
 
 /// Resources used by the processes of a cgroup. `None` was not counted.
@@ -106,7 +106,7 @@ impl Group {
             dir.limit_pids(max)?;
             self.pids = Some(dir);
         }
-        if let Some(millis) = limits.cpu_millis {
+        if let Some(millis) = limits.cpu_millicores {
             let dir = self.add_dir(hierarchy, Controller::Cpu, name)?;
             dir.limit_cpu(millis)?;
             self.cpu = Some(dir);

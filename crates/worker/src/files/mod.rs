@@ -100,7 +100,8 @@ impl FileService {
 async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Upload, FileError> {
     let shared = workspace.clone();
     blocking(move || {
-        let options = WriteOptions { mode: open.mode, replace: !open.create_only, etag: open.etag };
+        let mode = open.mode.map(i32::cast_unsigned);
+        let options = WriteOptions { mode, replace: !open.create_only, etag: open.etag };
         shared.as_session(|| Upload::begin(&shared, &open.path, options))
     })
     .await

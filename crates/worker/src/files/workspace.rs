@@ -184,7 +184,7 @@ pub(crate) fn describe(path: &Path, entry: &Entry) -> Result<v1::File, FileError
         kind: kind.into(),
         size_bytes: stat.st_size,
         modify_time: Some(prost_types::Timestamp { seconds: stat.st_mtime, nanos }),
-        mode: stat.st_mode & 0o777,
+        mode: (stat.st_mode & 0o777).cast_signed(),
         etag: etag(entry),
         link_target,
     })

@@ -20,7 +20,7 @@ pub(crate) struct OutputPacing {
 
 impl OutputPacing {
     pub(crate) fn of(policy: &Policy) -> Self {
-        Self { interval: policy.resources.release_interval_ms.map(Duration::from_millis) }
+        Self { interval: policy.resources.release_interval }
     }
 
     /// How long output is held back at most.
@@ -98,7 +98,7 @@ mod tests {
     fn used_time_is_rounded_up_to_interval() {
         let mut policy = Policy::default();
         assert_eq!(OutputPacing::of(&policy).round_up(Duration::from_millis(7)), Duration::from_millis(7));
-        policy.resources.release_interval_ms = Some(100);
+        policy.resources.release_interval = Some(Duration::from_millis(100));
         for (used, expected) in [(0, 0), (1, 100), (100, 100), (101, 200)] {
             let rounded = OutputPacing::of(&policy).round_up(Duration::from_millis(used));
             assert_eq!(rounded, Duration::from_millis(expected));

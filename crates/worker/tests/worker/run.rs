@@ -66,7 +66,7 @@ async fn release_interval_delays_output_and_outcome() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
     let mut spec = shell("echo early; touch done");
-    spec.policy.resources.release_interval_ms = Some(4000);
+    spec.policy.resources.release_interval = Some(Duration::from_secs(4));
     // Start at the beginning of an interval, so that there is time to look.
     tokio::time::sleep(Duration::from_secs_f64(INTERVAL - now() % INTERVAL)).await;
     let next = (now() / INTERVAL).ceil() * INTERVAL;
