@@ -16,7 +16,7 @@ async fn list_sessions(client: &Client) -> Result<(), tonic::Status> {
 
 fn key_request(parent: &str, scopes: &[Scope]) -> CreateKeyRequest {
     let scopes = scopes.iter().map(|&scope| scope.into()).collect();
-    CreateKeyRequest { parent: parent.into(), display_name: "ci".into(), scopes }
+    CreateKeyRequest { parent: parent.into(), display_name: "ci".into(), scopes, expire_time: None }
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ async fn canceled_run_exits_with_130() -> Result<()> {
             runs.into_iter().find(|run| run.state() == RunState::Running)
         })
         .await;
-        client.runs().cancel_run(CancelRunRequest { name: run.name }).await
+        client.runs().cancel_run(CancelRunRequest { name: run.name, ..Default::default() }).await
     };
     let (done, canceled) = tokio::join!(running, cancel);
     canceled?;

@@ -142,7 +142,10 @@ async fn exec_run_ends_with_its_caller() -> Result<()> {
     assert!(!processes_working_in(directory.as_ref()).is_empty());
     drop(exec);
     nothing_works_in(&directory).await;
-    assert_eq!(client.watch_to_end(&name, 0).await?.outcome(), Canceled(codelia_proto::v1::Canceled {}));
+    assert_eq!(
+        client.watch_to_end(&name, 0).await?.outcome(),
+        Canceled(codelia_proto::v1::Canceled::default())
+    );
     cluster.end().await
 }
 

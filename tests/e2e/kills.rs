@@ -130,7 +130,10 @@ impl Victim {
                 Ending::KillInit => kill_one(&inits(worker), self.target)?,
                 Ending::Cancel | Ending::ByItself | Ending::Timeout => {}
             }
-            client.runs().cancel_run(CancelRunRequest { name: run.name.clone() }).await?;
+            client
+                .runs()
+                .cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() })
+                .await?;
         }
         client.watch_to_end(&run.name, 0).await?.finished.context("an end")
     }
@@ -236,7 +239,7 @@ async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &H
         SandboxMode::Container => ensure!(busy.containers != idle.containers, "containers are not seen"),
         _ => ensure!(busy.cgroups != idle.cgroups, "control groups are not seen"),
     }
-    client.runs().cancel_run(CancelRunRequest { name: run.name.clone() }).await?;
+    client.runs().cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() }).await?;
     client.watch_to_end(&run.name, 0).await?;
     Ok(())
 }

@@ -98,8 +98,12 @@ async fn sessions_are_listed_and_filtered_by_state() -> Result<()> {
     client.close(&format!("sessions/{}", made[0])).await?;
     let list =
         async |state: SessionState, page_size: i32, page_token: &str| -> Result<(Vec<String>, String)> {
-            let request =
-                ListSessionsRequest { page_size, page_token: page_token.into(), state: state.into() };
+            let request = ListSessionsRequest {
+                page_size,
+                page_token: page_token.into(),
+                state: state.into(),
+                ..Default::default()
+            };
             let page = client.sessions().list_sessions(request).await?.into_inner();
             Ok((page.sessions.into_iter().map(|session| session.session_id).collect(), page.next_page_token))
         };

@@ -31,8 +31,6 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     let get = || GetRunRequest { name: run_name(), include_env: false };
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let now = Some(prost_types::Timestamp { seconds: 1, nanos: 0 });
-    let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
-    let tenant = || "tenants/operators".to_owned();
     let start = || {
         let mut request = shell(session, "true");
         if let Some(command) = &mut request.command {
@@ -56,6 +54,14 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.SessionService.ExtendSession" => {
             one(ExtendSessionRequest { name: name(), ttl: seconds(60) }.encode_to_vec())
         }
+        "codelia.v1.SessionService.UpdateSession" => one(UpdateSessionRequest {
+            name: name(),
+            update_mask: Some(mask(&["alias", "labels", "ttl", "idle_ttl"])),
+            ttl: seconds(3600),
+            idle_ttl: seconds(3600),
+            ..Default::default()
+        }
+        .encode_to_vec()),
         "codelia.v1.SessionService.CloseSession" => one(CloseSessionRequest { name: name() }.encode_to_vec()),
         "codelia.v1.RunService.StartRun" => one(start().encode_to_vec()),
         "codelia.v1.RunService.WatchRun" => one(watch().encode_to_vec()),
@@ -70,13 +76,26 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             ..Default::default()
         }
         .encode_to_vec()),
-        "codelia.v1.RunService.CancelRun" => one(CancelRunRequest { name: run_name() }.encode_to_vec()),
+        "codelia.v1.RunService.CancelRun" => {
+            one(CancelRunRequest { name: run_name(), grace: seconds(1), ..Default::default() }
+                .encode_to_vec())
+        }
         "codelia.v1.PolicyService.CheckPolicy" => {
             one(CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec())
         }
         "codelia.v1.PolicyService.ExplainPolicy" => {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
+        _ => return of_admin(method, key).or_else(|| of_files(method, name())),
+    })
+}
+
+/// Valid requests of the services that administer and inform.
+fn of_admin(method: &str, key: &str) -> Option<Vec<Vec<u8>>> {
+    let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
+    let tenant = || "tenants/operators".to_owned();
+    let one = |request: Vec<u8>| vec![request];
+    Some(match method {
         "codelia.v1.AdminService.CreateTenant" => {
             one(CreateTenantRequest { tenant_id: "new".into(), quotas }.encode_to_vec())
         }
@@ -95,17 +114,26 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             parent: tenant(),
             display_name: "new".into(),
             scopes: vec![Scope::Run.into()],
+            expire_time: Some(prost_types::Timestamp { seconds: 4_000_000_000, nanos: 0 }),
         }
         .encode_to_vec()),
         "codelia.v1.AdminService.ListKeys" => {
             one(ListKeysRequest { parent: tenant(), ..Default::default() }.encode_to_vec())
         }
-        "codelia.v1.AdminService.RevokeKey" => one(RevokeKeyRequest { name: key.clone() }.encode_to_vec()),
+        "codelia.v1.AdminService.RevokeKey" => one(RevokeKeyRequest { name: key.to_owned() }.encode_to_vec()),
         "codelia.v1.AdminService.DrainWorker" => {
             one(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
-        _ => return of_files(method, name()),
+        "codelia.v1.AdminService.UndrainWorker" => {
+            one(UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
+        }
+        "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => one(Vec::new()),
+        _ => return None,
     })
+}
+
+fn mask(paths: &[&str]) -> prost_types::FieldMask {
+    prost_types::FieldMask { paths: paths.iter().map(|&path| path.to_owned()).collect() }
 }
 
 /// Valid requests of the file service.
@@ -203,7 +231,7 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Bytes => vec![Value::Bytes(vec![0; 3 << 20].into())],
         Kind::Enum(_) => vec![Value::EnumNumber(9999), Value::EnumNumber(-1)],
         Kind::Message(inside) if inside.name() == "FieldMask" => vec![bad_mask(inside)],
-        Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside),
+        Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside, field.name() == "grace"),
         Kind::Message(_) | Kind::Bool => Vec::new(),
         other => panic!("unsupported field type {other:?}: {}", field.full_name()),
     }
@@ -236,7 +264,8 @@ fn bad_mask(message: MessageDescriptor) -> Value {
     Value::Message(mask)
 }
 
-fn bad_times(message: &MessageDescriptor) -> Vec<Value> {
+/// Values of a time that must not be accepted; some durations may be zero.
+fn bad_times(message: &MessageDescriptor, may_be_zero: bool) -> Vec<Value> {
     let pairs: &[(i64, i32)] = match message.name() {
         "Duration" => &[(-1, 0), (0, -1), (0, 0), (1, 2_000_000_000), (i64::MAX, 0), (i64::MIN, 0)],
         "Timestamp" => &[(i64::MAX, 0), (i64::MIN, 0), (1, -1), (1, 2_000_000_000)],
@@ -248,7 +277,7 @@ fn bad_times(message: &MessageDescriptor) -> Vec<Value> {
         time.set_field_by_name("nanos", Value::I32(nanos));
         Value::Message(time)
     };
-    pairs.iter().map(time).collect()
+    pairs.iter().filter(|pair| !(may_be_zero && **pair == (0, 0))).map(time).collect()
 }
 
 fn bad_maps() -> Vec<Value> {
@@ -357,7 +386,15 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     // Methods without required fields.
-    let optional = ["CreateSession", "ListSessions", "ListTenants", "ListWorkers", "ExplainPolicy"];
+    let optional = [
+        "CreateSession",
+        "ListSessions",
+        "ListTenants",
+        "ListWorkers",
+        "ExplainPolicy",
+        "GetServerInfo",
+        "WhoAmI",
+    ];
     for method in all_methods()?.iter().filter(|method| !optional.contains(&method.name())) {
         let name = method.full_name();
         let status = call(&operator, method, Vec::new()).await.expect_err(name);

@@ -104,9 +104,9 @@ async fn endless_output_is_truncated_and_memory_stays_flat() -> Result<()> {
     let grown = proc_number(worker, "status", "VmRSS:")?.saturating_sub(memory_before);
     assert!(grown < 24 * 1024, "the worker grew by {grown} kB");
 
-    client.runs().cancel_run(CancelRunRequest { name: run.name.clone() }).await?;
+    client.runs().cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() }).await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!(seen.outcome(), Canceled(codelia_proto::v1::Canceled {}));
+    assert_eq!(seen.outcome(), Canceled(codelia_proto::v1::Canceled::default()));
     assert_eq!((seen.truncated_at, seen.position), (Some(MIB), MIB));
     assert!(seen.stdout.chunks(2).all(|line| line == b"y\n"));
     assert!(seen.run().output_truncated && seen.run().output_bytes == MIB);

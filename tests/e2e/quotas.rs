@@ -37,7 +37,10 @@ async fn concurrent_runs_quota_is_enforced() -> Result<()> {
     let first = client.start(shell(&session.name, WAITING)).await?;
     client.start(shell(&session.name, WAITING)).await?;
     assert_quota(client.start(shell(&session.name, "true")).await, "concurrent_runs");
-    client.runs().cancel_run(codelia_proto::v1::CancelRunRequest { name: first.name.clone() }).await?;
+    client
+        .runs()
+        .cancel_run(codelia_proto::v1::CancelRunRequest { name: first.name.clone(), ..Default::default() })
+        .await?;
     client.watch_to_end(&first.name, 0).await?;
     client.start(shell(&session.name, "touch go")).await?;
     cluster.end().await

@@ -53,6 +53,11 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.SessionService.ExtendSession" => {
             not_found(sessions().map(|name| ExtendSessionRequest { name, ttl: hour() }))
         }
+        "codelia.v1.SessionService.UpdateSession" => {
+            let update_mask = Some(prost_types::FieldMask { paths: vec!["ttl".into()] });
+            let request = UpdateSessionRequest { update_mask, ttl: hour(), ..Default::default() };
+            not_found(sessions().map(|name| UpdateSessionRequest { name, ..request.clone() }))
+        }
         "codelia.v1.SessionService.CloseSession" => {
             not_found(sessions().map(|name| CloseSessionRequest { name }))
         }
@@ -72,13 +77,18 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.RunService.ListRuns" => {
             not_found(sessions().map(|parent| ListRunsRequest { parent, ..Default::default() }))
         }
-        "codelia.v1.RunService.CancelRun" => not_found(runs().map(|name| CancelRunRequest { name })),
+        "codelia.v1.RunService.CancelRun" => {
+            not_found(runs().map(|name| CancelRunRequest { name, ..Default::default() }))
+        }
         "codelia.v1.PolicyService.CheckPolicy" => {
             let policy = Some(Policy::default());
             Expected::Unmentioned(CheckPolicyRequest { policy, mode: 0 }.encode_to_vec())
         }
         "codelia.v1.PolicyService.ExplainPolicy" => {
             not_found(sessions().map(|session| ExplainPolicyRequest { session, ..Default::default() }))
+        }
+        "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => {
+            Expected::Unmentioned(Vec::new())
         }
         "codelia.v1.AdminService.GetTenant" => not_found([GetTenantRequest { name: ids.tenant.clone() }]),
         "codelia.v1.AdminService.ListTenants" => {
@@ -168,6 +178,9 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         "codelia.v1.AdminService.ListWorkers" => ListWorkersRequest::default().encode_to_vec(),
         "codelia.v1.AdminService.DrainWorker" => {
             DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
+        }
+        "codelia.v1.AdminService.UndrainWorker" => {
+            UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }
         _ => return None,
     })

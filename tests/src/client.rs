@@ -7,8 +7,9 @@ use codelia_proto::v1::{
     CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
     ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
-    file_service_client::FileServiceClient, policy_service_client::PolicyServiceClient, read_file_response,
-    run_service_client::RunServiceClient, session_service_client::SessionServiceClient, write_file_request,
+    file_service_client::FileServiceClient, info_service_client::InfoServiceClient,
+    policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -92,6 +93,12 @@ impl Client {
     #[must_use]
     pub fn runs(&self) -> RunServiceClient<Authorized> {
         RunServiceClient::new(self.authorized()).max_decoding_message_size(64 << 20)
+    }
+
+    /// A client of `InfoService`.
+    #[must_use]
+    pub fn info(&self) -> InfoServiceClient<Authorized> {
+        InfoServiceClient::new(self.authorized())
     }
 
     /// A client of `FileService`.

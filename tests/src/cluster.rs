@@ -297,6 +297,7 @@ impl Cluster {
             display_name: "test",
             secret_hash: Sha256::digest(&secret).into(),
             scopes,
+            expires_at: None,
         };
         self.store.key_create(key).await?.context("tenant not found")?;
         Ok(secret)

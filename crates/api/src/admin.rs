@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use codelia_proto::v1::{self, admin_service_server::AdminService};
-use codelia_store::{Caller, NewKey, Quotas, QuotasChange, Scope, Tenant};
+use codelia_store::{Caller, DrainedBy, NewKey, Quotas, QuotasChange, Scope, Tenant, WorkerState};
 use codelia_types::{KeyId, TenantId, WorkerId};
+use time::OffsetDateTime;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -109,6 +110,16 @@ fn scope(number: i32) -> Result<Scope, ApiError> {
     }
 }
 
+/// When a new key expires; `None` for never.
+fn expiry(wire: Option<prost_types::Timestamp>) -> Result<Option<OffsetDateTime>, ApiError> {
+    match validate::time("expire_time", wire)? {
+        Some(time) if time <= OffsetDateTime::now_utc() => {
+            Err(ApiError::invalid("expire_time", "must be in the future"))
+        }
+        time => Ok(time),
+    }
+}
+
 /// Callers can only grant scopes that they have; operators can grant all.
 fn check_grant(caller: &Caller, scopes: &[Scope]) -> Result<(), ApiError> {
     if auth::has_scope(caller, Scope::Operator) {
@@ -205,9 +216,11 @@ impl Admin {
         let display_name = validate::display_name(wire.display_name)?;
         let scopes = scopes(&wire.scopes)?;
         check_grant(caller, &scopes)?;
+        let expires_at = expiry(wire.expire_time)?;
         let (secret, secret_hash) = auth::generate_secret();
-        let new = NewKey { tenant: &tenant, display_name: &display_name, secret_hash, scopes: &scopes };
-        let key = self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(&tenant))?;
+        let (tenant, display_name, scopes) = (&tenant, &display_name, &scopes);
+        let new = NewKey { tenant, display_name, secret_hash, scopes, expires_at };
+        let key = self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(tenant))?;
         Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
     }
 
@@ -253,8 +266,18 @@ impl Admin {
     async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
-        let worker = self.context.store.worker_drain(&id).await?;
+        let worker = self.context.store.worker_drain(&id, DrainedBy::Operator).await?;
         Ok(to_proto::worker(worker.ok_or_else(|| ApiError::not_found("worker", &id))?))
+    }
+
+    async fn undrain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::worker("name", name)?;
+        let worker = self.context.store.worker_undrain(&id).await?;
+        match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
+            worker if worker.state == WorkerState::Draining => Err(ApiError::WorkerDrainsItself),
+            worker => Ok(to_proto::worker(worker)),
+        }
     }
 }
 
@@ -344,6 +367,15 @@ impl AdminService for Admin {
         let caller = auth::caller(request.extensions())?;
         let worker = self.drain_worker(&caller, &request.into_inner().name).await?;
         Ok(Response::new(v1::DrainWorkerResponse { worker: Some(worker) }))
+    }
+
+    async fn undrain_worker(
+        &self,
+        request: Request<v1::UndrainWorkerRequest>,
+    ) -> Result<Response<v1::UndrainWorkerResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let worker = self.undrain_worker(&caller, &request.into_inner().name).await?;
+        Ok(Response::new(v1::UndrainWorkerResponse { worker: Some(worker) }))
     }
 }
 

@@ -50,6 +50,9 @@ fn audited_field(error: &ApiError) -> Option<String> {
         ApiError::File(error) => error.denied_by(),
         ApiError::NotFound { .. }
         | ApiError::Unauthenticated
+        | ApiError::KeyExpired
+        | ApiError::TenantSuspended
+        | ApiError::WorkerDrainsItself
         | ApiError::ScopeMissing { .. }
         | ApiError::RateLimited { .. }
         | ApiError::TooManyFailedKeys { .. }

@@ -12,7 +12,7 @@ use std::{
 
 use codelia_policy::IsolationLevel;
 use codelia_server::{Source, hold_until_end};
-use codelia_store::{Caller, Scope, Store};
+use codelia_store::{Caller, FoundKey, KeyStanding, Scope, Store};
 use codelia_telemetry::metrics;
 use codelia_types::TenantId;
 use futures::future::BoxFuture;
@@ -29,6 +29,7 @@ use crate::{
     calls_in_flight::{CallPermit, CallsInFlight},
     descriptors::Descriptors,
     key_guard::KeyGuard,
+    key_uses::KeyUses,
     message::{LimitedBody, MessageRules, RequestRules},
     options::Options,
     recent_map::RecentMap,
@@ -92,6 +93,9 @@ pub(crate) fn require_scope(caller: &Caller, scope: Scope) -> Result<(), ApiErro
 /// Fails unless the caller may use the service in the path.
 fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
     let belongs_to = |service: &str| path.strip_prefix(service).is_some_and(|rest| rest.starts_with('/'));
+    if belongs_to("/codelia.v1.InfoService") {
+        return Ok(());
+    }
     if belongs_to("/codelia.v1.FileService") {
         return require_scope(caller, Scope::Files);
     }
@@ -146,6 +150,7 @@ pub(crate) struct AuthLayer {
     limiter: Arc<RequestLimiter>,
     unisolated_tenant: Option<TenantId>,
     keys: Arc<KeyGuard>,
+    key_uses: Arc<KeyUses>,
     calls: Arc<CallsInFlight>,
     rules: Arc<RequestRules>,
 }
@@ -157,24 +162,33 @@ impl AuthLayer {
             limiter: Arc::default(),
             unisolated_tenant: options.unisolated_tenant.clone(),
             keys: Arc::new(KeyGuard::new(options.calls.failed_keys_per_minute)),
+            key_uses: Arc::default(),
             calls: CallsInFlight::new(options.calls),
             rules: Arc::new(RequestRules::new(descriptors, options.calls.message_timeout)),
         }
     }
 
     async fn admit(&self, request: RequestHead) -> Result<(Caller, CallPermit), ApiError> {
-        let mut caller = self.authenticate(&request).await?;
+        let FoundKey { mut caller, standing, use_is_stale } = self.authenticate(&request).await?;
         if self.unisolated_tenant.as_ref() == Some(&caller.tenant) {
             caller.floor = IsolationLevel::None;
         }
         tracing::Span::current().record("tenant", caller.tenant.as_str());
         self.limiter.check(&caller)?;
+        match standing {
+            KeyStanding::Valid => {}
+            KeyStanding::Expired => return Err(ApiError::KeyExpired),
+            KeyStanding::TenantSuspended => return Err(ApiError::TenantSuspended),
+        }
+        if use_is_stale {
+            self.key_uses.record(&self.store, &caller);
+        }
         authorize(&caller, &request.path)?;
         let permit = self.calls.open(caller.key, request.path == WATCH)?;
         Ok((caller, permit))
     }
 
-    async fn authenticate(&self, request: &RequestHead) -> Result<Caller, ApiError> {
+    async fn authenticate(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
         let hash = request.key_hash.ok_or(ApiError::Unauthenticated)?;
         let lookup = self.keys.begin(hash, request.source, Instant::now())?;
         metrics().key_lookup();
@@ -322,6 +336,9 @@ mod tests {
         let run = caller_with(&[Scope::Run], 1);
         let operator = caller_with(&[Scope::Operator], 1);
         assert!(authorize(&run, "/codelia.v1.RunService/GetRun").is_ok());
+        for caller in [&run, &operator] {
+            assert!(authorize(caller, "/codelia.v1.InfoService/WhoAmI").is_ok());
+        }
         assert_eq!(
             authorize(&run, "/codelia.v1.AdminService/GetTenant"),
             Err(ApiError::ScopeMissing { scope: "admin" })

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     admission::{RunRequest, check_available},
     audit, auth,
-    cancel::cancel_run,
+    cancel::{cancel_run, cancellation},
     context::Context,
     dispatch::Push,
     paging::Page,
@@ -165,6 +165,7 @@ impl Runs {
             },
             created_after: validate::time("created_after", wire.created_after)?,
             created_before: validate::time("created_before", wire.created_before)?,
+            labels: validate::labels(wire.labels)?,
             before: None,
         };
         if let SessionSelector::One(session) = sessions {
@@ -182,11 +183,12 @@ impl Runs {
 
     async fn cancel(&self, caller: &Caller, wire: v1::CancelRunRequest) -> Result<Run, ApiError> {
         let name = resource_name::run("name", &wire.name)?;
+        let cancellation = cancellation(wire.reason, wire.grace)?;
         let id = match name.session {
             SessionSelector::Any => name.run,
             SessionSelector::One(_) => self.find(caller, name).await?.id,
         };
-        cancel_run(&self.context, &caller.tenant, id).await
+        cancel_run(&self.context, &caller.tenant, id, &cancellation).await
     }
 
     /// Finds the run that a watch request names, and the position to send output from.

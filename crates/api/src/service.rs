@@ -6,8 +6,8 @@ use codelia_proto::{
     PUBLIC_DESCRIPTORS,
     v1::{
         admin_service_server::AdminServiceServer, file_service_server::FileServiceServer,
-        policy_service_server::PolicyServiceServer, run_service_server::RunServiceServer,
-        session_service_server::SessionServiceServer,
+        info_service_server::InfoServiceServer, policy_service_server::PolicyServiceServer,
+        run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
     },
 };
 use codelia_store::Store;
@@ -32,6 +32,7 @@ use crate::{
     descriptors::Descriptors,
     dispatch::{self, Dispatch},
     files::Files,
+    info::Info,
     maintenance::{HealthMonitor, sweep},
     options::Options,
     policies::Policies,
@@ -214,6 +215,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(FileServiceServer::new(Files { context: context.clone() }))
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
+        .add_service(InfoServiceServer::new(Info { context: context.clone() }))
 }
 
 /// Adds reflection in version v1, and in v1alpha for older tools.

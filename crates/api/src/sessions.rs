@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
-    Caller, EventKind, NewSession, Session, SessionCreated, SessionRef, SessionState, Store,
+    Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
+    SessionState, Store,
 };
 use codelia_telemetry::task;
 use codelia_types::SessionId;
@@ -90,13 +91,18 @@ impl Sessions {
         wire: v1::ListSessionsRequest,
     ) -> Result<v1::ListSessionsResponse, ApiError> {
         let mut page = Page::<SessionId, _>::parse(wire.page_size, &wire.page_token)?;
-        let state = match validate::enum_value("state", wire.state)? {
-            v1::SessionState::Unspecified => None,
-            v1::SessionState::Open => Some(SessionState::Open),
-            v1::SessionState::Ended => Some(SessionState::Ended),
+        let mut filter = SessionFilter {
+            state: match validate::enum_value("state", wire.state)? {
+                v1::SessionState::Unspecified => None,
+                v1::SessionState::Open => Some(SessionState::Open),
+                v1::SessionState::Ended => Some(SessionState::Ended),
+            },
+            labels: validate::labels(wire.labels)?,
+            before: None,
         };
         while let Some(limit) = page.batch() {
-            let rows = self.context.store.session_list(&caller.tenant, state, page.after, limit).await?;
+            filter.before = page.after;
+            let rows = self.context.store.session_list(&caller.tenant, &filter, limit).await?;
             page.add(rows, |session| (session.id, to_proto::session_summary(session)));
         }
         let (sessions, next_page_token) = page.finish();
@@ -115,6 +121,21 @@ impl Sessions {
         Err(ApiError::SessionEnded)
     }
 
+    async fn update(&self, caller: &Caller, wire: v1::UpdateSessionRequest) -> Result<Session, ApiError> {
+        let Context { options, store, .. } = &*self.context;
+        let name = resource_name::session("name", &wire.name)?;
+        let change = session_change(wire, options.max_session_ttl)?;
+        match store.session_update(&caller.tenant, &name, &change).await {
+            Ok(Some(session)) => Ok(session),
+            Ok(None) => {
+                find(store, caller, &name).await?;
+                Err(ApiError::SessionEnded)
+            }
+            Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
         let name = resource_name::session("name", &wire.name)?;
         let closed = self.context.store.session_close(&caller.tenant, &name).await?;
@@ -125,6 +146,44 @@ impl Sessions {
         }
         Ok(session)
     }
+}
+
+/// Reads the fields that the mask names. A field that is set and not named is refused: its value
+/// would be lost.
+fn session_change(wire: v1::UpdateSessionRequest, max_ttl: Duration) -> Result<SessionChange, ApiError> {
+    let v1::UpdateSessionRequest { name: _, update_mask, alias, labels, ttl, idle_ttl } = wire;
+    let paths = update_mask.unwrap_or_default().paths;
+    let fields = [
+        ("alias", !alias.is_empty()),
+        ("labels", !labels.is_empty()),
+        ("ttl", ttl.is_some()),
+        ("idle_ttl", idle_ttl.is_some()),
+    ];
+    if !paths.iter().all(|path| fields.iter().any(|(field, _)| field == path)) {
+        return Err(ApiError::invalid(
+            "update_mask",
+            "only `alias`, `labels`, `ttl` and `idle_ttl` can change",
+        ));
+    }
+    if paths.is_empty() {
+        return Err(ApiError::invalid("update_mask", "must name at least one field to change"));
+    }
+    let is_named = |field: &str| paths.iter().any(|path| path == field);
+    if let Some((field, _)) = fields.into_iter().find(|(field, is_set)| *is_set && !is_named(field)) {
+        return Err(ApiError::invalid(field, "is set but not in update_mask; add it or clear it"));
+    }
+    let (alias, labels) = (validate::alias(alias)?, validate::labels(labels)?);
+    let ttl = validate::ttl("ttl", ttl, max_ttl)?;
+    if is_named("ttl") && ttl.is_none() {
+        return Err(ApiError::invalid("ttl", "cannot be cleared; set a duration"));
+    }
+    let idle_ttl = validate::ttl("idle_ttl", idle_ttl, max_ttl)?;
+    Ok(SessionChange {
+        alias: is_named("alias").then_some(alias),
+        labels: is_named("labels").then_some(labels),
+        ttl,
+        idle_ttl: is_named("idle_ttl").then_some(idle_ttl),
+    })
 }
 
 async fn find(store: &Store, caller: &Caller, name: &SessionRef) -> Result<Session, ApiError> {
@@ -170,6 +229,15 @@ impl SessionService for Sessions {
         Ok(Response::new(v1::ExtendSessionResponse { session: Some(to_proto::session(session)) }))
     }
 
+    async fn update_session(
+        &self,
+        request: Request<v1::UpdateSessionRequest>,
+    ) -> Result<Response<v1::UpdateSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let session = self.update(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::UpdateSessionResponse { session: Some(to_proto::session(session)) }))
+    }
+
     async fn close_session(
         &self,
         request: Request<v1::CloseSessionRequest>,
@@ -177,5 +245,38 @@ impl SessionService for Sessions {
         let caller = auth::caller(request.extensions())?;
         let session = self.close(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::CloseSessionResponse { session: Some(to_proto::session(session)) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(paths: &[&str], set: v1::UpdateSessionRequest) -> Result<SessionChange, ApiError> {
+        let paths = paths.iter().map(|&path| path.to_owned()).collect();
+        let update_mask = Some(prost_types::FieldMask { paths });
+        session_change(v1::UpdateSessionRequest { update_mask, ..set }, Duration::from_secs(60))
+    }
+
+    #[test]
+    fn mask_names_the_fields_to_change() {
+        let named = v1::UpdateSessionRequest { alias: "new".into(), ..Default::default() };
+        let changed = change(&["alias", "idle_ttl"], named.clone()).unwrap();
+        assert_eq!(changed.alias, Some(Some("new".to_owned())));
+        assert_eq!((changed.idle_ttl, changed.labels, changed.ttl), (Some(None), None, None));
+        let none = v1::UpdateSessionRequest::default();
+        for (paths, set, field) in [
+            (&[][..], none.clone(), "update_mask"),
+            (&["*"], none.clone(), "update_mask"),
+            (&["mode"], none.clone(), "update_mask"),
+            (&["ttl"], none, "ttl"),
+            (&["labels"], named, "alias"),
+        ] {
+            let refused = change(paths, set).unwrap_err();
+            assert!(
+                matches!(&refused, ApiError::InvalidField { field: at, .. } if at == field),
+                "{refused:?}"
+            );
+        }
     }
 }

@@ -5,7 +5,7 @@ use codelia_store::{
     IsolationFloor, Key, OutputChunk, OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session,
     SessionEndReason, SessionState, SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
-use codelia_types::CommandSpec;
+use codelia_types::{CommandSpec, Outcome};
 
 pub(crate) fn session(session: Session) -> v1::Session {
     v1::Session {
@@ -94,7 +94,8 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),
         state: run_state(run.state).into(),
-        outcome: run.outcome.as_ref().map(Into::into),
+        outcome: outcome(run),
+        cancel_reason: run.cancel_reason.clone().unwrap_or_default(),
         worker_id: worker_id(run),
         create_time: Some(timestamp_to_proto(run.created_at)),
         start_time: run.started_at.map(timestamp_to_proto),
@@ -110,6 +111,17 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         violations: violations(run).collect(),
         violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
         ..v1::Run::default()
+    }
+}
+
+/// The outcome of a run, with the reason of its cancellation.
+fn outcome<Spec>(run: &Run<Spec>) -> Option<v1::Outcome> {
+    match (&run.outcome, &run.cancel_reason) {
+        (Some(Outcome::Canceled), Some(reason)) => {
+            let canceled = v1::Canceled { reason: reason.clone() };
+            Some(v1::Outcome { kind: Some(v1::outcome::Kind::Canceled(canceled)) })
+        }
+        (outcome, _) => outcome.as_ref().map(Into::into),
     }
 }
 
@@ -239,6 +251,8 @@ pub(crate) fn key(key: Key) -> v1::Key {
         scopes: key.scopes.into_iter().map(|value| scope(value).into()).collect(),
         create_time: Some(timestamp_to_proto(key.created_at)),
         revoke_time: key.revoked_at.map(timestamp_to_proto),
+        expire_time: key.expires_at.map(timestamp_to_proto),
+        last_use_time: key.last_used_at.map(timestamp_to_proto),
     }
 }
 

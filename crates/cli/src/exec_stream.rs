@@ -134,7 +134,7 @@ impl Progress {
 
 async fn cancel(client: &Client, progress: &Progress, give_up: &CancellationToken) {
     let Some(name) = progress.name.get() else { return give_up.cancel() };
-    let request = CancelRunRequest { name: name.clone() };
+    let request = CancelRunRequest { name: name.clone(), ..Default::default() };
     if client.runs().cancel_run(request).await.is_err() {
         give_up.cancel();
     }

@@ -53,6 +53,7 @@ pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
         Some(Kind::Limit(limit)) => Some(limit.resource.clone()),
         Some(Kind::Violation(violation)) => Some(violation.rule.clone()),
         Some(Kind::Refused(refused)) => Some(format!("{}: {}", refused.reason, refused.message)),
+        Some(Kind::Canceled(canceled)) => Some(canceled.reason.clone()).filter(|reason| !reason.is_empty()),
         _ => None,
     }
 }
@@ -63,6 +64,9 @@ pub(crate) fn message(run: &Run) -> Option<String> {
     let text = match run.outcome.as_ref().and_then(|outcome| outcome.kind.as_ref()) {
         Some(Kind::Exited(_) | Kind::Signaled(_)) => return None,
         Some(Kind::TimedOut(_)) => timed_out(&limits),
+        Some(Kind::Canceled(canceled)) if !canceled.reason.is_empty() => {
+            format!("canceled: {}", canceled.reason)
+        }
         Some(Kind::Canceled(_)) => "canceled".to_owned(),
         Some(Kind::Oom(_)) => format!("killed: out of memory{}", limit(size(limits.memory_bytes))),
         Some(Kind::Limit(limit)) => limit_exceeded(&limit.resource, &limits),
@@ -155,7 +159,7 @@ mod tests {
             (Kind::Signaled(9), 137),
             (Kind::Signaled(15), 143),
             (Kind::TimedOut(v1::TimedOut {}), 124),
-            (Kind::Canceled(v1::Canceled {}), 130),
+            (Kind::Canceled(v1::Canceled::default()), 130),
             (Kind::Oom(v1::OutOfMemory {}), 137),
             (exceeded("disk"), 137),
             (Kind::Violation(v1::PolicyViolation { rule: "SYSCALL_BLOCKED".into() }), 137),

@@ -34,7 +34,7 @@ use clap::{CommandFactory, Parser};
 use self::{
     args::{Cli, Command},
     client::Client,
-    commands::{admin, context, doctor, files, policy, run, runs, serve, session, up},
+    commands::{admin, context, doctor, files, info, policy, run, runs, serve, session, up},
     config::Flag,
     output::{Output, StdoutClosed},
 };
@@ -119,6 +119,8 @@ async fn call(client: &Client, command: Command, output: Output) -> Result<ExitC
         Command::Tenants(command) => admin::tenants(client, command, output).await?,
         Command::Keys(command) => admin::keys(client, command, output).await?,
         Command::Workers(command) => admin::workers(client, command, output).await?,
+        Command::Info => info::info(client, output).await?,
+        Command::Whoami => info::whoami(client, output).await?,
         other => anyhow::bail!("{other:?} is not a client command"),
     }
     Ok(ExitCode::SUCCESS)

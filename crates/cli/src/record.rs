@@ -21,6 +21,7 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "sandbox_mode": mode(run.mode()),
         "isolation": isolation(run.mode()),
         "sandbox_root": non_empty(&run.sandbox_root),
+        "cancel_reason": non_empty(&run.cancel_reason),
         "outcome": run.outcome.as_ref().map(exit_status::name),
         "detail": run.outcome.as_ref().and_then(exit_status::detail),
         "exit_code": run.outcome.as_ref().map(exit_status::exit_code),
@@ -102,6 +103,37 @@ pub(crate) fn key(key: &v1::Key) -> Value {
         "scopes": key.scopes().map(scope).collect::<Vec<_>>(),
         "create_time": timestamp(key.create_time.as_ref()),
         "revoke_time": timestamp(key.revoke_time.as_ref()),
+        "expire_time": timestamp(key.expire_time.as_ref()),
+        "last_use_time": timestamp(key.last_use_time.as_ref()),
+    })
+}
+
+/// The caller's key and tenant.
+pub(crate) fn identity(tenant: &v1::Tenant, key: &v1::Key) -> Value {
+    let tenant = self::tenant(tenant);
+    json!({
+        "tenant_id": tenant["tenant_id"],
+        "key_id": last_segment(&key.name),
+        "key_name": non_empty(&key.display_name),
+        "scopes": key.scopes().map(scope).collect::<Vec<_>>(),
+        "key_expire_time": timestamp(key.expire_time.as_ref()),
+        "isolation_floor": tenant["isolation_floor"]["level"],
+        "quotas": tenant["quotas"],
+        "usage": tenant["usage"],
+    })
+}
+
+/// What a server offers.
+pub(crate) fn server_info(info: &v1::ServerInfo) -> Value {
+    json!({
+        "version": info.version,
+        "modes": info.modes().filter_map(mode).collect::<Vec<_>>(),
+        "default_mode": mode(info.default_mode()),
+        "default_limits": info.default_limits.as_ref().map(limits),
+        "max_limits": info.max_limits.as_ref().map(limits),
+        "default_session_ttl_ms": millis(info.default_session_ttl.as_ref()),
+        "max_session_ttl_ms": millis(info.max_session_ttl.as_ref()),
+        "features": info.features,
     })
 }
 

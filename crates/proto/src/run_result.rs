@@ -62,6 +62,7 @@ impl From<&EndedRun> for internal::EndedRun {
             attempt: ended.attempt,
             start_time: ended.started_at.map(timestamp_to_proto),
             end_time: Some(timestamp_to_proto(ended.ended_at)),
+            cancel_reason: ended.cancel_reason.clone().unwrap_or_default(),
         }
     }
 }
@@ -76,6 +77,7 @@ impl TryFrom<internal::EndedRun> for EndedRun {
             attempt: wire.attempt,
             started_at: wire.start_time.map(|at| read_timestamp("start_time", &at)).transpose()?,
             ended_at: read_timestamp("end_time", &required("end_time", wire.end_time)?)?,
+            cancel_reason: Some(wire.cancel_reason).filter(|reason| !reason.is_empty()),
         })
     }
 }

@@ -323,8 +323,14 @@ fn result() -> impl Strategy<Value = RunResult> {
 }
 
 fn ended() -> impl Strategy<Value = EndedRun> {
-    (result(), any::<i32>(), of(timestamp()), timestamp()).prop_map(
-        |(result, attempt, started_at, ended_at)| EndedRun { result, attempt, started_at, ended_at },
+    (result(), any::<i32>(), of(timestamp()), timestamp(), of("[a-z ]{1,9}")).prop_map(
+        |(result, attempt, started_at, ended_at, cancel_reason)| EndedRun {
+            result,
+            attempt,
+            started_at,
+            ended_at,
+            cancel_reason,
+        },
     )
 }
 
@@ -374,6 +380,7 @@ fn sample_ended() -> EndedRun {
         attempt: 1,
         started_at: None,
         ended_at: OffsetDateTime::UNIX_EPOCH,
+        cancel_reason: None,
     }
 }
 

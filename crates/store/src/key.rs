@@ -67,6 +67,10 @@ pub struct Key {
     pub created_at: OffsetDateTime,
     /// When it was revoked, if it was.
     pub revoked_at: Option<OffsetDateTime>,
+    /// When it expires, if it does.
+    pub expires_at: Option<OffsetDateTime>,
+    /// When it was last used, to the minute.
+    pub last_used_at: Option<OffsetDateTime>,
 }
 
 /// A key to create.
@@ -80,6 +84,30 @@ pub struct NewKey<'a> {
     pub secret_hash: [u8; 32],
     /// Its permissions.
     pub scopes: &'a [Scope],
+    /// When it expires; `None` for never.
+    pub expires_at: Option<OffsetDateTime>,
+}
+
+/// Whether calls with a key are accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyStanding {
+    /// They are.
+    Valid,
+    /// The key has expired.
+    Expired,
+    /// An operator suspended the tenant.
+    TenantSuspended,
+}
+
+/// A key that is known and not revoked.
+#[derive(Debug, Clone)]
+pub struct FoundKey {
+    /// The caller behind it.
+    pub caller: Caller,
+    /// Whether calls with it are accepted.
+    pub standing: KeyStanding,
+    /// Whether its last use was recorded longer than a minute ago, or never.
+    pub use_is_stale: bool,
 }
 
 /// The authenticated caller behind a key.
@@ -103,14 +131,15 @@ impl Store {
         let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
         sqlx::query_as!(
             KeyRow,
-            "INSERT INTO api_keys (id, tenant_id, display_name, secret_hash, scopes)
-             SELECT $1, id, $3, $4, $5 FROM tenants WHERE id = $2
-             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at",
+            "INSERT INTO api_keys (id, tenant_id, display_name, secret_hash, scopes, expires_at)
+             SELECT $1, id, $3, $4, $5, $6 FROM tenants WHERE id = $2 AND deleted_at IS NULL
+             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at",
             KeyId::generate().0,
             key.tenant.as_str(),
             key.display_name,
             &key.secret_hash,
             &scopes,
+            key.expires_at,
         )
         .fetch_optional(&self.pool)
         .await?
@@ -118,19 +147,27 @@ impl Store {
         .transpose()
     }
 
-    /// Returns the caller whose key has this secret, or `None` if the key is unknown or revoked.
-    pub async fn key_authenticate(&self, secret_hash: &[u8; 32]) -> Result<Option<Caller>, Error> {
+    /// Returns the key with this secret, or `None` if it is unknown or revoked.
+    pub async fn key_authenticate(&self, secret_hash: &[u8; 32]) -> Result<Option<FoundKey>, Error> {
         let row = sqlx::query!(
-            "SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
-                    t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor
-             FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-             WHERE k.secret_hash = $1 AND k.revoked_at IS NULL",
+            r#"SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
+                      t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor,
+                      coalesce(k.expires_at <= now(), false) AS "expired!",
+                      t.suspended_at IS NOT NULL AS "suspended!",
+                      coalesce(k.last_used_at < now() - interval '1 minute', true) AS "use_is_stale!"
+               FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+               WHERE k.secret_hash = $1 AND k.revoked_at IS NULL"#,
             secret_hash,
         )
         .fetch_optional(&self.pool)
         .await?;
         let Some(row) = row else { return Ok(None) };
-        Ok(Some(Caller {
+        let standing = match (row.suspended, row.expired) {
+            (true, _) => KeyStanding::TenantSuspended,
+            (false, true) => KeyStanding::Expired,
+            (false, false) => KeyStanding::Valid,
+        };
+        let caller = Caller {
             key: KeyId(row.id),
             tenant: row::parse("api_keys.tenant_id", &row.tenant_id)?,
             scopes: row::parse_all("api_keys.scopes", &row.scopes)?,
@@ -142,7 +179,37 @@ impl Store {
                 output_bytes: row.quota_output_bytes,
             },
             floor: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
-        }))
+        };
+        Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale }))
+    }
+
+    /// Records that a key is used now, unless that was recorded within the last minute.
+    pub async fn key_touch(&self, tenant: &TenantId, id: KeyId) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE api_keys SET last_used_at = now()
+             WHERE tenant_id = $1 AND id = $2
+               AND coalesce(last_used_at < now() - interval '1 minute', true)",
+            tenant.as_str(),
+            id.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Returns a tenant's key.
+    pub async fn key_get(&self, tenant: &TenantId, id: KeyId) -> Result<Option<Key>, Error> {
+        sqlx::query_as!(
+            KeyRow,
+            "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at
+             FROM api_keys WHERE tenant_id = $1 AND id = $2",
+            tenant.as_str(),
+            id.0,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Key::try_from)
+        .transpose()
     }
 
     /// Lists a tenant's keys newer than `after`, oldest first.
@@ -154,7 +221,7 @@ impl Store {
     ) -> Result<Vec<Key>, Error> {
         sqlx::query_as!(
             KeyRow,
-            "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at
+            "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at
              FROM api_keys WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id > $2)
              ORDER BY id LIMIT $3",
             tenant.as_str(),
@@ -174,7 +241,7 @@ impl Store {
             KeyRow,
             "UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
              WHERE tenant_id = $1 AND id = $2
-             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at",
+             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at",
             tenant.as_str(),
             id.0,
         )
@@ -192,6 +259,8 @@ struct KeyRow {
     scopes: Vec<String>,
     created_at: OffsetDateTime,
     revoked_at: Option<OffsetDateTime>,
+    expires_at: Option<OffsetDateTime>,
+    last_used_at: Option<OffsetDateTime>,
 }
 
 impl TryFrom<KeyRow> for Key {
@@ -205,6 +274,8 @@ impl TryFrom<KeyRow> for Key {
             scopes: row::parse_all("api_keys.scopes", &row.scopes)?,
             created_at: row.created_at,
             revoked_at: row.revoked_at,
+            expires_at: row.expires_at,
+            last_used_at: row.last_used_at,
         })
     }
 }

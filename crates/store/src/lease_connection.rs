@@ -11,7 +11,7 @@ use codelia_types::{Incarnation, WorkerId};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
-use crate::{Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, event, worker};
+use crate::{DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, event, worker};
 
 /// A connection for the heartbeat of one worker. Every call opens it if needed, and after a failed
 /// call the next one opens another.
@@ -52,9 +52,9 @@ impl LeaseConnection {
             .await
     }
 
-    /// Marks a worker as draining.
+    /// Marks a worker as draining by itself.
     pub async fn drain(&self, id: &WorkerId) -> Result<(), Error> {
-        self.call(async |connection| worker::drain(connection, id).await.map(drop)).await
+        self.call(async |connection| worker::drain(connection, id, DrainedBy::Worker).await.map(drop)).await
     }
 
     /// As [`Store::event_insert`].

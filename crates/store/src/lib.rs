@@ -29,20 +29,22 @@ use sqlx::{
 
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
-pub use key::{Caller, Key, NewKey, Scope};
+pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
 pub use run::{
-    AssignedRun, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState, RunSummary, SpecSummary,
+    AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState, RunSummary,
+    SpecSummary,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
-    NewSession, Session, SessionCreated, SessionEndReason, SessionRef, SessionSpec, SessionState,
+    NewSession, Session, SessionChange, SessionCreated, SessionEndReason, SessionFilter, SessionRef,
+    SessionSpec, SessionState,
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
-pub use worker::{Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
+pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 

@@ -80,6 +80,15 @@ pub struct NewWorker {
     pub lease_ttl: Duration,
 }
 
+/// Who decided that a worker drains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrainedBy {
+    /// An operator, who can take it back.
+    Operator,
+    /// The worker: it shuts down, or a sandbox left something behind.
+    Worker,
+}
+
 /// The answer to a heartbeat.
 #[derive(Debug, Clone, Copy)]
 pub struct Heartbeat {
@@ -126,11 +135,25 @@ impl Store {
     }
 
     /// Marks a worker as draining. Returns `None` if it is unknown or gone.
-    pub async fn worker_drain(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
-        if !drain(&self.pool, id).await? {
+    pub async fn worker_drain(&self, id: &WorkerId, by: DrainedBy) -> Result<Option<Worker>, Error> {
+        if !drain(&self.pool, id, by).await? {
             return Ok(None);
         }
         Ok(self.worker_select(Some(id), None, 1).await?.pop())
+    }
+
+    /// Takes back the drain of an operator, and not that of the worker itself: then the worker is
+    /// returned as it is, draining. Returns `None` if it is unknown or gone.
+    pub async fn worker_undrain(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
+        sqlx::query!(
+            "UPDATE workers SET state = 'ready'
+             WHERE id = $1 AND state = 'draining' AND NOT drains_itself AND lease_until > now()",
+            id.as_str(),
+        )
+        .execute(&self.pool)
+        .await?;
+        let found = self.worker_select(Some(id), None, 1).await?.pop();
+        Ok(found.filter(|worker| worker.state != WorkerState::Gone))
     }
 
     /// Marks a worker as left and ends its leases.
@@ -220,6 +243,17 @@ impl Store {
             .collect()
     }
 
+    /// Returns the modes that live workers, ready or draining, support.
+    pub async fn worker_modes(&self) -> Result<Vec<Mode>, Error> {
+        let modes = sqlx::query_scalar!(
+            r#"SELECT DISTINCT mode AS "mode!" FROM workers, unnest(modes) AS mode
+               WHERE lease_until > now() AND state <> 'left' ORDER BY 1"#
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        row::parse_all("workers.modes", &modes)
+    }
+
     /// Whether any live worker, ready or draining, supports this mode.
     pub async fn worker_has_mode(&self, mode: Mode) -> Result<bool, Error> {
         let found = sqlx::query_scalar!(
@@ -243,6 +277,7 @@ pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) 
                    incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
                    modes = excluded.modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
                    state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
+                   drains_itself = workers.drains_itself AND workers.incarnation = $9,
                    registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
                RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
         worker.id.as_str(),
@@ -285,10 +320,16 @@ pub(crate) async fn renew(
 }
 
 /// Marks a worker as draining; `false` if it is unknown or gone.
-pub(crate) async fn drain(executor: impl PgExecutor<'_>, id: &WorkerId) -> Result<bool, Error> {
+pub(crate) async fn drain(
+    executor: impl PgExecutor<'_>,
+    id: &WorkerId,
+    by: DrainedBy,
+) -> Result<bool, Error> {
     let updated = sqlx::query!(
-        "UPDATE workers SET state = 'draining' WHERE id = $1 AND state <> 'left' AND lease_until > now()",
+        "UPDATE workers SET state = 'draining', drains_itself = drains_itself OR $2
+         WHERE id = $1 AND state <> 'left' AND lease_until > now()",
         id.as_str(),
+        by == DrainedBy::Worker,
     )
     .execute(executor)
     .await?;

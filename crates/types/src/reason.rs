@@ -54,6 +54,8 @@ reasons! {
         "the resource does not exist or belongs to another tenant";
     KeyInvalid = "KEY_INVALID",
         "the API key is missing, unknown or revoked";
+    KeyExpired = "KEY_EXPIRED",
+        "the API key has expired; create a new one";
     ScopeMissing = "SCOPE_MISSING",
         "the API key lacks the scope that `scope` names";
     QuotaExceeded = "QUOTA_EXCEEDED",
@@ -75,6 +77,10 @@ reasons! {
     Internal = "INTERNAL",
         "the service failed; its log has the cause";
     // Tenants and sessions.
+    TenantSuspended = "TENANT_SUSPENDED",
+        "an operator suspended the tenant; ask them to resume it";
+    WorkerDrainsItself = "WORKER_DRAINS_ITSELF",
+        "the worker shuts down or a sandbox left something behind; restart it instead of taking back its drain";
     TenantExists = "TENANT_EXISTS",
         "a tenant with this id exists; choose another id";
     AliasInUse = "ALIAS_IN_USE",

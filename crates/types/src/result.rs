@@ -43,4 +43,6 @@ pub struct EndedRun {
     pub started_at: Option<OffsetDateTime>,
     /// When the run ended.
     pub ended_at: OffsetDateTime,
+    /// The reason of the request to cancel it.
+    pub cancel_reason: Option<String>,
 }

@@ -123,7 +123,7 @@ impl Callers {
             return Ok(Observed { number: job.number, ..Observed::default() });
         };
         sleep(after).await;
-        let cancel = CancelRunRequest { name: run.name };
+        let cancel = CancelRunRequest { name: run.name, ..Default::default() };
         self.retry("cancel a run", job.api, |client| {
             let cancel = cancel.clone();
             async move { client.runs().cancel_run(cancel).await }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use codelia_proto::{
+    duration_to_proto,
     internal::v1::{self as wire, worker_service_client::WorkerServiceClient},
     timestamp_to_proto,
 };
@@ -70,8 +71,9 @@ impl Dispatch {
     }
 
     /// Notifies a worker that a run was cancelled.
-    pub(crate) async fn cancel(&self, address: &str, run: RunId) {
-        let request = wire::CancelRunRequest { run_id: run.to_string() };
+    pub(crate) async fn cancel(&self, address: &str, run: RunId, grace: Option<Duration>) {
+        let grace = grace.map(duration_to_proto);
+        let request = wire::CancelRunRequest { run_id: run.to_string(), grace };
         let sent = self.call(address, async |mut client| client.cancel_run(request).await).await;
         log_failure("cancel", address, sent.map(drop));
     }

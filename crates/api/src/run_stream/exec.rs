@@ -15,7 +15,7 @@ use codelia_proto::{
     internal::v1::{AttachRunRequest, attach_run_request::Kind},
     v1::{self, exec_request},
 };
-use codelia_store::Run;
+use codelia_store::{Cancellation, Run};
 use codelia_types::{RunId, TenantId};
 use tokio::{
     sync::{mpsc, watch},
@@ -210,7 +210,7 @@ impl ExecStream {
         }
         input.read_last().await;
         if !input.is_detached {
-            if let Err(error) = cancel_run(&self.context, &self.tenant, run).await {
+            if let Err(error) = cancel_run(&self.context, &self.tenant, run, &Cancellation::default()).await {
                 tracing::warn!(%run, ?error, "cannot cancel run of a disconnected client");
             }
         } else if input.owner.load(Ordering::Relaxed) {

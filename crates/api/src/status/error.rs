@@ -16,6 +16,10 @@ pub(crate) enum ApiError {
     NotFound { kind: &'static str, name: String },
     /// The request has no valid key.
     Unauthenticated,
+    /// The key has expired.
+    KeyExpired,
+    /// An operator suspended the caller's tenant.
+    TenantSuspended,
     /// The key lacks a scope.
     ScopeMissing { scope: &'static str },
     /// The tenant has reached a quota.
@@ -50,6 +54,8 @@ pub(crate) enum ApiError {
     CommandNotAllowed { rule: String, message: String },
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
+    /// The worker drains by itself, so an operator cannot take that back.
+    WorkerDrainsItself,
     /// The session's worker rejected a file call.
     File(FileError),
     /// The caller's deadline passed.
@@ -99,6 +105,13 @@ impl ApiError {
             Self::InvalidField { field, message } => format!("{field}: {message}"),
             Self::NotFound { kind, name } => format!("{kind} {name:?} not found"),
             Self::Unauthenticated => "API key missing or invalid: send `authorization: Bearer <key>`".into(),
+            Self::KeyExpired => "the API key has expired; create a new one".into(),
+            Self::TenantSuspended => "an operator suspended this tenant; ask them to resume it".into(),
+            Self::WorkerDrainsItself => {
+                "the worker drains by itself: it shuts down, or a sandbox left something \
+                                         behind; restart it"
+                    .into()
+            }
             Self::ScopeMissing { scope } => {
                 format!("the API key lacks the scope `{scope}`; use a key that has it")
             }

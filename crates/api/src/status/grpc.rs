@@ -27,6 +27,9 @@ impl ApiError {
             Self::InvalidField { .. } => (Code::InvalidArgument, Reason::InvalidField),
             Self::NotFound { .. } => (Code::NotFound, Reason::NotFound),
             Self::Unauthenticated => (Code::Unauthenticated, Reason::KeyInvalid),
+            Self::KeyExpired => (Code::Unauthenticated, Reason::KeyExpired),
+            Self::TenantSuspended => (Code::PermissionDenied, Reason::TenantSuspended),
+            Self::WorkerDrainsItself => (Code::FailedPrecondition, Reason::WorkerDrainsItself),
             Self::ScopeMissing { .. } => (Code::PermissionDenied, Reason::ScopeMissing),
             Self::QuotaExceeded { .. } => (Code::ResourceExhausted, Reason::QuotaExceeded),
             Self::RateLimited { .. } => (Code::ResourceExhausted, Reason::RateLimited),
@@ -59,6 +62,9 @@ impl ApiError {
             Self::InvalidField { .. }
             | Self::NotFound { .. }
             | Self::Unauthenticated
+            | Self::KeyExpired
+            | Self::TenantSuspended
+            | Self::WorkerDrainsItself
             | Self::ScopeMissing { .. }
             | Self::QuotaExceeded { .. }
             | Self::RateLimited { .. }
@@ -135,6 +141,9 @@ impl ApiError {
                 HashMap::new()
             }
             Self::Unauthenticated
+            | Self::KeyExpired
+            | Self::TenantSuspended
+            | Self::WorkerDrainsItself
             | Self::SessionEnded
             | Self::SessionDataLost
             | Self::DeadlineExceeded
@@ -183,6 +192,9 @@ mod tests {
             (ApiError::invalid("command.argv", "must not be empty"), Code::InvalidArgument),
             (ApiError::not_found("session", "dev"), Code::NotFound),
             (ApiError::Unauthenticated, Code::Unauthenticated),
+            (ApiError::KeyExpired, Code::Unauthenticated),
+            (ApiError::TenantSuspended, Code::PermissionDenied),
+            (ApiError::WorkerDrainsItself, Code::FailedPrecondition),
             (ApiError::ScopeMissing { scope: "run" }, Code::PermissionDenied),
             (ApiError::QuotaExceeded { quota: "sessions" }, Code::ResourceExhausted),
             (ApiError::RateLimited { retry_after: Duration::from_millis(5) }, Code::ResourceExhausted),

@@ -322,7 +322,13 @@ impl Api {
         store.tenant_create(&tenant, Quotas::default()).await?;
         store.tenant_set_floor(&tenant, IsolationLevel::None, "a test", None).await?;
         let (secret, secret_hash) = codelia_api::generate_secret();
-        let new = NewKey { tenant: &tenant, display_name: "", secret_hash, scopes: &[Scope::Run] };
+        let new = NewKey {
+            tenant: &tenant,
+            display_name: "",
+            secret_hash,
+            scopes: &[Scope::Run],
+            expires_at: None,
+        };
         let key = store.key_create(new).await?.context("a key")?.id;
         let worker = Worker::start(store.clone(), &scratch, stop.clone()).await?;
         let service = Service::bind(options(), store.clone()).await?;

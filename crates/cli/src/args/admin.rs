@@ -1,7 +1,11 @@
 //! Arguments of `codelia tenants`, `keys` and `workers`.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand, ValueEnum};
 use codelia_policy::IsolationLevel;
+
+use super::values::duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tenants {
@@ -83,9 +87,10 @@ pub(crate) enum Keys {
         tenant: String,
     },
     /// Create a key and print its secret, which is shown only once
-    #[command(
-        after_help = "Example:\n  codelia keys create --tenant team-7 --name ci --scope run --scope files"
-    )]
+    #[command(after_help = "\
+Examples:
+  codelia keys create --tenant team-7 --name ci --scope run --scope files
+  codelia keys create --name visitor --scope run --expires-in 7d")]
     Create {
         /// Tenant id [default: your own]
         #[arg(long, default_value = "-", hide_default_value = true)]
@@ -96,6 +101,9 @@ pub(crate) enum Keys {
         /// Grant this scope (repeatable)
         #[arg(long = "scope", value_enum, required = true)]
         scopes: Vec<Scope>,
+        /// Refuse the key after this long [default: never]
+        #[arg(long, value_name = "DURATION", value_parser = duration)]
+        expires_in: Option<Duration>,
     },
     /// Revoke a key immediately
     Revoke {
@@ -130,6 +138,11 @@ pub(crate) enum Workers {
     List,
     /// Drain a worker: finish its runs, accept no new ones
     Drain {
+        /// Worker id
+        worker: String,
+    },
+    /// Take back the drain of a worker: it accepts runs again
+    Undrain {
         /// Worker id
         worker: String,
     },

@@ -24,7 +24,7 @@ pub(crate) use self::{
     run::{Attach, EnvArgs, Kill, Ps, Run},
     sandbox::{FilesystemArgs, SandboxArgs},
     server::{Config, Up},
-    session::{CreateSession, Session},
+    session::{CreateSession, Session, UpdateSession},
 };
 
 /// Run commands in sandboxes, for many tenants
@@ -116,9 +116,13 @@ are several.")]
     /// Manage API keys
     #[command(subcommand)]
     Keys(Keys),
-    /// List and drain workers
+    /// List, drain and undrain workers
     #[command(subcommand)]
     Workers(Workers),
+    /// Show the server's version, modes, limits and features
+    Info,
+    /// Show your key and tenant with its quotas and usage
+    Whoami,
     /// Choose the server that commands call
     #[command(subcommand)]
     Context(Context),

@@ -1,10 +1,13 @@
 //! Arguments of `codelia run`, `attach`, `ps` and `kill`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::sandbox::SandboxArgs;
+use super::{
+    sandbox::SandboxArgs,
+    values::{duration, key_value},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -84,7 +87,9 @@ pub(crate) struct Attach {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  codelia ps\n  codelia ps --all --session work --limit 10")]
+#[command(
+    after_help = "Examples:\n  codelia ps\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
+)]
 pub(crate) struct Ps {
     /// Include runs that have ended
     #[arg(short, long)]
@@ -92,15 +97,27 @@ pub(crate) struct Ps {
     /// List only the runs of this session
     #[arg(short, long)]
     pub(crate) session: Option<String>,
+    /// List only runs with this label (repeatable: with all of them)
+    #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
+    pub(crate) labels: Vec<(String, String)>,
     /// List at most this many runs, newest first
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub(crate) limit: usize,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+#[command(after_help = "\
+Examples:
+  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f --grace 30s --reason 'wrong branch'")]
 pub(crate) struct Kill {
     /// Ids of the runs, or the start of each; every run is tried
     #[arg(required = true)]
     pub(crate) runs: Vec<String>,
+    /// Record why; shown in the run's outcome
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) reason: String,
+    /// Kill the processes this long after SIGTERM; 0s kills at once [default: 2s, max: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) grace: Option<Duration>,
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::{sandbox::SandboxArgs, values::duration};
+use super::{
+    sandbox::SandboxArgs,
+    values::{duration, key_value},
+};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Session {
@@ -16,6 +19,9 @@ pub(crate) enum Session {
         /// Include sessions that have ended
         #[arg(short, long)]
         all: bool,
+        /// List only sessions with this label (repeatable: with all of them)
+        #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
+        labels: Vec<(String, String)>,
         /// List at most this many sessions, newest first
         #[arg(long, value_name = "N", default_value_t = 50)]
         limit: usize,
@@ -34,12 +40,54 @@ pub(crate) enum Session {
         #[arg(long, value_name = "DURATION", value_parser = duration)]
         ttl: Duration,
     },
+    /// Change a session's alias, labels and lifetimes
+    #[command(after_help = "\
+What is not given stays as it is.
+
+Examples:
+  codelia session update work --ttl 2h --no-idle-ttl
+  codelia session update work --alias done --label state=done --label owner=me")]
+    Update(UpdateSession),
     /// Close sessions: cancel their runs and remove their files
     Close {
         /// Ids, starts of ids, or aliases; every session is tried
         #[arg(required = true)]
         sessions: Vec<String>,
     },
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true, id = "change")]
+pub(crate) struct SessionChange {
+    /// Set the alias: [a-z0-9-]{1,63}
+    #[arg(long)]
+    pub(crate) alias: Option<String>,
+    /// Remove the alias
+    #[arg(long, conflicts_with = "alias")]
+    pub(crate) no_alias: bool,
+    /// Replace all labels with these (repeatable)
+    #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Remove all labels
+    #[arg(long, conflicts_with = "labels")]
+    pub(crate) no_labels: bool,
+    /// End the session this long from now [max: 24h]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// End the session after this long without a run or file call
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) idle_ttl: Option<Duration>,
+    /// Remove the idle limit
+    #[arg(long, conflicts_with = "idle_ttl")]
+    pub(crate) no_idle_ttl: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpdateSession {
+    /// Id or alias
+    pub(crate) session: String,
+    #[command(flatten)]
+    pub(crate) change: SessionChange,
 }
 
 #[derive(Debug, Args)]

@@ -1,11 +1,15 @@
 //! `codelia tenants …`, `codelia keys …`, `codelia workers …`.
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{
-    self, CreateKeyRequest, CreateTenantRequest, DrainWorkerRequest, GetTenantRequest, IsolationLevel, Key,
-    ListKeysRequest, ListTenantsRequest, ListWorkersRequest, RevokeKeyRequest, SetIsolationFloorRequest,
-    Tenant, UpdateQuotasRequest, Worker,
+use codelia_proto::{
+    timestamp_to_proto,
+    v1::{
+        self, CreateKeyRequest, CreateTenantRequest, DrainWorkerRequest, GetTenantRequest, IsolationLevel,
+        Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest, RevokeKeyRequest,
+        SetIsolationFloorRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
+    },
 };
+use time::OffsetDateTime;
 
 use crate::{
     args,
@@ -51,8 +55,14 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
 pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -> Result<()> {
     match command {
         args::Keys::List { tenant } => list_keys(client, &tenant, output).await,
-        args::Keys::Create { tenant, name, scopes } => {
-            create_key(client, &tenant, name, &scopes, output).await
+        args::Keys::Create { tenant, name, scopes, expires_in } => {
+            let request = CreateKeyRequest {
+                parent: tenant_name(&tenant),
+                display_name: name,
+                scopes: scopes.iter().map(|scope| scope_to_proto(*scope).into()).collect(),
+                expire_time: expires_in.map(|after| timestamp_to_proto(OffsetDateTime::now_utc() + after)),
+            };
+            create_key(client, request, output).await
         }
         args::Keys::Revoke { tenant, key } => {
             let name = resolve::key(client, &tenant_name(&tenant), &key).await?;
@@ -64,14 +74,22 @@ pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -
 
 /// Executes `codelia workers`.
 pub(crate) async fn workers(client: &Client, command: args::Workers, output: Output) -> Result<()> {
-    match command {
-        args::Workers::List => list_workers(client, output).await,
+    let worker = match command {
+        args::Workers::List => return list_workers(client, output).await,
         args::Workers::Drain { worker } => {
-            let name = if worker.contains('/') { worker } else { format!("workers/{worker}") };
-            let drained = client.admin().drain_worker(DrainWorkerRequest { name }).await?.into_inner();
-            output.print_fields(&record::worker(&drained.worker.context("the server sent no worker")?))
+            let request = DrainWorkerRequest { name: worker_name(worker) };
+            client.admin().drain_worker(request).await?.into_inner().worker
         }
-    }
+        args::Workers::Undrain { worker } => {
+            let request = UndrainWorkerRequest { name: worker_name(worker) };
+            client.admin().undrain_worker(request).await?.into_inner().worker
+        }
+    };
+    output.print_fields(&record::worker(&worker.context("the server sent no worker")?))
+}
+
+fn worker_name(worker: String) -> String {
+    if worker.contains('/') { worker } else { format!("workers/{worker}") }
 }
 
 async fn list_tenants(client: &Client, output: Output) -> Result<()> {
@@ -93,26 +111,21 @@ async fn list_keys(client: &Client, tenant: &str, output: Output) -> Result<()> 
         Ok((page.keys, page.next_page_token))
     })
     .await?;
-    output.print_list(&["KEY", "NAME", "SCOPES", "CREATED", "REVOKED"], &keys, record::key, |key: &Key| {
+    let header = ["KEY", "NAME", "SCOPES", "CREATED", "LAST USE", "EXPIRES", "REVOKED"];
+    output.print_list(&header, &keys, record::key, |key: &Key| {
         vec![
             record::last_segment(&key.name).to_owned(),
             key.display_name.clone(),
             key.scopes().map(record::scope).collect::<Vec<_>>().join(","),
             record::timestamp(key.create_time.as_ref()).unwrap_or_default(),
+            record::timestamp(key.last_use_time.as_ref()).unwrap_or_default(),
+            record::timestamp(key.expire_time.as_ref()).unwrap_or_default(),
             record::timestamp(key.revoke_time.as_ref()).unwrap_or_default(),
         ]
     })
 }
 
-async fn create_key(
-    client: &Client,
-    tenant: &str,
-    display_name: String,
-    scopes: &[args::Scope],
-    output: Output,
-) -> Result<()> {
-    let scopes = scopes.iter().map(|scope| scope_to_proto(*scope).into()).collect();
-    let request = CreateKeyRequest { parent: tenant_name(tenant), display_name, scopes };
+async fn create_key(client: &Client, request: CreateKeyRequest, output: Output) -> Result<()> {
     let created = client.admin().create_key(request).await?.into_inner();
     let mut json = record::key(&created.key.context(NO_KEY)?);
     json["secret"] = created.secret.into();

@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{CancelRunRequest, ListRunsRequest, Outcome, Run, RunState};
+use codelia_proto::{
+    duration_to_proto,
+    v1::{CancelRunRequest, ListRunsRequest, Outcome, Run, RunState},
+};
 
 use crate::{
     args,
@@ -40,14 +43,16 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
 pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
     for run in &args.runs {
-        let canceled = client.explained(cancel(client, run).await).await;
+        let canceled = client.explained(cancel(client, run, args).await).await;
         each.report(run, canceled.map(|run| (record::run(&run), run.run_id)))?;
     }
     each.finish()
 }
 
-async fn cancel(client: &Client, run: &str) -> Result<Run> {
-    let request = CancelRunRequest { name: resolve::run(client, run).await? };
+async fn cancel(client: &Client, run: &str, args: &args::Kill) -> Result<Run> {
+    let name = resolve::run(client, run).await?;
+    let grace = args.grace.map(duration_to_proto);
+    let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
     let response = client.runs().cancel_run(request).await?;
     response.into_inner().run.context("the server sent no run")
 }
@@ -58,8 +63,13 @@ async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<R
         None => "sessions/-".to_owned(),
     };
     let listed = pages(args.limit, async |page_token| {
-        let request =
-            ListRunsRequest { parent: parent.clone(), page_token, state: state.into(), ..Default::default() };
+        let request = ListRunsRequest {
+            parent: parent.clone(),
+            page_token,
+            state: state.into(),
+            labels: args.labels.iter().cloned().collect(),
+            ..Default::default()
+        };
         let page = client.runs().list_runs(request).await?.into_inner();
         Ok((page.runs, page.next_page_token))
     });

@@ -7,7 +7,7 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
-        ListSessionsRequest, Session, SessionState,
+        ListSessionsRequest, Session, SessionState, UpdateSessionRequest,
     },
 };
 
@@ -26,7 +26,12 @@ const NO_SESSION: &str = "the server sent no session";
 pub(crate) async fn session(client: &Client, command: args::Session, output: Output) -> Result<ExitCode> {
     match command {
         args::Session::Create(args) => create(client, &args, output).await?,
-        args::Session::List { all, limit } => list(client, all, limit, output).await?,
+        args::Session::List { all, labels, limit } => {
+            let state = if all { SessionState::Unspecified } else { SessionState::Open };
+            let labels = labels.into_iter().collect();
+            let request = ListSessionsRequest { state: state.into(), labels, ..Default::default() };
+            list(client, &request, limit, output).await?;
+        }
         args::Session::Show { session } => show(client, &session, output).await?,
         args::Session::Extend { session, ttl } => {
             let name = resolve::session(client, &session).await?;
@@ -34,6 +39,7 @@ pub(crate) async fn session(client: &Client, command: args::Session, output: Out
             let extended = client.sessions().extend_session(request).await?.into_inner();
             output.print_fields(&record::session(&extended.session.context(NO_SESSION)?))?;
         }
+        args::Session::Update(args) => update(client, &args, output).await?,
         args::Session::Close { sessions } => return close(client, &sessions, output).await,
     }
     Ok(ExitCode::SUCCESS)
@@ -58,10 +64,30 @@ async fn create(client: &Client, args: &args::CreateSession, output: Output) -> 
     output.print(&record::session(&session), &session.session_id)
 }
 
-async fn list(client: &Client, all: bool, limit: usize, output: Output) -> Result<()> {
-    let state = if all { SessionState::Unspecified } else { SessionState::Open };
+async fn update(client: &Client, args: &args::UpdateSession, output: Output) -> Result<()> {
+    let change = &args.change;
+    let paths = [
+        ("alias", change.alias.is_some() || change.no_alias),
+        ("labels", !change.labels.is_empty() || change.no_labels),
+        ("ttl", change.ttl.is_some()),
+        ("idle_ttl", change.idle_ttl.is_some() || change.no_idle_ttl),
+    ];
+    let paths = paths.into_iter().filter(|(_, given)| *given).map(|(path, _)| path.to_owned()).collect();
+    let request = UpdateSessionRequest {
+        name: resolve::session(client, &args.session).await?,
+        update_mask: Some(prost_types::FieldMask { paths }),
+        alias: change.alias.clone().unwrap_or_default(),
+        labels: change.labels.iter().cloned().collect(),
+        ttl: change.ttl.map(duration_to_proto),
+        idle_ttl: change.idle_ttl.map(duration_to_proto),
+    };
+    let updated = client.sessions().update_session(request).await?.into_inner();
+    output.print_fields(&record::session(&updated.session.context(NO_SESSION)?))
+}
+
+async fn list(client: &Client, filter: &ListSessionsRequest, limit: usize, output: Output) -> Result<()> {
     let sessions = pages(limit, async |page_token| {
-        let request = ListSessionsRequest { page_size: 0, page_token, state: state.into() };
+        let request = ListSessionsRequest { page_token, ..filter.clone() };
         let page = client.sessions().list_sessions(request).await?.into_inner();
         Ok((page.sessions, page.next_page_token))
     })

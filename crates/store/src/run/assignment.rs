@@ -7,7 +7,7 @@ use codelia_policy::RunSpec;
 use codelia_types::{
     EndedRun, Incarnation, LeaseEpoch, LeaseToken, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
 };
-use sqlx::types::Json;
+use sqlx::{postgres::types::PgInterval, types::Json};
 use uuid::Uuid;
 
 use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, output, row};
@@ -32,6 +32,8 @@ pub struct AssignedRun {
     pub turn: i32,
     /// Whether a caller requested cancellation.
     pub cancel_requested: bool,
+    /// From SIGTERM to SIGKILL if it is canceled; `None` takes the worker's setting.
+    pub cancel_grace: Option<Duration>,
     /// Its secret variables.
     pub secret_env: Option<SealedEnv>,
 }
@@ -63,7 +65,7 @@ impl Store {
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
                RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
                          r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env,
-                         r.cancel_requested_at IS NOT NULL AS "cancel_requested!""#,
+                         r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_grace"#,
             id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
@@ -162,6 +164,7 @@ impl Store {
             attempt: stored.attempt,
             started_at: stored.started_at,
             ended_at: stored.ended_at,
+            cancel_reason: stored.cancel_reason,
         })
     }
 
@@ -192,7 +195,7 @@ impl Store {
         sqlx::query_as!(
             AssignedRunRow,
             r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
-                      secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!"
+                      secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
                FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
             worker.as_str(),
             incarnation.0,
@@ -239,6 +242,7 @@ struct AssignedRunRow {
     attempt: i32,
     turn: i32,
     cancel_requested: bool,
+    cancel_grace: Option<PgInterval>,
     secret_env: Option<Vec<u8>>,
 }
 
@@ -255,6 +259,7 @@ impl TryFrom<AssignedRunRow> for AssignedRun {
             attempt: row.attempt,
             turn: row.turn,
             cancel_requested: row.cancel_requested,
+            cancel_grace: row.cancel_grace.as_ref().map(row::duration),
             secret_env: row.secret_env.map(SealedEnv),
         })
     }

@@ -159,6 +159,7 @@ impl Run {
             labels: new.labels.clone(),
             state,
             cancel_requested: false,
+            cancel_reason: None,
             attempt: 1,
             worker: None,
             lease_epoch: None,

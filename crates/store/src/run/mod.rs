@@ -27,7 +27,7 @@ macro_rules! select_runs {
             $row,
             "SELECT " + $large_columns + r#", r.id, r.session_id, r.tenant_id,
                       r.labels AS "labels: Json<BTreeMap<String, String>>", r.state,
-                      r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.attempt, r.worker_id, r.lease_epoch,
+                      r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id, r.lease_epoch,
                       r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced,
                       r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
                       r.output_bytes, r.output_truncated, w.address AS "worker_address?"
@@ -59,6 +59,8 @@ pub struct Run<Spec = RunSpec> {
     pub state: RunState,
     /// Whether a caller requested cancellation.
     pub cancel_requested: bool,
+    /// The reason that was given for it.
+    pub cancel_reason: Option<String>,
     /// The attempt, from 1.
     pub attempt: i32,
     /// The worker that executes or executed it.
@@ -124,6 +126,15 @@ impl FromStr for RunState {
     }
 }
 
+/// How to cancel a run.
+#[derive(Debug, Clone, Default)]
+pub struct Cancellation {
+    /// Why.
+    pub reason: Option<String>,
+    /// From SIGTERM to SIGKILL; `None` takes the worker's setting.
+    pub grace: Option<Duration>,
+}
+
 /// Which runs to list.
 #[derive(Debug, Clone, Default)]
 pub struct RunFilter {
@@ -135,6 +146,8 @@ pub struct RunFilter {
     pub created_after: Option<OffsetDateTime>,
     /// Runs inserted before this time.
     pub created_before: Option<OffsetDateTime>,
+    /// Runs that have all these labels.
+    pub labels: BTreeMap<String, String>,
     /// Runs older than this one.
     pub before: Option<RunId>,
 }
@@ -157,11 +170,18 @@ impl Store {
     }
 
     /// Requests the cancellation of a run. A queued run ends as canceled immediately. An ended run
-    /// stays as it is.
-    pub async fn run_cancel(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
+    /// stays as it is. A repeated request keeps the first reason and can only shorten the grace.
+    pub async fn run_cancel(
+        &self,
+        tenant: &TenantId,
+        id: RunId,
+        cancellation: &Cancellation,
+    ) -> Result<Option<Run>, Error> {
         sqlx::query!(
             r#"UPDATE runs SET
                    cancel_requested_at = coalesce(cancel_requested_at, now()),
+                   cancel_reason = CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
+                   cancel_grace = least(cancel_grace, $4),
                    state = CASE state WHEN 'queued' THEN 'ended' ELSE state END,
                    ended_at = CASE state WHEN 'queued' THEN now() END,
                    outcome = CASE state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END,
@@ -169,6 +189,8 @@ impl Store {
                WHERE tenant_id = $1 AND id = $2 AND state <> 'ended'"#,
             tenant.as_str(),
             id.0,
+            cancellation.reason,
+            cancellation.grace.map(row::interval) as _,
         )
         .execute(&self.pool)
         .await?;
@@ -205,9 +227,10 @@ impl Run {
     /// Returns the run with its result, or `None` if the result is that of another attempt.
     #[must_use]
     pub fn ended(&self, ended: EndedRun) -> Option<Self> {
-        let EndedRun { result, attempt, started_at, ended_at } = ended;
+        let EndedRun { result, attempt, started_at, ended_at, cancel_reason } = ended;
         (attempt == self.attempt).then(|| Self {
             state: RunState::Ended,
+            cancel_reason,
             sandbox_root: Some(result.sandbox_root),
             started_at,
             ended_at: Some(ended_at),
@@ -236,6 +259,7 @@ struct RunRow<Spec> {
     labels: Json<BTreeMap<String, String>>,
     state: String,
     cancel_requested: bool,
+    cancel_reason: Option<String>,
     attempt: i32,
     worker_id: Option<String>,
     lease_epoch: Option<i64>,
@@ -267,6 +291,7 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             labels: row.labels.0,
             state: row::parse("runs.state", &row.state)?,
             cancel_requested: row.cancel_requested,
+            cancel_reason: row.cancel_reason,
             attempt: row.attempt,
             worker: row.worker_id.map(|text| row::parse("runs.worker_id", &text)).transpose()?,
             lease_epoch: row.lease_epoch.map(LeaseEpoch),

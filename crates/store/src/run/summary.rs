@@ -51,14 +51,9 @@ impl SpecSummary {
 
 type SummaryRow = RunRow<SpecSummary>;
 
-impl Store {
-    /// Lists summaries of a tenant's runs, newest first.
-    pub async fn run_list(
-        &self,
-        tenant: &TenantId,
-        filter: &RunFilter,
-        limit: i64,
-    ) -> Result<Vec<RunSummary>, Error> {
+/// Selects summaries of runs by a condition and its arguments.
+macro_rules! select_summaries {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
         select_runs!(
             SummaryRow,
             // A run of an earlier version has no summary: show only its program.
@@ -70,6 +65,24 @@ impl Store {
                     THEN jsonb_set(r.outcome, '{detail,message}', to_jsonb(left(r.outcome #>> '{detail,message}', 256) || '…'))
                     ELSE r.outcome END AS "outcome: Json<Outcome>",
                jsonb_set(r.violations, '{seen}', '[]') AS "violations: Json<Violations>""#,
+            $condition,
+            $($argument),*
+        )
+    };
+}
+
+impl Store {
+    /// Lists summaries of a tenant's runs, newest first.
+    pub async fn run_list(
+        &self,
+        tenant: &TenantId,
+        filter: &RunFilter,
+        limit: i64,
+    ) -> Result<Vec<RunSummary>, Error> {
+        if !filter.labels.is_empty() {
+            return self.run_list_labeled(tenant, filter, limit).await;
+        }
+        select_summaries!(
             "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
                AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
                AND ($6::uuid IS NULL OR r.id < $6)
@@ -81,6 +94,38 @@ impl Store {
             filter.created_before,
             filter.before.map(|id| id.0),
             limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Run::try_from)
+        .collect()
+    }
+
+    /// As [`Store::run_list`], with labels. A statement of its own, because Postgres plans it once
+    /// for all arguments: it finds ids by the index of labels alone, then their rows, and sorts them.
+    async fn run_list_labeled(
+        &self,
+        tenant: &TenantId,
+        filter: &RunFilter,
+        limit: i64,
+    ) -> Result<Vec<RunSummary>, Error> {
+        select_summaries!(
+            "r.id = ANY (ARRAY(SELECT id FROM runs
+                               WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $8) AND labels <> '{}'))
+               -- Not by the index of tenants, which has all other runs too.
+               AND r.tenant_id || '' = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
+               AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
+               AND ($6::uuid IS NULL OR r.id < $6)
+             ORDER BY r.id DESC LIMIT $7",
+            tenant.as_str(),
+            filter.session.map(|id| id.0),
+            filter.state.map(RunState::as_str),
+            filter.created_after,
+            filter.created_before,
+            filter.before.map(|id| id.0),
+            limit,
+            Json(&filter.labels) as _,
         )
         .fetch_all(&self.pool)
         .await?

@@ -2,6 +2,7 @@
 
 mod create;
 mod end;
+mod update;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
@@ -15,6 +16,7 @@ use uuid::Uuid;
 use crate::{Error, Store, row};
 
 pub use create::{NewSession, SessionCreated};
+pub use update::SessionChange;
 
 /// Selects sessions with their live holder by a condition and its arguments.
 macro_rules! select_sessions {
@@ -138,6 +140,17 @@ impl FromStr for SessionEndReason {
     }
 }
 
+/// Which sessions to list.
+#[derive(Debug, Clone, Default)]
+pub struct SessionFilter {
+    /// Sessions in this state.
+    pub state: Option<SessionState>,
+    /// Sessions that have all these labels.
+    pub labels: BTreeMap<String, String>,
+    /// Sessions older than this one.
+    pub before: Option<SessionId>,
+}
+
 /// How a caller refers to a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionRef {
@@ -197,29 +210,44 @@ impl Store {
         .transpose()
     }
 
-    /// Lists a tenant's sessions older than `before`, newest first, optionally in one state. Leaves
-    /// out their policies, which may be large.
+    /// Lists a tenant's sessions, newest first. Leaves out their policies, which may be large.
     pub async fn session_list(
         &self,
         tenant: &TenantId,
-        state: Option<SessionState>,
-        before: Option<SessionId>,
+        filter: &SessionFilter,
         limit: i64,
     ) -> Result<Vec<Session>, Error> {
-        select_sessions!(
-            "jsonb_set(s.spec, '{policy}', '{}')",
-            "s.tenant_id = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
-             ORDER BY s.id DESC LIMIT $4",
-            tenant.as_str(),
-            state.map(SessionState::as_str),
-            before.map(|id| id.0),
-            limit,
-        )
-        .fetch_all(&self.pool)
-        .await?
-        .into_iter()
-        .map(Session::try_from)
-        .collect()
+        let (state, before) = (filter.state.map(SessionState::as_str), filter.before.map(|id| id.0));
+        let rows = if filter.labels.is_empty() {
+            select_sessions!(
+                "jsonb_set(s.spec, '{policy}', '{}')",
+                "s.tenant_id = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
+                 ORDER BY s.id DESC LIMIT $4",
+                tenant.as_str(),
+                state,
+                before,
+                limit,
+            )
+            .fetch_all(&self.pool)
+            .await?
+        } else {
+            // See Store::run_list_labeled.
+            select_sessions!(
+                "jsonb_set(s.spec, '{policy}', '{}')",
+                "s.id = ANY (ARRAY(SELECT id FROM sessions
+                                   WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $5) AND labels <> '{}'))
+                   AND s.tenant_id || '' = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
+                 ORDER BY s.id DESC LIMIT $4",
+                tenant.as_str(),
+                state,
+                before,
+                limit,
+                Json(&filter.labels) as _,
+            )
+            .fetch_all(&self.pool)
+            .await?
+        };
+        rows.into_iter().map(Session::try_from).collect()
     }
 
     /// Sets the expiry of an open session to `ttl` from now. Returns `None` if the tenant has no such

@@ -12,7 +12,7 @@ WITH committed AS (
       AND s.id = r.session_id AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
       -- and the worker's leases have not expired.
       AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
-    RETURNING r.id, r.session_id, r.tenant_id, r.attempt, r.started_at, r.ended_at
+    RETURNING r.id, r.session_id, r.tenant_id, r.attempt, r.started_at, r.ended_at, r.cancel_reason
 ),
 stored AS (
     INSERT INTO run_output (run_id, position, stream, stream_offset, data)
@@ -26,9 +26,9 @@ recorded_events AS (
     SELECT e.id, e.kind, committed.tenant_id, committed.session_id, committed.id, $2, e.field, e.detail
     FROM committed, unnest($21::uuid[], $22::text[], $23::text[], $24::jsonb[]) AS e (id, kind, field, detail)
 )
-SELECT attempt AS "attempt!", started_at AS "started_at?", ended_at AS "ended_at!" FROM committed
+SELECT attempt AS "attempt!", started_at AS "started_at?", ended_at AS "ended_at!", cancel_reason AS "cancel_reason?" FROM committed
 UNION ALL
 -- A repeated commit, whose first answer was lost, succeeds if it was made under the same lease.
-SELECT attempt, started_at, ended_at FROM runs
+SELECT attempt, started_at, ended_at, cancel_reason FROM runs
 WHERE id = $1 AND state = 'ended' AND outcome ->> 'kind' <> 'lost'
   AND worker_id = $2 AND incarnation = $3 AND lease_epoch = $4

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_store::{Error, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport};
+use codelia_store::{DrainedBy, Error, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport};
 use codelia_tests::eventually;
 use codelia_types::Outcome;
 use futures::future::join_all;
@@ -185,7 +185,7 @@ async fn draining_worker_gets_no_sessions_or_runs() {
     let (held, free) = (fixture.session().await, fixture.session().await);
     let worker = fixture.worker("w").await;
     fixture.lease(&held, &worker).await.unwrap();
-    fixture.store.worker_drain(&worker.id).await.unwrap().unwrap();
+    fixture.store.worker_drain(&worker.id, DrainedBy::Operator).await.unwrap().unwrap();
 
     assert!(fixture.lease(&free, &worker).await.is_none());
     let run = fixture.insert(held.id, 0).await;
@@ -274,7 +274,7 @@ async fn release_waits_for_insert_in_flight() {
 async fn drain_survives_reregistration_but_not_restart() {
     let fixture = Fixture::new().await;
     let first = fixture.worker("w").await;
-    fixture.store.worker_drain(&first.id).await.unwrap().unwrap();
+    fixture.store.worker_drain(&first.id, DrainedBy::Operator).await.unwrap().unwrap();
     fixture.store.worker_renew(&first.id, first.incarnation, Duration::ZERO, 0).await.unwrap();
     fixture.store.lease_sweep_any_tenant(10).await.unwrap();
     let again = fixture.register_again("w", Some(first.incarnation)).await;

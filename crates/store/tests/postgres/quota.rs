@@ -44,10 +44,15 @@ async fn concurrent_creates_respect_session_quota() {
 #[tokio::test]
 async fn revoked_key_does_not_authenticate() {
     let fixture = Fixture::new().await;
-    let new =
-        NewKey { tenant: &fixture.tenant, display_name: "k", secret_hash: [7; 32], scopes: &[Scope::Run] };
+    let new = NewKey {
+        tenant: &fixture.tenant,
+        display_name: "k",
+        secret_hash: [7; 32],
+        scopes: &[Scope::Run],
+        expires_at: None,
+    };
     let key = fixture.store.key_create(new).await.unwrap().unwrap();
-    let caller = fixture.store.key_authenticate(&[7; 32]).await.unwrap().unwrap();
+    let caller = fixture.store.key_authenticate(&[7; 32]).await.unwrap().unwrap().caller;
     assert_eq!((caller.tenant, caller.scopes), (fixture.tenant.clone(), vec![Scope::Run]));
     assert!(
         fixture.store.key_revoke(&fixture.other, key.id).await.unwrap().is_none(),

@@ -1,6 +1,6 @@
 //! Runs: inserted once, begun only by the holder, ended once.
 
-use codelia_store::{Error, RunAdmission, RunFilter, RunState, SessionRef};
+use codelia_store::{Cancellation, Error, RunAdmission, RunFilter, RunState, SessionRef};
 use codelia_types::{Outcome, RunId};
 use futures::future::join_all;
 
@@ -110,7 +110,8 @@ async fn canceled_queued_run_never_begins() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
     let run = fixture.insert(session.id, 0).await;
-    let canceled = fixture.store.run_cancel(&fixture.tenant, run).await.unwrap().unwrap();
+    let canceled =
+        fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap().unwrap();
     assert_eq!(canceled.outcome, Some(Outcome::Canceled));
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
@@ -124,7 +125,7 @@ async fn other_tenant_cannot_see_or_cancel_run() {
     let session = fixture.session().await;
     let run = fixture.insert(session.id, 0).await;
     assert!(fixture.store.run_get(&fixture.other, run).await.unwrap().is_none());
-    assert!(fixture.store.run_cancel(&fixture.other, run).await.unwrap().is_none());
+    assert!(fixture.store.run_cancel(&fixture.other, run, &Cancellation::default()).await.unwrap().is_none());
     assert!(fixture.store.output_read(&fixture.other, run, 0, 1024).await.unwrap().is_empty());
     assert!(fixture.store.run_list(&fixture.other, &RunFilter::default(), 10).await.unwrap().is_empty());
     assert_eq!(fixture.run(run).await.state, RunState::Queued);
@@ -139,7 +140,7 @@ async fn runs_list_by_page_and_state() {
     for _ in 0..3 {
         ids.push(fixture.insert(session.id, 0).await);
     }
-    fixture.store.run_cancel(&fixture.tenant, ids[0]).await.unwrap();
+    fixture.store.run_cancel(&fixture.tenant, ids[0], &Cancellation::default()).await.unwrap();
     let list = |filter: RunFilter, limit| {
         let fixture = &fixture;
         async move {
@@ -164,7 +165,7 @@ async fn every_end_of_a_run_erases_its_secrets() {
     let canceled = fixture.insert(session.id, 0).await;
     fixture.insert(session.id, 0).await;
     assert_eq!(kept().await, 2, "queued runs keep them");
-    store.run_cancel(&fixture.tenant, canceled).await.unwrap();
+    store.run_cancel(&fixture.tenant, canceled, &Cancellation::default()).await.unwrap();
     assert_eq!(kept().await, 1);
     store.session_close(&fixture.tenant, &SessionRef::Id(session.id)).await.unwrap();
     assert_eq!(kept().await, 0);

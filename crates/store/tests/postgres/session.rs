@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_store::{Error, SessionCreated, SessionEndReason, SessionRef, SessionState};
+use codelia_store::{Cancellation, Error, SessionCreated, SessionEndReason, SessionRef, SessionState};
 use codelia_types::Outcome;
 use uuid::Uuid;
 
@@ -67,7 +67,7 @@ async fn expiry_spares_session_with_run() {
     assert_eq!(reason(busy.id).await, None);
     assert_eq!(reason(stays.id).await, None);
 
-    fixture.store.run_cancel(&fixture.tenant, run).await.unwrap();
+    fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
     assert_eq!(fixture.store.session_expire_any_tenant(100).await.unwrap(), 1);
     assert_eq!(reason(busy.id).await, Some(SessionEndReason::Idle));
     fixture.end().await;

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{Error, Store};
+use codelia_store::{DrainedBy, Error, Store};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
@@ -38,7 +38,8 @@ impl Drainer {
     /// Drains and unregisters the worker. The lease keeper must keep running meanwhile.
     pub(crate) async fn drain(&self) {
         self.state.shut_down();
-        log_failure("drain", self.store.worker_drain(self.lease.worker()).await.map(drop));
+        let drained = self.store.worker_drain(self.lease.worker(), DrainedBy::Worker).await;
+        log_failure("drain", drained.map(drop));
         self.dispatcher.forget_waiting();
         let deadline = Instant::now() + self.grace;
         tokio::select! {
@@ -88,7 +89,7 @@ impl Drainer {
 
     async fn cancel_runs(&self) {
         for run in self.runs.all_active() {
-            run.cancel.cancel();
+            run.cancel_within(Some(self.kill_grace));
         }
         if timeout(self.kill_grace + COMMIT_TIMEOUT, self.runs.none_active()).await.is_err() {
             tracing::error!(runs = self.runs.all_active().len(), "drain timed out before all runs ended");

@@ -62,7 +62,9 @@ impl Poller {
     /// asked to cancel it.
     async fn take_assigned(&self, current: &WorkerLease, assigned: AssignedRun) {
         match self.runs.status(assigned.id, current.incarnation) {
-            RunStatus::Active(run) if assigned.cancel_requested => return run.cancel.cancel(),
+            RunStatus::Active(run) if assigned.cancel_requested => {
+                return run.cancel_within(assigned.cancel_grace);
+            }
             RunStatus::Unknown | RunStatus::Prior(PriorOutcome::Left) => {}
             RunStatus::Prior(PriorOutcome::Ended) => {
                 return self.runs.remember(assigned.id, current.incarnation);

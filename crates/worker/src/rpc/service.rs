@@ -3,10 +3,13 @@
 use std::{pin::Pin, str::FromStr, sync::Arc, time::Duration};
 
 use codelia_policy::RunSpec;
-use codelia_proto::internal::v1::{
-    Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse, CloseSessionRequest,
-    CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult, StartRunRequest,
-    StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
+use codelia_proto::{
+    duration_from_proto,
+    internal::v1::{
+        Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse,
+        CloseSessionRequest, CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult,
+        StartRunRequest, StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
+    },
 };
 use codelia_store::{AssignedRun, SealedEnv};
 use codelia_telemetry::task;
@@ -114,10 +117,13 @@ impl WorkerService for RunService {
         &self,
         request: Request<CancelRunRequest>,
     ) -> Result<Response<CancelRunResponse>, Status> {
-        let id = parse("run_id", &request.get_ref().run_id)?;
+        let CancelRunRequest { run_id, grace } = request.into_inner();
+        let id = parse("run_id", &run_id)?;
+        let grace = grace.map(|grace| duration_from_proto(&grace)).transpose();
+        let grace = grace.map_err(|_| Status::invalid_argument("grace"))?;
         let known = match self.runs.status(id, self.lease.incarnation()) {
             RunStatus::Active(run) => {
-                run.cancel.cancel();
+                run.cancel_within(grace);
                 true
             }
             // The store has it as queued and ends it there.
@@ -160,6 +166,7 @@ fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
         // Only runs that were assigned when they were created are pushed.
         turn: 0,
         cancel_requested: false,
+        cancel_grace: None,
         secret_env: (!request.secret_env.is_empty()).then_some(SealedEnv(request.secret_env)),
     })
 }

@@ -68,6 +68,8 @@ pub(crate) struct ActiveRun {
     pub(crate) fence: CancellationToken,
     /// Cancelled when the run is to be canceled.
     pub(crate) cancel: CancellationToken,
+    /// From SIGTERM to SIGKILL; `None` takes the worker's setting.
+    pub(crate) cancel_grace: watch::Sender<Option<Duration>>,
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) output: Arc<OutputLog>,
     pub(crate) violations: ViolationLog,
@@ -103,6 +105,7 @@ impl ActiveRun {
             lease,
             fence: fence.child_token(),
             cancel: CancellationToken::new(),
+            cancel_grace: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Assigned),
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
             violations: ViolationLog::new(),
@@ -114,13 +117,26 @@ impl ActiveRun {
             assigned,
         };
         if run.assigned.cancel_requested {
-            run.cancel.cancel();
+            run.cancel_within(run.assigned.cancel_grace);
         }
         (Arc::new(run), InputReceivers { stdin: stdin_receiver, control: control_receiver })
     }
 
     pub(crate) fn id(&self) -> RunId {
         self.assigned.id
+    }
+
+    /// Cancels the run. A repeated request can only shorten the grace.
+    pub(crate) fn cancel_within(&self, grace: Option<Duration>) {
+        let is_first = !self.cancel.is_cancelled();
+        self.cancel_grace.send_if_modified(|current| {
+            let is_shorter = grace.is_some_and(|grace| current.is_none_or(|current| grace < current));
+            if is_first || is_shorter {
+                *current = grace;
+            }
+            is_first || is_shorter
+        });
+        self.cancel.cancel();
     }
 
     /// The sender of its standard input, while that is open.
@@ -194,6 +210,7 @@ pub(crate) mod tests {
             attempt: 1,
             turn: 0,
             cancel_requested: false,
+            cancel_grace: None,
             secret_env: None,
         }
     }

@@ -283,7 +283,13 @@ mod tests {
             violations: Violations::default(),
         };
         let ended_at = time::OffsetDateTime::UNIX_EPOCH;
-        Phase::Committed(Arc::new(EndedRun { result, attempt: 1, started_at: None, ended_at }))
+        Phase::Committed(Arc::new(EndedRun {
+            result,
+            attempt: 1,
+            started_at: None,
+            ended_at,
+            cancel_reason: None,
+        }))
     }
 
     fn describe(answer: &Answer) -> String {

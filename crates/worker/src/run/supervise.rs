@@ -94,14 +94,31 @@ impl Executor {
         };
         if outcome.is_some() {
             running.signal(SIGTERM).await;
-            let grace = timeout(self.kill_grace, running.wait());
-            if let Some(Ok((_, usage))) = run.fence.run_until_cancelled(grace).await {
+            let ended = end_within_grace(run, running, self.kill_grace);
+            if let Some(Some(usage)) = run.fence.run_until_cancelled(ended).await {
                 return outcome.map(|outcome| (outcome, usage)).ok_or(LeaseLost);
             }
         }
         running.kill_tree().await;
         let (_, usage) = running.wait().await;
         outcome.map(|outcome| (outcome, usage)).ok_or(LeaseLost)
+    }
+}
+
+/// Waits until the command has ended, or `None` when its grace is over. A later request may shorten
+/// the grace.
+async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: Duration) -> Option<Usage> {
+    let asked_at = Instant::now();
+    let mut requested = run.cancel_grace.subscribe();
+    let mut grace = requested.borrow_and_update().unwrap_or(default);
+    loop {
+        tokio::select! {
+            biased;
+            (_, usage) = running.wait() => return Some(usage),
+            () = sleep_until(asked_at + grace) => return None,
+            // Fails only if the sender is dropped, which lives as long as the run.
+            Ok(()) = requested.changed() => grace = grace.min(requested.borrow_and_update().unwrap_or(default)),
+        }
     }
 }
 

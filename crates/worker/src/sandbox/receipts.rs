@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Store};
+use codelia_store::{DrainedBy, Error, EventBody, EventKind, EventSubject, Store};
 use codelia_telemetry::metrics;
 use codelia_types::{Receipt, WorkerId};
 use serde_json::json;
@@ -50,7 +50,7 @@ impl Receipts {
 
 /// Drains the worker in the store because of an unclean receipt, and records why.
 pub(crate) async fn leave_rotation(store: &Store, worker: &WorkerId, receipt: Receipt) -> Result<(), Error> {
-    store.worker_drain(worker).await?;
+    store.worker_drain(worker, DrainedBy::Worker).await?;
     let concerned = EventSubject { worker: Some(worker.clone()), ..EventSubject::default() };
     let detail = json!({ "reason": "SANDBOX_RECEIPT_UNCLEAN", "receipt": receipt });
     let happening = EventBody { kind: EventKind::WorkerOutOfRotation, field: None, detail };

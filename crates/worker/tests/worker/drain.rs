@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_store::{RunState, WorkerState};
+use codelia_store::{DrainedBy, RunState, WorkerState};
 use codelia_tests::eventually;
 use codelia_types::Outcome;
 
@@ -38,7 +38,7 @@ async fn operator_drain_releases_sessions_and_stops_runs() {
     let settings = Settings { lease_ttl: Duration::from_secs(3), ..Settings::default() };
     let fixture = Fixture::new(settings).await;
     let session = fixture.held_session().await;
-    fixture.store.worker_drain(&fixture.worker).await.unwrap();
+    fixture.store.worker_drain(&fixture.worker, DrainedBy::Operator).await.unwrap();
     let released = || async { fixture.holder(session).await.is_none().then_some(()) };
     eventually("the session is released", released).await;
     let (run, _) = fixture.record(session, &shell("true")).await;

@@ -33,7 +33,7 @@ async fn is_answered(address: &str, authority: &InternalTls, identity: Option<&I
     }
     let endpoint = Endpoint::from_shared(address.to_owned()).unwrap().tls_config(tls).unwrap();
     let Ok(channel) = endpoint.connect().await else { return false };
-    let request = CancelRunRequest { run_id: codelia_types::RunId::generate().to_string() };
+    let request = CancelRunRequest { run_id: codelia_types::RunId::generate().to_string(), grace: None };
     WorkerServiceClient::new(channel).cancel_run(request).await.is_ok()
 }
 

@@ -8,7 +8,7 @@ use codelia_proto::{
     },
     v1::{CloseStdin, Detach, OutputStream, run_event::Kind as Event},
 };
-use codelia_store::RunState;
+use codelia_store::{Cancellation, RunState};
 use codelia_tests::eventually;
 use codelia_types::{EndedRun, Outcome, Reason};
 
@@ -208,7 +208,7 @@ async fn canceled_run_ends_as_canceled() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
-    let request = CancelRunRequest { run_id: run.to_string() };
+    let request = CancelRunRequest { run_id: run.to_string(), grace: None };
     assert!(fixture.caller.clone().cancel_run(request).await.unwrap().into_inner().known);
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
     fixture.end().await;
@@ -219,7 +219,7 @@ async fn poll_finds_cancel_in_store() {
     let fixture = Fixture::new(Settings::default()).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
-    fixture.store.run_cancel(&fixture.tenant, run).await.unwrap();
+    fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
     fixture.end().await;
 }

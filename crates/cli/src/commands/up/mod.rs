@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::Run;
-use codelia_store::{FloorDecision, LocalPostgres, NewKey, Quotas, Scope, Store};
+use codelia_store::{FloorDecision, KeyStanding, LocalPostgres, NewKey, Quotas, Scope, Store};
 use codelia_telemetry::task;
 use codelia_types::{Mode, TenantId};
 use secrecy::SecretString;
@@ -270,7 +270,8 @@ impl Banner {
 /// Returns the key in `client.toml` if it is valid, or a new key of the development tenant.
 async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
     if let Some(file) = data_dir.client_file()?
-        && store.key_authenticate(&codelia_api::hash_secret(&file.api_key)).await?.is_some()
+        && let Some(found) = store.key_authenticate(&codelia_api::hash_secret(&file.api_key)).await?
+        && found.standing == KeyStanding::Valid
     {
         return Ok(file.api_key);
     }
@@ -283,7 +284,13 @@ async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
         }
     }
     let (secret, secret_hash) = codelia_api::generate_secret();
-    let new = NewKey { tenant: &tenant, display_name: "codelia up", secret_hash, scopes: &Scope::ALL };
+    let new = NewKey {
+        tenant: &tenant,
+        display_name: "codelia up",
+        secret_hash,
+        scopes: &Scope::ALL,
+        expires_at: None,
+    };
     store.key_create(new).await?.context(NO_TENANT)?;
     Ok(secret)
 }

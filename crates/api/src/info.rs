@@ -1,0 +1,75 @@
+//! `InfoService`: what the server offers, and what the caller may do. For every valid key.
+
+use std::sync::Arc;
+
+use codelia_policy::Limits;
+use codelia_proto::{
+    duration_to_proto,
+    v1::{self, info_service_server::InfoService},
+};
+use codelia_store::Caller;
+use codelia_types::Mode;
+use tonic::{Request, Response, Status};
+
+use crate::{auth, context::Context, options::Options, status::ApiError, to_proto};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Info {
+    pub(crate) context: Arc<Context>,
+}
+
+/// What a server offers with these options if its workers serve these modes.
+fn server_info(options: &Options, modes: &[Mode]) -> v1::ServerInfo {
+    let is_allowed = |mode: &&Mode| options.allow_logical || **mode != Mode::Logical;
+    let limits = |limits: &Limits| Some(limits.into());
+    v1::ServerInfo {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        modes: modes.iter().filter(is_allowed).map(|mode| v1::SandboxMode::from(*mode).into()).collect(),
+        default_mode: v1::SandboxMode::from(options.default_mode).into(),
+        default_limits: limits(&options.defaults),
+        max_limits: limits(&options.ceilings.0),
+        default_session_ttl: Some(duration_to_proto(options.session_ttl)),
+        max_session_ttl: Some(duration_to_proto(options.max_session_ttl)),
+        features: options.secret_key.iter().map(|_| "secret_env".to_owned()).collect(),
+    }
+}
+
+impl Info {
+    async fn who_am_i(&self, caller: &Caller) -> Result<v1::WhoAmIResponse, ApiError> {
+        let store = &self.context.store;
+        // A key or tenant that is deleted meanwhile is no longer valid.
+        let key = store.key_get(&caller.tenant, caller.key).await?.ok_or(ApiError::Unauthenticated)?;
+        let tenant = store.tenant_get(&caller.tenant).await?.ok_or(ApiError::Unauthenticated)?;
+        let usage = store.tenant_usage(&caller.tenant).await?;
+        // Why an operator chose the level is for administrators.
+        let isolation_floor = v1::IsolationFloor {
+            level: v1::IsolationLevel::from(Some(caller.floor)).into(),
+            ..v1::IsolationFloor::default()
+        };
+        let tenant =
+            v1::Tenant { isolation_floor: Some(isolation_floor), ..to_proto::tenant(&tenant, Some(usage)) };
+        Ok(v1::WhoAmIResponse { tenant: Some(tenant), key: Some(to_proto::key(key)) })
+    }
+}
+
+#[tonic::async_trait]
+impl InfoService for Info {
+    async fn get_server_info(
+        &self,
+        request: Request<v1::GetServerInfoRequest>,
+    ) -> Result<Response<v1::GetServerInfoResponse>, Status> {
+        auth::caller(request.extensions())?;
+        let modes = self.context.store.worker_modes().await.map_err(ApiError::from)?;
+        let server_info = server_info(&self.context.options, &modes);
+        Ok(Response::new(v1::GetServerInfoResponse { server_info: Some(server_info) }))
+    }
+
+    async fn who_am_i(
+        &self,
+        request: Request<v1::WhoAmIRequest>,
+    ) -> Result<Response<v1::WhoAmIResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.who_am_i(&caller).await?))
+    }
+}
