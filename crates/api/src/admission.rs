@@ -268,6 +268,7 @@ mod tests {
             secret_key: None,
             connections: codelia_server::Limits::default(),
             calls: CallLimits::default(),
+            cors_origins: crate::CorsOrigins::None,
         }
     }
 

@@ -34,6 +34,7 @@ use crate::{
     options::Options,
     recent_map::RecentMap,
     status::ApiError,
+    web,
 };
 
 const PREFIX: &str = "cdl_";
@@ -261,7 +262,7 @@ where
         // Only the polled service is ready, so the call takes it and leaves the clone.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let rules = self.auth.rules.of(request.uri().path());
+        let rules = self.auth.rules.of(request.uri().path(), web::framing(&request));
         // Health and reflection need no key.
         if !request.uri().path().starts_with("/codelia.") {
             return Box::pin(inner.call(limited(request, rules, None)));

@@ -36,7 +36,9 @@ mod sessions;
 mod status;
 mod to_proto;
 mod validate;
+mod web;
 
 pub use auth::{generate_secret, hash_secret};
 pub use options::{CallLimits, InternalTls, Options, ServerTls};
 pub use service::{Error, Service};
+pub use web::{CorsOrigins, InvalidOrigin};

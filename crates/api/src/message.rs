@@ -30,7 +30,21 @@ const MAX_POLICY: usize = 2 * 1024 * 1024;
 const MAX_CONTENT: usize = 4 * 1024 * 1024;
 
 /// One byte of flags and four of length.
-const HEADER: usize = 5;
+pub(crate) const HEADER: usize = 5;
+
+/// JSON is longer than the message that it becomes: base64 by a third, escapes by more.
+const TEXT_FACTOR: usize = 2;
+
+/// How the messages of a body are delimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Flags and length come before each message.
+    Prefixed,
+    /// Each line is a message of JSON.
+    Lines,
+    /// The body is one message of JSON.
+    Whole,
+}
 
 /// What is allowed to the request of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +54,7 @@ pub(crate) struct MessageRules {
     /// How long the caller may take; see [`Pace`].
     pub(crate) timeout: Duration,
     pub(crate) pace: Pace,
+    pub(crate) framing: Framing,
 }
 
 /// The rules of every method.
@@ -55,7 +70,7 @@ impl RequestRules {
     }
 
     /// The rules of a method.
-    pub(crate) fn of(&self, path: &str) -> MessageRules {
+    pub(crate) fn of(&self, path: &str, framing: Framing) -> MessageRules {
         let pace = if path.starts_with("/grpc.reflection.") {
             Pace::EachMessage
         } else if self.client_streaming.contains(path) {
@@ -63,7 +78,11 @@ impl RequestRules {
         } else {
             Pace::Whole
         };
-        MessageRules { max_bytes: max_bytes(path), timeout: self.timeout, pace }
+        let max_bytes = match framing {
+            Framing::Prefixed => max_bytes(path),
+            Framing::Lines | Framing::Whole => TEXT_FACTOR * max_bytes(path),
+        };
+        MessageRules { max_bytes, timeout: self.timeout, pace, framing }
     }
 }
 
@@ -125,18 +144,40 @@ struct Position {
     header_bytes: usize,
     /// Bytes of the message that have not arrived.
     missing: usize,
+    /// Bytes of a message without a prefix that have arrived.
+    arrived: usize,
     /// Whether a message is complete.
     has_message: bool,
 }
 
 impl LimitedBody {
     pub(crate) fn new(body: Body, rules: MessageRules, permit: Option<Arc<CallPermit>>) -> Self {
-        let position = Position { header: [0; HEADER], header_bytes: 0, missing: 0, has_message: false };
+        let position =
+            Position { header: [0; HEADER], header_bytes: 0, missing: 0, arrived: 0, has_message: false };
         Self { body, rules, permit, position, timer: Box::pin(sleep(rules.timeout)), is_waiting: false }
     }
 
     /// Follows the messages in a piece of the request.
-    fn advance(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
+    fn advance(&mut self, data: &[u8]) -> Result<(), ApiError> {
+        match self.rules.framing {
+            Framing::Prefixed => self.advance_prefixed(data),
+            Framing::Whole => self.advance_text(data),
+            Framing::Lines => data.split_inclusive(|byte| *byte == b'\n').try_for_each(|line| {
+                self.advance_text(line)?;
+                if line.ends_with(b"\n") {
+                    self.end_message();
+                }
+                Ok(())
+            }),
+        }
+    }
+
+    fn advance_text(&mut self, data: &[u8]) -> Result<(), ApiError> {
+        self.position.arrived += data.len();
+        self.expect(self.position.arrived, data.len())
+    }
+
+    fn advance_prefixed(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
         while !data.is_empty() {
             let at = &mut self.position;
             if at.header_bytes < HEADER {
@@ -162,19 +203,22 @@ impl LimitedBody {
     fn begin_message(&mut self) -> Result<(), ApiError> {
         let [_, length @ ..] = self.position.header;
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-        if length > self.rules.max_bytes {
-            let max = self.rules.max_bytes;
-            return Err(ApiError::invalid("request", format!("maximum is {max} bytes for a message")));
-        }
-        if let Some(permit) = &self.permit {
-            permit.hold(length)?;
-        }
+        self.expect(length, length)?;
         self.position.missing = length;
         Ok(())
     }
 
+    /// Admits more bytes of a message that is now known to have a length.
+    fn expect(&self, length: usize, more: usize) -> Result<(), ApiError> {
+        if length > self.rules.max_bytes {
+            let max = self.rules.max_bytes;
+            return Err(ApiError::invalid("request", format!("maximum is {max} bytes for a message")));
+        }
+        self.permit.as_ref().map_or(Ok(()), |permit| permit.hold(more))
+    }
+
     fn end_message(&mut self) {
-        self.position.header_bytes = 0;
+        (self.position.header_bytes, self.position.arrived) = (0, 0);
         self.position.has_message = true;
         // A unary call holds its only message until it ends.
         if let (Some(permit), Pace::EachMessage | Pace::EachFrame) = (&self.permit, self.rules.pace) {
@@ -189,7 +233,10 @@ impl LimitedBody {
     fn is_timed(&self) -> bool {
         match self.rules.pace {
             Pace::Whole | Pace::EachMessage => true,
-            Pace::EachFrame => !self.position.has_message || self.position.header_bytes > 0,
+            Pace::EachFrame => {
+                let at = &self.position;
+                !at.has_message || at.header_bytes > 0 || at.arrived > 0
+            }
         }
     }
 
@@ -205,16 +252,20 @@ impl LimitedBody {
         self.timer.as_mut().poll(context)
     }
 
-    /// The error for the handler. A handler of a stream makes its own status of the source; a
-    /// unary call fails before it has a handler.
     fn status(&self, error: ApiError) -> Status {
-        if self.rules.pace == Pace::Whole {
-            return error.into();
-        }
-        let mut status = Status::internal("request refused");
-        status.set_source(Arc::new(MessageError(error)));
-        status
+        refuse_message(error, self.rules.pace != Pace::Whole)
     }
+}
+
+/// The error for the handler. A handler of a stream makes its own status of the source; a unary
+/// call fails before it has a handler.
+pub(crate) fn refuse_message(error: ApiError, is_stream: bool) -> Status {
+    if !is_stream {
+        return error.into();
+    }
+    let mut status = Status::internal("request refused");
+    status.set_source(Arc::new(MessageError(error)));
+    status
 }
 
 impl http_body::Body for LimitedBody {
@@ -254,8 +305,8 @@ impl http_body::Body for LimitedBody {
 mod tests {
     use super::*;
 
-    fn limited(pace: Pace) -> LimitedBody {
-        let rules = MessageRules { max_bytes: 10, timeout: Duration::from_secs(60), pace };
+    fn limited(pace: Pace, framing: Framing) -> LimitedBody {
+        let rules = MessageRules { max_bytes: 10, timeout: Duration::from_secs(60), pace, framing };
         LimitedBody::new(Body::empty(), rules, None)
     }
 
@@ -267,11 +318,28 @@ mod tests {
     async fn messages_are_measured_however_they_are_cut() {
         let bytes = [message(3), message(0), message(10), message(11)].concat();
         for size in 1..bytes.len() {
-            let mut body = limited(Pace::EachMessage);
+            let mut body = limited(Pace::EachMessage, Framing::Prefixed);
             let mut pieces = bytes.chunks(size);
             let refused = pieces.find_map(|piece| body.advance(piece).err());
             let error = ApiError::invalid("request", "maximum is 10 bytes for a message");
             assert_eq!(refused, Some(error), "in pieces of {size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn text_is_measured_however_it_is_cut() {
+        for (framing, text, fits) in [
+            (Framing::Whole, "0123456789", true),
+            (Framing::Whole, "01234\n56789", false),
+            (Framing::Lines, "012345678\n01\n0123456789", true),
+            (Framing::Lines, "01\n0123456789\n", false),
+        ] {
+            for size in 1..text.len() {
+                let mut body = limited(Pace::EachFrame, framing);
+                let measured = text.as_bytes().chunks(size).try_for_each(|piece| body.advance(piece));
+                assert_eq!(measured.is_ok(), fits, "{text:?} in pieces of {size}");
+                assert!(body.is_timed(), "the last message is not complete");
+            }
         }
     }
 
@@ -281,17 +349,17 @@ mod tests {
         let large: Vec<_> = Descriptors::decode()
             .unwrap()
             .method_paths()
-            .filter(|path| rules.of(path).max_bytes > MAX_PLAIN)
+            .filter(|path| rules.of(path, Framing::Prefixed).max_bytes > MAX_PLAIN)
             .collect();
         assert_eq!(large.len(), 7, "{large:?}");
-        assert_eq!(rules.of("/grpc.health.v1.Health/Check").max_bytes, MAX_WITHOUT_KEY);
-        assert_eq!(rules.of("/codelia.v1.RunService/Exec").pace, Pace::EachFrame);
-        assert_eq!(rules.of("/codelia.v1.RunService/WatchRun").pace, Pace::Whole);
+        assert_eq!(rules.of("/grpc.health.v1.Health/Check", Framing::Prefixed).max_bytes, MAX_WITHOUT_KEY);
+        assert_eq!(rules.of("/codelia.v1.RunService/Exec", Framing::Prefixed).pace, Pace::EachFrame);
+        assert_eq!(rules.of("/codelia.v1.RunService/WatchRun", Framing::Prefixed).pace, Pace::Whole);
     }
 
     #[tokio::test]
     async fn only_unfinished_messages_of_keys_are_timed() {
-        let mut body = limited(Pace::EachFrame);
+        let mut body = limited(Pace::EachFrame, Framing::Prefixed);
         assert!(body.is_timed(), "the first message");
         body.advance(&message(3)).unwrap();
         assert!(!body.is_timed(), "a quiet stream");
@@ -302,7 +370,7 @@ mod tests {
         body.advance(&[7; 3]).unwrap();
         assert!(!body.is_timed());
         for pace in [Pace::Whole, Pace::EachMessage] {
-            let mut body = limited(pace);
+            let mut body = limited(pace, Framing::Prefixed);
             body.advance(&message(3)).unwrap();
             assert!(body.is_timed(), "{pace:?}");
         }

@@ -6,6 +6,8 @@ use codelia_policy::{Ceilings, Limits, Policy};
 use codelia_store::SecretKey;
 use codelia_types::{Mode, NetworkMode, TenantId};
 
+use crate::web::CorsOrigins;
+
 /// Settings of the server, chosen by the operator.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -41,6 +43,8 @@ pub struct Options {
     pub connections: codelia_server::Limits,
     /// Limits of calls.
     pub calls: CallLimits,
+    /// Pages of browsers that may use the API.
+    pub cors_origins: CorsOrigins,
 }
 
 /// What callers may do at the same time on one server.

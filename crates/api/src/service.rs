@@ -10,6 +10,7 @@ use codelia_proto::{
         run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
     },
 };
+use codelia_server::{TlsError, Transport};
 use codelia_store::Store;
 use codelia_telemetry::{
     TenantPool,
@@ -17,10 +18,7 @@ use codelia_telemetry::{
 };
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    service::Routes,
-    transport::{Endpoint, Identity, Server, ServerTlsConfig},
-};
+use tonic::{service::Routes, transport::Endpoint};
 use tonic_health::server::{HealthReporter, health_reporter};
 use tonic_reflection::server::Builder as Reflection;
 use tower::ServiceBuilder;
@@ -41,6 +39,7 @@ use crate::{
     runs::Runs,
     session_cache::SessionCache,
     sessions::Sessions,
+    web::{Schema, WebLayer, to_grpc},
 };
 
 /// How many checks of large policies may wait, for each tenant.
@@ -61,13 +60,16 @@ pub enum Error {
     },
     /// The certificate or key of the public endpoint is unusable.
     #[error("cannot use the TLS certificate or key of the public endpoint")]
-    Tls(#[source] tonic::transport::Error),
+    Tls(#[source] TlsError),
     /// The certificates for the connections to workers are unusable.
     #[error("cannot use the TLS certificates for connections to workers")]
     InternalTls(#[source] tonic::transport::Error),
     /// The descriptors of the API cannot be decoded: a bug.
     #[error("cannot decode the API descriptors")]
     Descriptors(#[source] prost::DecodeError),
+    /// The messages of the API cannot be described for JSON: a bug.
+    #[error("cannot describe the API for JSON")]
+    Schema(#[source] prost_reflect::DescriptorError),
     /// Reflection cannot be set up: a bug.
     #[error("cannot set up gRPC reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -80,7 +82,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Service {
     context: Arc<Context>,
-    server: Server,
+    transport: Transport,
     listener: TcpListener,
     address: SocketAddr,
 }
@@ -91,7 +93,7 @@ impl Service {
     /// # Errors
     /// If the address is in use or a certificate is unusable.
     pub async fn bind(options: Options, store: Store) -> Result<Self, Error> {
-        let server = server(&options)?;
+        let transport = transport(&options)?;
         check_internal_tls(&options)?;
         let (listener, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
@@ -103,7 +105,7 @@ impl Service {
             options,
             store,
         });
-        Ok(Self { context, server, listener, address })
+        Ok(Self { context, transport, listener, address })
     }
 
     /// The address it listens on.
@@ -122,12 +124,19 @@ impl Service {
         let descriptors = Descriptors::decode().map_err(Error::Descriptors)?;
         let options = &self.context.options;
         let service = ServiceBuilder::new()
+            .layer(WebLayer::new(Schema::load().map_err(Error::Schema)?, &options.cors_origins))
             .layer(RequestLayer::new(&descriptors))
             .layer(AuthLayer::new(self.context.store.clone(), options, &descriptors))
+            .map_request(to_grpc)
             .service(routes);
         let tasks = start_maintenance(&self.context, reporter, &descriptors, &shutdown);
-        let serving =
-            codelia_server::serve(self.listener, self.server, service, options.connections, shutdown.clone());
+        let serving = codelia_server::serve(
+            self.listener,
+            self.transport,
+            service,
+            options.connections,
+            shutdown.clone(),
+        );
         let lifetime = Lifetime {
             shutdown,
             grace: options.shutdown_grace,
@@ -188,11 +197,12 @@ fn start_maintenance(
     tasks
 }
 
-fn server(options: &Options) -> Result<Server, Error> {
-    let server = options.connections.server();
-    let Some(tls) = &options.tls else { return Ok(server) };
-    let identity = Identity::from_pem(&tls.cert_pem, &tls.key_pem);
-    server.tls_config(ServerTlsConfig::new().identity(identity)).map_err(Error::Tls)
+fn transport(options: &Options) -> Result<Transport, Error> {
+    let server = options.connections.server().accept_http1(true);
+    match &options.tls {
+        Some(tls) => Transport::with_tls(server, &tls.cert_pem, &tls.key_pem).map_err(Error::Tls),
+        None => Ok(server.into()),
+    }
 }
 
 /// Workers are connected to lazily; a bad certificate should fail the start instead.

@@ -3,15 +3,15 @@
 use std::{convert::Infallible, future::Future, io, net::IpAddr, time::Duration};
 
 use codelia_telemetry::{metrics, task};
-use futures::{StreamExt, stream};
 use http::{Request, Response};
+use rustix::net::sockopt;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{body::Body, transport::Server};
+use tonic::body::Body;
 use tower::Service;
 
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     admission::Admission,
     calls::CountedService,
     connection::{Connection, Supervisor},
+    transport::Transport,
 };
 
 /// Before the next attempt to accept, after one failed for lack of descriptors or memory.
@@ -31,6 +32,15 @@ pub trait Listener: Send {
 
     /// Waits for the next connection; returns it with the address of the client, if it has one.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Io, Option<IpAddr>)>> + Send;
+
+    /// Lets the kernel close the connection of a client that is gone, or reads nothing for the idle
+    /// time: HTTP/1.1 has no pings. A client on this machine is seen to end.
+    ///
+    /// # Errors
+    /// If the connection is closed already.
+    fn detect_dead_client(_io: &Self::Io, _limits: &Limits) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Listener for TcpListener {
@@ -41,12 +51,20 @@ impl Listener for TcpListener {
         stream.set_nodelay(true)?;
         Ok((stream, Some(address.ip())))
     }
+
+    fn detect_dead_client(io: &TcpStream, limits: &Limits) -> io::Result<()> {
+        let idle_ms = u32::try_from(limits.idle_timeout.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_socket_keepalive(io, true)?;
+        sockopt::set_tcp_keepidle(io, limits.keepalive_interval)?;
+        sockopt::set_tcp_keepintvl(io, limits.keepalive_interval)?;
+        Ok(sockopt::set_tcp_user_timeout(io, idle_ms)?)
+    }
 }
 
 /// What every connection of a listener shares.
 #[derive(Debug, Clone)]
 struct ConnectionServer<S> {
-    server: Server,
+    transport: Transport,
     service: S,
     limits: Limits,
     shutdown: CancellationToken,
@@ -55,7 +73,7 @@ struct ConnectionServer<S> {
 /// Serves connections until `shutdown`, then waits for the open calls.
 pub async fn serve<L, S>(
     mut listener: L,
-    server: Server,
+    transport: Transport,
     service: S,
     limits: Limits,
     shutdown: CancellationToken,
@@ -65,11 +83,15 @@ pub async fn serve<L, S>(
     S::Future: Send + 'static,
 {
     let (admission, open) = (Admission::new(&limits), TaskTracker::new());
-    let server = ConnectionServer { server, service, limits, shutdown: shutdown.clone() };
+    let server = ConnectionServer { transport, service, limits, shutdown: shutdown.clone() };
     let mut is_refusing = false;
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
-        let (io, source) = match accepted {
-            Ok((io, address)) => (io, Source::of(address)),
+        let prepared = accepted.and_then(|(io, address)| {
+            L::detect_dead_client(&io, &limits)?;
+            Ok((io, Source::of(address)))
+        });
+        let (io, source) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => {
                 recover(&error).await;
                 continue;
@@ -105,13 +127,11 @@ where
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Self { server, service, limits, shutdown } = self;
+        let Self { transport, service, limits, shutdown } = self;
         let service = CountedService { inner: service, calls: supervisor.calls.clone(), source };
         let asked = CancellationToken::new();
         let until = asked.clone().cancelled_owned();
-        // The stream must not end: its end would close the connection.
-        let incoming = stream::iter([io::Result::Ok(connection)]).chain(stream::pending());
-        let served = server.serve_with_incoming_shutdown(service, incoming, until);
+        let served = transport.serve(service, connection, until);
         let close = async {
             supervisor.end(&limits, &shutdown).await;
             asked.cancel();

@@ -10,12 +10,14 @@ mod accept;
 mod admission;
 mod calls;
 mod connection;
+mod transport;
 
 use std::{net::IpAddr, time::Duration};
 
 pub use self::{
     accept::{Listener, serve},
     calls::hold_until_end,
+    transport::{TlsError, Transport},
 };
 
 /// Limits of the connections of one listener.

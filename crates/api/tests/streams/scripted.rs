@@ -383,5 +383,6 @@ fn options() -> Options {
         secret_key: None,
         connections: codelia_server::Limits::default(),
         calls: codelia_api::CallLimits::default(),
+        cors_origins: codelia_api::CorsOrigins::None,
     }
 }

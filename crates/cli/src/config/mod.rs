@@ -96,6 +96,8 @@ pub(crate) struct Api {
     pub(crate) max_request_mb_per_key: NonZeroUsize,
     /// 0 turns the limit off.
     pub(crate) failed_keys_per_minute: u32,
+    /// Origins with commas between them, or `*`.
+    pub(crate) cors_origins: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]

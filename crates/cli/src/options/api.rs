@@ -44,6 +44,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         secret_key: secret_key(config)?,
         connections: connections::api(config),
         calls: connections::calls(config),
+        cors_origins: config.api.cors_origins.parse().context("api.cors_origins")?,
     })
 }
 

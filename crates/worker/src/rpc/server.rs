@@ -74,11 +74,11 @@ pub(crate) async fn serve(
     let server = limits.server();
     match listener {
         Listener::Unix(listener, _file) => {
-            codelia_server::serve(OwnUser(listener), server, services, limits, shutdown).await;
+            codelia_server::serve(OwnUser(listener), server.into(), services, limits, shutdown).await;
         }
         Listener::Tcp(listener, tls) => {
             let server = server.tls_config(tls).map_err(Error::Tls)?;
-            codelia_server::serve(listener, server, services, limits, shutdown).await;
+            codelia_server::serve(listener, server.into(), services, limits, shutdown).await;
         }
     }
     Ok(())
