@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::expect_used, reason = "test code")]
 
+mod browser;
 mod certificates;
 pub mod chaos;
 mod client;
@@ -12,6 +13,7 @@ mod engine;
 mod eventually;
 mod exec;
 mod host;
+mod http1;
 mod http2;
 mod leak;
 mod methods;
@@ -26,6 +28,7 @@ mod terminal;
 mod transcript;
 mod up;
 
+pub use browser::Browser;
 pub use certificates::Certificates;
 pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
 pub use cluster::{Cluster, ClusterOptions, WORKER_LEASE_SECONDS};
@@ -33,6 +36,7 @@ pub use engine::{ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, worker_contai
 pub use eventually::{TIMEOUT, eventually, within};
 pub use exec::Exec;
 pub use host::{HostSnapshot, user_processes};
+pub use http1::Http1Response;
 pub use http2::{Http2, UnfinishedCall};
 pub use leak::{LeakGuard, abandoned_cgroups, processes_working_in};
 pub use methods::{Method, all_methods, call, reflected_methods};

@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 19] = [
+const NEEDS: [&str; 20] = [
     "postgres",
     "cgroup",
     "cgroup2",
@@ -30,6 +30,7 @@ const NEEDS: [&str; 19] = [
     "processors",
     "core_pattern",
     "disk",
+    "browser",
 ];
 
 /// Returns whether a test that needs `need` can run here. `missing` says why it cannot.
