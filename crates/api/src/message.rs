@@ -137,7 +137,7 @@ pub(crate) struct LimitedBody {
 }
 
 /// The position in the sequence of messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Position {
     header: [u8; HEADER],
     /// Bytes of the header that have arrived.
@@ -146,14 +146,15 @@ struct Position {
     missing: usize,
     /// Bytes of a message without a prefix that have arrived.
     arrived: usize,
+    /// Whether more than white space of it has arrived.
+    has_text: bool,
     /// Whether a message is complete.
     has_message: bool,
 }
 
 impl LimitedBody {
     pub(crate) fn new(body: Body, rules: MessageRules, permit: Option<Arc<CallPermit>>) -> Self {
-        let position =
-            Position { header: [0; HEADER], header_bytes: 0, missing: 0, arrived: 0, has_message: false };
+        let position = Position::default();
         Self { body, rules, permit, position, timer: Box::pin(sleep(rules.timeout)), is_waiting: false }
     }
 
@@ -165,7 +166,7 @@ impl LimitedBody {
             Framing::Lines => data.split_inclusive(|byte| *byte == b'\n').try_for_each(|line| {
                 self.advance_text(line)?;
                 if line.ends_with(b"\n") {
-                    self.end_message();
+                    self.end_line();
                 }
                 Ok(())
             }),
@@ -174,7 +175,17 @@ impl LimitedBody {
 
     fn advance_text(&mut self, data: &[u8]) -> Result<(), ApiError> {
         self.position.arrived += data.len();
+        self.position.has_text |= !data.trim_ascii().is_empty();
         self.expect(self.position.arrived, data.len())
+    }
+
+    /// A blank line is not a message: the caller must still send one in time.
+    fn end_line(&mut self) {
+        if self.position.has_text {
+            self.end_message();
+        } else {
+            self.position.arrived = 0;
+        }
     }
 
     fn advance_prefixed(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
@@ -218,8 +229,8 @@ impl LimitedBody {
     }
 
     fn end_message(&mut self) {
-        (self.position.header_bytes, self.position.arrived) = (0, 0);
-        self.position.has_message = true;
+        let at = &mut self.position;
+        (at.header_bytes, at.arrived, at.has_text, at.has_message) = (0, 0, false, true);
         // A unary call holds its only message until it ends.
         if let (Some(permit), Pace::EachMessage | Pace::EachFrame) = (&self.permit, self.rules.pace) {
             permit.release();
@@ -341,6 +352,17 @@ mod tests {
                 assert!(body.is_timed(), "the last message is not complete");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn blank_lines_are_not_messages() {
+        let mut body = limited(Pace::EachFrame, Framing::Lines);
+        for piece in ["\n", " ", "\n\r\n"] {
+            body.advance(piece.as_bytes()).unwrap();
+            assert!(body.is_timed(), "the first message");
+        }
+        body.advance(b"{}\n\n").unwrap();
+        assert!(!body.is_timed(), "a quiet stream");
     }
 
     #[test]
