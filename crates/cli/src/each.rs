@@ -42,10 +42,25 @@ impl Each {
     }
 
     /// Prints the JSON array. The exit code is 1 if an argument failed.
-    pub(crate) fn finish(self) -> Result<ExitCode> {
+    pub(crate) fn finish(mut self) -> Result<ExitCode> {
         if self.output.is_json() {
-            output::write_line(&Value::Array(self.results).to_string())?;
+            output::write_line(&Value::Array(std::mem::take(&mut self.results)).to_string())?;
         }
-        Ok(if self.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(self.exit_code())
+    }
+
+    /// Like [`Each::finish`] for one argument, whose result is not in an array.
+    pub(crate) fn finish_one(mut self) -> Result<ExitCode> {
+        if self.output.is_json()
+            && let Some(result) = self.results.pop()
+        {
+            output::write_line(&result.to_string())?;
+        }
+        Ok(self.exit_code())
+    }
+
+    /// 1 if an argument failed.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        if self.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 }

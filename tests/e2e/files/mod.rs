@@ -7,5 +7,6 @@ mod links;
 mod permissions;
 mod refusals;
 mod sessions;
+mod tree;
 mod uploads;
 mod workspace;

@@ -1,68 +1,160 @@
-//! Arguments of `codelia cp` and `codelia ls`.
+//! Arguments of the file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir` and `mv`.
 
-use std::{convert::Infallible, path::PathBuf, str::FromStr};
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The destination file appears once the copy is complete. An existing local file is replaced only with
+A destination file appears once its copy is complete. An existing local file is replaced only with
 --force; a link is replaced itself, never followed. Write a local name that has a colon as ./a:b.
+
+With several sources the destination must be a directory: an existing one, or one that ends with a
+slash in a session. A directory is copied into an existing directory, else under the new name. Links
+and special files in a directory are skipped with a message.
 
 Examples:
   codelia cp notes.txt work:             into the workspace of session `work`
   codelia cp notes.txt work:docs/new.txt under another name
-  codelia cp work:out/report.pdf .       out of the session
+  codelia cp a.txt b.txt work:docs/      several files
+  codelia cp -r src work:                a directory with everything in it
+  codelia cp -r work:out results         out of the session
   tar c src | codelia cp - work:src.tar  from stdin
   codelia cp work:out.log - | less       to stdout")]
 pub(crate) struct Cp {
-    /// SESSION:PATH, a local file, or - for stdin
-    pub(crate) source: CopyPath,
+    /// SESSION:PATH, a local file or directory, or - for stdin
+    #[arg(required = true, value_name = "SOURCE")]
+    pub(crate) sources: Vec<CopyPath>,
     /// SESSION:PATH, a local file or directory, or - for stdout
+    #[arg(required = true)]
     pub(crate) destination: CopyPath,
-    /// Replace an existing local file
+    /// Copy directories with everything in them
+    #[arg(short, long)]
+    pub(crate) recursive: bool,
+    /// Replace existing local files
     #[arg(short, long)]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  codelia cat work:out.log work:err.log | less")]
+pub(crate) struct Cat {
+    /// Files to write to stdout, one after the other
+    #[arg(required = true, value_name = "SESSION:PATH")]
+    pub(crate) paths: Vec<SessionPath>,
+}
+
+#[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  codelia ls work\n  codelia ls work:src/bin\n  codelia ls --json work | jq '.[].path'"
+    after_help = "Examples:\n  codelia ls work\n  codelia ls -R work:src\n  codelia ls --json work | jq '.[].path'"
 )]
 pub(crate) struct Ls {
     /// Session, or a path in it [default path: the workspace]
     #[arg(value_name = "SESSION[:PATH]")]
     pub(crate) path: String,
+    /// List directories with everything in them
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
     /// List at most this many entries, sorted by name [default: all]
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     pub(crate) limit: usize,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  codelia rm work:notes.txt\n  codelia rm -r work:build work:dist")]
+pub(crate) struct Rm {
+    /// Files, links or directories to remove; a link is not followed
+    #[arg(required = true, value_name = "SESSION:PATH")]
+    pub(crate) paths: Vec<SessionPath>,
+    /// Remove directories with everything in them
+    #[arg(short, long)]
+    pub(crate) recursive: bool,
+    /// Ignore files that do not exist
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  codelia mkdir -p work:src/bin")]
+pub(crate) struct Mkdir {
+    /// Directories to create
+    #[arg(required = true, value_name = "SESSION:PATH")]
+    pub(crate) paths: Vec<SessionPath>,
+    /// Create missing parents too, and succeed if the directory exists
+    #[arg(short, long)]
+    pub(crate) parents: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  codelia mv work:a.txt work:b.txt\n  codelia mv work:a.txt work:docs/")]
+pub(crate) struct Mv {
+    /// File, link or directory to move; a link is not followed
+    #[arg(value_name = "SESSION:PATH")]
+    pub(crate) source: SessionPath,
+    /// New path in the same session, or an existing directory
+    #[arg(value_name = "SESSION:NEW_PATH")]
+    pub(crate) destination: SessionPath,
+    /// Replace an existing file or empty directory
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
 /// Source or destination of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CopyPath {
-    /// A path in a session, given by id or alias.
-    Session { session: String, path: String },
+    Session(SessionPath),
     /// A local path.
     Local(PathBuf),
     /// Standard input or output.
     Stdio,
 }
 
+/// A path in a session, given by id or alias.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SessionPath {
+    pub(crate) session: String,
+    pub(crate) path: String,
+}
+
 impl FromStr for CopyPath {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        if text == "-" {
-            return Ok(Self::Stdio);
+        Ok(match text.parse() {
+            _ if text == "-" => Self::Stdio,
+            Ok(path) => Self::Session(path),
+            Err(_) => Self::Local(text.into()),
+        })
+    }
+}
+
+impl fmt::Display for CopyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session(path) => path.fmt(f),
+            Self::Local(path) => path.display().fmt(f),
+            Self::Stdio => f.write_str("-"),
         }
-        Ok(match text.split_once(':') {
+    }
+}
+
+impl FromStr for SessionPath {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
             // `./a:b` and `/a:b` are local paths.
             Some((session, path)) if !session.is_empty() && !session.starts_with(['.', '/']) => {
-                Self::Session { session: session.to_owned(), path: path.to_owned() }
+                Ok(Self { session: session.to_owned(), path: path.to_owned() })
             }
-            _ => Self::Local(text.into()),
-        })
+            _ => Err("expected SESSION:PATH, such as work:notes.txt"),
+        }
+    }
+}
+
+impl fmt::Display for SessionPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.session, self.path)
     }
 }
 
@@ -72,8 +164,9 @@ mod tests {
 
     #[test]
     fn copy_path_with_session_prefix_is_remote() {
-        let session =
-            |session: &str, path: &str| CopyPath::Session { session: session.into(), path: path.into() };
+        let session = |session: &str, path: &str| {
+            CopyPath::Session(SessionPath { session: session.into(), path: path.into() })
+        };
         for (text, parsed) in [
             ("work:a/b", session("work", "a/b")),
             ("work:", session("work", "")),
@@ -85,7 +178,9 @@ mod tests {
             (":a", CopyPath::Local(":a".into())),
             ("-", CopyPath::Stdio),
         ] {
-            assert_eq!(text.parse(), Ok(parsed), "{text}");
+            assert_eq!(text.parse(), Ok(parsed.clone()), "{text}");
+            assert_eq!(parsed.to_string(), text);
         }
+        assert!("notes.txt".parse::<SessionPath>().is_err());
     }
 }

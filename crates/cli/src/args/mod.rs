@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use self::{
     admin::{Keys, Quotas, Scope, Tenants, Workers},
     context::Context,
-    files::{CopyPath, Cp, Ls},
+    files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     policy::Policy,
     run::{Attach, EnvArgs, Kill, Ps, Run},
     sandbox::{FilesystemArgs, SandboxArgs},
@@ -103,10 +103,18 @@ are several.")]
     /// Manage sessions: workspaces that runs share
     #[command(subcommand)]
     Session(Session),
-    /// Copy a file to or from a session
+    /// Copy files to or from a session
     Cp(Cp),
+    /// Print files of a session
+    Cat(Cat),
     /// List the files of a session
     Ls(Ls),
+    /// Remove files of a session
+    Rm(Rm),
+    /// Create directories in a session
+    Mkdir(Mkdir),
+    /// Move or rename a file of a session
+    Mv(Mv),
     /// Validate and explain policies
     #[command(subcommand)]
     Policy(Policy),

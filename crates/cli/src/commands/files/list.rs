@@ -1,0 +1,65 @@
+//! `codelia ls`.
+
+use std::path::Path;
+
+use anyhow::Result;
+use codelia_proto::v1::{File, FileKind, StatFileRequest};
+
+use super::{
+    has_reason,
+    remote_tree::{self, Entry},
+    to_json,
+};
+use crate::{args, client::Client, error_report::AboutFile, output::Output, record, resolve};
+
+/// Lists a directory of a session, or shows one file.
+pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Result<()> {
+    let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
+    let parent = resolve::session(client, session).await?;
+    let listed = if args.recursive {
+        let tree = remote_tree::walk(client, &parent, path).await;
+        tree.map(|mut tree| {
+            tree.sort_by(|a, b| a.path.cmp(&b.path));
+            tree
+        })
+    } else {
+        remote_tree::list(client, &parent, path, args.limit).await
+    };
+    let mut entries = match listed {
+        Err(error) if is_not_a_directory(&error) => {
+            let request = StatFileRequest { parent, path: path.to_owned(), no_follow: false };
+            let found = client.files().stat_file(request).await.about_file(session, path)?;
+            found.into_inner().file.into_iter().map(Entry::alone).collect()
+        }
+        listed => listed.about_file(session, path)?,
+    };
+    entries.truncate(args.limit);
+    output.print_list(&["MODE", "SIZE", "MODIFIED", "NAME"], &entries, |entry| to_json(&entry.file), row)
+}
+
+fn is_not_a_directory(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<tonic::Status>().is_some_and(|status| has_reason(status, "NOT_A_DIRECTORY"))
+}
+
+impl Entry {
+    /// A file that is listed by itself.
+    fn alone(file: File) -> Self {
+        let name = Path::new(&file.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Self { path: vec![name], file }
+    }
+}
+
+fn row(entry: &Entry) -> Vec<String> {
+    let (name, file) = (entry.path.join("/"), &entry.file);
+    let name = match file.kind() {
+        FileKind::Directory => format!("{name}/"),
+        FileKind::Symlink => format!("{name} -> {}", file.link_target),
+        FileKind::Regular | FileKind::Special | FileKind::Unspecified => name,
+    };
+    vec![
+        format!("{:04o}", file.mode),
+        file.size_bytes.to_string(),
+        record::timestamp(file.modify_time.as_ref()).unwrap_or_default(),
+        name,
+    ]
+}
