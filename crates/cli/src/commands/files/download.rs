@@ -67,7 +67,7 @@ pub(super) struct LocalFile {
     /// Whether it may replace another file.
     pub(super) force: bool,
     /// Keeps the directory open that `path` refers to.
-    pub(super) directory: Option<OwnedFd>,
+    pub(super) _directory: Option<OwnedFd>,
 }
 
 /// An open [`Target`].
@@ -81,7 +81,7 @@ impl Target {
     /// A file at this path.
     pub(super) fn file(path: PathBuf, force: bool) -> Self {
         let shown = path.display().to_string();
-        Self::File(LocalFile { path, shown, force, directory: None })
+        Self::File(LocalFile { path, shown, force, _directory: None })
     }
 
     /// The file that `requested` is copied to. In a directory it has the name that the user wrote:

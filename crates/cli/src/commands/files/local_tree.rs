@@ -136,7 +136,7 @@ impl LocalTree {
         }
         // The open directory, whatever is done to its path meanwhile.
         let path = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
-        let file = LocalFile { path, shown: shown.display().to_string(), force, directory: Some(directory) };
+        let file = LocalFile { path, shown: shown.display().to_string(), force, _directory: Some(directory) };
         Ok(Target::File(file))
     }
 
