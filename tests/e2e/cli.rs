@@ -125,7 +125,7 @@ async fn detached_run_can_be_listed_attached_killed() -> Result<()> {
     let id = started.stdout.trim().to_owned();
     assert_eq!(started.code, Some(0), "{started:?}");
     let listed = codelia(&cluster, &client, &["ps"]).await?;
-    assert!(listed.stdout.contains(id.rsplit('/').next().unwrap_or_default()), "{listed:?}");
+    assert!(listed.stdout.contains(&id[..18]), "{listed:?}");
     codelia(&cluster, &client, &["run", "-s", "work", "--", "touch", "go"]).await?;
     let attached = codelia(&cluster, &client, &["attach", &id]).await?;
     assert_eq!((attached.stdout.as_str(), attached.code), ("up\n", Some(5)));

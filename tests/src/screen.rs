@@ -6,6 +6,9 @@ use anyhow::Result;
 
 use crate::Terminal;
 
+/// What a progress bar writes before it draws again or goes.
+const CLEAR_LINE: &str = "\r\u{1b}[2K";
+
 /// The lines that a program printed on a terminal, and its exit code.
 #[derive(Debug)]
 pub struct Screen {
@@ -20,15 +23,15 @@ impl Screen {
     pub async fn of(program: &Command, columns: u16) -> Result<Self> {
         // The last line shows that all before it has arrived.
         let mut shell = Command::new("sh");
-        shell.args(["-c", "\"$@\"; echo \"code-$?.\"", "sh"]);
+        shell.args(["-c", "\"$@\"; echo \"code-$?;;\"", "sh"]);
         shell.arg(program.get_program()).args(program.get_args());
         shell.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let mut terminal = Terminal::start(shell.env("NO_COLOR", "1"), columns, 50)?;
-        terminal.shows("code-").await?;
-        let shown = terminal.shows(".\r\n").await?;
+        let shown = terminal.shows(";;\r\n").await?;
         terminal.exited().await?;
-        let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
-        let code = lines.pop().and_then(|line| line.strip_prefix("code-")?.strip_suffix('.')?.parse().ok());
+        let visible = |line: &str| line.rsplit(CLEAR_LINE).next().unwrap_or_default().to_owned();
+        let mut lines: Vec<String> = shown.lines().map(visible).collect();
+        let code = lines.pop().and_then(|line| line.strip_prefix("code-")?.strip_suffix(";;")?.parse().ok());
         Ok(Self { lines, code })
     }
 }

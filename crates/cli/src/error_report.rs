@@ -60,12 +60,12 @@ struct ErrorReport {
 /// Prints an error to stderr and, with `--json`, as an object to stdout.
 pub(crate) fn print(error: &anyhow::Error, output: Output) {
     let report = ErrorReport::new(error);
-    let text = format!("error: {}", report.text());
+    let text = report.text();
     // A message of the server is one line, whatever names are in it.
     if error.is::<tonic::Status>() {
-        output::write_message(&text)
+        output::write_error(&text)
     } else {
-        output::write_messages(&text)
+        output::write_error_lines(&text)
     }
     if output.is_json() {
         // The error is on stderr already: ignore a closed stdout.
@@ -77,7 +77,7 @@ pub(crate) fn print(error: &anyhow::Error, output: Output) {
 pub(crate) fn print_about(argument: &str, error: &anyhow::Error) {
     let text = ErrorReport::new(error).text();
     let about = if text.contains(argument) { String::new() } else { format!("{argument}: ") };
-    output::write_message(&format!("error: {about}{text}"));
+    output::write_error(&format!("{about}{text}"));
 }
 
 /// The error as in `--json`.

@@ -8,6 +8,7 @@ mod args;
 mod backends;
 mod client;
 mod commands;
+mod complete;
 mod config;
 mod contexts;
 mod each;
@@ -23,13 +24,14 @@ mod safe_text;
 mod signals;
 mod spinner;
 mod streams;
+mod style;
+mod table;
 mod terminal;
 mod units;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser};
 
 use self::{
     args::{Cli, Command},
@@ -43,7 +45,7 @@ use self::{
 const BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_process();
     let output = if cli.global.json { Output::Json } else { Output::Text };
     let exits_like_command = matches!(cli.command, Command::Run(_) | Command::Attach(_));
     match execute(cli, output) {
@@ -65,11 +67,14 @@ fn execute(cli: Cli, output: Output) -> Result<ExitCode> {
 }
 
 async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
-    if let Command::Completions { shell } = cli.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "codelia", &mut script);
-        output::write_line(String::from_utf8(script)?.trim_end())?;
-        return Ok(ExitCode::SUCCESS);
+    match &cli.command {
+        Command::Completions { shell } => {
+            return complete::print_script(*shell).map(|()| ExitCode::SUCCESS);
+        }
+        Command::Complete { words } => {
+            return complete::print_candidates(words).await.map(|()| ExitCode::SUCCESS);
+        }
+        _ => {}
     }
     let loaded = config::load(cli.global.config.as_deref(), &flags(&cli))?;
     let config = &loaded.config;

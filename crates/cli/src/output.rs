@@ -4,10 +4,13 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
-use comfy_table::{Table, presets::NOTHING};
+use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 
-use crate::safe_text;
+use crate::{safe_text, style, table};
+
+/// Width of lists that do not go to a terminal.
+const LIST_WIDTH: usize = 100;
 
 /// Format of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +29,8 @@ impl Output {
         self == Self::Json
     }
 
-    /// Prints items as a JSON array, or as a table with one row per item.
+    /// Prints items as a JSON array, or as a table with one row per item. Long cells are cut to fit
+    /// the terminal.
     pub(crate) fn print_list<T>(
         self,
         header: &[&str],
@@ -36,6 +40,20 @@ impl Output {
     ) -> Result<()> {
         match self {
             Self::Json => write_line(&Value::Array(items.iter().map(json).collect()).to_string()),
+            Self::Text => write_line(&table::format(header, safe(items.iter().map(row)), list_width())),
+        }
+    }
+
+    /// Like [`Output::print_list`], without cutting cells.
+    pub(crate) fn print_whole_list<T>(
+        self,
+        header: &[&str],
+        items: &[T],
+        json: impl Fn(&T) -> Value,
+        row: impl Fn(&T) -> Vec<String>,
+    ) -> Result<()> {
+        match self {
+            Self::Json => self.print_list(header, items, json, row),
             Self::Text => write_line(&table(header, items.iter().map(row))),
         }
     }
@@ -50,12 +68,7 @@ impl Output {
 
     /// Prints a JSON object, or its non-empty fields, one per line.
     pub(crate) fn print_fields(self, json: &Value) -> Result<()> {
-        let fields = json.as_object().into_iter().flatten();
-        let rows = fields
-            .filter(|(_, value)| !is_empty(value))
-            .map(|(name, value)| vec![name.clone(), plain(value)]);
-        let table = table(&[], rows);
-        self.print(json, &table)
+        self.print(json, &table(&[], fields(json).into_iter()))
     }
 }
 
@@ -83,6 +96,22 @@ pub(crate) fn write_messages(text: &str) {
     let _ = stderr.write_all(lines.as_bytes());
 }
 
+/// Writes `error: ` and a message of one line to stderr.
+pub(crate) fn write_error(message: &str) {
+    write_after_label(safe_text::line(message, &io::stderr()).as_ref());
+}
+
+/// Like [`write_error`], for a message that may have several lines.
+pub(crate) fn write_error_lines(message: &str) {
+    write_after_label(safe_text::lines(message, &io::stderr()).as_ref());
+}
+
+fn write_after_label(safe: &str) {
+    let mut stderr = io::stderr().lock();
+    let line = format!("{} {safe}\n", style::error("error:", &stderr));
+    let _ = stderr.write_all(line.as_bytes());
+}
+
 /// Converts an error of writing to stdout; a broken pipe becomes [`StdoutClosed`].
 pub(crate) fn stdout_error(error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::BrokenPipe { StdoutClosed.into() } else { error.into() }
@@ -90,17 +119,36 @@ pub(crate) fn stdout_error(error: io::Error) -> anyhow::Error {
 
 /// Formats a table for stdout, without borders.
 pub(crate) fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    if !header.is_empty() {
-        table.set_header(header);
-    }
+    table::format(header, safe(rows), usize::MAX)
+}
+
+/// Makes cells safe for stdout. Their width is measured afterwards.
+fn safe(rows: impl Iterator<Item = Vec<String>>) -> impl Iterator<Item = Vec<String>> {
     let safe = |cell: String| safe_text::line(&cell, &io::stdout()).into_owned();
-    table.add_rows(rows.map(|row| row.into_iter().map(safe).collect::<Vec<_>>()));
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
+    rows.map(move |row| row.into_iter().map(safe).collect())
+}
+
+fn list_width() -> usize {
+    // Fails if stdout is not a terminal.
+    match tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+        _ => LIST_WIDTH,
     }
-    table.trim_fmt()
+}
+
+/// The non-empty fields of an object as rows. A field of an object in it is `outer.inner`.
+fn fields(json: &Value) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (name, value) in json.as_object().into_iter().flatten().filter(|(_, value)| !is_empty(value)) {
+        match value {
+            Value::Object(_) => rows.extend(fields(value).into_iter().map(|mut row| {
+                row[0] = format!("{name}.{}", row[0]);
+                row
+            })),
+            value => rows.push(vec![name.clone(), plain(value)]),
+        }
+    }
+    rows
 }
 
 fn is_empty(value: &Value) -> bool {

@@ -1,11 +1,13 @@
 //! Sessions, runs, tenants, keys and workers as JSON. The field names are a stable interface.
 
+use std::collections::BTreeSet;
+
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::Mode;
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::exit_status;
+use crate::{exit_status, units};
 
 /// The full record of a run.
 pub(crate) fn run(run: &v1::Run) -> Value {
@@ -204,6 +206,26 @@ pub(crate) fn timestamp(time: Option<&prost_types::Timestamp>) -> Option<String>
     time.format(&Rfc3339).ok()
 }
 
+/// Formats a time as the distance from now, such as `5m ago` or `in 2h`, for tables.
+pub(crate) fn relative(time: Option<&prost_types::Timestamp>) -> String {
+    time.map_or_else(String::new, |time| {
+        units::relative(OffsetDateTime::now_utc().unix_timestamp().saturating_sub(time.seconds))
+    })
+}
+
+/// Lengths of ids in tables: time and counter, some random digits more, all.
+const ID_LENGTHS: [usize; 3] = [18, 23, 36];
+
+/// Returns the ids as tables show them: shortened, but so that all of them differ.
+pub(crate) fn short_ids<'a>(ids: impl Iterator<Item = &'a str>) -> impl Fn(&str) -> String {
+    let ids: BTreeSet<&str> = ids.collect();
+    let cut = |id: &str, length: usize| id.get(..length).unwrap_or(id).to_owned();
+    let differ =
+        |length: &usize| ids.iter().map(|id| cut(id, *length)).collect::<BTreeSet<_>>().len() == ids.len();
+    let length = ID_LENGTHS.into_iter().find(differ).unwrap_or(usize::MAX);
+    move |id| cut(id, length)
+}
+
 /// Converts a duration to milliseconds.
 pub(crate) fn millis(duration: Option<&prost_types::Duration>) -> Option<f64> {
     duration.and_then(|wire| duration_from_proto(wire).ok()).map(|duration| duration.as_secs_f64() * 1000.0)
@@ -279,6 +301,14 @@ mod tests {
         assert_eq!(record["isolation"], "none");
         assert_eq!(record["sandbox_mode"], "logical");
         assert_eq!(record["violations"], json!([]));
+    }
+
+    #[test]
+    fn short_ids_differ() {
+        let ids = ["01a1dd8f-750d-7375-8ae9-f58c8f946986", "01a1dd8f-750d-7375-9ae9-f58c8f946986"];
+        assert_eq!(short_ids(ids[..1].iter().copied())(ids[0]), "01a1dd8f-750d-7375");
+        assert_eq!(short_ids(ids.into_iter())(ids[1]), "01a1dd8f-750d-7375-9ae9");
+        assert_eq!(short_ids(["ab"].into_iter())("ab"), "ab");
     }
 
     #[test]

@@ -21,6 +21,17 @@ pub(crate) fn duration(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
+/// Formats seconds before now (or, if negative, after it) in the largest unit, such as `5m ago`.
+pub(crate) fn relative(seconds: i64) -> String {
+    let amount = match seconds.unsigned_abs() {
+        seconds @ 0..60 => format!("{seconds}s"),
+        seconds @ 60..3600 => format!("{}m", seconds / 60),
+        seconds @ 3600..172_800 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
+    };
+    if seconds < 0 { format!("in {amount}") } else { format!("{amount} ago") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,6 +48,21 @@ mod tests {
             (2 << 30, "2 GiB"),
         ] {
             assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn relative_times_use_the_largest_unit() {
+        for (seconds, text) in [
+            (0, "0s ago"),
+            (59, "59s ago"),
+            (60, "1m ago"),
+            (7_199, "1h ago"),
+            (172_800, "2d ago"),
+            (-1, "in 1s"),
+            (-3_600, "in 1h"),
+        ] {
+            assert_eq!(relative(seconds), text);
         }
     }
 

@@ -128,7 +128,8 @@ async fn terminal_gets_no_escape_sequences() -> Result<()> {
         let raw = format!("{}{}", piped.stdout, piped.stderr);
         let is_json = arguments.contains(&"--json");
         assert!(is_json || raw.contains(ATTACK), "the control: a pipe gets it raw: {piped:?}");
-        let mut terminal = Terminal::start(&cluster.cli(&client, &arguments), 200, 50)?;
+        let mut program = cluster.cli(&client, &arguments);
+        let mut terminal = Terminal::start(program.env("NO_COLOR", "1"), 200, 50)?;
         terminal.exited().await?;
         let shown = terminal.shows("owned\\u0007").await?;
         assert!(

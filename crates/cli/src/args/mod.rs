@@ -5,6 +5,7 @@ mod context;
 #[cfg(test)]
 mod documents;
 mod files;
+mod help;
 mod policy;
 mod run;
 mod sandbox;
@@ -14,7 +15,7 @@ mod values;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub(crate) use self::{
     admin::{Keys, Quotas, Scope, Tenants, Workers},
@@ -48,6 +49,14 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Parses the arguments of this process. Prints help and errors, and exits.
+    pub(crate) fn from_process() -> Self {
+        let mut matches = help::with_groups(Self::command()).get_matches();
+        Self::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -138,10 +147,22 @@ are several.")]
     #[command(subcommand)]
     Config(Config),
     /// Print a shell completion script
-    #[command(after_help = "Example:\n  codelia completions bash > /etc/bash_completion.d/codelia")]
+    #[command(after_help = "\
+Scripts for bash, zsh and fish complete names of sessions, runs, files and others too, by asking the
+server.
+
+Example:
+  codelia completions bash > /etc/bash_completion.d/codelia")]
     Completions {
         /// Shell to generate the script for
         shell: clap_complete::Shell,
+    },
+    /// Print the candidates for the last word, for completion scripts
+    #[command(name = "__complete", hide = true)]
+    Complete {
+        /// Words of the command line after the program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
     },
 }
 
@@ -163,6 +184,17 @@ mod tests {
     #[test]
     fn clap_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_every_command_under_a_heading() {
+        let help = help::with_groups(Cli::command()).render_help().to_string();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let line = format!("\n  {} ", command.get_name());
+            assert_eq!(help.matches(&line).count(), 1, "{line}: {help}");
+        }
+        assert!(!help.contains("Other commands") && !help.contains("__complete"), "{help}");
+        assert!(help.contains("Global options:") && help.contains("Examples:"), "{help}");
     }
 
     #[test]

@@ -27,10 +27,6 @@ pub(crate) struct Run {
     /// Run in this session, by id or alias [default: a new session for this run]
     #[arg(short, long)]
     pub(crate) session: Option<String>,
-    #[command(flatten)]
-    pub(crate) sandbox: SandboxArgs,
-    #[command(flatten)]
-    pub(crate) env: EnvArgs,
     /// Start the command in this directory, relative to the session's root
     #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true)]
     pub(crate) workdir: String,
@@ -49,11 +45,17 @@ pub(crate) struct Run {
     /// Command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
+    // Last: their headings also apply to what follows.
+    #[command(flatten)]
+    pub(crate) env: EnvArgs,
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
 }
 
 /// Environment of a command. Only `-e K=V` puts a value into this process's arguments, where other
 /// users of the machine can read it.
 #[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Environment")]
 pub(crate) struct EnvArgs {
     /// Set a variable; without =V, take the value from this process's environment (repeatable)
     #[arg(short = 'e', long, value_name = "K[=V]")]

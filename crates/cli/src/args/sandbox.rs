@@ -9,6 +9,7 @@ use super::values::{cpu_millicores, duration, key_value, mebibytes};
 
 /// Host files to expose, in addition to the policy file.
 #[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Files of the host")]
 pub(crate) struct FilesystemArgs {
     /// Never modify host files: writable paths become overlays
     #[arg(long = "static")]
@@ -32,6 +33,7 @@ pub(crate) struct FilesystemArgs {
 
 /// Sandbox of a run or session. The server validates the values.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Sandbox and limits")]
 pub(crate) struct SandboxArgs {
     /// Sandbox mode: logical, bwrap, nsjail or container [default: the server's]
     #[arg(long)]
@@ -57,12 +59,13 @@ pub(crate) struct SandboxArgs {
     /// Deny tracing of processes, even if the policy allows it
     #[arg(long)]
     pub(crate) no_debug: bool,
-    #[command(flatten)]
-    pub(crate) filesystem: FilesystemArgs,
     /// Attach a label (repeatable)
     #[arg(long = "label", value_name = "K=V", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
     /// Make retries safe: retrying with the same key returns the first result
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
+    // Last: its heading also applies to what follows.
+    #[command(flatten)]
+    pub(crate) filesystem: FilesystemArgs,
 }

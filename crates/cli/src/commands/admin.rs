@@ -100,7 +100,7 @@ async fn list_tenants(client: &Client, output: Output) -> Result<()> {
     })
     .await?;
     output.print_list(&["TENANT", "CREATED"], &tenants, record::tenant, |tenant: &Tenant| {
-        vec![tenant.tenant_id.clone(), record::timestamp(tenant.create_time.as_ref()).unwrap_or_default()]
+        vec![tenant.tenant_id.clone(), record::relative(tenant.create_time.as_ref())]
     })
 }
 
@@ -112,15 +112,16 @@ async fn list_keys(client: &Client, tenant: &str, output: Output) -> Result<()> 
     })
     .await?;
     let header = ["KEY", "NAME", "SCOPES", "CREATED", "LAST USE", "EXPIRES", "REVOKED"];
+    let id = record::short_ids(keys.iter().map(|key| record::last_segment(&key.name)));
     output.print_list(&header, &keys, record::key, |key: &Key| {
         vec![
-            record::last_segment(&key.name).to_owned(),
+            id(record::last_segment(&key.name)),
             key.display_name.clone(),
             key.scopes().map(record::scope).collect::<Vec<_>>().join(","),
-            record::timestamp(key.create_time.as_ref()).unwrap_or_default(),
-            record::timestamp(key.last_use_time.as_ref()).unwrap_or_default(),
-            record::timestamp(key.expire_time.as_ref()).unwrap_or_default(),
-            record::timestamp(key.revoke_time.as_ref()).unwrap_or_default(),
+            record::relative(key.create_time.as_ref()),
+            record::relative(key.last_use_time.as_ref()),
+            record::relative(key.expire_time.as_ref()),
+            record::relative(key.revoke_time.as_ref()),
         ]
     })
 }
@@ -139,16 +140,15 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
         Ok((page.workers, page.next_page_token))
     })
     .await?;
-    let header = ["WORKER", "STATE", "MODES", "BUSY", "SLOTS", "SESSIONS", "HEARTBEAT", "VERSION"];
+    let header = ["WORKER", "STATE", "MODES", "BUSY", "SESSIONS", "HEARTBEAT", "VERSION"];
     output.print_list(&header, &workers, record::worker, |worker: &Worker| {
         vec![
             worker.worker_id.clone(),
             record::worker_state(worker).to_owned(),
             worker.modes().filter_map(record::mode).collect::<Vec<_>>().join(","),
-            worker.busy_slots.to_string(),
-            worker.slots.to_string(),
+            format!("{}/{}", worker.busy_slots, worker.slots),
             worker.sessions.to_string(),
-            record::timestamp(worker.heartbeat_time.as_ref()).unwrap_or_default(),
+            record::relative(worker.heartbeat_time.as_ref()),
             worker.version.clone(),
         ]
     })

@@ -54,7 +54,7 @@ pub(crate) fn context(loaded: &Loaded, command: args::Context, output: Output) -
 
 fn list(contexts: &Contexts, output: Output) -> Result<()> {
     let all: Vec<_> = contexts.contexts.iter().collect();
-    output.print_list(
+    output.print_whole_list(
         &["CONTEXT", "IN USE", "ENDPOINT"],
         &all,
         |(name, context)| to_json(contexts, name, context),

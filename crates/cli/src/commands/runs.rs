@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
-    v1::{CancelRunRequest, ListRunsRequest, Outcome, Run, RunState},
+    v1::{CancelRunRequest, ListRunsRequest, Run, RunState},
 };
 
 use crate::{
@@ -16,9 +16,6 @@ use crate::{
     output::Output,
     record, resolve,
 };
-
-/// Maximum characters of a command in the table.
-const MAX_COMMAND_CHARS: usize = 40;
 
 /// Lists runs, newest first.
 pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
@@ -31,12 +28,19 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
     // Ids sort by creation time.
     runs.sort_by(|a, b| b.run_id.cmp(&a.run_id));
     runs.truncate(args.limit);
-    output.print_list(
-        &["RUN", "SESSION", "STATE", "OUTCOME", "MODE", "WORKER", "CREATED", "COMMAND"],
-        &runs,
-        record::run,
-        row,
-    )
+    let run_id = record::short_ids(runs.iter().map(|run| run.run_id.as_str()));
+    let session_id = record::short_ids(runs.iter().map(|run| run.session_id.as_str()));
+    let header = ["RUN", "SESSION", "STATUS", "MODE", "CREATED", "COMMAND"];
+    output.print_list(&header, &runs, record::run, |run| {
+        vec![
+            run_id(&run.run_id),
+            session_id(&run.session_id),
+            status(run),
+            record::mode(run.mode()).unwrap_or_default().to_owned(),
+            record::relative(run.create_time.as_ref()),
+            run.command.as_ref().map(|command| plain(&command.argv.join(" "))).unwrap_or_default(),
+        ]
+    })
 }
 
 /// Cancels runs.
@@ -76,30 +80,17 @@ async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<R
     listed.await
 }
 
-fn row(run: &Run) -> Vec<String> {
-    vec![
-        run.run_id.clone(),
-        run.session_id.clone(),
-        record::run_state(run).to_owned(),
-        run.outcome.as_ref().map(outcome).unwrap_or_default(),
-        record::mode(run.mode()).unwrap_or_default().to_owned(),
-        run.worker_id.clone(),
-        record::timestamp(run.create_time.as_ref()).unwrap_or_default(),
-        run.command.as_ref().map(|command| shorten(&command.argv.join(" "))).unwrap_or_default(),
-    ]
-}
-
-fn outcome(outcome: &Outcome) -> String {
-    format!("{} ({})", exit_status::name(outcome), exit_status::exit_code(outcome))
-}
-
-/// Shortens a command to fit its column, and removes control characters.
-fn shorten(command: &str) -> String {
-    let plain: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    match plain.char_indices().nth(MAX_COMMAND_CHARS) {
-        Some((end, _)) => format!("{}…", &plain[..end]),
-        None => plain,
+/// The state of a run that has not ended, or its outcome.
+fn status(run: &Run) -> String {
+    match &run.outcome {
+        Some(outcome) => format!("{} ({})", exit_status::name(outcome), exit_status::exit_code(outcome)),
+        None => record::run_state(run).to_owned(),
     }
+}
+
+/// Removes control characters from a command.
+fn plain(command: &str) -> String {
+    command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -107,8 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_in_table_is_short_and_printable() {
-        assert_eq!(shorten("sh -c \x1b[31m\n"), "sh -c  [31m ");
-        assert_eq!(shorten(&"é".repeat(50)), format!("{}…", "é".repeat(40)));
+    fn command_in_table_is_printable() {
+        assert_eq!(plain("sh -c \x1b[31m\n"), "sh -c  [31m ");
     }
 }

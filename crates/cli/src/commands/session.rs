@@ -92,24 +92,19 @@ async fn list(client: &Client, filter: &ListSessionsRequest, limit: usize, outpu
         Ok((page.sessions, page.next_page_token))
     })
     .await?;
-    output.print_list(
-        &["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "CREATED", "ENDS"],
-        &sessions,
-        record::session,
-        row,
-    )
-}
-
-fn row(session: &Session) -> Vec<String> {
-    vec![
-        session.session_id.clone(),
-        session.alias.clone(),
-        record::session_state(session).to_owned(),
-        record::mode(session.mode()).unwrap_or_default().to_owned(),
-        session.worker_id.clone(),
-        record::timestamp(session.create_time.as_ref()).unwrap_or_default(),
-        record::timestamp(session.end_time.as_ref().or(session.expire_time.as_ref())).unwrap_or_default(),
-    ]
+    let id = record::short_ids(sessions.iter().map(|session| session.session_id.as_str()));
+    let header = ["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "CREATED", "ENDS"];
+    output.print_list(&header, &sessions, record::session, |session| {
+        vec![
+            id(&session.session_id),
+            session.alias.clone(),
+            record::session_state(session).to_owned(),
+            record::mode(session.mode()).unwrap_or_default().to_owned(),
+            session.worker_id.clone(),
+            record::relative(session.create_time.as_ref()),
+            record::relative(session.end_time.as_ref().or(session.expire_time.as_ref())),
+        ]
+    })
 }
 
 async fn show(client: &Client, session: &str, output: Output) -> Result<()> {

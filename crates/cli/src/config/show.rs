@@ -15,7 +15,7 @@ const MASK: &str = "********";
 /// Prints every key with its value and source. Secrets are masked.
 pub(crate) fn show(loaded: &Loaded, output: Output) -> Result<()> {
     let rows: Vec<Row> = KEYS.iter().map(|key| row(loaded, key)).collect();
-    output.print_list(
+    output.print_whole_list(
         &["KEY", "VALUE", "SOURCE", "VARIABLE"],
         &rows,
         |row| json!({ "key": row.key, "value": row.value, "source": row.source, "variable": row.variable }),

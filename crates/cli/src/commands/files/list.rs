@@ -34,7 +34,12 @@ pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Resu
         listed => listed.about_file(session, path)?,
     };
     entries.truncate(args.limit);
-    output.print_list(&["MODE", "SIZE", "MODIFIED", "NAME"], &entries, |entry| to_json(&entry.file), row)
+    output.print_whole_list(
+        &["MODE", "SIZE", "MODIFIED", "NAME"],
+        &entries,
+        |entry| to_json(&entry.file),
+        row,
+    )
 }
 
 fn is_not_a_directory(error: &anyhow::Error) -> bool {
@@ -59,7 +64,7 @@ fn row(entry: &Entry) -> Vec<String> {
     vec![
         format!("{:04o}", file.mode),
         file.size_bytes.to_string(),
-        record::timestamp(file.modify_time.as_ref()).unwrap_or_default(),
+        record::relative(file.modify_time.as_ref()),
         name,
     ]
 }

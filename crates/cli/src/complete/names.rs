@@ -1,0 +1,97 @@
+//! Names for completion that the server or the file of contexts knows.
+
+use anyhow::Result;
+use codelia_proto::v1::{
+    FileKind, ListFilesRequest, ListKeysRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest,
+    ListWorkersRequest, SessionState,
+};
+
+use crate::{
+    client::{Client, session_name},
+    config::{self, Flag},
+    contexts::Contexts,
+    record,
+};
+
+/// Names that are requested at most.
+const PAGE_SIZE: i32 = 200;
+
+/// Where the names of an argument are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source {
+    Sessions,
+    Runs,
+    /// `SESSION:PATH`.
+    Files,
+    Tenants,
+    Keys,
+    Workers,
+    Contexts,
+}
+
+/// Finds names. `server` has the flags that decide which server is asked.
+pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Result<Vec<String>> {
+    if matches!(source, Source::Contexts) {
+        return Ok(Contexts::read()?.contexts.into_keys().collect());
+    }
+    let client = Client::connect(&config::load(None, server)?).await?;
+    match source {
+        Source::Sessions => sessions(&client).await,
+        Source::Runs => {
+            let parent = "sessions/-".to_owned();
+            let request = ListRunsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
+            let runs = client.runs().list_runs(request).await?.into_inner().runs;
+            Ok(runs.into_iter().map(|run| run.run_id).collect())
+        }
+        Source::Files => match current.split_once(':') {
+            Some((session, path)) => files(&client, session, path).await,
+            None => Ok(sessions(&client).await?.into_iter().map(|name| format!("{name}:")).collect()),
+        },
+        Source::Tenants => {
+            let request = ListTenantsRequest { page_size: PAGE_SIZE, ..Default::default() };
+            let tenants = client.admin().list_tenants(request).await?.into_inner().tenants;
+            Ok(tenants.into_iter().map(|tenant| tenant.tenant_id).collect())
+        }
+        Source::Keys => {
+            let parent = "tenants/-".to_owned();
+            let request = ListKeysRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
+            let keys = client.admin().list_keys(request).await?.into_inner().keys;
+            Ok(keys.iter().map(|key| record::last_segment(&key.name).to_owned()).collect())
+        }
+        Source::Workers => {
+            let request = ListWorkersRequest { page_size: PAGE_SIZE, ..Default::default() };
+            let workers = client.admin().list_workers(request).await?.into_inner().workers;
+            Ok(workers.into_iter().map(|worker| worker.worker_id).collect())
+        }
+        Source::Contexts => Ok(Vec::new()),
+    }
+}
+
+/// Open sessions by alias, or by id without one.
+async fn sessions(client: &Client) -> Result<Vec<String>> {
+    let state = SessionState::Open.into();
+    let request = ListSessionsRequest { page_size: PAGE_SIZE, state, ..Default::default() };
+    let sessions = client.sessions().list_sessions(request).await?.into_inner().sessions;
+    let name = |session: codelia_proto::v1::Session| {
+        if session.alias.is_empty() { session.session_id } else { session.alias }
+    };
+    Ok(sessions.into_iter().map(name).collect())
+}
+
+/// Files in the directory that `path` is in.
+async fn files(client: &Client, session: &str, path: &str) -> Result<Vec<String>> {
+    let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let prefix = if directory.is_empty() { String::new() } else { format!("{directory}/") };
+    let request = ListFilesRequest {
+        parent: session_name(session),
+        path: directory.to_owned(),
+        page_size: PAGE_SIZE,
+        ..Default::default()
+    };
+    let files = client.files().list_files(request).await?.into_inner().files;
+    let candidate = |file: &codelia_proto::v1::File| {
+        let end = if file.kind() == FileKind::Directory { "/" } else { "" };
+        format!("{session}:{prefix}{}{end}", record::last_segment(&file.path))
+    };
+    Ok(files.iter().map(candidate).collect())
+}
