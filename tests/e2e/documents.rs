@@ -22,7 +22,8 @@ const TEST_ROOTS: [(&str, &str); 6] = [
 ];
 
 /// Macros that generate a test from each name they are given.
-const TEST_MACROS: [&str; 3] = ["in_every_mode!(", "in_mode!(", "with_every_engine!("];
+const TEST_MACROS: [&str; 4] =
+    ["in_every_mode!(", "in_mode!(", "with_every_engine!(", "watched_in_every_tool!("];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -13,6 +13,7 @@ const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 const NEEDS: [&str; 20] = [
     "postgres",
     "cgroup",
+    "cgroup1",
     "cgroup2",
     "python",
     "programs",

@@ -5,7 +5,7 @@ use codelia_store::{
     IsolationFloor, Key, OutputChunk, OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session,
     SessionEndReason, SessionState, SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
-use codelia_types::{CommandSpec, Outcome};
+use codelia_types::{CommandSpec, Mode, Outcome};
 
 pub(crate) fn session(session: Session) -> v1::Session {
     v1::Session {
@@ -108,6 +108,7 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         attempt: run.attempt,
         labels: run.labels.clone().into_iter().collect(),
         unenforced: run.unenforced.clone(),
+        watched: run.watched.clone(),
         violations: violations(run).collect(),
         violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
         ..v1::Run::default()
@@ -176,6 +177,7 @@ pub(crate) fn started(run: &Run) -> Option<v1::StartedEvent> {
         setup_time: run.setup_time.map(duration_to_proto),
         prepared: run.prepared.unwrap_or_default(),
         unenforced: run.unenforced.clone(),
+        watched: run.watched.clone(),
     })
 }
 
@@ -272,13 +274,18 @@ pub(crate) fn worker(worker: Worker) -> v1::Worker {
         name: format!("workers/{}", worker.id),
         worker_id: worker.id.into(),
         state: worker_state(worker.state).into(),
-        modes: worker.modes.into_iter().map(|mode| v1::SandboxMode::from(mode).into()).collect(),
+        modes: modes(worker.modes),
+        watched_modes: modes(worker.watched_modes),
         slots: worker.slots,
         busy_slots: worker.busy_slots,
         sessions: worker.sessions,
         heartbeat_time: Some(timestamp_to_proto(worker.heartbeat_at)),
         version: worker.version,
     }
+}
+
+fn modes(modes: Vec<Mode>) -> Vec<i32> {
+    modes.into_iter().map(|mode| v1::SandboxMode::from(mode).into()).collect()
 }
 
 fn worker_state(state: WorkerState) -> v1::WorkerState {

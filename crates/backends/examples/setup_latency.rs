@@ -156,6 +156,7 @@ fn tool_options(program: &Path) -> ToolOptions {
         cgroup_parent: CgroupParent::default(),
         sandbox_uids: None,
         engine_sockets: Vec::new(),
+        watch_limits: false,
     }
 }
 

@@ -180,12 +180,28 @@ pub struct Stdio {
 pub struct Capabilities {
     /// The mode.
     pub mode: Mode,
-    /// Whether the probe could start and destroy a sandbox of this mode.
+    /// Whether the probe could start and destroy a sandbox of this mode, and its limits are enforced
+    /// or watched.
     pub usable: bool,
     /// The parts of a plan that can be enforced.
     pub enforceable: Enforceable,
     /// What is missing, and how to get it.
     pub gaps: Vec<Gap>,
+}
+
+impl Capabilities {
+    /// Whether the mode isolates, but only watches limits of runs.
+    #[must_use]
+    pub fn watches_limits(&self) -> bool {
+        self.usable && self.mode != Mode::Logical && !self.enforceable.limits()
+    }
+
+    /// What is missing, with the remedies, in one line.
+    #[must_use]
+    pub fn problem(&self) -> String {
+        let gaps = self.gaps.iter().map(|gap| format!("{} ({})", gap.missing, gap.remedy));
+        gaps.collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// Something that this host lacks.

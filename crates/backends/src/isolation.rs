@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use codelia_policy::{Ids, Plan};
+use codelia_policy::{Ids, Limit, Plan};
 use codelia_sys::{Errno, Pid, process, pty};
 use codelia_types::{Mode, NetworkMode};
 
@@ -43,7 +43,8 @@ pub(crate) const SHOWN_IN_PROC: [&str; 15] = [
 ];
 
 /// Refuses a plan that is not for this mode or does not isolate.
-pub(crate) fn require_isolating(plan: &Plan, mode: Mode) -> Result<(), Error> {
+/// With `watches`, limits may be watched instead of enforced, and the CPU rate not at all.
+pub(crate) fn require_isolating(plan: &Plan, mode: Mode, watches: bool) -> Result<(), Error> {
     let own = process::own_uid();
     let checks = [
         ("mode", plan.mode == mode),
@@ -52,9 +53,19 @@ pub(crate) fn require_isolating(plan: &Plan, mode: Mode) -> Result<(), Error> {
         ("hostname", plan.hostname.is_some()),
         ("network", plan.network == NetworkMode::None),
         ("security", plan.security.is_some()),
-        ("limits", plan.unenforced.is_empty()),
+        ("limits", holds_limits(plan, watches)),
     ];
     require(&checks)
+}
+
+fn holds_limits(plan: &Plan, watches: bool) -> bool {
+    let watchable = [Limit::MemoryBytes, Limit::Pids, Limit::CpuTime];
+    if watches {
+        plan.unenforced.iter().all(|limit| *limit == Limit::CpuMillicores)
+            && plan.watched.iter().all(|limit| watchable.contains(limit))
+    } else {
+        plan.unenforced.is_empty() && plan.watched.is_empty()
+    }
 }
 
 /// Returns an error that names the first field whose check failed.

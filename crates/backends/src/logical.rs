@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use codelia_policy::{Enforceable, Plan};
+use codelia_policy::{Enforceable, Plan, limits_remedy};
 use codelia_sys::{
     cgroup::{CgroupParent, Group},
     resolve_beneath,
@@ -72,7 +72,7 @@ impl Backend for Logical {
             missing: "isolation".to_owned(),
             remedy: "mode logical isolates nothing; use another mode for untrusted commands".to_owned(),
         }];
-        let enforceable = self.cgroups.probe(&mut gaps);
+        let enforceable = self.cgroups.probe(limits_remedy(Mode::Logical, false), &mut gaps);
         let tried = self.try_sandbox(enforceable).await;
         if let Err(error) = &tried {
             gaps.push(probe::sandbox_gap(error, "check that codelia-init can be executed".to_owned()));

@@ -50,6 +50,7 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
         hostname: None,
         limits: Limits::default(),
         unenforced: limits.into_iter().filter(|(_, can)| !can).map(|(limit, _)| limit).collect(),
+        watched: Vec::new(),
         io: IoLimits::default(),
         cpus: None,
         profile: None,

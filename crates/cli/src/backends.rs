@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use codelia_backends::{
     Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions, ToolOptions, bwrap,
     container, nsjail,
@@ -10,11 +10,16 @@ use codelia_backends::{
 use codelia_types::Mode;
 use codelia_worker::UidRange;
 
-use crate::{config::Config, options};
+use crate::{
+    config::{Config, LimitEnforcement, Profile},
+    options,
+};
 
 /// Order of preference if no mode is configured. Modes that use the host's programs and start in
-/// milliseconds come before the one that needs an image.
-const PREFERENCE: [Mode; 4] = [Mode::Bwrap, Mode::Nsjail, Mode::Container, Mode::Logical];
+/// milliseconds come before the one that needs an image. `logical` isolates nothing and must be chosen.
+const PREFERENCE: [Mode; 3] = [Mode::Bwrap, Mode::Nsjail, Mode::Container];
+
+const NO_ISOLATION: &str = "; to run commands without isolation, use --mode logical";
 
 /// Creates the backends that the configuration allows. `uids` are those of sandboxes.
 pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<dyn Backend>>> {
@@ -23,7 +28,7 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
         None => codelia_backends::find_init()?,
     };
     let sandbox_uids = uids.map(|range| range.base..=range.base.saturating_add(range.count - 1));
-    let cgroup_parent = CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle };
+    let (cgroup_parent, watch_limits) = (cgroup_parent(config), config.watch_limits()?);
     let mut backends: Vec<Arc<dyn Backend>> = vec![
         Arc::new(bwrap(ToolOptions {
             init: init.clone(),
@@ -31,6 +36,7 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
             cgroup_parent: cgroup_parent.clone(),
             sandbox_uids: sandbox_uids.clone(),
             engine_sockets: vec![config.sandbox.container_socket.clone()],
+            watch_limits,
         })?),
         Arc::new(nsjail(ToolOptions {
             init: init.clone(),
@@ -38,6 +44,7 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
             cgroup_parent: cgroup_parent.clone(),
             sandbox_uids,
             engine_sockets: vec![config.sandbox.container_socket.clone()],
+            watch_limits,
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),
@@ -53,6 +60,26 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
         backends.push(Arc::new(Logical::new(LogicalOptions { init, cgroup_parent })?));
     }
     Ok(backends)
+}
+
+fn cgroup_parent(config: &Config) -> CgroupParent {
+    CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle }
+}
+
+/// Whether this process can enforce the limits of runs.
+pub(crate) fn can_enforce_limits(config: &Config) -> bool {
+    codelia_backends::can_enforce_limits(&cgroup_parent(config))
+}
+
+/// The configuration of `up`: where nothing is configured and no cgroup can enforce limits, they are
+/// watched. Isolation without exact limits is better than none.
+pub(crate) fn watching_if_needed(config: &Config) -> Config {
+    let mut config = config.clone();
+    let is_unset = config.sandbox.limit_enforcement.is_none() && config.profile == Profile::Dev;
+    if is_unset && !can_enforce_limits(&config) {
+        config.sandbox.limit_enforcement = Some(LimitEnforcement::BestEffort);
+    }
+    config
 }
 
 /// Probes each backend on this host.
@@ -79,17 +106,18 @@ fn inaccessible(directory: &Path) -> Gap {
     }
 }
 
-/// Returns the configured mode, which must be usable, or the most preferred usable one.
+/// Returns the configured mode, which must be usable, or the most preferred usable one that isolates.
+/// Modes that enforce limits come before those that only watch them.
 pub(crate) fn choose_mode(config: &Config, probed: &[Capabilities]) -> Result<Mode> {
-    match config.sandbox.mode {
-        Some(mode) => require_usable(mode, probed),
-        None => {
-            let usable = |mode: &Mode| probed.iter().any(|one| one.mode == *mode && is_suitable(one));
-            PREFERENCE
-                .into_iter()
-                .find(usable)
-                .with_context(|| format!("no sandbox mode is usable on this host: {}", gaps(probed)))
-        }
+    if let Some(mode) = config.sandbox.mode {
+        return require_usable(mode, probed);
+    }
+    let preferred = PREFERENCE.iter().filter_map(|mode| probed.iter().find(|one| one.mode == *mode));
+    let (enforcing, watching): (Vec<_>, Vec<_>) =
+        preferred.filter(|one| one.usable).partition(|one| !one.watches_limits());
+    match enforcing.iter().chain(&watching).next() {
+        Some(one) => Ok(one.mode),
+        None => bail!("no isolating mode is usable on this host: {}{NO_ISOLATION}", problems(probed)),
     }
 }
 
@@ -108,22 +136,13 @@ fn require_usable(mode: Mode, probed: &[Capabilities]) -> Result<Mode> {
     match probed.iter().find(|one| one.mode == mode) {
         None => bail!("sandbox.mode: {mode} is not available in this build or configuration"),
         Some(one) if one.usable => Ok(mode),
-        Some(one) => {
-            bail!("sandbox.mode: {mode} is not usable on this host: {}", gaps(std::slice::from_ref(one)))
-        }
+        Some(one) => bail!("sandbox.mode: {mode} is not usable on this host: {}", one.problem()),
     }
 }
 
-/// Whether a mode can be the default. An isolating mode that cannot enforce the limits would refuse
-/// every run.
-fn is_suitable(capabilities: &Capabilities) -> bool {
-    let can = capabilities.enforceable;
-    capabilities.usable && (capabilities.mode == Mode::Logical || (can.memory && can.cpu && can.pids))
-}
-
-fn gaps(probed: &[Capabilities]) -> String {
-    let gaps = probed.iter().flat_map(|one| &one.gaps);
-    gaps.map(|gap| format!("{} ({})", gap.missing, gap.remedy)).collect::<Vec<_>>().join("; ")
+fn problems(probed: &[Capabilities]) -> String {
+    let isolating = probed.iter().filter(|one| one.mode != Mode::Logical);
+    isolating.map(|one| format!("{}: {}", one.mode, one.problem())).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -146,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn preferred_usable_mode_wins_logical_last() {
+    fn preferred_mode_wins_and_logical_never() {
         let all = |bwrap, nsjail, container| {
             [
                 capabilities(Mode::Logical, true),
@@ -159,10 +178,23 @@ mod tests {
         assert_eq!(chosen(&all(true, true, true)), Mode::Bwrap);
         assert_eq!(chosen(&all(false, true, true)), Mode::Nsjail);
         assert_eq!(chosen(&all(false, false, true)), Mode::Container);
-        assert_eq!(chosen(&all(false, false, false)), Mode::Logical);
-        let mut without_cgroups = all(true, false, false);
+        let error = choose_mode(&config(&[]), &all(false, false, false)).unwrap_err().to_string();
+        assert!(error.contains("user namespaces") && error.contains("--mode logical"), "{error}");
+        let mut without_cgroups = all(true, true, true);
         without_cgroups[3].enforceable.memory = false;
-        assert_eq!(chosen(&without_cgroups), Mode::Logical);
+        assert_eq!(chosen(&without_cgroups), Mode::Nsjail, "exact limits are preferred");
+        without_cgroups[1].usable = false;
+        without_cgroups[2].usable = false;
+        assert_eq!(chosen(&without_cgroups), Mode::Bwrap);
+    }
+
+    #[test]
+    fn prod_profile_refuses_best_effort() {
+        let best_effort = ("CODELIA_SANDBOX_LIMIT_ENFORCEMENT", "best_effort");
+        assert!(config(&[best_effort]).watch_limits().unwrap());
+        assert!(!config(&[]).watch_limits().unwrap());
+        let error = config(&[("CODELIA_PROFILE", "prod"), best_effort]).watch_limits().unwrap_err();
+        assert!(error.to_string().contains("delegated cgroup"), "{error}");
     }
 
     #[test]

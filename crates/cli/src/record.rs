@@ -38,6 +38,7 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "output_bytes": run.output_bytes,
         "output_truncated": run.output_truncated,
         "unenforced": run.unenforced,
+        "watched": run.watched,
         "attempt": run.attempt,
         "labels": run.labels,
     })
@@ -145,6 +146,7 @@ pub(crate) fn worker(worker: &v1::Worker) -> Value {
         "worker_id": worker.worker_id,
         "state": worker_state(worker),
         "modes": worker.modes().map(mode).collect::<Vec<_>>(),
+        "watched_modes": worker.watched_modes().map(mode).collect::<Vec<_>>(),
         "slots": worker.slots,
         "busy_slots": worker.busy_slots,
         "sessions": worker.sessions,

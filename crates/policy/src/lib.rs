@@ -42,7 +42,9 @@ pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest};
 pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir};
 pub use path_trie::PathTrie;
-pub use plan::{Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules};
+pub use plan::{
+    Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, limits_remedy,
+};
 pub use run_spec::RunSpec;
 pub use runtime::{PathKind, Runtime};
 pub use secrets::home_dirs;

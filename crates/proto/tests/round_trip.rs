@@ -290,7 +290,7 @@ fn result() -> impl Strategy<Value = RunResult> {
         any::<String>(),
         of(duration()),
         any::<bool>(),
-        texts(),
+        (texts(), texts()),
         output,
         violations(),
     )
@@ -302,7 +302,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                 sandbox_root,
                 setup_time,
                 prepared,
-                unenforced,
+                (unenforced, watched),
                 output,
                 violations,
             )| {
@@ -314,6 +314,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                     setup_time,
                     prepared,
                     unenforced,
+                    watched,
                     output_bytes: output.0,
                     output_truncated: output.1,
                     violations,
@@ -373,6 +374,7 @@ fn sample_ended() -> EndedRun {
             setup_time: None,
             prepared: false,
             unenforced: Vec::new(),
+            watched: Vec::new(),
             output_bytes: 0,
             output_truncated: false,
             violations: Violations::default(),

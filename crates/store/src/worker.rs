@@ -18,6 +18,8 @@ pub struct Worker {
     pub state: WorkerState,
     /// Modes that its probe found enforceable.
     pub modes: Vec<Mode>,
+    /// Those of them in which it only watches limits.
+    pub watched_modes: Vec<Mode>,
     /// How many runs it executes concurrently.
     pub slots: i32,
     /// Busy slots at its last heartbeat.
@@ -72,6 +74,8 @@ pub struct NewWorker {
     pub address: String,
     /// Modes that its probe found enforceable.
     pub modes: Vec<Mode>,
+    /// Those of them in which it only watches limits.
+    pub watched_modes: Vec<Mode>,
     /// How many runs it executes concurrently.
     pub slots: i32,
     /// The version of its program.
@@ -180,7 +184,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<Worker>, Error> {
         let rows = sqlx::query!(
-            r#"SELECT w.id, w.modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
+            r#"SELECT w.id, w.modes, w.watched_modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
                       CASE WHEN w.lease_until > now() THEN w.state ELSE 'left' END AS "state!",
                       (SELECT count(*) FROM sessions s
                        WHERE s.lease_worker = w.id AND s.lease_incarnation = w.incarnation) AS "sessions!"
@@ -199,6 +203,7 @@ impl Store {
                     id: row::parse("workers.id", &row.id)?,
                     state: row::parse("workers.state", &row.state)?,
                     modes: row::parse_all("workers.modes", &row.modes)?,
+                    watched_modes: row::parse_all("workers.watched_modes", &row.watched_modes)?,
                     slots: row.slots,
                     busy_slots: row.busy_slots,
                     sessions: row.sessions,
@@ -269,13 +274,14 @@ impl Store {
 
 /// See [`Store::worker_register`].
 pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) -> Result<Heartbeat, Error> {
-    let modes: Vec<String> = worker.modes.iter().map(|mode| mode.as_str().to_owned()).collect();
+    let texts = |modes: &[Mode]| modes.iter().map(|mode| mode.as_str().to_owned()).collect::<Vec<_>>();
+    let (modes, watched_modes) = (texts(&worker.modes), texts(&worker.watched_modes));
     let row = sqlx::query!(
-        r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until)
-               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8)
+        r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until, watched_modes)
+               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8, $10)
                ON CONFLICT (id) DO UPDATE SET
                    incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
-                   modes = excluded.modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
+                   modes = excluded.modes, watched_modes = excluded.watched_modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
                    state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
                    drains_itself = workers.drains_itself AND workers.incarnation = $9,
                    registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
@@ -289,6 +295,7 @@ pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) 
         worker.version,
         row::interval(worker.lease_ttl),
         worker.previous.map(|incarnation| incarnation.0),
+        &watched_modes,
     )
     .fetch_one(executor)
     .await?;

@@ -24,6 +24,8 @@ pub struct RunResult {
     pub prepared: bool,
     /// Fields of the limits that the mode could not enforce.
     pub unenforced: Vec<String>,
+    /// Fields of the limits that were only watched.
+    pub watched: Vec<String>,
     /// Bytes of output that were kept.
     pub output_bytes: i64,
     /// Whether output was discarded because of the output limit.

@@ -22,7 +22,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use codelia_backends::Backend;
 use codelia_store::{SecretKey, Store};
 use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
-use codelia_types::WorkerId;
+use codelia_types::{Mode, WorkerId};
 use futures::future::{FusedFuture, FutureExt};
 use tokio::{
     task::{JoinError, JoinHandle},
@@ -74,6 +74,8 @@ pub struct Options {
     pub file_call_timeout: Duration,
     /// With less free memory on the host than this, the worker keeps no spare sandboxes.
     pub min_free_memory_bytes: u64,
+    /// A mode that must be usable: without it the worker does not start.
+    pub required_mode: Option<Mode>,
     /// Gives each session its own user and group, if the worker may change the owner of files.
     pub uids: Option<UidRange>,
     /// Decrypts secret variables; without it, the worker refuses runs that have some.
@@ -122,6 +124,14 @@ pub enum Error {
     /// No backend passed its probe.
     #[error("no sandbox mode is usable on this host (run `codelia doctor` to see why)")]
     NoMode,
+    /// The configured mode did not pass its probe.
+    #[error("sandbox.mode: {mode} is not usable on this host: {problem}")]
+    Mode {
+        /// The mode.
+        mode: Mode,
+        /// What is missing, and how to get it.
+        problem: String,
+    },
     /// A number in the options must be greater than zero.
     #[error("{0} must be greater than zero")]
     NotPositive(&'static str),
@@ -176,6 +186,7 @@ impl Service {
         check(&options)?;
         let root = SessionRoot::open(&options.root, options.uids)?;
         let backends = Backends::probe(backends, root.untraversable_ancestor()).await;
+        options.required_mode.map_or(Ok(()), |mode| backends.require(mode))?;
         if backends.modes().is_empty() {
             return Err(Error::NoMode);
         }

@@ -233,6 +233,7 @@ impl Shared {
             root_id: self.root.id,
             address: address.to_owned(),
             modes: self.backends.modes(),
+            watched_modes: self.backends.watched_modes(),
             slots: i32::try_from(options.slots).unwrap_or(i32::MAX),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             lease_ttl: options.lease_ttl,

@@ -154,7 +154,10 @@ impl ApiError {
                 IsolationLevel::of(*mode)
             ),
             Self::ModeUnavailable { mode } => {
-                format!("mode: no worker supports {mode}; choose another or start a worker that does")
+                format!(
+                    "mode: no worker supports {mode}; choose another, or see with `codelia doctor` on a worker's host \
+                     what the mode needs"
+                )
             }
             Self::NoSecretKey => {
                 "command.secret_env: this installation has no key for secrets; ask an operator \

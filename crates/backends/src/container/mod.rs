@@ -229,7 +229,9 @@ impl Backend for Container {
                 false
             }
         };
-        capabilities(true, Enforceable { network: true, syscalls: true, executables, ..limits }, gaps)
+        let enforceable = Enforceable { network: true, syscalls: true, executables, ..limits };
+        // Without limits it would refuse every run.
+        capabilities(limits.limits(), enforceable, gaps)
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
@@ -238,7 +240,7 @@ impl Backend for Container {
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        isolation::require_isolating(plan, Mode::Container)?;
+        isolation::require_isolating(plan, Mode::Container, false)?;
         self.create(plan).await
     }
 }

@@ -66,20 +66,14 @@ impl Cgroups {
         Ok(self.hierarchy.remove_orphans()?)
     }
 
-    /// Tries each controller on an empty group.
-    pub(crate) fn probe(&self, gaps: &mut Vec<Gap>) -> Enforceable {
-        let mut try_limit = |controller| match self.try_limit(controller) {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(controller_gap(
-                    controller,
-                    &error,
-                    "give the worker a delegated control group that contains no processes".to_owned(),
-                ));
-                false
-            }
-        };
-        let [memory, pids, cpu] = Controller::LIMITING.map(&mut try_limit);
+    /// Tries each controller on an empty group. `remedy` is for limits of runs that cannot be enforced.
+    pub(crate) fn probe(&self, remedy: &str, gaps: &mut Vec<Gap>) -> Enforceable {
+        let tried = Controller::LIMITING.map(|controller| self.try_limit(controller));
+        gaps.extend(limits_gap(&tried, remedy));
+        let [memory, pids, cpu] = tried.map(|tried| tried.is_ok());
+        if !(memory && pids && cpu) {
+            return Enforceable { memory, cpu, pids, ..Enforceable::default() };
+        }
         let mut try_optional = |controller: Controller| match self.try_optional_limit(controller) {
             Ok(()) => true,
             Err(error) => {
@@ -115,9 +109,18 @@ impl Cgroups {
     }
 }
 
+/// Whether this process can create control groups that enforce the limits of runs.
+#[must_use]
+pub fn can_enforce_limits(parent: &CgroupParent) -> bool {
+    Cgroups::detect(parent).is_ok_and(|cgroups| cgroups.probe("", &mut Vec::new()).limits())
+}
+
 /// The limits of a plan that a group enforces.
 fn limits(plan: &Plan) -> cgroup::Limits {
-    let enforced = |limit, value| (!plan.unenforced.contains(&limit)).then_some(value);
+    let enforced = |limit, value| {
+        let is_enforced = !plan.unenforced.contains(&limit) && !plan.watched.contains(&limit);
+        is_enforced.then_some(value)
+    };
     cgroup::Limits {
         memory_bytes: enforced(Limit::MemoryBytes, plan.limits.memory_bytes),
         // codelia-init counts too.
@@ -144,6 +147,17 @@ fn device_limits(device: Device, io: IoLimits) -> DeviceLimits {
         reads: io.reads,
         writes: io.writes,
     }
+}
+
+/// One gap for all limits of runs that cannot be enforced. `tried` is in the order of
+/// [`Controller::LIMITING`].
+fn limits_gap(tried: &[Result<(), codelia_sys::Error>; 3], remedy: &str) -> Option<Gap> {
+    let limits = [Limit::MemoryBytes, Limit::Pids, Limit::CpuMillicores];
+    let failed = limits.iter().zip(tried).filter_map(|(limit, tried)| Some((*limit, tried.as_ref().err()?)));
+    let (fields, errors): (Vec<_>, Vec<_>) = failed.map(|(limit, error)| (limit.field(), error)).unzip();
+    let error = errors.first()?;
+    let missing = format!("cgroups that enforce {}: {error}", fields.join(", "));
+    Some(Gap { missing, remedy: remedy.to_owned() })
 }
 
 fn controller_gap(controller: Controller, error: &codelia_sys::Error, remedy: String) -> Gap {

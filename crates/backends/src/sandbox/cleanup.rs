@@ -38,6 +38,10 @@ impl Cleanup {
         self.group.as_ref()
     }
 
+    pub(super) fn tool(&self) -> Option<Pid> {
+        self.process.tool()
+    }
+
     pub(super) fn init_in_host_namespace(&self) -> Option<Pid> {
         self.process.init_in_host_namespace()
     }

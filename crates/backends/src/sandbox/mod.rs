@@ -22,6 +22,7 @@ pub(crate) mod process;
 mod running;
 pub(crate) mod setup;
 mod supervisor;
+mod watch;
 
 use std::{
     io,
@@ -30,7 +31,7 @@ use std::{
 };
 
 use codelia_init::{Report, Request, Setup};
-use codelia_sys::cgroup::Group;
+use codelia_sys::{Pid, cgroup::Group};
 use codelia_telemetry::task;
 use codelia_types::Receipt;
 use tokio::{runtime::Handle, time::timeout};
@@ -93,6 +94,11 @@ impl Sandbox {
 
     pub(crate) fn control(&self) -> &Control {
         &self.control
+    }
+
+    /// The process that all processes of the sandbox descend from, in modes with a tool.
+    pub(crate) fn tool(&self) -> Option<Pid> {
+        self.cleanup.as_ref()?.tool()
     }
 
     /// The control socket and the group, to use both at the same time.

@@ -20,8 +20,10 @@ pub(crate) enum KillReason {
     Violations,
     /// The CPU time limit was exceeded.
     CpuTime,
-    /// The buffers of sockets exceeded the memory limit.
+    /// The memory limit was exceeded, and the kernel did not end the command for it.
     Memory,
+    /// The limit of processes was exceeded, and the kernel did not prevent it.
+    Pids,
     /// The worker did not call `keep_alive` in time.
     KeepAliveExpired,
 }
@@ -42,6 +44,7 @@ pub(crate) fn outcome(status: ExitStatus, observed: Observations) -> Outcome {
         Some(KillReason::Violations) => return Outcome::Violation("SYSCALL_BLOCKED".to_owned()),
         Some(KillReason::CpuTime) => return Outcome::Limit("cpu_time".to_owned()),
         Some(KillReason::Memory) => return Outcome::Oom,
+        Some(KillReason::Pids) => return Outcome::Limit("pids".to_owned()),
         Some(KillReason::KeepAliveExpired) => return Outcome::Lost,
         None => {}
     }

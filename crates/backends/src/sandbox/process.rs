@@ -38,6 +38,12 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
         Ok(())
     }
 
+    /// The process that `codelia-init` and all processes of the sandbox descend from. `None` if it is
+    /// not a child of this process.
+    fn tool(&self) -> Option<Pid> {
+        None
+    }
+
     /// The process of `codelia-init` if it shares our PID namespace. In its own namespace init
     /// kills all its processes in one step, and none of them can stop it, so it needs no help.
     fn init_in_host_namespace(&self) -> Option<Pid> {

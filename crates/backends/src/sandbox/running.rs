@@ -8,7 +8,10 @@ use std::{
 use async_trait::async_trait;
 use codelia_init::{Exit, Failure, Report, Request, Step};
 use codelia_policy::{Limit, Plan};
-use codelia_sys::cgroup::{self, Group};
+use codelia_sys::{
+    Pid,
+    cgroup::{self, Group},
+};
 use codelia_types::{Outcome, Receipt, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
@@ -19,6 +22,7 @@ use crate::{
         control::Control,
         outcome::{self, KillReason},
         supervisor::Supervisor,
+        watch::{WatchedLimits, Watcher},
     },
 };
 
@@ -44,6 +48,8 @@ pub(crate) struct Budget {
     cpu_time: Duration,
     /// The most CPU time per second that the command can get, in thousandths.
     cpu_millicores: u64,
+    /// The limits that no group enforces.
+    watched: Option<WatchedLimits>,
 }
 
 impl Budget {
@@ -55,6 +61,7 @@ impl Budget {
             memory_bytes: plan.limits.memory_bytes,
             cpu_time: plan.limits.cpu_time,
             cpu_millicores: cpu_millicores.max(1),
+            watched: WatchedLimits::of(plan),
         }
     }
 
@@ -100,6 +107,7 @@ pub(crate) struct RunningCommand {
     sandbox: Sandbox,
     supervisor: Option<Supervisor>,
     budget: Budget,
+    watcher: Option<Watcher>,
     started: Instant,
     /// When the kill was first requested.
     killed: OnceLock<Instant>,
@@ -116,18 +124,20 @@ impl RunningCommand {
         budget: Budget,
         started: Instant,
     ) -> Self {
-        let killed = OnceLock::new();
-        Self { sandbox, supervisor, budget, started, killed, kill_reason: None, result: None }
+        let (watcher, killed) = (budget.watched.map(Watcher::new), OnceLock::new());
+        Self { sandbox, supervisor, budget, watcher, started, killed, kill_reason: None, result: None }
     }
 
     /// Waits for the exit that `codelia-init` reports. `None` if it cannot report any more.
     async fn receive_exit(&mut self) -> Option<Exit> {
         if self.kill_reason.is_none() && self.killed.get().is_none() {
+            let tool = self.sandbox.tool();
             let (control, group) = self.sandbox.parts();
             let first = tokio::select! {
                 biased;
                 report = control.receive() => Ok(report),
                 reason = limit_exceeded(self.supervisor.as_ref(), self.budget, group) => Err(reason),
+                reason = watched_limit_exceeded(self.watcher.as_mut(), tool) => Err(reason),
             };
             match first {
                 Ok(report) => {
@@ -174,10 +184,16 @@ impl RunningCommand {
 
     fn group_usage(&self) -> cgroup::Usage {
         let usage = self.sandbox.group().map(cgroup::Group::usage).transpose();
-        usage.map(Option::unwrap_or_default).unwrap_or_else(|error| {
+        let usage = usage.map(Option::unwrap_or_default).unwrap_or_else(|error| {
             tracing::warn!(%error, "usage of control group not read");
             cgroup::Usage::default()
-        })
+        });
+        let (memory, tasks) = self.watcher.as_ref().map(Watcher::peaks).unzip();
+        cgroup::Usage {
+            peak_memory_bytes: usage.peak_memory_bytes.or(memory),
+            peak_pids: usage.peak_pids.or(tasks),
+            ..usage
+        }
     }
 
     async fn send(&self, request: Request) {
@@ -244,6 +260,13 @@ async fn limit_exceeded(
     tokio::select! {
         () = violations => KillReason::Violations,
         reason = in_group => reason,
+    }
+}
+
+async fn watched_limit_exceeded(watcher: Option<&mut Watcher>, tool: Option<Pid>) -> KillReason {
+    match (watcher, tool) {
+        (Some(watcher), Some(tool)) => watcher.exceeded(tool).await,
+        _ => std::future::pending().await,
     }
 }
 

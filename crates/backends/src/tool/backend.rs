@@ -17,7 +17,7 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_init::{Failure, Step};
-use codelia_policy::{Enforceable, Ids, Mount, Plan};
+use codelia_policy::{Enforceable, Ids, Mount, Plan, limits_remedy};
 use codelia_sys::{
     cgroup::{CgroupParent, Group},
     fd, process, rlimit,
@@ -84,6 +84,9 @@ pub struct ToolOptions {
     pub sandbox_uids: Option<RangeInclusive<u32>>,
     /// Sockets of container engines, which no sandbox shows.
     pub engine_sockets: Vec<PathBuf>,
+    /// Whether limits that no control group enforces are watched. Otherwise the mode is not usable
+    /// without control groups.
+    pub watch_limits: bool,
 }
 
 /// The programs of a mode on the host.
@@ -122,6 +125,7 @@ pub(super) struct ToolBackend<T> {
     overlays: Overlays,
     /// The sockets of engines, under their configured and their real paths.
     secrets: Vec<PathBuf>,
+    watch_limits: bool,
 }
 
 impl<T: Tool> ToolBackend<T> {
@@ -135,7 +139,8 @@ impl<T: Tool> ToolBackend<T> {
         let cgroups = Cgroups::detect(&options.cgroup_parent)?;
         let real = options.engine_sockets.iter().filter_map(|socket| socket.canonicalize().ok());
         let secrets = real.chain(options.engine_sockets.iter().cloned()).collect();
-        Ok(Self { tool, paths, cgroups, overlays: Overlays::default(), secrets })
+        let watch_limits = options.watch_limits;
+        Ok(Self { tool, paths, cgroups, overlays: Overlays::default(), secrets, watch_limits })
     }
 
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
@@ -258,7 +263,9 @@ impl<T: Tool> Backend for ToolBackend<T> {
 
     async fn probe(&self) -> Capabilities {
         let mut gaps = Vec::new();
-        let limits = Enforceable { violations: true, ..self.cgroups.probe(&mut gaps) };
+        let remedy = limits_remedy(T::MODE, self.watch_limits);
+        let limits = self.cgroups.probe(remedy, &mut gaps);
+        let limits = Enforceable { violations: true, watches: self.watch_limits, ..limits };
         if let Err(error) = self.try_sandbox(limits, None).await {
             gaps.push(self.gap(&error));
             return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };
@@ -278,7 +285,9 @@ impl<T: Tool> Backend for ToolBackend<T> {
             }
         };
         let enforceable = Enforceable { network: true, syscalls: true, executables, overlays, ..limits };
-        Capabilities { mode: T::MODE, usable: true, enforceable, gaps }
+        // Without limits it would refuse every run.
+        let usable = limits.limits() || self.watch_limits;
+        Capabilities { mode: T::MODE, usable, enforceable, gaps }
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
@@ -290,7 +299,7 @@ impl<T: Tool> Backend for ToolBackend<T> {
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
-        isolation::require_isolating(plan, T::MODE)?;
+        isolation::require_isolating(plan, T::MODE, self.watch_limits)?;
         self.create(plan).await
     }
 }

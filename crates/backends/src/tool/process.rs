@@ -86,6 +86,10 @@ impl SandboxProcess for ToolProcess {
         }
     }
 
+    fn tool(&self) -> Option<Pid> {
+        self.process.pid()
+    }
+
     /// nsjail mounts `/dev/pts` with the limit; bubblewrap cannot.
     fn limit_terminals(&self) -> Result<(), Errno> {
         match self.descendants().first() {

@@ -93,14 +93,22 @@ impl Fixture {
 
     /// Like [`Fixture::new`], with another parent for control groups.
     pub(crate) async fn with_groups(kind: Kind, groups: CgroupParent) -> Option<Self> {
+        Self::create(kind, groups, false).await
+    }
+
+    /// Like [`Fixture::with_groups`], with limits that are watched where no group enforces them.
+    pub(crate) async fn watching(kind: Kind, groups: CgroupParent) -> Option<Self> {
+        Self::create(kind, groups, true).await
+    }
+
+    async fn create(kind: Kind, groups: CgroupParent, watch_limits: bool) -> Option<Self> {
         let sessions = tempfile::tempdir().unwrap();
         // Session users may traverse the directory but not list it.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
-        let backend = backend(kind, groups, sessions.path());
+        let backend = backend(kind, groups, sessions.path(), watch_limits);
         let (mode, found) = (backend.mode(), backend.probe().await);
         let can = found.enforceable;
-        let works = found.usable && (mode == Mode::Logical || (can.memory && can.pids && can.cpu));
-        let missing = (!works).then(|| format!("{kind:?} does not work here: {:?}", found.gaps));
+        let missing = (!found.usable).then(|| format!("{kind:?} does not work here: {:?}", found.gaps));
         let need = match kind {
             Kind::Logical => "cgroup",
             Kind::Podman => "podman",
@@ -254,6 +262,13 @@ impl Started {
         Finished { outcome, usage, stdout, stderr, violations: reported }
     }
 
+    /// Waits while stdin stays open, so that the command cannot end by itself.
+    pub(crate) async fn finish_open(mut self) -> Finished {
+        let (outcome, usage) = self.running.wait().await;
+        let finished = self.finish().await;
+        Finished { outcome, usage, ..finished }
+    }
+
     pub(crate) async fn finish_with(mut self, input: &str) -> Finished {
         self.stdin.write_all(input.as_bytes()).unwrap();
         self.finish().await
@@ -264,7 +279,7 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     CommandSpec { stdin: true, ..CommandSpec::new(argv.iter().copied()) }
 }
 
-fn backend(kind: Kind, groups: CgroupParent, dir: &Path) -> Arc<dyn Backend> {
+pub(crate) fn backend(kind: Kind, groups: CgroupParent, dir: &Path, watch_limits: bool) -> Arc<dyn Backend> {
     let init = init_path();
     match kind {
         Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups }).unwrap()),
@@ -275,6 +290,7 @@ fn backend(kind: Kind, groups: CgroupParent, dir: &Path) -> Arc<dyn Backend> {
                 cgroup_parent: groups,
                 sandbox_uids: Some(ORPHANS),
                 engine_sockets: vec![engine_socket_in(dir)],
+                watch_limits,
             })
             .unwrap(),
         ),
@@ -287,6 +303,7 @@ fn backend(kind: Kind, groups: CgroupParent, dir: &Path) -> Arc<dyn Backend> {
                     cgroup_parent: groups,
                     sandbox_uids: None,
                     engine_sockets: vec![engine_socket_in(dir)],
+                    watch_limits,
                 })
                 .unwrap(),
             )

@@ -26,4 +26,5 @@ mod setup_check;
 mod unprivileged;
 mod view;
 mod vm;
+mod watched;
 mod watchers;

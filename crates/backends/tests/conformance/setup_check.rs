@@ -34,6 +34,7 @@ async fn failed_step(fixture: &mut Fixture, without: &str, options: &str) -> Opt
             cgroup_parent: groups,
             sandbox_uids: None,
             engine_sockets: Vec::new(),
+            watch_limits: false,
         })
         .unwrap(),
     );

@@ -1,4 +1,4 @@
-//! Runs the suite of mode `bwrap` as an unprivileged user with a delegated control group.
+//! Runs the suite of mode `bwrap` as an unprivileged user, with and without a delegated control group.
 
 use std::{
     fs::{self, Permissions},
@@ -7,9 +7,12 @@ use std::{
     process::Command,
 };
 
+use tempfile::TempDir;
+
 use crate::{
     harness::{init_path, is_root, skip},
     programs::stage_toolchain,
+    watched::UNDELEGATED,
 };
 
 /// A user that no other test uses.
@@ -69,8 +72,8 @@ fn copy(from: &Path, dir: &Path) -> PathBuf {
 }
 
 /// Returns the filter for the cases: all, or fewer in the slow VM.
-fn cases() -> String {
-    std::env::var("CODELIA_TEST_USER_CASES").unwrap_or("bwrap::".to_owned())
+fn cases(variable: &str, all: &str) -> String {
+    std::env::var(variable).unwrap_or(all.to_owned())
 }
 
 /// Returns what `CODELIA_TEST_REQUIRE` lists, except root, which the user does not have.
@@ -80,17 +83,53 @@ fn required_without_root() -> String {
     names.collect::<Vec<_>>().join(",")
 }
 
+/// The suite and `codelia-init` where the user may execute them.
+struct Staged {
+    dir: TempDir,
+    suite: PathBuf,
+    init: PathBuf,
+}
+
+impl Staged {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let suite = copy(&std::env::current_exe().unwrap(), dir.path());
+        let init = copy(&init_path(), dir.path());
+        Self { dir, suite, init }
+    }
+
+    /// A shell that runs `before` as root and then these cases as the user.
+    fn command(&self, before: &str, cases: &str) -> Command {
+        let suite = self.suite.display();
+        let script = format!(
+            "{before} && exec setpriv --reuid {USER} --regid {USER} --clear-groups {suite} {cases} --test-threads 1"
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env("CODELIA_INIT", &self.init);
+        command
+            .env("CODELIA_TEST_REQUIRE", required_without_root())
+            .env("TMPDIR", "/tmp")
+            .current_dir("/tmp");
+        command
+    }
+}
+
+fn passes(mut command: Command) {
+    let output = command.output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("test result: ok") && !stdout.contains(" 0 passed"), "{stdout}");
+}
+
 #[test]
 fn bwrap_suite_passes_for_unprivileged_user() {
     if !is_root("only root can start the suite as another user") {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-    let suite = copy(&std::env::current_exe().unwrap(), dir.path());
-    let init = copy(&init_path(), dir.path());
+    let staged = Staged::new();
     let path = std::env::var("PATH").unwrap();
-    let path = match stage_toolchain(dir.path()) {
+    let path = match stage_toolchain(staged.dir.path()) {
         Ok(toolchain) => format!("{}/bin:{path}", toolchain.display()),
         Err(reason) => {
             skip("cargo", reason);
@@ -98,23 +137,19 @@ fn bwrap_suite_passes_for_unprivileged_user() {
         }
     };
     let delegation = Delegation::new();
-    let script = format!(
-        "{} && exec setpriv --reuid {USER} --regid {USER} --clear-groups {} {} --test-threads 1",
-        delegation.enter(),
-        suite.display(),
-        cases()
-    );
-    let output = Command::new("sh")
-        .args(["-c", &script])
-        .env("CODELIA_INIT", init)
-        .env("CODELIA_TEST_CGROUP_PARENT", &delegation.name)
-        .env("CODELIA_TEST_REQUIRE", required_without_root())
-        .env("TMPDIR", "/tmp")
-        .env("PATH", path)
-        .current_dir("/tmp")
-        .output()
-        .unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(stdout.contains("test result: ok") && !stdout.contains(" 0 passed"), "{stdout}");
+    let mut command = staged.command(&delegation.enter(), &cases("CODELIA_TEST_USER_CASES", "bwrap::"));
+    command.env("CODELIA_TEST_CGROUP_PARENT", &delegation.name).env("PATH", path);
+    passes(command);
+}
+
+#[test]
+fn limits_are_watched_for_user_without_cgroup() {
+    if !is_root("only root can start the suite as another user") {
+        return;
+    }
+    let cases = cases("CODELIA_TEST_WATCHED_CASES", "watched::bwrap::");
+    let staged = Staged::new();
+    let mut command = staged.command("true", &cases);
+    command.env_remove("CODELIA_TEST_CGROUP_PARENT").env(UNDELEGATED, "1");
+    passes(command);
 }

@@ -16,7 +16,7 @@ use std::{
 use crate::harness::{init_path, skip};
 
 /// Much longer than the suite takes in the VM.
-const TIMEOUT: Duration = Duration::from_secs(420);
+const TIMEOUT: Duration = Duration::from_secs(440);
 
 /// Size of the VM's disk in bytes.
 const DISK_BYTES: u64 = 512 << 20;
@@ -39,7 +39,7 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 21] = [
+const OTHERS: [&str; 22] = [
     "limits::bwrap::socket_buffers_count_as_memory",
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
@@ -59,6 +59,7 @@ const OTHERS: [&str; 21] = [
     "cgroups::cgroup_kills_fork_bomb_and_is_removed",
     "cgroups::only_cgroups_of_dead_owners_are_removed",
     "unprivileged::bwrap_suite_passes_for_unprivileged_user",
+    "unprivileged::limits_are_watched_for_user_without_cgroup",
     "core_dumps::bwrap::crash_does_not_start_the_handler",
     "core_dumps::nsjail::crash_does_not_start_the_handler",
 ];
@@ -66,7 +67,8 @@ const OTHERS: [&str; 21] = [
 /// Environment of the suite in the VM.
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
 export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,cgroup,cgroup2,python,root,processors,core_pattern
-export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads'
+export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads environment::bwrap::workspace_is'
+export CODELIA_TEST_WATCHED_CASES='watched::bwrap::memory watched::bwrap::too watched::bwrap::cpu watched::bwrap::isolated watched::bwrap::strict'
 ";
 
 /// The VM's core dump handler, for `core_dumps`.

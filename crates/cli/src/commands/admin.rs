@@ -145,13 +145,20 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
         vec![
             worker.worker_id.clone(),
             record::worker_state(worker).to_owned(),
-            worker.modes().filter_map(record::mode).collect::<Vec<_>>().join(","),
+            modes(worker),
             format!("{}/{}", worker.busy_slots, worker.slots),
             worker.sessions.to_string(),
             record::relative(worker.heartbeat_time.as_ref()),
             worker.version.clone(),
         ]
     })
+}
+
+/// The modes of a worker. A `~` marks those in which it only watches limits.
+fn modes(worker: &Worker) -> String {
+    let is_watched = |mode| worker.watched_modes().any(|watched| watched == mode);
+    let marked = |mode| Some(format!("{}{}", record::mode(mode)?, if is_watched(mode) { "~" } else { "" }));
+    worker.modes().filter_map(marked).collect::<Vec<_>>().join(",")
 }
 
 fn tenant_name(tenant: &str) -> String {

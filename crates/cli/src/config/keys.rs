@@ -114,6 +114,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Integer).or("512"),
     key("sandbox.policy", "CODELIA_SANDBOX_POLICY", Text).unset("no host paths are exposed"),
     key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Bool).unset("true; false in profile prod"),
+    key("sandbox.limit_enforcement", "CODELIA_SANDBOX_LIMIT_ENFORCEMENT", Text).unset("strict; `up` without cgroups: best_effort"),
     key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Integer).unset("a free range for each root"),
     key("sandbox.uid_count", "CODELIA_SANDBOX_UID_COUNT", Integer).or("65536"),
     key("sandbox.uid_registry", "CODELIA_SANDBOX_UID_REGISTRY", Text).or("/var/lib/codelia/uids"),

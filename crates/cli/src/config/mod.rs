@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Result, bail};
 use codelia_types::{Mode, NetworkMode};
 use figment::Figment;
 use secrecy::SecretString;
@@ -155,6 +156,8 @@ pub(crate) struct Sandbox {
     /// Policy file that applies to every command.
     pub(crate) policy: Option<PathBuf>,
     pub(crate) allow_logical: Option<bool>,
+    /// What becomes of limits that no cgroup can enforce.
+    pub(crate) limit_enforcement: Option<LimitEnforcement>,
     /// User and group ids for sessions, if the worker is root.
     pub(crate) uid_base: Option<NonZeroU32>,
     pub(crate) uid_count: NonZeroU32,
@@ -181,6 +184,16 @@ pub(crate) struct Sandbox {
 pub(crate) enum Network {
     Disabled,
     Enabled,
+}
+
+/// What becomes of limits that no cgroup can enforce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LimitEnforcement {
+    /// Isolating modes are not usable.
+    Strict,
+    /// The worker watches them and ends commands that exceed them.
+    BestEffort,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -222,6 +235,18 @@ impl Config {
     /// Whether runs without isolation are allowed.
     pub(crate) fn allow_logical(&self) -> bool {
         self.sandbox.allow_logical.unwrap_or(self.profile == Profile::Dev)
+    }
+
+    /// Whether limits that no cgroup can enforce are watched.
+    pub(crate) fn watch_limits(&self) -> Result<bool> {
+        let watch = self.sandbox.limit_enforcement == Some(LimitEnforcement::BestEffort);
+        if watch && self.profile == Profile::Prod {
+            bail!(
+                "sandbox.limit_enforcement: best_effort is not allowed in profile prod ({})",
+                codelia_policy::limits_remedy(Mode::Bwrap, true)
+            );
+        }
+        Ok(watch)
     }
 
     /// Network of runs that request none.

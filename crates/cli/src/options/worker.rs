@@ -46,6 +46,7 @@ pub(crate) fn worker(
         output_retention: OUTPUT_RETENTION,
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
+        required_mode: config.sandbox.mode,
         uids,
         secret_key: secret_key(config)?,
         connections: connections::worker(config),

@@ -47,7 +47,7 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
     ];
     let first = requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
     match first.or(IoLimits::from_policy(policy).field()) {
-        Some(field) => Err(PlanError { field, mode: Mode::Logical }),
+        Some(field) => Err(PlanError { field, mode: Mode::Logical, remedy: None }),
         None => Ok(()),
     }
 }
@@ -58,9 +58,9 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
     let enforced = [
         ("mode", mode != Mode::Logical),
         (ISOLATION_LEVEL, policy.isolation_level != Some(IsolationLevel::None)),
-        (Limit::MemoryBytes.field(), host.memory),
-        (Limit::CpuMillicores.field(), host.cpu),
-        (Limit::Pids.field(), host.pids),
+        (Limit::MemoryBytes.field(), host.memory || host.watches),
+        (Limit::CpuMillicores.field(), host.cpu || host.watches),
+        (Limit::Pids.field(), host.pids || host.watches),
         (NETWORK, host.network),
         (SYSCALLS, host.syscalls),
         (ALLOWED_EXECUTABLES, host.executables || process.allowed_executables.is_none()),
@@ -101,6 +101,49 @@ pub(super) fn isolated_network(
     Ok(NetworkMode::None)
 }
 
+/// How a host comes to enforce the limits of runs in a mode. `watches` if it watches them by now.
+#[must_use]
+pub fn limits_remedy(mode: Mode, watches: bool) -> &'static str {
+    match mode {
+        Mode::Container => "give the container engine cgroups with the controllers memory, pids and cpu",
+        Mode::Bwrap | Mode::Nsjail if !watches => {
+            "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or set \
+             sandbox.limit_enforcement=best_effort to have limits watched instead"
+        }
+        Mode::Bwrap | Mode::Nsjail | Mode::Logical => {
+            "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes)"
+        }
+    }
+}
+
+pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static str> {
+    let limits = [Limit::MemoryBytes, Limit::CpuMillicores, Limit::Pids];
+    limits.iter().any(|limit| limit.field() == field).then(|| limits_remedy(mode, watches))
+}
+
+/// The limits that an isolating mode only watches: what exceeds them ends a moment later.
+pub(super) fn watched_limits(host: Enforceable) -> Vec<Limit> {
+    let limits = [
+        (Limit::MemoryBytes, host.memory),
+        (Limit::Pids, host.pids),
+        // The CPU time of all processes together is counted by the same groups.
+        (Limit::CpuTime, host.cpu && host.pids && host.memory),
+    ];
+    limits.into_iter().filter(|(_, is_enforced)| !is_enforced).map(|(limit, _)| limit).collect()
+}
+
+/// The CPU rate cannot be watched. A default one is not enforced, a requested one is refused.
+pub(super) fn unwatchable_limits(
+    requested: &LimitsRequest,
+    host: Enforceable,
+) -> Result<Vec<Limit>, &'static str> {
+    match (host.cpu, requested.cpu_millicores) {
+        (true, _) => Ok(Vec::new()),
+        (false, None) => Ok(vec![Limit::CpuMillicores]),
+        (false, Some(_)) => Err(Limit::CpuMillicores.field()),
+    }
+}
+
 /// The default limits that the host cannot enforce. A requested one is refused.
 pub(super) fn unenforced_limits(
     requested: &LimitsRequest,
@@ -115,7 +158,10 @@ pub(super) fn unenforced_limits(
     for (limit, is_enforced, is_requested) in limits {
         match (is_enforced, is_requested) {
             (true, _) => {}
-            (false, true) => return Err(PlanError { field: limit.field(), mode: Mode::Logical }),
+            (false, true) => {
+                let (field, mode) = (limit.field(), Mode::Logical);
+                return Err(PlanError { field, mode, remedy: remedy(field, mode, false) });
+            }
             (false, false) => unenforced.push(limit),
         }
     }

@@ -29,6 +29,8 @@ pub struct Enforceable {
     pub writes: bool,
     /// Which processors the command runs on.
     pub cpus: bool,
+    /// Whether the worker watches the limits that it cannot enforce (best effort).
+    pub watches: bool,
 }
 
 impl Enforceable {
@@ -45,7 +47,14 @@ impl Enforceable {
         reads: true,
         writes: true,
         cpus: true,
+        watches: true,
     };
+
+    /// Whether the host enforces the limits that every run has.
+    #[must_use]
+    pub fn limits(self) -> bool {
+        self.memory && self.cpu && self.pids
+    }
 }
 
 /// What a plan for an isolating mode must know about the host.

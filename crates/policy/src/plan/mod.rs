@@ -16,7 +16,8 @@ use codelia_types::{Mode, NetworkMode, RunId, SessionId};
 use serde::{Deserialize, Serialize};
 
 use self::check::{
-    NETWORK, OVERLAY_PATHS, check_logical, isolated_network, unenforceable_field, unenforced_limits,
+    NETWORK, OVERLAY_PATHS, check_logical, isolated_network, remedy, unenforceable_field, unenforced_limits,
+    unwatchable_limits, watched_limits,
 };
 use crate::{
     Limit, Limits, Mount, Policy, RunSpec, WORKSPACE,
@@ -25,6 +26,7 @@ use crate::{
 
 pub(crate) use self::security::DEFAULT_VIOLATION_LIMIT;
 pub use self::{
+    check::limits_remedy,
     host::{Enforceable, HostInfo},
     io::IoLimits,
     security::{Security, SyscallRules},
@@ -74,6 +76,7 @@ const HOSTNAME: &str = "codelia";
 /// // A host that cannot enforce the plan refuses it and names the field.
 /// let mut weak = HostInfo::fully_capable();
 /// weak.enforceable.memory = false;
+/// weak.enforceable.watches = false;
 /// let target = PlanTarget {
 ///     sandbox: RunId::generate(),
 ///     session: SessionId::generate(),
@@ -105,8 +108,11 @@ pub struct Plan {
     pub hostname: Option<String>,
     /// The limits to enforce.
     pub limits: Limits,
-    /// Limits that the host cannot enforce. Empty except in mode `logical`.
+    /// Limits that the host cannot enforce. Empty except in mode `logical` and with best effort.
     pub unenforced: Vec<Limit>,
+    /// Limits that are only watched: the worker ends the command after it exceeded one. Empty
+    /// except with best effort.
+    pub watched: Vec<Limit>,
     /// Rate limits for the session's device.
     pub io: IoLimits,
     /// The only processors that the command runs on, by the host's numbers. `None` allows all.
@@ -141,12 +147,18 @@ pub struct Ids {
 
 /// A plan that cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("mode {mode} cannot enforce {field} on this host")]
+#[error("mode {mode} cannot enforce {field} on this host{}", suffix(.remedy))]
 pub struct PlanError {
     /// The path of the field at fault, as in the API.
     pub field: &'static str,
     /// The mode that was to enforce it.
     pub mode: Mode,
+    /// What makes the host able to enforce it, if an operator can do something.
+    pub remedy: Option<&'static str>,
+}
+
+fn suffix(remedy: &Option<&'static str>) -> String {
+    remedy.map(|remedy| format!(": {remedy}")).unwrap_or_default()
 }
 
 impl Plan {
@@ -160,7 +172,7 @@ impl Plan {
     pub fn logical(target: PlanTarget, spec: &RunSpec, host: Enforceable) -> Result<Self, PlanError> {
         let PlanTarget { sandbox, session, root } = target;
         if matches!(spec.network, Some(NetworkMode::None | NetworkMode::Proxy)) && !host.network {
-            return Err(PlanError { field: NETWORK, mode: Mode::Logical });
+            return Err(PlanError { field: NETWORK, mode: Mode::Logical, remedy: None });
         }
         check_logical(&spec.policy)?;
         let unenforced = unenforced_limits(&spec.requested_limits, host)?;
@@ -176,6 +188,7 @@ impl Plan {
             hostname: None,
             limits: spec.limits.clone(),
             unenforced,
+            watched: Vec::new(),
             io: IoLimits::default(),
             cpus: None,
             profile: None,
@@ -187,6 +200,7 @@ impl Plan {
     /// Makes the plan for a run in one of the isolating modes. `ids` are the command's ids on the host.
     ///
     /// Every limit, the policy and the network must be enforceable; otherwise the plan is refused.
+    /// With best effort ([`Enforceable::watches`]) limits may be watched instead.
     ///
     /// # Errors
     /// Names the field that cannot be enforced.
@@ -197,7 +211,8 @@ impl Plan {
         ids: Ids,
     ) -> Result<Self, PlanError> {
         let PlanTarget { sandbox, session, root } = target;
-        let refuse = |field| PlanError { field, mode: spec.mode };
+        let watches = host.enforceable.watches;
+        let refuse = |field| PlanError { field, mode: spec.mode, remedy: remedy(field, spec.mode, watches) };
         if let Some(field) = unenforceable_field(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
         }
@@ -215,7 +230,8 @@ impl Plan {
             env: clean_env(Path::new(WORKSPACE)),
             hostname: Some(HOSTNAME.to_owned()),
             limits: spec.limits.clone(),
-            unenforced: Vec::new(),
+            unenforced: unwatchable_limits(&spec.requested_limits, host.enforceable).map_err(refuse)?,
+            watched: watched_limits(host.enforceable),
             io: IoLimits::from_policy(&spec.policy),
             cpus: spec.policy.resources.cpus.clone(),
             profile: spec.policy.container.profile.clone(),
@@ -235,7 +251,7 @@ impl Plan {
         }
         let field = unenforceable_field(mode, policy, Enforceable::EVERYTHING);
         match field.or(isolated_network(network, policy).err()) {
-            Some(field) => Err(PlanError { field, mode }),
+            Some(field) => Err(PlanError { field, mode, remedy: None }),
             None => Ok(()),
         }
     }
@@ -253,8 +269,18 @@ impl Plan {
     /// The fields of the limits that the host cannot enforce, as results and events report them.
     #[must_use]
     pub fn unenforced_fields(&self) -> Vec<String> {
-        self.unenforced.iter().map(|limit| limit.field().to_owned()).collect()
+        fields(&self.unenforced)
     }
+
+    /// The fields of the limits that are only watched, as results and events report them.
+    #[must_use]
+    pub fn watched_fields(&self) -> Vec<String> {
+        fields(&self.watched)
+    }
+}
+
+fn fields(limits: &[Limit]) -> Vec<String> {
+    limits.iter().map(|limit| limit.field().to_owned()).collect()
 }
 
 /// The environment that a command starts from. It has nothing of the worker's environment.
@@ -335,14 +361,34 @@ mod tests {
     #[test]
     fn isolating_mode_refuses_unenforceable_defaults() {
         let mut host = HostInfo::fully_capable();
-        host.enforceable.memory = false;
-        assert_eq!(isolated(Policy::default(), None, &host).unwrap_err().field, "limits.memory_bytes");
+        (host.enforceable.memory, host.enforceable.watches) = (false, false);
+        let error = isolated(Policy::default(), None, &host).unwrap_err();
+        assert_eq!(error.field, "limits.memory_bytes");
+        let message = error.to_string();
+        assert!(message.contains("delegated cgroup") && message.contains("best_effort"), "{message}");
         let mut host = HostInfo::fully_capable();
         host.enforceable.executables = false;
         let mut policy = Policy::default();
         assert!(isolated(policy.clone(), None, &host).is_ok());
         policy.process.allowed_executables = Some(vec!["/usr/bin/git".into()]);
         assert_eq!(isolated(policy, None, &host).unwrap_err().field, "policy.process.allowed_executables");
+    }
+
+    #[test]
+    fn best_effort_watches_what_it_cannot_enforce() {
+        let mut host = HostInfo::fully_capable();
+        let exact = isolated(Policy::default(), None, &host).unwrap();
+        assert!(exact.watched.is_empty() && exact.unenforced.is_empty(), "{exact:?}");
+        (host.enforceable.memory, host.enforceable.cpu, host.enforceable.pids) = (false, false, false);
+        let plan = isolated(Policy::default(), None, &host).unwrap();
+        assert_eq!(plan.watched, [Limit::MemoryBytes, Limit::Pids, Limit::CpuTime]);
+        assert_eq!(plan.unenforced, [Limit::CpuMillicores]);
+        let requested = LimitsRequest { cpu_millicores: Some(500), ..Default::default() };
+        let spec = RunSpec { mode: Mode::Bwrap, ..spec(requested, None) };
+        let ids = Ids { uid: 200_000, gid: 200_000 };
+        let error = Plan::isolated(target(), &spec, &host, ids).unwrap_err();
+        assert_eq!(error.field, "limits.cpu_millicores");
+        assert!(!error.to_string().contains("best_effort"), "{error}");
     }
 
     #[test]

@@ -154,6 +154,7 @@ impl Store {
             &events.kinds as _,
             &events.fields as _,
             &events.details as _,
+            &result.watched,
         )
         .fetch_optional(&self.pool)
         .await?

@@ -170,6 +170,7 @@ impl Run {
             setup_time: None,
             prepared: None,
             unenforced: Vec::new(),
+            watched: Vec::new(),
             outcome: None,
             usage: None,
             receipt: None,

@@ -28,7 +28,7 @@ macro_rules! select_runs {
             "SELECT " + $large_columns + r#", r.id, r.session_id, r.tenant_id,
                       r.labels AS "labels: Json<BTreeMap<String, String>>", r.state,
                       r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id, r.lease_epoch,
-                      r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced,
+                      r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced, r.watched,
                       r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
                       r.output_bytes, r.output_truncated, w.address AS "worker_address?"
                FROM runs r
@@ -81,6 +81,8 @@ pub struct Run<Spec = RunSpec> {
     pub prepared: Option<bool>,
     /// Limits that the mode could not enforce.
     pub unenforced: Vec<String>,
+    /// Limits that were only watched.
+    pub watched: Vec<String>,
     /// How it ended.
     pub outcome: Option<Outcome>,
     /// Resources that it used.
@@ -237,6 +239,7 @@ impl Run {
             setup_time: result.setup_time,
             prepared: Some(result.prepared),
             unenforced: result.unenforced,
+            watched: result.watched,
             outcome: Some(result.outcome),
             usage: Some(result.usage),
             receipt: Some(result.receipt),
@@ -270,6 +273,7 @@ struct RunRow<Spec> {
     setup_micros: Option<i64>,
     prepared: Option<bool>,
     unenforced: Option<Vec<String>>,
+    watched: Option<Vec<String>>,
     outcome: Option<Json<Outcome>>,
     usage: Option<Json<Usage>>,
     receipt: Option<Json<Receipt>>,
@@ -302,6 +306,7 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             setup_time: row.setup_micros.map(row::micros),
             prepared: row.prepared,
             unenforced: row.unenforced.unwrap_or_default(),
+            watched: row.watched.unwrap_or_default(),
             outcome: row.outcome.map(|json| json.0),
             usage: row.usage.map(|json| json.0),
             receipt: row.receipt.map(|json| json.0),

@@ -109,7 +109,7 @@ pub fn descendants(pid: Pid) -> Result<Vec<Pid>, Error> {
     Ok(found)
 }
 
-fn children(pid: Pid) -> Result<Vec<Pid>, Error> {
+pub(super) fn children(pid: Pid) -> Result<Vec<Pid>, Error> {
     let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
     let mut found = Vec::new();
     for task in fs::read_dir(&tasks).map_err(Error::io("list threads in", &tasks))? {

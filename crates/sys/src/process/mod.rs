@@ -3,6 +3,7 @@
 mod kill;
 mod reap;
 mod single_thread;
+mod tree;
 
 use std::{
     ffi::OsString,
@@ -21,6 +22,7 @@ pub(crate) use kill::parse_pids;
 pub use kill::{PidFd, descendants, is_alive, kill, kill_all_others, signal_process_group};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
 pub use single_thread::{SingleThread, exec};
+pub use tree::Tree;
 
 /// The pid of this process.
 #[must_use]

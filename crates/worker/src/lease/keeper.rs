@@ -290,6 +290,7 @@ mod tests {
             root_id: uuid::Uuid::new_v4(),
             address: "unix:/nowhere".into(),
             modes: vec![codelia_types::Mode::Logical],
+            watched_modes: vec![],
             slots: 1,
             version: "0".into(),
             lease_ttl: ROW_TERM.ttl,

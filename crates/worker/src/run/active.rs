@@ -41,7 +41,9 @@ pub(crate) struct Started {
     pub(crate) setup_time: Duration,
     /// Whether its sandbox was ready before the run came.
     pub(crate) prepared: bool,
+    /// Fields of limits that are not enforced, and of those that are only watched.
     pub(crate) unenforced: Vec<String>,
+    pub(crate) watched: Vec<String>,
 }
 
 /// What a caller can do to a command other than write to it.

@@ -183,6 +183,7 @@ impl RunAttachment {
             setup_time: Some(duration_to_proto(started.setup_time)),
             prepared: started.prepared,
             unenforced: started.unenforced,
+            watched: started.watched,
         }
     }
 }
@@ -266,7 +267,8 @@ mod tests {
     }
 
     fn started() -> Phase {
-        Phase::Started(Started { setup_time: Duration::from_millis(1), prepared: true, unenforced: vec![] })
+        let (unenforced, watched) = (vec![], vec![]);
+        Phase::Started(Started { setup_time: Duration::from_millis(1), prepared: true, unenforced, watched })
     }
 
     fn committed() -> Phase {
@@ -278,6 +280,7 @@ mod tests {
             setup_time: None,
             prepared: false,
             unenforced: vec![],
+            watched: vec![],
             output_bytes: 0,
             output_truncated: false,
             violations: Violations::default(),

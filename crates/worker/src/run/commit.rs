@@ -144,15 +144,18 @@ impl Executor {
         let totals = run.output.totals();
         let violations = run.violations.all();
         let events = violations::events(&violations).chain(events(&report)).collect();
-        let started = report.started.map(|(_, started)| started);
+        let started =
+            report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
+        let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();
         let result = RunResult {
             outcome: report.outcome,
             usage: report.usage,
             receipt: report.receipt,
             sandbox_root: self.root.session(run.assigned.session).display().to_string(),
-            setup_time: started.as_ref().map(|started| started.setup_time),
-            prepared: started.as_ref().is_some_and(|started| started.prepared),
-            unenforced: started.map(|started| started.unenforced).unwrap_or_default(),
+            setup_time,
+            prepared,
+            unenforced,
+            watched,
             output_bytes: totals.bytes,
             output_truncated: totals.truncated,
             violations,

@@ -132,8 +132,8 @@ impl Executor {
         // Preparation that the run had to wait for counts as setup.
         let waited = requested_at.elapsed();
         let (Launched { running, setup_time }, stdio) = self.launch(&command, sandbox).await?;
-        let started =
-            Started { setup_time: setup_time + waited, prepared, unenforced: plan.unenforced_fields() };
+        let (unenforced, watched) = (plan.unenforced_fields(), plan.watched_fields());
+        let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
         Ok(StartedCommand { running, stdio, started })
     }

@@ -8,6 +8,8 @@ use codelia_telemetry::{Permit, TenantPool};
 use codelia_types::{Mode, Reason, Refusal, TenantId};
 use tokio::task::spawn_blocking;
 
+use crate::Error;
+
 /// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound them
 /// too.
 const MAX_WAITING: usize = 16 * 1024;
@@ -16,6 +18,8 @@ const MAX_WAITING: usize = 16 * 1024;
 #[derive(Debug)]
 pub(crate) struct Backends {
     installed: BTreeMap<Mode, Installed>,
+    /// Why the other modes are not usable here.
+    problems: BTreeMap<Mode, String>,
     /// Makes large plans and sandboxes, few at a time for each tenant.
     large: Arc<TenantPool>,
 }
@@ -24,6 +28,7 @@ pub(crate) struct Backends {
 struct Installed {
     backend: Arc<dyn Backend>,
     host: HostInfo,
+    watches_limits: bool,
 }
 
 /// Why a run gets no sandbox.
@@ -46,30 +51,44 @@ impl Backends {
     /// backends are left out too if the users of sessions cannot pass through `untraversable`.
     pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, untraversable: Option<PathBuf>) -> Self {
         let runtime = codelia_backends::host_runtime();
-        let mut installed = BTreeMap::new();
+        let (mut installed, mut problems) = (BTreeMap::new(), BTreeMap::new());
         for backend in backends {
             let found = backend.probe().await;
             for gap in &found.gaps {
                 tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "host lacks a requirement");
             }
             if let (Some(directory), true) = (&untraversable, found.mode != Mode::Logical) {
-                tracing::warn!(
-                    mode = %found.mode,
-                    directory = %directory.display(),
-                    "mode disabled: sessions cannot traverse a directory above their root (chmod o+x it)"
-                );
-                continue;
-            }
-            if found.usable {
+                let problem = format!("sessions cannot pass through {} (chmod o+x it)", directory.display());
+                tracing::warn!(mode = %found.mode, problem, "mode disabled");
+                problems.insert(found.mode, problem);
+            } else if found.usable {
+                let watches_limits = found.watches_limits();
                 let host = HostInfo { enforceable: found.enforceable, runtime: runtime.clone() };
-                installed.insert(found.mode, Installed { backend, host });
+                installed.insert(found.mode, Installed { backend, host, watches_limits });
+            } else {
+                problems.insert(found.mode, found.problem());
             }
         }
-        Self { installed, large: TenantPool::new(MAX_WAITING) }
+        Self { installed, problems, large: TenantPool::new(MAX_WAITING) }
     }
 
     pub(crate) fn modes(&self) -> Vec<Mode> {
         self.installed.keys().copied().collect()
+    }
+
+    /// The modes in which limits are only watched.
+    pub(crate) fn watched_modes(&self) -> Vec<Mode> {
+        let watched = self.installed.iter().filter(|(_, installed)| installed.watches_limits);
+        watched.map(|(mode, _)| *mode).collect()
+    }
+
+    /// Fails if a mode is not usable here.
+    pub(crate) fn require(&self, mode: Mode) -> Result<(), Error> {
+        if self.installed.contains_key(&mode) {
+            return Ok(());
+        }
+        let problem = self.problems.get(&mode).map_or("it is not allowed here", String::as_str);
+        Err(Error::Mode { mode, problem: problem.to_owned() })
     }
 
     /// The plan for a run, or why there is none.

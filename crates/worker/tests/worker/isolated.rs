@@ -28,6 +28,7 @@ async fn isolating() -> Option<Fixture> {
         cgroup_parent: Default::default(),
         sandbox_uids: None,
         engine_sockets: Vec::new(),
+        watch_limits: false,
     })
     .unwrap();
     let found = backend.probe().await;

@@ -1,0 +1,109 @@
+//! Watches the limits that no control group enforces: sums what the processes of a sandbox use and
+//! reports the first limit that they exceed. A command can exceed a limit until the next check.
+
+use std::time::Duration;
+
+use codelia_policy::{Limit, Plan};
+use codelia_sys::{Pid, process::Tree};
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep_until},
+};
+
+use crate::sandbox::outcome::KillReason;
+
+/// The interval between two checks.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// A check that takes long is repeated less often: it takes at most one part of this many of a core.
+const MAX_LOAD: u32 = 10;
+
+/// The limits to watch. `None` is enforced elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WatchedLimits {
+    memory_bytes: Option<u64>,
+    pids: Option<u64>,
+    cpu_time: Option<Duration>,
+}
+
+impl WatchedLimits {
+    /// `None` if the plan has no limit to watch.
+    pub(super) fn of(plan: &Plan) -> Option<Self> {
+        let is_watched = |limit| plan.watched.contains(&limit);
+        (!plan.watched.is_empty()).then(|| Self {
+            memory_bytes: is_watched(Limit::MemoryBytes).then_some(plan.limits.memory_bytes),
+            // codelia-init counts too.
+            pids: is_watched(Limit::Pids).then_some(plan.limits.pids.saturating_add(1)),
+            cpu_time: is_watched(Limit::CpuTime).then_some(plan.limits.cpu_time),
+        })
+    }
+
+    /// What the processes below `tool` use, and the limit that they exceed.
+    fn check(self, tool: Pid) -> Result<Checked, codelia_sys::Error> {
+        let tree = Tree::below(tool, self.pids.unwrap_or(u64::MAX))?;
+        let mut memory_bytes = tree.memory_bytes;
+        if self.memory_bytes.is_some_and(|limit| memory_bytes > limit) {
+            memory_bytes = tree.proportional_memory_bytes();
+        }
+        let exceeded = [
+            (KillReason::Pids, self.pids.is_some_and(|limit| tree.tasks > limit)),
+            (KillReason::Memory, self.memory_bytes.is_some_and(|limit| memory_bytes > limit)),
+            (KillReason::CpuTime, self.cpu_time.is_some_and(|limit| tree.cpu_time > limit)),
+        ];
+        let exceeded = exceeded.into_iter().find_map(|(reason, is_exceeded)| is_exceeded.then_some(reason));
+        Ok(Checked { memory_bytes, tasks: tree.tasks, exceeded })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Checked {
+    memory_bytes: u64,
+    tasks: u64,
+    exceeded: Option<KillReason>,
+}
+
+/// Checks one sandbox from time to time.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    limits: WatchedLimits,
+    next: Instant,
+    /// The check that has begun. Kept, so that a caller that stops waiting starts no second one.
+    checking: Option<JoinHandle<Result<Checked, codelia_sys::Error>>>,
+    peak_memory_bytes: u64,
+    peak_tasks: u64,
+}
+
+impl Watcher {
+    pub(super) fn new(limits: WatchedLimits) -> Self {
+        Self { limits, next: Instant::now(), checking: None, peak_memory_bytes: 0, peak_tasks: 0 }
+    }
+
+    /// The most memory and tasks that a check has seen.
+    pub(super) fn peaks(&self) -> (u64, u64) {
+        (self.peak_memory_bytes, self.peak_tasks)
+    }
+
+    /// Waits until the processes below `tool` exceed a limit. Cancel-safe.
+    pub(super) async fn exceeded(&mut self, tool: Pid) -> KillReason {
+        loop {
+            if self.checking.is_none() {
+                sleep_until(self.next).await;
+            }
+            let (limits, began) = (self.limits, Instant::now());
+            let checking = self.checking.get_or_insert_with(|| spawn_blocking(move || limits.check(tool)));
+            let checked = checking.await;
+            self.checking = None;
+            self.next = Instant::now() + INTERVAL.max(began.elapsed() * (MAX_LOAD - 1));
+            let Ok(Ok(checked)) = checked else {
+                // The tool ended, which its owner sees, or a file could not be opened just now.
+                tracing::debug!(?checked, "processes of the sandbox not read");
+                continue;
+            };
+            self.peak_memory_bytes = self.peak_memory_bytes.max(checked.memory_bytes);
+            self.peak_tasks = self.peak_tasks.max(checked.tasks);
+            if let Some(reason) = checked.exceeded {
+                return reason;
+            }
+        }
+    }
+}
