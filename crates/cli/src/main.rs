@@ -11,6 +11,7 @@ mod commands;
 mod complete;
 mod config;
 mod contexts;
+mod delegation;
 mod each;
 mod environment;
 mod error_report;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     backends,
     config::Config,
-    error_report, options,
+    delegation, error_report, options,
     output::{self, Output},
 };
 
@@ -32,6 +32,8 @@ struct Check {
 struct ModeCheck {
     mode: Mode,
     usable: bool,
+    /// Whether limits are watched instead of enforced.
+    watches_limits: bool,
     gaps: Vec<Gap>,
 }
 
@@ -44,6 +46,9 @@ struct Gap {
 
 /// Checks everything. Fails if no mode is usable.
 pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> {
+    // As `up` does, so that both find the same.
+    delegation::enter(config).await?;
+    let config = &backends::watching_if_needed(config);
     let modes = check_modes(config).await;
     let checks =
         [check_postgres(), check_database(config).await?, check_user_namespaces().await, check_cgroups()];
@@ -74,6 +79,7 @@ fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) 
     let unusable = |missing: &str| ModeCheck {
         mode,
         usable: false,
+        watches_limits: false,
         gaps: vec![Gap { missing: missing.to_owned(), remedy: String::new() }],
     };
     match (capabilities.iter().find(|found| found.mode == mode), problem) {
@@ -81,7 +87,7 @@ fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) 
             let gaps = found.gaps.iter();
             let gaps =
                 gaps.map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() }).collect();
-            ModeCheck { mode, usable: found.usable, gaps }
+            ModeCheck { mode, usable: found.usable, watches_limits: found.watches_limits(), gaps }
         }
         (None, Some(problem)) => unusable(problem),
         (None, None) => unusable("not available in this build or configuration"),
@@ -167,7 +173,12 @@ fn enabled_v1(text: &str) -> String {
 
 fn mode_json(check: &ModeCheck) -> Value {
     let gaps = check.gaps.iter().map(|gap| json!({ "missing": gap.missing, "remedy": gap.remedy }));
-    json!({ "mode": check.mode, "usable": check.usable, "gaps": gaps.collect::<Vec<_>>() })
+    json!({
+        "mode": check.mode,
+        "usable": check.usable,
+        "watches_limits": check.watches_limits,
+        "gaps": gaps.collect::<Vec<_>>(),
+    })
 }
 
 /// One row for each gap. The first names the mode.
@@ -178,7 +189,7 @@ fn mode_rows(check: &ModeCheck) -> Vec<Vec<String>> {
     if rows.is_empty() {
         rows.push(vec![String::new(); 4]);
     }
-    rows[0][..2].clone_from_slice(&[check.mode.to_string(), yes_or_no(check.usable)]);
+    rows[0][..2].clone_from_slice(&[check.mode.to_string(), usable(check)]);
     rows
 }
 
@@ -193,6 +204,10 @@ fn check_row(check: &Check) -> Vec<String> {
 
 fn remedy(check: &Check) -> Option<&'static str> {
     (!check.ok).then_some(check.remedy)
+}
+
+fn usable(check: &ModeCheck) -> String {
+    if check.watches_limits { "yes, limits watched".to_owned() } else { yes_or_no(check.usable) }
 }
 
 fn yes_or_no(value: bool) -> String {

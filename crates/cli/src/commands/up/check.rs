@@ -6,12 +6,12 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        CloseSessionRequest, CommandSpec, CreateSessionRequest, Outcome, Run, StartRunRequest,
-        WatchRunRequest, outcome, run_event::Kind,
+        CloseSessionRequest, CommandSpec, CreateSessionRequest, Run, StartRunRequest, WatchRunRequest,
+        run_event::Kind,
     },
 };
 
-use crate::client::Client;
+use crate::{client::Client, exit_status};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SESSION_TTL: Duration = Duration::from_secs(60);
@@ -30,8 +30,10 @@ async fn run_echo(client: &Client) -> Result<Run> {
     let result = echo(client, &session.name).await;
     client.sessions().close_session(CloseSessionRequest { name: session.name }).await?;
     let (run, output) = result?;
-    let succeeded = matches!(run.outcome, Some(Outcome { kind: Some(outcome::Kind::Exited(0)) }));
-    ensure!(succeeded, "`echo {WORD}` ended with {:?}", run.outcome);
+    let code = run.outcome.as_ref().map(exit_status::exit_code);
+    let reason =
+        || exit_status::message(&run).unwrap_or_else(|| format!("exit code {}", code.unwrap_or_default()));
+    ensure!(code == Some(0), "`echo {WORD}` failed: {}", reason());
     let text = String::from_utf8_lossy(&output);
     ensure!(text == format!("{WORD}\n"), "`echo {WORD}` printed {text:?}");
     Ok(run)

@@ -109,11 +109,12 @@ pub(crate) fn owner_pid(dir: &Path) -> Result<Option<Pid>> {
     pid.map(Some).with_context(|| format!("{} is locked, but {PID_FILE} holds no pid", dir.display()))
 }
 
-/// Creates a data directory. If we are root, the database runs as another user, which needs search
-/// permission.
+/// Creates a data directory. If we are root, the database and sessions run as other users, which need
+/// search permission.
 pub(crate) fn create(dir: &Path) -> Result<()> {
     let create = || {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let new = if geteuid().is_root() { 0o711 } else { 0o700 };
+        DirBuilder::new().recursive(true).mode(new).create(dir)?;
         let mode = dir.metadata()?.permissions().mode();
         if geteuid().is_root() && mode & 0o001 == 0 {
             std::fs::set_permissions(dir, Permissions::from_mode(mode | 0o011))?;

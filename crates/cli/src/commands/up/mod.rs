@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_policy::IsolationLevel;
+use codelia_policy::{IsolationLevel, limits_remedy};
 use codelia_proto::v1::Run;
 use codelia_store::{FloorDecision, KeyStanding, LocalPostgres, NewKey, Quotas, Scope, Store};
 use codelia_telemetry::task;
@@ -27,13 +27,14 @@ use crate::{
     args, backends,
     client::{Client, ClientFile},
     config::{Config, Loaded},
-    options,
+    delegation, options,
     output::Output,
     record, signals,
     spinner::Spinner,
 };
 
 pub(crate) use background::down;
+pub(crate) use data_dir::create as create_data_dir;
 
 /// Tenant that `up` creates.
 const TENANT: &str = "dev";
@@ -50,6 +51,7 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     if args.detach {
         return background::start(&config.data_dir).await;
     }
+    delegation::enter(config).await?;
     if args.detached {
         rustix::process::setsid().context("cannot detach from the terminal")?;
     }
@@ -135,6 +137,8 @@ struct Banner {
     key_file: String,
     metrics: Option<String>,
     mode: Mode,
+    /// Whether limits of runs are watched instead of enforced.
+    watches_limits: bool,
 }
 
 async fn start(
@@ -143,17 +147,16 @@ async fn start(
     store: &Store,
     shutdown: &CancellationToken,
 ) -> Result<Services> {
-    let mut config = with_free_ports(loaded);
+    let mut config = backends::watching_if_needed(&with_free_ports(loaded));
     if config.secrets.key_file.is_none() {
         config.secrets.key_file = Some(data_dir.secret_key_file()?);
     }
     let config = &config;
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
-    let mode = backends::choose_mode(config, &backends::probe(config, &backends).await)?;
-    if mode == Mode::Logical {
-        tracing::warn!("runs are not isolated: `codelia doctor` shows what the other modes need");
-    }
+    let probed = backends::probe(config, &backends).await;
+    let mode = backends::choose_mode(config, &probed)?;
+    let watches_limits = probed.iter().any(|one| one.mode == mode && one.watches_limits());
     let worker_options =
         options::worker(config, &worker_id(data_dir), data_dir.socket(), uids, options::ALL_IN_ONE)?;
     let mut api_options = options::api(config, mode, options::ALL_IN_ONE)?;
@@ -170,7 +173,13 @@ async fn start(
         data_dir.write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
     let metrics_url =
         metrics.address().map(|address| format!("http://{}/metrics", options::reachable(address)));
-    let banner = Banner { endpoint, key_file: key_file.display().to_string(), metrics: metrics_url, mode };
+    let banner = Banner {
+        endpoint,
+        key_file: key_file.display().to_string(),
+        metrics: metrics_url,
+        mode,
+        watches_limits,
+    };
     // Nothing may fail between the start of the worker and the task that stops it.
     let worker = codelia_worker::Service::start(worker_options, store.clone(), backends).await?;
     let task = task::background("services", run_both(api, worker, shutdown.clone()));
@@ -237,9 +246,17 @@ impl Banner {
             "metrics": self.metrics,
             "data_dir": data_dir.path(),
             "sandbox_mode": self.mode,
+            "watches_limits": self.watches_limits,
             "self_check": record::run(run),
         });
         output.print(&json, &self.text(loaded, data_dir, run))
+    }
+
+    /// A line about limits that are not enforced.
+    fn limits(&self) -> String {
+        let remedy = limits_remedy(self.mode, true);
+        let line = format!("  limits      watched, not enforced: no writable cgroup; {remedy}\n");
+        if self.watches_limits { line } else { String::new() }
     }
 
     fn text(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run) -> String {
@@ -252,7 +269,8 @@ impl Banner {
              key         {key}\n  \
              metrics     {metrics}\n  \
              data        {dir}\n  \
-             mode        {mode}{warning}\n  \
+             mode        {mode}{warning}\n\
+             {limits}  \
              self-check  run {run} `echo codelia` exited with 0, sandbox ready in {setup_ms:.2} ms\n\n  \
              try         codelia run{flag} -- sh -c 'echo hello from $PWD'\n\n\
              ready {endpoint}",
@@ -261,6 +279,7 @@ impl Banner {
             key = self.key_file,
             metrics = self.metrics.as_deref().unwrap_or("off"),
             mode = self.mode,
+            limits = self.limits(),
             run = run.run_id,
             setup_ms = record::millis(run.setup_time.as_ref()).unwrap_or_default(),
         )
