@@ -16,10 +16,11 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::up::create_data_dir;
 use crate::{
     backends,
     config::{Config, Loaded},
-    options,
+    delegation, options,
     output::Output,
     signals,
 };
@@ -53,13 +54,16 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
 
 /// Executes runs until a termination signal arrives, then drains.
 pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
-    protect_memory()?;
     let config = &loaded.config;
+    delegation::enter(config).await?;
+    protect_memory()?;
     let _telemetry =
         codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
     loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
+    // Before the session root in it: session users must be able to pass through.
+    create_data_dir(&config.data_dir)?;
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
     let default_id = options::host_id();

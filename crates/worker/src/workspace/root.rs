@@ -186,7 +186,9 @@ pub fn untraversable_ancestor(root: &Path) -> Option<PathBuf> {
 
 /// Creates the tree's directory if needed; returns its real path and its id.
 pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
+    // As root, sessions have their own users, which must be able to pass through new directories above.
+    let mode = if codelia_sys::process::own_uid() == 0 { 0o711 } else { 0o700 };
+    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(RootError::at("create", path))?;
     let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
     let id = root_id(&path)?;
     Ok((path, id))
