@@ -80,8 +80,8 @@ async fn runs_are_filtered_by_session_state_and_time() -> Result<()> {
     assert_eq!(run_ids(&client, ended).await?, [early.run_id.as_str()]);
     let running = ListRunsRequest { state: RunState::Running.into(), ..all() };
     assert_eq!(run_ids(&client, running).await?, [late.run_id.as_str()]);
-    let after = ListRunsRequest { created_after: late.create_time, ..all() };
-    assert_eq!(run_ids(&client, after).await?, [late.run_id.as_str()]);
+    let after = ListRunsRequest { created_after: early.create_time, ..all() };
+    assert_eq!(run_ids(&client, after).await?, [late.run_id.as_str()], "the time itself is left out");
     let before = ListRunsRequest { created_before: late.create_time, ..all() };
     assert_eq!(run_ids(&client, before).await?, [early.run_id.as_str()]);
     cluster.end().await

@@ -243,16 +243,7 @@ fn bad_texts(field: &str) -> Vec<Value> {
         texts.extend(["..", "a/../b", "/", "/etc/passwd", "/workspacex", "a/../../b"].map(str::to_owned));
     }
     if matches!(field, "name" | "parent") {
-        let wrong = [
-            "",
-            "nonsense",
-            "sessions/",
-            "sessions/../..",
-            "sessions/A B",
-            "tenants/A/keys/1",
-            "workers/",
-            "é",
-        ];
+        let wrong = ["", "sessions/", "sessions/../..", "sessions/A B", "tenants/A/keys/1", "workers/", "é"];
         texts.extend(wrong.map(str::to_owned));
     }
     texts.into_iter().map(Value::String).collect()

@@ -8,6 +8,7 @@ use codelia_proto::v1::*;
 use codelia_tests::{Client, Cluster, Method, all_methods, call, reflected_methods, refusal, shell};
 use prost::Message;
 use tonic::Code;
+use tonic_types::StatusExt;
 use uuid::Uuid;
 
 /// Ids that a caller may try: of another tenant's resources, or of none.
@@ -215,11 +216,11 @@ async fn owned_by(client: &Client) -> Result<Ids> {
     Ok(Ids { session: session.name, alias, run: run.name, tenant: "tenants/owner".into(), key: key.name })
 }
 
-/// The message without the quoted name of what was not found, which must be the one in the request.
-fn without_name(message: &str, request: &[u8]) -> String {
+/// The name of what was not found, which must be the one in the request.
+fn missing_name<'a>(message: &'a str, request: &[u8]) -> &'a str {
     let name = message.split('"').nth(1).unwrap_or_default();
     assert!(String::from_utf8_lossy(request).contains(name), "{message} names something else");
-    message.replace(&format!("\"{name}\""), "\"\"")
+    name
 }
 
 /// Returns everything of an answer that a caller can compare.
@@ -227,8 +228,10 @@ async fn answer(client: &Client, method: &Method, request: &[u8]) -> (Code, Stri
     match call(client, method, request.to_vec()).await {
         Ok(_) => (Code::Ok, String::new(), String::new()),
         Err(status) => {
-            let details = tonic_types::pb::Status::decode(status.details()).map(|decoded| decoded.details);
-            (status.code(), without_name(status.message(), request), format!("{details:?}"))
+            let name = missing_name(status.message(), request);
+            let without_name = |text: &str| text.replace(&format!("\"{name}"), "\"");
+            let details = format!("{:?}", status.get_error_details());
+            (status.code(), without_name(status.message()), without_name(&details))
         }
     }
 }

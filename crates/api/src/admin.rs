@@ -122,10 +122,7 @@ fn expiry(wire: Option<prost_types::Timestamp>) -> Result<Option<OffsetDateTime>
 
 /// Callers can only grant scopes that they have; operators can grant all.
 fn check_grant(caller: &Caller, scopes: &[Scope]) -> Result<(), ApiError> {
-    if auth::has_scope(caller, Scope::Operator) {
-        return Ok(());
-    }
-    scopes.iter().try_for_each(|&scope| auth::require_scope(caller, scope))
+    scopes.iter().try_for_each(|&scope| auth::require_any_scope(caller, &[scope, Scope::Operator]))
 }
 
 impl Admin {
@@ -164,7 +161,7 @@ impl Admin {
         caller: &Caller,
         wire: v1::ListTenantsRequest,
     ) -> Result<v1::ListTenantsResponse, ApiError> {
-        let mut page = Page::<TenantId, _>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<TenantId, _>::parse(&caller.tenant, &wire)?;
         let store = &self.context.store;
         while let Some(limit) = page.batch() {
             let rows = if auth::has_scope(caller, Scope::Operator) {
@@ -230,7 +227,7 @@ impl Admin {
         wire: v1::ListKeysRequest,
     ) -> Result<v1::ListKeysResponse, ApiError> {
         let tenant = administered_tenant(caller, resource_name::tenant("parent", &wire.parent)?)?;
-        let mut page = Page::<KeyId, _>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<KeyId, _>::parse(&caller.tenant, &wire)?;
         let store = &self.context.store;
         store.tenant_get(&tenant).await?.ok_or_else(|| tenant_not_found(&tenant))?;
         while let Some(limit) = page.batch() {
@@ -254,7 +251,7 @@ impl Admin {
         wire: v1::ListWorkersRequest,
     ) -> Result<v1::ListWorkersResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
-        let mut page = Page::<WorkerId, _>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<WorkerId, _>::parse(&caller.tenant, &wire)?;
         while let Some(limit) = page.batch() {
             let rows = self.context.store.worker_list(page.after.as_ref(), limit).await?;
             page.add(rows, |worker| (worker.id.clone(), to_proto::worker(worker)));
@@ -410,8 +407,8 @@ mod tests {
         let admin = caller_with(&[Scope::Admin, Scope::Run]);
         assert!(check_grant(&admin, &[Scope::Run]).is_ok());
         assert_eq!(
-            check_grant(&admin, &[Scope::Operator]),
-            Err(ApiError::ScopeMissing { scope: "operator" })
+            check_grant(&admin, &[Scope::Files]),
+            Err(ApiError::ScopeMissing { any_of: vec!["files", "operator"] })
         );
         assert!(check_grant(&caller_with(&[Scope::Operator]), &[Scope::Audit]).is_ok());
     }

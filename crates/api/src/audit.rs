@@ -62,7 +62,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::IdempotencyKeyReused
         | ApiError::AliasInUse
         | ApiError::TenantExists
-        | ApiError::SessionEnded
+        | ApiError::SessionEnded { .. }
         | ApiError::SessionDataLost
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded

@@ -41,6 +41,9 @@ const PREFIX: &str = "cdl_";
 const ENCODED_LEN: usize = 43;
 /// Tenants whose rate limiter is kept. One that is forgotten starts with a full second's requests.
 const MAX_TENANTS: usize = 4096;
+/// Methods of the admin service that an admin of a tenant may not use.
+const OPERATOR_METHODS: [&str; 6] =
+    ["CreateTenant", "UpdateQuotas", "SetIsolationFloor", "ListWorkers", "DrainWorker", "UndrainWorker"];
 const WATCH: &str = "/codelia.v1.RunService/WatchRun";
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
@@ -88,22 +91,35 @@ pub(crate) fn has_scope(caller: &Caller, scope: Scope) -> bool {
 
 /// Fails unless the caller's key has the scope.
 pub(crate) fn require_scope(caller: &Caller, scope: Scope) -> Result<(), ApiError> {
-    if has_scope(caller, scope) { Ok(()) } else { Err(ApiError::ScopeMissing { scope: scope.as_str() }) }
+    require_any_scope(caller, &[scope])
 }
 
-/// Fails unless the caller may use the service in the path.
-fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
-    let belongs_to = |service: &str| path.strip_prefix(service).is_some_and(|rest| rest.starts_with('/'));
-    if belongs_to("/codelia.v1.InfoService") {
+/// Fails unless the caller's key has one of the scopes.
+pub(crate) fn require_any_scope(caller: &Caller, scopes: &[Scope]) -> Result<(), ApiError> {
+    if scopes.iter().any(|scope| has_scope(caller, *scope)) {
         return Ok(());
     }
-    if belongs_to("/codelia.v1.FileService") {
-        return require_scope(caller, Scope::Files);
+    let mut any_of: Vec<_> = scopes.iter().map(|scope| scope.as_str()).collect();
+    any_of.dedup();
+    Err(ApiError::ScopeMissing { any_of })
+}
+
+/// Fails unless the caller may use the method in the path.
+fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
+    let (service, method) = path.rsplit_once('/').unwrap_or((path, ""));
+    if service == "/codelia.v1.InfoService" {
+        return Ok(());
     }
-    if !belongs_to("/codelia.v1.AdminService") {
-        return require_scope(caller, Scope::Run);
-    }
-    if has_scope(caller, Scope::Operator) { Ok(()) } else { require_scope(caller, Scope::Admin) }
+    require_any_scope(
+        caller,
+        match service {
+            "/codelia.v1.FileService" => &[Scope::Files],
+            // Their handlers check it as well; here it makes the error name the right scope.
+            "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
+            "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
+            _ => &[Scope::Run],
+        },
+    )
 }
 
 /// Limits the rate of requests of each tenant to this process.
@@ -342,17 +358,21 @@ mod tests {
         }
         assert_eq!(
             authorize(&run, "/codelia.v1.AdminService/GetTenant"),
-            Err(ApiError::ScopeMissing { scope: "admin" })
+            Err(ApiError::ScopeMissing { any_of: vec!["admin", "operator"] })
+        );
+        assert_eq!(
+            authorize(&run, "/codelia.v1.AdminService/DrainWorker"),
+            Err(ApiError::ScopeMissing { any_of: vec!["operator"] })
         );
         assert!(authorize(&operator, "/codelia.v1.AdminService/GetTenant").is_ok());
         assert_eq!(
             authorize(&run, "/codelia.v1.FileService/StatFile"),
-            Err(ApiError::ScopeMissing { scope: "files" })
+            Err(ApiError::ScopeMissing { any_of: vec!["files"] })
         );
         assert!(authorize(&caller_with(&[Scope::Files], 1), "/codelia.v1.FileService/StatFile").is_ok());
         assert_eq!(
             authorize(&operator, "/codelia.v1.RunService/GetRun"),
-            Err(ApiError::ScopeMissing { scope: "run" })
+            Err(ApiError::ScopeMissing { any_of: vec!["run"] })
         );
     }
 

@@ -32,6 +32,7 @@ mod run_stream;
 mod runs;
 mod service;
 mod session_cache;
+mod session_lookup;
 mod sessions;
 mod status;
 mod to_proto;

@@ -1,18 +1,76 @@
 //! Pagination: `page_size`, `page_token` and the token of the next page. A page ends at its number of
-//! rows or at a number of bytes, whichever comes first.
+//! rows or at a number of bytes, whichever comes first. A token is valid only for the list that it was
+//! made for: the same method, tenant, parent and filters.
 
-use std::{fmt::Display, str::FromStr};
+use std::{collections::BTreeMap, fmt::Display, iter, mem::take, str::FromStr};
 
+use codelia_proto::v1;
+use codelia_types::TenantId;
 use prost::Message;
+use sha2::{Digest, Sha256};
 
 use crate::status::ApiError;
 
-const DEFAULT_SIZE: i64 = 50;
-const MAX_SIZE: i64 = 1000;
+const DEFAULT_SIZE: usize = 50;
+const MAX_SIZE: usize = 1000;
 /// A page ends before the row that would exceed this many bytes. Clients accept 4 MiB by default.
 const MAX_BYTES: usize = 1024 * 1024;
 /// Rows to read at once, so that long rows need little memory. A default page needs one read.
 const MAX_BATCH: usize = 100;
+/// Bytes that identify a list in its tokens. They prevent mistakes, not attacks: every row is checked
+/// against the caller's tenant anyway.
+const LIST_ID_BYTES: usize = 8;
+
+/// A request for one page of a list.
+pub(crate) trait ListRequest: Message + Clone {
+    /// The name of the message.
+    const NAME: &str;
+
+    /// Takes `page_size` and `page_token`. The other fields select the list.
+    fn take_page(&mut self) -> (i32, String);
+
+    /// Takes the labels that select the list, sorted: a message has them in any order.
+    fn take_labels(&mut self) -> BTreeMap<String, String>;
+}
+
+macro_rules! list_requests {
+    ($($request:ident($($labels:ident)?)),+ $(,)?) => {$(
+        impl ListRequest for v1::$request {
+            const NAME: &str = stringify!($request);
+
+            fn take_page(&mut self) -> (i32, String) {
+                (take(&mut self.page_size), take(&mut self.page_token))
+            }
+
+            fn take_labels(&mut self) -> BTreeMap<String, String> {
+                iter::empty()$(.chain(take(&mut self.$labels)))?.collect()
+            }
+        }
+    )+};
+}
+
+list_requests!(
+    ListFilesRequest(),
+    ListKeysRequest(),
+    ListRunsRequest(labels),
+    ListSessionsRequest(labels),
+    ListTenantsRequest(),
+    ListWorkersRequest(),
+);
+
+/// Identifies a list in its tokens, as hexadecimal digits.
+fn list_id<R: ListRequest>(tenant: &TenantId, mut list: R) -> String {
+    let labels = list.take_labels();
+    let fields = list.encode_to_vec();
+    let parts = [R::NAME.as_bytes(), tenant.as_str().as_bytes(), &fields];
+    let labels = labels.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
+    let mut hash = Sha256::new();
+    for part in parts.into_iter().chain(labels) {
+        hash.update(part.len().to_be_bytes());
+        hash.update(part);
+    }
+    hex(&hash.finalize()[..LIST_ID_BYTES])
+}
 
 /// The page that a caller requests, and the messages on it so far.
 ///
@@ -24,6 +82,7 @@ const MAX_BATCH: usize = 100;
 /// ```
 #[derive(Debug)]
 pub(crate) struct Page<Id, M> {
+    list: String,
     size: usize,
     /// The id of the last row so far; first, that of the previous page.
     pub(crate) after: Option<Id>,
@@ -42,16 +101,20 @@ enum End {
 }
 
 impl<Id: FromStr + Display, M: Message> Page<Id, M> {
-    /// Parses `page_size` and `page_token`.
-    pub(crate) fn parse(size: i32, token: &str) -> Result<Self, ApiError> {
-        let size = match i64::from(size) {
-            0 => DEFAULT_SIZE,
-            size @ 1..=MAX_SIZE => size,
-            _ => return Err(ApiError::invalid("page_size", format!("must be 0 to {MAX_SIZE}"))),
+    /// Parses `page_size` and `page_token` of a request.
+    pub(crate) fn parse<R: ListRequest>(tenant: &TenantId, request: &R) -> Result<Self, ApiError> {
+        let mut list = request.clone();
+        let (size, token) = list.take_page();
+        let size = match usize::try_from(size) {
+            Ok(0) => DEFAULT_SIZE,
+            Ok(size) => size.min(MAX_SIZE),
+            Err(_) => return Err(ApiError::invalid("page_size", "must not be negative")),
         };
+        let list = list_id(tenant, list);
         Ok(Self {
-            size: usize::try_from(size).map_err(ApiError::internal)?,
-            after: decode_token(token)?,
+            size,
+            after: decode_token(&list, &token)?,
+            list,
             messages: Vec::new(),
             bytes: 0,
             end: None,
@@ -89,25 +152,31 @@ impl<Id: FromStr + Display, M: Message> Page<Id, M> {
     /// Returns the messages and the token of the next page; empty on the last page.
     pub(crate) fn finish(self) -> (Vec<M>, String) {
         let token = match (self.end, &self.after) {
-            (Some(End::Full), Some(last)) => encode_token(last),
+            (Some(End::Full), Some(last)) => format!("{}{}", self.list, hex(last.to_string().as_bytes())),
             _ => String::new(),
         };
         (self.messages, token)
     }
 }
 
-fn encode_token(id: &impl Display) -> String {
-    id.to_string().bytes().map(|byte| format!("{byte:02x}")).collect()
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn decode_token<Id: FromStr>(token: &str) -> Result<Option<Id>, ApiError> {
+/// The id in a token, which must be of this list.
+fn decode_token<Id: FromStr>(list: &str, token: &str) -> Result<Option<Id>, ApiError> {
+    const FIELD: &str = "page_token";
     if token.is_empty() {
         return Ok(None);
     }
-    let id = unhex(token).and_then(|text| text.parse().ok());
-    id.map(Some).ok_or_else(|| {
-        ApiError::invalid("page_token", "not a token of a previous response; omit it to start over")
-    })
+    let malformed = || ApiError::invalid(FIELD, "not a token of a previous response; omit it to start over");
+    let (made_for, id) = token.split_at_checked(list.len()).ok_or_else(malformed)?;
+    let id = unhex(id).and_then(|text| text.parse().ok()).ok_or_else(malformed)?;
+    if made_for != list {
+        let message = "belongs to another list; repeat the other fields of that request, or omit the token";
+        return Err(ApiError::invalid(FIELD, message));
+    }
+    Ok(Some(id))
 }
 
 fn unhex(token: &str) -> Option<String> {
@@ -133,9 +202,14 @@ mod tests {
         (0..count).map(|n| (format!("{n:05}").parse().unwrap(), "x".repeat(bytes))).collect()
     }
 
+    fn parse(page_size: i32, page_token: &str) -> Result<Page<TenantId, String>, ApiError> {
+        let request = v1::ListTenantsRequest { page_size, page_token: page_token.to_owned() };
+        Page::parse(&"a".parse().unwrap(), &request)
+    }
+
     /// The number of rows on a page, and the token of the next one.
     fn page(stored: &[Row], size: i32, token: &str) -> (usize, String) {
-        let mut page = Page::<TenantId, String>::parse(size, token).unwrap();
+        let mut page = parse(size, token).unwrap();
         while let Some(limit) = page.batch() {
             let limit = usize::try_from(limit).unwrap();
             assert!((1..=MAX_BATCH).contains(&limit), "{limit}");
@@ -147,14 +221,17 @@ mod tests {
     }
 
     #[test]
-    fn page_size_defaults_to_50_and_ends_at_1000() {
+    fn page_size_defaults_to_50_and_is_at_most_1000() {
         let stored = rows(1001, 1);
         assert_eq!(page(&stored, 0, "").0, 50);
         let (count, token) = page(&stored, 1000, "");
         assert_eq!(count, 1000);
         assert_eq!(page(&stored, 1000, &token), (1, String::new()));
-        for bad in [-1, 1001, i32::MIN, i32::MAX] {
-            let error = Page::<TenantId, String>::parse(bad, "").unwrap_err();
+        for above in [1001, i32::MAX] {
+            assert_eq!(page(&stored, above, "").0, 1000);
+        }
+        for bad in [-1, i32::MIN] {
+            let error = parse(bad, "").unwrap_err();
             assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "page_size"));
         }
     }
@@ -184,9 +261,46 @@ mod tests {
 
     #[test]
     fn malformed_token_is_rejected() {
-        for bad in ["x", "zz", "6", "é", "+1", "00", "41"] {
-            let error = Page::<TenantId, String>::parse(0, bad).unwrap_err();
+        let list = parse(0, "").unwrap().list;
+        let cut = format!("{list}6");
+        for bad in ["x", "zz", "6", "é", "+1", "00", "41", &"é".repeat(20), &list, &cut] {
+            let error = parse(0, bad).unwrap_err();
             assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "page_token"), "{bad}");
         }
+    }
+
+    #[test]
+    fn token_of_another_list_is_rejected() {
+        let runs = |parent: &str, state, page_token: &str| v1::ListRunsRequest {
+            parent: parent.into(),
+            state,
+            page_token: page_token.into(),
+            ..Default::default()
+        };
+        let (one, other): (TenantId, TenantId) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let parse = |tenant: &TenantId, request: &v1::ListRunsRequest| {
+            Page::<TenantId, String>::parse(tenant, request)
+        };
+        let list = parse(&one, &runs("sessions/x", 1, "")).unwrap().list;
+        let token = format!("{list}{}", hex(b"z"));
+        assert!(parse(&one, &runs("sessions/x", 1, &token)).unwrap().after.is_some());
+        for (tenant, request) in [
+            (&one, runs("sessions/y", 1, &token)),
+            (&one, runs("sessions/x", 2, &token)),
+            (&other, runs("sessions/x", 1, &token)),
+        ] {
+            let error = parse(tenant, &request).unwrap_err();
+            assert!(error.text().starts_with("page_token: belongs to another list"), "{error:?}");
+        }
+        let labels = [("a", "1"), ("b", "2"), ("c", "3")].map(|(name, value)| (name.into(), value.into()));
+        let of = |labels: &[(String, String)]| {
+            let labels = labels.iter().cloned().collect();
+            parse(&one, &v1::ListRunsRequest { labels, ..runs("sessions/x", 1, "") }).unwrap().list
+        };
+        assert_eq!(of(&labels), of(&[labels[2].clone(), labels[1].clone(), labels[0].clone()]));
+        assert_ne!(of(&labels), of(&labels[1..]));
+        let keys =
+            v1::ListKeysRequest { parent: "sessions/x".into(), page_token: token, ..Default::default() };
+        assert!(Page::<TenantId, String>::parse(&one, &keys).is_err());
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     admission::{RunRequest, SessionRequest, admit_policy},
     auth,
     context::Context,
-    resource_name,
+    resource_name, session_lookup,
     status::ApiError,
     validate,
 };
@@ -59,8 +59,7 @@ impl Policies {
             return self.context.with_policy(caller, is_large, explain).await;
         }
         let name = resource_name::session("session", &wire.session)?;
-        let session = self.context.store.session_get(&caller.tenant, &name).await?;
-        let session = session.ok_or_else(|| resource_name::session_not_found(&name))?.spec;
+        let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?.spec;
         let is_large = is_large || session.policy.is_large();
         let explain = move |Context { options, .. }: &Context| {
             let policy = validate::policy(wire.policy, &options.ceilings)?;

@@ -1,5 +1,5 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
-//! `workers/{w}`. Pure.
+//! `workers/{w}`. The last id alone is accepted as well, without what is before it. Pure.
 
 use codelia_store::SessionRef;
 use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
@@ -47,7 +47,7 @@ pub(crate) fn session(field: &str, name: &str) -> Result<SessionRef, ApiError> {
 /// Parses the name of a session, or `sessions/-` for all of them.
 pub(crate) fn session_selector(field: &str, name: &str) -> Result<SessionSelector, ApiError> {
     match segments(name).as_slice() {
-        ["sessions", id] => session_segment(id),
+        ["sessions", id] | [id] => session_segment(id),
         _ => None,
     }
     .ok_or_else(|| malformed(field, "sessions/{id or alias}"))
@@ -61,6 +61,7 @@ pub(crate) fn run(field: &str, name: &str) -> Result<RunName, ApiError> {
             session: session_segment(session).ok_or_else(error)?,
             run: run.parse().map_err(|_| error())?,
         }),
+        [run] => Ok(RunName { session: SessionSelector::Any, run: run.parse().map_err(|_| error())? }),
         _ => Err(error()),
     }
 }
@@ -68,7 +69,7 @@ pub(crate) fn run(field: &str, name: &str) -> Result<RunName, ApiError> {
 /// Parses the name of a tenant.
 pub(crate) fn tenant(field: &str, name: &str) -> Result<TenantName, ApiError> {
     match segments(name).as_slice() {
-        ["tenants", id] => tenant_segment(id),
+        ["tenants", id] | [id] => tenant_segment(id),
         _ => None,
     }
     .ok_or_else(|| malformed(field, "tenants/{tenant}"))
@@ -78,6 +79,7 @@ pub(crate) fn tenant(field: &str, name: &str) -> Result<TenantName, ApiError> {
 pub(crate) fn key(field: &str, name: &str) -> Result<(TenantName, KeyId), ApiError> {
     match segments(name).as_slice() {
         ["tenants", tenant, "keys", key] => tenant_segment(tenant).zip(key.parse().ok()),
+        [key] => key.parse().ok().map(|key| (TenantName::Own, key)),
         _ => None,
     }
     .ok_or_else(|| malformed(field, "tenants/{tenant}/keys/{key}"))
@@ -86,7 +88,7 @@ pub(crate) fn key(field: &str, name: &str) -> Result<(TenantName, KeyId), ApiErr
 /// Parses the name of a worker.
 pub(crate) fn worker(field: &str, name: &str) -> Result<WorkerId, ApiError> {
     match segments(name).as_slice() {
-        ["workers", id] => id.parse().ok(),
+        ["workers", id] | [id] => id.parse().ok(),
         _ => None,
     }
     .ok_or_else(|| malformed(field, "workers/{worker}"))
@@ -153,17 +155,19 @@ mod tests {
     }
 
     #[test]
+    fn id_alone_is_a_name() {
+        assert_eq!(session("name", ID), Ok(SessionRef::Id(ID.parse().unwrap())));
+        assert_eq!(session("name", "dev"), Ok(SessionRef::Alias("dev".into())));
+        let any = RunName { session: SessionSelector::Any, run: ID.parse().unwrap() };
+        assert_eq!(run("name", ID), Ok(any));
+        assert_eq!(tenant("name", "team-7"), Ok(TenantName::Id("team-7".parse().unwrap())));
+        assert_eq!(worker("name", "w-1"), Ok("w-1".parse().unwrap()));
+        assert_eq!(key("name", ID), Ok((TenantName::Own, ID.parse().unwrap())));
+    }
+
+    #[test]
     fn malformed_names_are_rejected_by_field() {
-        for bad in [
-            "",
-            "sessions",
-            "sessions/",
-            "sessions/A",
-            "sessions/a/b",
-            "sessions/a\0",
-            "runs/a",
-            "sessions/-",
-        ] {
+        for bad in ["", "sessions/", "sessions/A", "sessions/a/b", "sessions/a\0", "runs/a", "sessions/-"] {
             assert!(
                 matches!(session("name", bad), Err(ApiError::InvalidField { field, .. }) if field == "name"),
                 "{bad:?}"

@@ -21,6 +21,7 @@ use crate::{
     request::Deadline,
     resource_name::{self, RunName, SessionSelector},
     run_stream::{self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening},
+    session_lookup,
     status::ApiError,
     to_proto, validate,
 };
@@ -73,9 +74,9 @@ impl Runs {
         let Context { options, store, session_cache, output_quota, .. } = &*self.context;
         let begun = Instant::now();
         let name = request.session.clone();
-        let not_found = || resource_name::session_not_found(&name);
-        let found = session_cache.get(store, &caller.tenant, &name).await?;
-        let (session, session_spec) = found.ok_or_else(not_found)?;
+        let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await? else {
+            return Err(session_lookup::missing(store, &caller.tenant, &name).await);
+        };
         let is_large = request.policy.is_large() || session_spec.policy.is_large();
         let (upper, floor) = (session_spec.clone(), caller.floor);
         let specify = move |context: &Context| {
@@ -112,8 +113,8 @@ impl Runs {
             }
             RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
             RunAdmission::KeyReused => Err(ApiError::IdempotencyKeyReused),
-            RunAdmission::NoSession => Err(not_found()),
-            RunAdmission::SessionEnded => Err(ApiError::SessionEnded),
+            RunAdmission::NoSession => Err(session_lookup::missing(store, &caller.tenant, &name).await),
+            RunAdmission::SessionEnded => Err(session_lookup::ended(store, &caller.tenant, session).await),
             RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
             RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
         }
@@ -153,7 +154,7 @@ impl Runs {
         caller: &Caller,
         wire: v1::ListRunsRequest,
     ) -> Result<v1::ListRunsResponse, ApiError> {
-        let mut page = Page::<RunId, _>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<RunId, _>::parse(&caller.tenant, &wire)?;
         let sessions = resource_name::session_selector("parent", &wire.parent)?;
         let mut filter = RunFilter {
             session: None,
@@ -169,8 +170,10 @@ impl Runs {
             before: None,
         };
         if let SessionSelector::One(session) = sessions {
-            let id = self.session_id(caller, &session).await?;
-            filter.session = Some(id.ok_or_else(|| resource_name::session_not_found(&session))?);
+            let Some(id) = self.session_id(caller, &session).await? else {
+                return Err(session_lookup::missing(&self.context.store, &caller.tenant, &session).await);
+            };
+            filter.session = Some(id);
         }
         while let Some(limit) = page.batch() {
             filter.before = page.after;

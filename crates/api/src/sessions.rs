@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
     Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
-    SessionState, Store,
+    SessionState,
 };
 use codelia_telemetry::task;
 use codelia_types::SessionId;
@@ -16,7 +16,7 @@ use crate::{
     audit, auth,
     context::Context,
     paging::Page,
-    resource_name,
+    resource_name, session_lookup,
     status::ApiError,
     to_proto, validate,
 };
@@ -90,7 +90,7 @@ impl Sessions {
         caller: &Caller,
         wire: v1::ListSessionsRequest,
     ) -> Result<v1::ListSessionsResponse, ApiError> {
-        let mut page = Page::<SessionId, _>::parse(wire.page_size, &wire.page_token)?;
+        let mut page = Page::<SessionId, _>::parse(&caller.tenant, &wire)?;
         let mut filter = SessionFilter {
             state: match validate::enum_value("state", wire.state)? {
                 v1::SessionState::Unspecified => None,
@@ -114,11 +114,11 @@ impl Sessions {
         let name = resource_name::session("name", &wire.name)?;
         let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
         let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "required"))?;
-        if let Some(session) = store.session_extend(&caller.tenant, &name, ttl).await? {
+        let session = session_lookup::find(store, &caller.tenant, &name).await?;
+        if let Some(session) = store.session_extend(&caller.tenant, &SessionRef::Id(session.id), ttl).await? {
             return Ok(session);
         }
-        find(store, caller, &name).await?;
-        Err(ApiError::SessionEnded)
+        Err(ApiError::session_ended(&session))
     }
 
     async fn update(&self, caller: &Caller, wire: v1::UpdateSessionRequest) -> Result<Session, ApiError> {
@@ -128,8 +128,8 @@ impl Sessions {
         match store.session_update(&caller.tenant, &name, &change).await {
             Ok(Some(session)) => Ok(session),
             Ok(None) => {
-                find(store, caller, &name).await?;
-                Err(ApiError::SessionEnded)
+                let session = session_lookup::find(store, &caller.tenant, &name).await?;
+                Err(ApiError::session_ended(&session))
             }
             Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
             Err(error) => Err(error.into()),
@@ -138,8 +138,10 @@ impl Sessions {
 
     async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
         let name = resource_name::session("name", &wire.name)?;
-        let closed = self.context.store.session_close(&caller.tenant, &name).await?;
-        let session = closed.ok_or_else(|| resource_name::session_not_found(&name))?;
+        let store = &self.context.store;
+        let Some(session) = store.session_close(&caller.tenant, &name).await? else {
+            return Err(session_lookup::missing(store, &caller.tenant, &name).await);
+        };
         if let Some(address) = session.holder_address.clone() {
             let (context, id) = (self.context.clone(), session.id);
             task::background("close", async move { context.dispatch.close(&address, id).await });
@@ -186,11 +188,6 @@ fn session_change(wire: v1::UpdateSessionRequest, max_ttl: Duration) -> Result<S
     })
 }
 
-async fn find(store: &Store, caller: &Caller, name: &SessionRef) -> Result<Session, ApiError> {
-    let session = store.session_get(&caller.tenant, name).await?;
-    session.ok_or_else(|| resource_name::session_not_found(name))
-}
-
 #[tonic::async_trait]
 impl SessionService for Sessions {
     async fn create_session(
@@ -208,7 +205,7 @@ impl SessionService for Sessions {
     ) -> Result<Response<v1::GetSessionResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let name = resource_name::session("name", &request.into_inner().name)?;
-        let session = find(&self.context.store, &caller, &name).await?;
+        let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?;
         Ok(Response::new(v1::GetSessionResponse { session: Some(to_proto::session(session)) }))
     }
 

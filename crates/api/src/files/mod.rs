@@ -66,7 +66,7 @@ impl Files {
         caller: &Caller,
         request: v1::ListFilesRequest,
     ) -> Result<v1::ListFilesResponse, ApiError> {
-        let mut page = Page::<NameCursor, _>::parse(request.page_size, &request.page_token)?;
+        let mut page = Page::<NameCursor, _>::parse(&caller.tenant, &request)?;
         let path = request::directory("path", &request.path)?;
         while let Some(limit) = page.batch() {
             let after = page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default();

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use tonic::{Status, Streaming, transport::Channel};
 
 use super::error;
-use crate::{context::Context, resource_name, status::ApiError};
+use crate::{context::Context, session_lookup, status::ApiError};
 
 /// How long a session may be without a worker before the call fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,14 +89,13 @@ impl SessionRoute {
     pub(super) async fn holder(&self, retry: &mut Retry) -> Result<SessionHolder, ApiError> {
         loop {
             let Context { store, dispatch, .. } = &*self.context;
-            let session = store.session_get(&self.tenant, &self.session).await?;
-            let session = session.ok_or_else(|| resource_name::session_not_found(&self.session))?;
+            let session = session_lookup::find(store, &self.tenant, &self.session).await?;
             match (session.state, session.end_reason) {
                 (SessionState::Open, _) => {}
                 (SessionState::Ended, Some(SessionEndReason::DataLost)) => {
                     return Err(ApiError::SessionDataLost);
                 }
-                (SessionState::Ended, _) => return Err(ApiError::SessionEnded),
+                (SessionState::Ended, _) => return Err(ApiError::session_ended(&session)),
             }
             self.mark_used(session.id).await?;
             if let Some(address) = session.holder_address {
@@ -117,7 +116,7 @@ impl SessionRoute {
     pub(super) async fn mark_used(&self, id: SessionId) -> Result<(), ApiError> {
         match self.context.store.session_touch(&self.tenant, id).await? {
             true => Ok(()),
-            false => Err(ApiError::SessionEnded),
+            false => Err(session_lookup::ended(&self.context.store, &self.tenant, id).await),
         }
     }
 

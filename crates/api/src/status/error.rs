@@ -3,7 +3,10 @@
 use std::{fmt, time::Duration};
 
 use codelia_policy::IsolationLevel;
-use codelia_types::Mode;
+use codelia_proto::timestamp_to_proto;
+use codelia_store::{Session, SessionEndReason};
+use codelia_types::{Mode, SessionId};
+use time::OffsetDateTime;
 
 use super::file::FileError;
 
@@ -20,8 +23,8 @@ pub(crate) enum ApiError {
     KeyExpired,
     /// An operator suspended the caller's tenant.
     TenantSuspended,
-    /// The key lacks a scope.
-    ScopeMissing { scope: &'static str },
+    /// The key has none of the scopes that would do.
+    ScopeMissing { any_of: Vec<&'static str> },
     /// The tenant has reached a quota.
     QuotaExceeded { quota: &'static str },
     /// The tenant calls too often.
@@ -41,7 +44,7 @@ pub(crate) enum ApiError {
     /// The tenant id is taken.
     TenantExists,
     /// The session accepts no more runs.
-    SessionEnded,
+    SessionEnded { id: SessionId, alias: Option<String>, reason: SessionEndReason, at: OffsetDateTime },
     /// The session's files are lost.
     SessionDataLost,
     /// The installation does not allow the mode.
@@ -79,6 +82,16 @@ impl ApiError {
         Self::NotFound { kind, name: name.to_string() }
     }
 
+    /// A session that has ended, or is about to because it has expired.
+    pub(crate) fn session_ended(session: &Session) -> Self {
+        Self::SessionEnded {
+            id: session.id,
+            alias: session.alias.clone(),
+            reason: session.end_reason.unwrap_or(SessionEndReason::Expired),
+            at: session.ended_at.unwrap_or(session.expires_at),
+        }
+    }
+
     /// A dependency that does not answer, with the detail for the log.
     pub(crate) fn unavailable(detail: impl fmt::Display) -> Self {
         Self::Unavailable { detail: detail.to_string() }
@@ -112,8 +125,8 @@ impl ApiError {
                                          behind; restart it"
                     .into()
             }
-            Self::ScopeMissing { scope } => {
-                format!("the API key lacks the scope `{scope}`; use a key that has it")
+            Self::ScopeMissing { any_of } => {
+                format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"))
             }
             Self::QuotaExceeded { quota } => {
                 format!("quota `{quota}` reached; reduce usage or ask an operator to raise it")
@@ -141,7 +154,17 @@ impl ApiError {
                 "alias: in use by another open session; choose another or close that session".into()
             }
             Self::TenantExists => "tenant_id: already exists; choose another".into(),
-            Self::SessionEnded => "the session has ended; create a new one".into(),
+            Self::SessionEnded { id, alias, reason, at } => {
+                let name = alias.as_ref().map_or_else(|| id.to_string(), Clone::clone);
+                let why = match reason {
+                    SessionEndReason::Closed => "it was closed",
+                    SessionEndReason::Expired => "it reached its expire_time",
+                    SessionEndReason::Idle => "it was idle for its idle_ttl",
+                    SessionEndReason::DataLost => "its files were lost",
+                };
+                let at = timestamp_to_proto(*at);
+                format!("session {name:?} ended at {at}: {why}; create a new one")
+            }
             Self::SessionDataLost => {
                 "the session's files are lost or their worker is unavailable; create a new session".into()
             }

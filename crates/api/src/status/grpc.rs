@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use codelia_proto::timestamp_to_proto;
 use codelia_telemetry::metrics;
 use codelia_types::Reason;
 use tonic::{Code, Status};
@@ -40,7 +41,7 @@ impl ApiError {
             Self::IdempotencyKeyReused => (Code::AlreadyExists, Reason::IdempotencyKeyReused),
             Self::AliasInUse => (Code::AlreadyExists, Reason::AliasInUse),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
-            Self::SessionEnded => (Code::FailedPrecondition, Reason::SessionEnded),
+            Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
             Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
             Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
@@ -75,7 +76,7 @@ impl ApiError {
             | Self::IdempotencyKeyReused
             | Self::AliasInUse
             | Self::TenantExists
-            | Self::SessionEnded
+            | Self::SessionEnded { .. }
             | Self::SessionDataLost
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
@@ -113,7 +114,7 @@ impl ApiError {
                 details.set_retry_info(Some(RETRY_DELAY));
                 describe_quota(details, "policy_checks")
             }
-            Self::ScopeMissing { scope } => named("scope", scope),
+            Self::ScopeMissing { any_of } => named("scopes", &any_of.join(",")),
             Self::IdempotencyKeyReused => named("field", "idempotency_key"),
             Self::AliasInUse => named("field", "alias"),
             Self::NoSecretKey => named("field", "command.secret_env"),
@@ -140,11 +141,17 @@ impl ApiError {
                 details.set_resource_info(format!("{DOMAIN}/{kind}"), name, "", self.text());
                 HashMap::new()
             }
+            Self::SessionEnded { id, reason, at, .. } => {
+                details.set_resource_info(format!("{DOMAIN}/session"), id.to_string(), "", self.text());
+                HashMap::from([
+                    ("end_reason".to_owned(), reason.as_str().to_owned()),
+                    ("end_time".to_owned(), timestamp_to_proto(*at).to_string()),
+                ])
+            }
             Self::Unauthenticated
             | Self::KeyExpired
             | Self::TenantSuspended
             | Self::WorkerDrainsItself
-            | Self::SessionEnded
             | Self::SessionDataLost
             | Self::DeadlineExceeded
             | Self::RequestStalled
@@ -183,9 +190,30 @@ impl From<ApiError> for Status {
 mod tests {
     use codelia_policy::IsolationLevel;
     use codelia_proto::internal::v1::FileRefusalReason;
-    use codelia_types::Mode;
+    use codelia_store::SessionEndReason;
+    use codelia_types::{Mode, SessionId};
+    use time::OffsetDateTime;
 
     use super::*;
+
+    fn ended(reason: SessionEndReason) -> ApiError {
+        let id = SessionId(uuid::Uuid::nil());
+        ApiError::SessionEnded { id, alias: Some("dev".into()), reason, at: OffsetDateTime::UNIX_EPOCH }
+    }
+
+    #[test]
+    fn ended_session_says_when_and_why() {
+        let status = Status::from(ended(SessionEndReason::Idle));
+        assert_eq!(
+            status.message(),
+            "session \"dev\" ended at 1970-01-01T00:00:00Z: it was idle for its idle_ttl; create a new one"
+        );
+        let metadata = status.get_details_error_info().unwrap().metadata;
+        assert_eq!(
+            (metadata["end_reason"].as_str(), metadata["end_time"].as_str()),
+            ("idle", "1970-01-01T00:00:00Z")
+        );
+    }
 
     fn every_error() -> Vec<(ApiError, Code)> {
         vec![
@@ -195,7 +223,7 @@ mod tests {
             (ApiError::KeyExpired, Code::Unauthenticated),
             (ApiError::TenantSuspended, Code::PermissionDenied),
             (ApiError::WorkerDrainsItself, Code::FailedPrecondition),
-            (ApiError::ScopeMissing { scope: "run" }, Code::PermissionDenied),
+            (ApiError::ScopeMissing { any_of: vec!["run"] }, Code::PermissionDenied),
             (ApiError::QuotaExceeded { quota: "sessions" }, Code::ResourceExhausted),
             (ApiError::RateLimited { retry_after: Duration::from_millis(5) }, Code::ResourceExhausted),
             (ApiError::TooManyFailedKeys { retry_after: Duration::from_secs(5) }, Code::ResourceExhausted),
@@ -205,7 +233,7 @@ mod tests {
             (ApiError::IdempotencyKeyReused, Code::AlreadyExists),
             (ApiError::AliasInUse, Code::AlreadyExists),
             (ApiError::TenantExists, Code::AlreadyExists),
-            (ApiError::SessionEnded, Code::FailedPrecondition),
+            (ended(SessionEndReason::Closed), Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (

@@ -84,7 +84,7 @@ impl Store {
         }
         select_summaries!(
             "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
-               AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
+               AND ($4::timestamptz IS NULL OR r.created_at > $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
                AND ($6::uuid IS NULL OR r.id < $6)
              ORDER BY r.id DESC LIMIT $7",
             tenant.as_str(),
@@ -115,7 +115,7 @@ impl Store {
                                WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $8) AND labels <> '{}'))
                -- Not by the index of tenants, which has all other runs too.
                AND r.tenant_id || '' = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
-               AND ($4::timestamptz IS NULL OR r.created_at >= $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
+               AND ($4::timestamptz IS NULL OR r.created_at > $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
                AND ($6::uuid IS NULL OR r.id < $6)
              ORDER BY r.id DESC LIMIT $7",
             tenant.as_str(),

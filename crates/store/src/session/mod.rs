@@ -126,17 +126,25 @@ impl FromStr for SessionState {
     }
 }
 
+impl SessionEndReason {
+    /// The word for the reason in the database and in error details.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Expired => "expired",
+            Self::Idle => "idle",
+            Self::DataLost => "data_lost",
+        }
+    }
+}
+
 impl FromStr for SessionEndReason {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "closed" => Ok(Self::Closed),
-            "expired" => Ok(Self::Expired),
-            "idle" => Ok(Self::Idle),
-            "data_lost" => Ok(Self::DataLost),
-            _ => Err(()),
-        }
+        let all = [Self::Closed, Self::Expired, Self::Idle, Self::DataLost];
+        all.into_iter().find(|reason| reason.as_str() == text).ok_or(())
     }
 }
 
@@ -202,6 +210,20 @@ impl Store {
             "s.tenant_id = $1 AND (s.id = $2 OR (s.alias = $3 AND s.state = 'open'))",
             tenant.as_str(),
             id,
+            alias,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Session::try_from)
+        .transpose()
+    }
+
+    /// Returns the session with this alias that ended last.
+    pub async fn session_last_ended(&self, tenant: &TenantId, alias: &str) -> Result<Option<Session>, Error> {
+        select_sessions!(
+            "s.spec",
+            "s.tenant_id = $1 AND s.alias = $2 AND s.state = 'ended' ORDER BY s.ended_at DESC LIMIT 1",
+            tenant.as_str(),
             alias,
         )
         .fetch_optional(&self.pool)
