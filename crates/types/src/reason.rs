@@ -1,6 +1,6 @@
 //! Reason words: the stable, upper-case words that say why a call or a run was refused.
 //!
-//! The words are part of the public API and never change. `docs/reasons.md` is generated from this
+//! The words are part of the public API and never change. `docs/errors.md` is generated from this
 //! file: after a change, run `CODELIA_BLESS=1 cargo test -p codelia-types`.
 
 use std::fmt;
@@ -8,13 +8,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
-    ($($name:ident = $word:literal, $description:literal;)+) => {
+    ($($name:ident = $word:literal, $cause:literal, $remedy:literal;)+) => {
         /// Why a call or a run was refused.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(into = "&'static str", from = "String")]
         pub enum Reason {
             $(
-                #[doc = $description]
+                #[doc = $cause]
                 $name,
             )+
             /// A word that this version does not know, stored or sent by another version.
@@ -34,12 +34,21 @@ macro_rules! reasons {
                 }
             }
 
-            /// What the reason means and, where the caller can act, what to do.
+            /// What happened.
             #[must_use]
-            pub const fn description(self) -> &'static str {
+            pub const fn cause(self) -> &'static str {
                 match self {
-                    $(Self::$name => $description,)+
-                    Self::Unknown => "a reason of another version of Codelia; see the message",
+                    $(Self::$name => $cause,)+
+                    Self::Unknown => "a reason of another version of Codelia",
+                }
+            }
+
+            /// What to do about it.
+            #[must_use]
+            pub const fn remedy(self) -> &'static str {
+                match self {
+                    $(Self::$name => $remedy,)+
+                    Self::Unknown => "read the message",
                 }
             }
         }
@@ -49,107 +58,156 @@ macro_rules! reasons {
 reasons! {
     // Any call.
     InvalidField = "INVALID_FIELD",
-        "a field of the request is missing, malformed or not allowed; `field` names it";
+        "a field of the request is missing, malformed or not allowed; `field` names it",
+        "correct the field as the message says";
     NotFound = "NOT_FOUND",
-        "the resource does not exist or belongs to another tenant";
+        "the resource does not exist or belongs to another tenant; `ResourceInfo` names it",
+        "check the name and the tenant of the API key";
     KeyInvalid = "KEY_INVALID",
-        "the API key is missing, unknown or revoked";
+        "the API key is missing, unknown or revoked",
+        "send `authorization: Bearer <key>` with a valid key of this installation";
     KeyExpired = "KEY_EXPIRED",
-        "the API key has expired; create a new one";
+        "the API key has expired",
+        "create a new key";
     ScopeMissing = "SCOPE_MISSING",
-        "the API key lacks the scope that `scope` names";
+        "the API key has none of the scopes that would do; `scopes` names them",
+        "use a key with one of these scopes";
     QuotaExceeded = "QUOTA_EXCEEDED",
-        "a quota of the tenant is exhausted; `quota` names it";
+        "a quota of the tenant is exhausted; `quota` names it",
+        "reduce the usage, or ask an operator to raise the quota";
     RateLimited = "RATE_LIMITED",
-        "too many requests; retry after the delay in `RetryInfo`";
+        "too many requests; `quota` names the limit",
+        "retry after the delay in `RetryInfo`";
     TooManyFailedKeys = "TOO_MANY_FAILED_KEYS",
-        "too many invalid API keys from this address; retry after the delay in `RetryInfo`";
+        "too many invalid API keys from this address",
+        "check the key and retry after the delay in `RetryInfo`";
     TooManyCalls = "TOO_MANY_CALLS",
-        "the API key has too many open calls; `limit` names the limit";
+        "the API key has too many open calls; `limit` names the limit",
+        "finish some calls, or ask an operator to raise the limit";
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",
-        "the idempotency key was used for a different request; use a new key";
+        "the idempotency key was used for a different request",
+        "use a new key, or repeat the first request unchanged";
     DeadlineExceeded = "DEADLINE_EXCEEDED",
-        "the deadline of the call passed before it completed";
+        "the deadline of the call passed before it completed",
+        "retry with a later deadline";
     ShuttingDown = "SHUTTING_DOWN",
-        "the server is shutting down; retry, another server may answer";
+        "the server is shutting down",
+        "retry; another server may answer";
     Unavailable = "UNAVAILABLE",
-        "a part of the service is temporarily unavailable; retry after the delay in `RetryInfo`";
+        "a part of the service is temporarily unavailable",
+        "retry after the delay in `RetryInfo`";
     Internal = "INTERNAL",
-        "the service failed; its log has the cause";
+        "the service failed; its log has the cause",
+        "report the `x-request-id` of the response to the operator";
     // Tenants and sessions.
     TenantSuspended = "TENANT_SUSPENDED",
-        "an operator suspended the tenant; ask them to resume it";
+        "an operator suspended the tenant",
+        "ask an operator to resume it";
     WorkerDrainsItself = "WORKER_DRAINS_ITSELF",
-        "the worker shuts down or a sandbox left something behind; restart it instead of taking back its drain";
+        "the worker drains by itself: it shuts down, or a sandbox left something behind",
+        "restart the worker";
     TenantExists = "TENANT_EXISTS",
-        "a tenant with this id exists; choose another id";
+        "a tenant with this id exists",
+        "choose another id";
     AliasInUse = "ALIAS_IN_USE",
-        "an open session has this alias; close it or choose another alias";
+        "an open session has this alias",
+        "close that session or choose another alias";
     SessionEnded = "SESSION_ENDED",
-        "the session was closed or has expired; create a new one";
+        "the session has ended; `end_reason` and `end_time` say why and when",
+        "create a new session, with a longer `ttl` or `idle_ttl` if it expired";
     SessionDataLost = "SESSION_DATA_LOST",
-        "the session's files are lost or their worker is unavailable; create a new session";
+        "the session's files are lost or their worker is unavailable",
+        "create a new session, with `allow_data_loss` if it may continue empty";
     // Whether a run is admitted.
     ModeNotAllowed = "MODE_NOT_ALLOWED",
-        "this installation does not allow the sandbox mode";
+        "this installation does not allow the sandbox mode",
+        "choose another mode, or ask an operator to allow it";
     IsolationFloor = "ISOLATION_FLOOR",
-        "the sandbox mode isolates less than the tenant's floor; only an operator can lower the floor";
+        "the sandbox mode isolates less than the tenant's floor",
+        "choose a stronger mode, or ask an operator to lower the floor";
     ModeUnavailable = "MODE_UNAVAILABLE",
-        "no worker that could take the run supports the sandbox mode";
+        "no worker that could take the run supports the sandbox mode",
+        "choose another mode, or start a worker that supports it (`codelia doctor`)";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
-        "the policy does not allow the command; `rule` names the rule";
+        "the policy does not allow the command; `rule` names the rule",
+        "change the command, or the policy of the session";
     Unenforceable = "UNENFORCEABLE",
-        "the worker's host cannot enforce a limit or a policy field; the message names it";
+        "the worker's host cannot enforce a limit or a policy field; the message names it",
+        "leave the field out, choose another mode, or change the host as `codelia doctor` says";
     SecretsUnavailable = "SECRETS_UNAVAILABLE",
-        "`secret_env` cannot be encrypted or decrypted: api or worker has no key for secrets, or another one";
+        "`secret_env` cannot be encrypted or decrypted: api or worker has no key for secrets, or another one",
+        "ask an operator to set the same `secrets.key_file` for every api and worker";
     // Whether a run starts.
     ExecutableNotFound = "EXECUTABLE_NOT_FOUND",
-        "the program was not found in the sandbox; check `argv[0]` and `PATH`";
+        "the program was not found in the sandbox",
+        "check `argv[0]` and `PATH`, or choose an image or a policy with the program";
     ExecutableNotPermitted = "EXECUTABLE_NOT_PERMITTED",
-        "the program may not be executed: it is not executable, or the policy does not allow it";
+        "the program may not be executed: it is not executable, or the policy does not allow it",
+        "set its permission bits, or change `process.allowed_executables`";
     WorkingDirectoryInvalid = "WORKING_DIRECTORY_INVALID",
-        "the working directory does not exist, cannot be entered or is outside the session";
+        "the working directory does not exist, cannot be entered or is outside the session",
+        "create the directory, or name one that exists";
     ImageMissing = "IMAGE_MISSING",
-        "the worker's container engine does not have the image; an operator must pull it";
+        "the worker's container engine does not have the image",
+        "ask an operator to pull the image, or choose another `container.profile`";
     LaunchFailed = "LAUNCH_FAILED",
-        "the command could not be started; the message names the step and the error";
+        "the command could not be started; the message names the step and the error",
+        "read the message; report it to the operator if it is not about the command";
     SandboxFailed = "SANDBOX_FAILED",
-        "the worker could not create the sandbox; its log has the cause";
+        "the worker could not create the sandbox; its log has the cause",
+        "retry; report the run's id to the operator if it fails again";
     // File calls.
     FileNotFound = "FILE_NOT_FOUND",
-        "the file or directory does not exist";
+        "the file or directory does not exist",
+        "check the path; it is relative to the session's workspace";
     FileExists = "FILE_EXISTS",
-        "a file or directory with this path exists";
+        "a file or directory with this path exists",
+        "choose another path, or allow the call to overwrite it";
     IsADirectory = "IS_A_DIRECTORY",
-        "the path is a directory, and the call needs a file";
+        "the path is a directory, and the call needs a file",
+        "name a file";
     NotADirectory = "NOT_A_DIRECTORY",
-        "the path is not a directory, or one of its components is not";
+        "the path is not a directory, or one of its components is not",
+        "name a directory";
     DirectoryNotEmpty = "DIRECTORY_NOT_EMPTY",
-        "the directory is not empty; remove it recursively";
+        "the directory is not empty",
+        "remove it recursively";
     SpecialFile = "SPECIAL_FILE",
-        "the path is a FIFO, a socket or a device, which file calls never open";
+        "the path is a FIFO, a socket or a device, which file calls never open",
+        "use it from a command";
     PathLeadsOut = "PATH_LEADS_OUT",
-        "the path or a symbolic link in it leaves the session's workspace";
+        "the path or a symbolic link in it leaves the session's workspace",
+        "name a path in the workspace";
     PathDenied = "PATH_DENIED",
-        "the session's policy denies access to the path; `rule` names the rule";
+        "the session's policy denies access to the path; `rule` names the rule",
+        "choose another path, or create a session with another policy";
     FilePermission = "FILE_PERMISSION",
-        "the permissions of the file or its directory deny access to the session's user";
+        "the permissions of the file or its directory deny access to the session's user",
+        "change the permissions with a command";
     FileTooLarge = "FILE_TOO_LARGE",
-        "the file is, or would become, larger than the limit";
+        "the file is, or would become, larger than the limit",
+        "raise the session's `limits.file_bytes`, or split the file";
     DiskFull = "DISK_FULL",
-        "the worker's disk is full";
+        "the worker's disk is full",
+        "remove files, or ask an operator for space";
     FileChanged = "FILE_CHANGED",
-        "the file was changed or replaced since its etag was read; read it again";
+        "the file was changed or replaced since its etag was read",
+        "read the file again and repeat the call with its new etag";
     TextNotFound = "TEXT_NOT_FOUND",
-        "the text to replace is not in the file";
+        "the text to replace is not in the file",
+        "read the file and give its exact text";
     TextAmbiguous = "TEXT_AMBIGUOUS",
-        "the text to replace occurs more than once; give more context or replace all occurrences";
+        "the text to replace occurs more than once",
+        "give more context, or set `replace_all`";
     TooManyFileCalls = "TOO_MANY_FILE_CALLS",
-        "too many file calls are open on the worker; retry after the delay in `RetryInfo`";
+        "too many file calls are open on the worker",
+        "retry after the delay in `RetryInfo`";
     FileCallTimeout = "FILE_CALL_TIMEOUT",
-        "the file call took longer than the worker allows; split the work into smaller calls";
+        "the file call took longer than the worker allows",
+        "split the work into smaller calls";
     StreamStalled = "STREAM_STALLED",
-        "the client did not send its request, or the data of a file stream, in time";
+        "the client did not send its request, or the data of a file stream, in time",
+        "send the request again, without pauses";
 }
 
 impl Reason {
@@ -186,13 +244,14 @@ mod tests {
     use crate::{Outcome, Refusal};
 
     const INTRODUCTION: &str = "\
-# Reasons of refusals
+# Errors
 
-A client that handles refusals should decide by the *reason*: a stable, upper-case word. A refused
-call carries it as the `reason` of `google.rpc.ErrorInfo` (domain `codelia`), whose metadata also
-names the field, quota, scope or rule at fault. A run that was accepted and could not be started
-carries it as `outcome.refused.reason`. The text of a message may change at any time; the words in
-this table do not. Treat a word that is not in the table like the gRPC status code it came with.
+A client that handles errors should decide by the *reason*: a stable, upper-case word. A refused
+call carries it as the `reason` of `google.rpc.ErrorInfo` (domain `codelia.dev`). The metadata of
+`ErrorInfo` names the field, quota, scopes or rule at fault, `ResourceInfo` the object that was not
+found. A run that was accepted and could not be started carries the reason as
+`outcome.refused.reason`. The text of a message may change at any time; the words in this table do
+not. Treat a word that is not in the table like the gRPC status code it came with.
 
 <!-- Generated from crates/types/src/reason.rs: CODELIA_BLESS=1 cargo test -p codelia-types -->
 
@@ -200,24 +259,34 @@ this table do not. Treat a word that is not in the table like the gRPC status co
 
     fn catalogue() -> String {
         let mut text = INTRODUCTION.to_owned();
-        text.push_str("| reason | meaning |\n|---|---|\n");
+        text.push_str("| reason | cause | remedy |\n|---|---|---|\n");
         for reason in Reason::ALL {
-            writeln!(text, "| `{reason}` | {} |", reason.description()).unwrap();
+            writeln!(text, "| `{reason}` | {} | {} |", reason.cause(), reason.remedy()).unwrap();
         }
         text
     }
 
     #[test]
     fn documented_catalogue_is_current() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reasons.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
         if std::env::var_os("CODELIA_BLESS").is_some_and(|value| value == "1") {
             fs::write(&path, catalogue()).unwrap();
         }
         let documented = fs::read_to_string(&path).unwrap();
         assert!(
             documented == catalogue(),
-            "docs/reasons.md is out of date: run `CODELIA_BLESS=1 cargo test -p codelia-types`"
+            "docs/errors.md is out of date: run `CODELIA_BLESS=1 cargo test -p codelia-types`"
         );
+    }
+
+    #[test]
+    fn every_reason_has_cause_and_remedy() {
+        for reason in Reason::ALL.iter().chain(&[Reason::Unknown]) {
+            for text in [reason.cause(), reason.remedy()] {
+                let is_sentence = text.ends_with('.') || text.starts_with(char::is_uppercase);
+                assert!(text.len() > 5 && !is_sentence && !text.contains('|'), "{reason}: {text:?}");
+            }
+        }
     }
 
     #[test]
