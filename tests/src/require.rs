@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 20] = [
+const NEEDS: [&str; 21] = [
     "postgres",
     "cgroup",
     "cgroup1",
