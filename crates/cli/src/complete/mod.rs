@@ -46,7 +46,7 @@ async fn candidates(words: &[String]) -> Vec<String> {
     let mut root = Cli::command();
     root.build();
     let line = Line::read(&root, before);
-    let mut found = match (line.pending, line.command.get_trailing_argument(line.positionals)) {
+    let mut found = match (line.pending, positional(line.command, line.positionals)) {
         (Some(flag), _) => line.values(flag, current).await,
         (None, _) if current.starts_with('-') && !line.ended => flags(line.command),
         (None, argument) => {
@@ -149,23 +149,12 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Finds the argument that the next positional word belongs to.
-trait TrailingArgument {
-    fn get_trailing_argument(&self, position: usize) -> Option<&Arg>;
-}
-
-impl TrailingArgument for Command {
-    fn get_trailing_argument(&self, position: usize) -> Option<&Arg> {
-        let positionals: Vec<&Arg> = self.get_positionals().collect();
-        let takes_more =
-            |argument: &&Arg| argument.get_num_args().is_some_and(|range| range.max_values() > 1);
-        positionals.get(position).copied().or_else(|| positionals.last().copied().filter(takes_more)).or_else(
-            || {
-                // The last argument of `cp` follows one that takes several values.
-                positionals.iter().rev().nth(1).copied().filter(takes_more)
-            },
-        )
-    }
+/// The argument that the next positional word belongs to.
+fn positional(command: &Command, position: usize) -> Option<&Arg> {
+    let all: Vec<&Arg> = command.get_positionals().collect();
+    let takes_more = |argument: &Arg| argument.get_num_args().is_some_and(|range| range.max_values() > 1);
+    // In `cp` the argument that takes several values is not the last one.
+    all.get(position).or_else(|| all.iter().rev().find(|argument| takes_more(argument))).copied()
 }
 
 /// Policy files and directories whose path starts with `current`.

@@ -126,7 +126,7 @@ impl Copy<'_> {
             _ => (Source::stdin(), None),
         };
         let path = if into {
-            join(&to.path, name.context("stdin has no file name: give one, such as work:notes.txt")?)
+            join(&to.path, name.context("the source has no name to keep: give one, such as work:notes.txt")?)
         } else {
             to.path.clone()
         };
