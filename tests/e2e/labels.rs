@@ -1,7 +1,5 @@
 //! Lists of runs and sessions that have certain labels.
 
-use std::collections::HashMap;
-
 use anyhow::Result;
 use codelia_proto::v1::{
     CreateSessionRequest, ListRunsRequest, ListSessionsRequest, RunState, StartRunRequest,
@@ -9,7 +7,7 @@ use codelia_proto::v1::{
 use codelia_tests::{Client, Cluster, Process, eventually, refusal, shell};
 use serde_json::Value;
 
-fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+fn labels<Map: FromIterator<(String, String)>>(pairs: &[(&str, &str)]) -> Map {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
@@ -67,7 +65,9 @@ async fn labeled_pages_hold_only_matches() -> Result<()> {
     let session = client.session().await?.name;
     let mut made = Vec::new();
     for number in 0..6 {
-        let id = start(&client, &session, &[("even", if number % 2 == 0 { "yes" } else { "no" })]).await?;
+        let even = if number % 2 == 0 { "yes" } else { "no" };
+        let pairs = [("even", even), ("a", "1"), ("b", "2"), ("c", "3")];
+        let id = start(&client, &session, &pairs).await?;
         if number % 2 == 0 {
             made.insert(0, id);
         }
@@ -76,7 +76,7 @@ async fn labeled_pages_hold_only_matches() -> Result<()> {
         parent: "sessions/-".into(),
         page_size: 2,
         page_token,
-        labels: labels(&[("even", "yes")]),
+        labels: labels(&[("c", "3"), ("even", "yes"), ("a", "1"), ("b", "2")]),
         ..Default::default()
     };
     let first = client.runs().list_runs(page(String::new())).await?.into_inner();

@@ -32,6 +32,7 @@ mod listing;
 mod load;
 mod malformed;
 mod names;
+mod operators;
 mod ordinary_user;
 mod outages;
 mod output;

@@ -26,7 +26,7 @@ struct Ids {
 /// Valid requests per method, with every message field set. A method that is missing here fails
 /// the test.
 fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
-    let Ids { session, run, key } = ids;
+    let Ids { session, run, .. } = ids;
     let (name, run_name) = (|| session.clone(), || run.clone());
     let get = || GetRunRequest { name: run_name(), include_env: false };
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
@@ -86,12 +86,13 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.PolicyService.ExplainPolicy" => {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
-        _ => return of_admin(method, key).or_else(|| of_files(method, name())),
+        _ => return of_admin(method, ids).or_else(|| of_files(method, name())),
     })
 }
 
 /// Valid requests of the services that administer and inform.
-fn of_admin(method: &str, key: &str) -> Option<Vec<Vec<u8>>> {
+fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
+    let run_id = ids.run.rsplit('/').next().unwrap_or_default();
     let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
     let tenant = || "tenants/operators".to_owned();
     let one = |request: Vec<u8>| vec![request];
@@ -120,10 +121,30 @@ fn of_admin(method: &str, key: &str) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.AdminService.ListKeys" => {
             one(ListKeysRequest { parent: tenant(), ..Default::default() }.encode_to_vec())
         }
-        "codelia.v1.AdminService.RevokeKey" => one(RevokeKeyRequest { name: key.to_owned() }.encode_to_vec()),
+        "codelia.v1.AdminService.RevokeKey" => {
+            one(RevokeKeyRequest { name: ids.key.clone() }.encode_to_vec())
+        }
         "codelia.v1.AdminService.DrainWorker" => {
             one(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
+        "codelia.v1.OperatorService.SuspendTenant" => {
+            one(SuspendTenantRequest { name: "tenants/nobody".into(), reason: "x".into() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.ResumeTenant" => {
+            one(ResumeTenantRequest { name: "tenants/nobody".into() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.DeleteTenant" => {
+            one(DeleteTenantRequest { name: "tenants/nobody".into(), ..Default::default() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.ListTenantRuns" => {
+            one(ListTenantRunsRequest { tenant: tenant(), ..Default::default() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.CancelTenantRun" => one(CancelTenantRunRequest {
+            name: format!("{}/runs/{run_id}", tenant()),
+            reason: "x".into(),
+            grace: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        }
+        .encode_to_vec()),
         "codelia.v1.AdminService.UndrainWorker" => {
             one(UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
@@ -377,16 +398,10 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     // Methods without required fields.
-    let optional = [
-        "CreateSession",
-        "ListSessions",
-        "ListTenants",
-        "ListWorkers",
-        "ExplainPolicy",
-        "GetServerInfo",
-        "WhoAmI",
-    ];
-    for method in all_methods()?.iter().filter(|method| !optional.contains(&method.name())) {
+    let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
+                    ListTenantRuns";
+    let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
+    for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();
         let status = call(&operator, method, Vec::new()).await.expect_err(name);
         assert_eq!(status.code(), Code::InvalidArgument, "{name}: {status:?}");

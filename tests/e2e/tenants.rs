@@ -180,6 +180,21 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         "codelia.v1.AdminService.DrainWorker" => {
             DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }
+        "codelia.v1.OperatorService.SuspendTenant" => {
+            SuspendTenantRequest { name: ids.tenant.clone(), reason: "mine".into() }.encode_to_vec()
+        }
+        "codelia.v1.OperatorService.ResumeTenant" => {
+            ResumeTenantRequest { name: ids.tenant.clone() }.encode_to_vec()
+        }
+        "codelia.v1.OperatorService.DeleteTenant" => {
+            DeleteTenantRequest { name: ids.tenant.clone(), force: true, allow_missing: true }.encode_to_vec()
+        }
+        "codelia.v1.OperatorService.ListTenantRuns" => ListTenantRunsRequest::default().encode_to_vec(),
+        "codelia.v1.OperatorService.CancelTenantRun" => {
+            let run = ids.run.rsplit('/').next().unwrap_or_default();
+            let name = format!("{}/runs/{run}", ids.tenant);
+            CancelTenantRunRequest { name, reason: "mine".into(), grace: None }.encode_to_vec()
+        }
         "codelia.v1.AdminService.UndrainWorker" => {
             UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }

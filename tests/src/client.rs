@@ -8,8 +8,9 @@ use codelia_proto::v1::{
     ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
     file_service_client::FileServiceClient, info_service_client::InfoServiceClient,
-    policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient, write_file_request,
+    operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
+    read_file_response, run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+    write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -99,6 +100,12 @@ impl Client {
     #[must_use]
     pub fn info(&self) -> InfoServiceClient<Authorized> {
         InfoServiceClient::new(self.authorized())
+    }
+
+    /// A client of `OperatorService`.
+    #[must_use]
+    pub fn operator(&self) -> OperatorServiceClient<Authorized> {
+        OperatorServiceClient::new(self.authorized())
     }
 
     /// A client of `FileService`.

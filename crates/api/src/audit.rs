@@ -53,6 +53,8 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::KeyExpired
         | ApiError::TenantSuspended
         | ApiError::WorkerDrainsItself
+        | ApiError::TenantNotEmpty { .. }
+        | ApiError::TenantDeleted
         | ApiError::ScopeMissing { .. }
         | ApiError::RateLimited { .. }
         | ApiError::TooManyFailedKeys { .. }

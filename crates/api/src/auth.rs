@@ -115,6 +115,7 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
         match service {
             "/codelia.v1.FileService" => &[Scope::Files],
             // Their handlers check it as well; here it makes the error name the right scope.
+            "/codelia.v1.OperatorService" => &[Scope::Operator],
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],

@@ -21,6 +21,7 @@ mod key_guard;
 mod key_uses;
 mod maintenance;
 mod message;
+mod operator;
 mod options;
 mod paging;
 mod policies;

@@ -54,6 +54,7 @@ list_requests!(
     ListKeysRequest(),
     ListRunsRequest(labels),
     ListSessionsRequest(labels),
+    ListTenantRunsRequest(),
     ListTenantsRequest(),
     ListWorkersRequest(),
 );

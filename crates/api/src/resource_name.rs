@@ -1,5 +1,6 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
-//! `workers/{w}`. The last id alone is accepted as well, without what is before it. Pure.
+//! `tenants/{t}/runs/{r}`, `workers/{w}`. The last id alone is accepted as well, without what is
+//! before it, except for a run of a tenant. Pure.
 
 use codelia_store::SessionRef;
 use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
@@ -83,6 +84,15 @@ pub(crate) fn key(field: &str, name: &str) -> Result<(TenantName, KeyId), ApiErr
         _ => None,
     }
     .ok_or_else(|| malformed(field, "tenants/{tenant}/keys/{key}"))
+}
+
+/// Parses the name of a run of any tenant.
+pub(crate) fn tenant_run(field: &str, name: &str) -> Result<(TenantId, RunId), ApiError> {
+    match segments(name).as_slice() {
+        ["tenants", tenant, "runs", run] if *tenant != WILDCARD => tenant.parse().ok().zip(run.parse().ok()),
+        _ => None,
+    }
+    .ok_or_else(|| malformed(field, "tenants/{tenant}/runs/{run}"))
 }
 
 /// Parses the name of a worker.

@@ -6,8 +6,9 @@ use codelia_proto::{
     PUBLIC_DESCRIPTORS,
     v1::{
         admin_service_server::AdminServiceServer, file_service_server::FileServiceServer,
-        info_service_server::InfoServiceServer, policy_service_server::PolicyServiceServer,
-        run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
+        info_service_server::InfoServiceServer, operator_service_server::OperatorServiceServer,
+        policy_service_server::PolicyServiceServer, run_service_server::RunServiceServer,
+        session_service_server::SessionServiceServer,
     },
 };
 use codelia_server::{TlsError, Transport};
@@ -32,6 +33,7 @@ use crate::{
     files::Files,
     info::Info,
     maintenance::{HealthMonitor, sweep},
+    operator::Operator,
     options::Options,
     policies::Policies,
     quota::OutputQuota,
@@ -226,6 +228,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
         .add_service(InfoServiceServer::new(Info { context: context.clone() }))
+        .add_service(OperatorServiceServer::new(Operator { context: context.clone() }))
 }
 
 /// Adds reflection in version v1, and in v1alpha for older tools.

@@ -213,6 +213,9 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<TenantUsage>) -> v1::Tenant {
         quotas: Some(quotas(tenant.quotas)),
         usage: used.map(usage),
         isolation_floor: Some(floor(&tenant.floor)),
+        suspend_time: tenant.suspension.as_ref().map(|(at, _)| timestamp_to_proto(*at)),
+        suspend_reason: tenant.suspension.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default(),
+        delete_time: tenant.deleted_at.map(timestamp_to_proto),
     }
 }
 

@@ -81,6 +81,9 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
             "key_id": floor.key_id,
             "set_time": timestamp(floor.set_time.as_ref()),
         })),
+        "suspend_time": timestamp(tenant.suspend_time.as_ref()),
+        "suspend_reason": non_empty(&tenant.suspend_reason),
+        "delete_time": timestamp(tenant.delete_time.as_ref()),
         "quotas": tenant.quotas.as_ref().map(|quotas| json!({
             "sessions": quotas.sessions,
             "concurrent_runs": quotas.concurrent_runs,

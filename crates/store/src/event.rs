@@ -30,10 +30,20 @@ pub enum EventKind {
     WorkerOutOfRotation,
     /// An administrator set the isolation floor of a tenant.
     IsolationFloorSet,
+    /// An operator suspended a tenant.
+    TenantSuspended,
+    /// An operator ended the suspension of a tenant.
+    TenantResumed,
+    /// An operator deleted a tenant, which `detail` names.
+    TenantDeleted,
+    /// An operator listed the runs of a tenant, or of all of them.
+    RunsListedByOperator,
+    /// An operator canceled a tenant's run.
+    RunCanceledByOperator,
 }
 
 impl EventKind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 13] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -42,6 +52,11 @@ impl EventKind {
         Self::WorkerFenced,
         Self::WorkerOutOfRotation,
         Self::IsolationFloorSet,
+        Self::TenantSuspended,
+        Self::TenantResumed,
+        Self::TenantDeleted,
+        Self::RunsListedByOperator,
+        Self::RunCanceledByOperator,
     ];
 
     /// The name in the database and in the API.
@@ -56,6 +71,11 @@ impl EventKind {
             Self::WorkerFenced => "WORKER_FENCED",
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
             Self::IsolationFloorSet => "ISOLATION_FLOOR_SET",
+            Self::TenantSuspended => "TENANT_SUSPENDED",
+            Self::TenantResumed => "TENANT_RESUMED",
+            Self::TenantDeleted => "TENANT_DELETED",
+            Self::RunsListedByOperator => "RUNS_LISTED_BY_OPERATOR",
+            Self::RunCanceledByOperator => "RUN_CANCELED_BY_OPERATOR",
         }
     }
 }

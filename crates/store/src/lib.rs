@@ -18,6 +18,7 @@ mod run;
 mod secret;
 mod session;
 mod tenant;
+mod tenant_lifecycle;
 mod worker;
 
 use std::time::Duration;
@@ -44,6 +45,7 @@ pub use session::{
     SessionSpec, SessionState,
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
+pub use tenant_lifecycle::TenantDeletion;
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");

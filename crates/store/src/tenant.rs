@@ -21,6 +21,10 @@ pub struct Tenant {
     pub quotas: Quotas,
     /// The minimum isolation of its sessions and runs.
     pub floor: IsolationFloor,
+    /// When an operator suspended it, and why.
+    pub suspension: Option<(OffsetDateTime, String)>,
+    /// When an operator deleted it. Its rows follow.
+    pub deleted_at: Option<OffsetDateTime>,
 }
 
 /// The minimum isolation of a tenant's sessions and runs.
@@ -124,6 +128,8 @@ impl Store {
                 created_at: row.created_at,
                 quotas,
                 floor: IsolationFloor { level: IsolationLevel::Full, decision: None },
+                suspension: None,
+                deleted_at: None,
             }),
             Err(error) if is_unique_violation(&error, "tenants_pkey") => {
                 Err(Error::AlreadyExists { what: "tenant id" })
@@ -138,7 +144,8 @@ impl Store {
             TenantRow,
             "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
-                    isolation_floor, floor_reason, floor_key, floor_set_at
+                    isolation_floor, floor_reason, floor_key, floor_set_at,
+                    suspended_at, suspend_reason, deleted_at
              FROM tenants WHERE id = $1",
             id.as_str(),
         )
@@ -158,7 +165,8 @@ impl Store {
             TenantRow,
             "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
-                    isolation_floor, floor_reason, floor_key, floor_set_at
+                    isolation_floor, floor_reason, floor_key, floor_set_at,
+                    suspended_at, suspend_reason, deleted_at
              FROM tenants WHERE id > $1 ORDER BY id LIMIT $2",
             after.map_or("", TenantId::as_str),
             limit,
@@ -187,7 +195,8 @@ impl Store {
              WHERE id = $1
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                        quota_requests_per_second, quota_output_bytes,
-                       isolation_floor, floor_reason, floor_key, floor_set_at",
+                       isolation_floor, floor_reason, floor_key, floor_set_at,
+                       suspended_at, suspend_reason, deleted_at",
             id.as_str(),
             change.sessions,
             change.concurrent_runs,
@@ -224,7 +233,8 @@ impl Store {
              )
              SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
-                    isolation_floor, floor_reason, floor_key, floor_set_at
+                    isolation_floor, floor_reason, floor_key, floor_set_at,
+                    suspended_at, suspend_reason, deleted_at
              FROM updated",
             id.as_str(),
             level.as_str(),
@@ -281,6 +291,9 @@ struct TenantRow {
     floor_reason: Option<String>,
     floor_key: Option<uuid::Uuid>,
     floor_set_at: Option<OffsetDateTime>,
+    suspended_at: Option<OffsetDateTime>,
+    suspend_reason: Option<String>,
+    deleted_at: Option<OffsetDateTime>,
 }
 
 impl TryFrom<TenantRow> for Tenant {
@@ -305,6 +318,8 @@ impl TryFrom<TenantRow> for Tenant {
                     at,
                 }),
             },
+            suspension: row.suspended_at.zip(row.suspend_reason),
+            deleted_at: row.deleted_at,
         })
     }
 }

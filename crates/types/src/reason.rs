@@ -106,6 +106,12 @@ reasons! {
     WorkerDrainsItself = "WORKER_DRAINS_ITSELF",
         "the worker drains by itself: it shuts down, or a sandbox left something behind",
         "restart the worker";
+    TenantNotEmpty = "TENANT_NOT_EMPTY",
+        "the tenant has open sessions",
+        "close them, or force its deletion";
+    TenantDeleted = "TENANT_DELETED",
+        "the tenant is being deleted",
+        "use another tenant; a deletion cannot be undone";
     TenantExists = "TENANT_EXISTS",
         "a tenant with this id exists",
         "choose another id";

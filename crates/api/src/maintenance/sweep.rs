@@ -1,5 +1,5 @@
-//! Ends the leases of workers that are gone and expires sessions. Every api does it, so that it
-//! happens even if no worker is left.
+//! Ends the leases of workers that are gone, expires sessions, stops suspended tenants and removes
+//! deleted ones. Every api does it, so that it happens even if no worker is left.
 
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ async fn sweep_once(store: &Store) -> Result<(), codelia_store::Error> {
     if expired > 0 {
         tracing::info!(expired, "expired sessions");
     }
+    store.tenant_sweep_any_tenant(MAX_ROWS).await?;
     metrics().queue_depth(store.run_queue_depth_any_tenant().await?);
     Ok(())
 }

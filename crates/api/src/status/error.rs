@@ -41,6 +41,10 @@ pub(crate) enum ApiError {
     IdempotencyKeyReused,
     /// Another open session has the alias.
     AliasInUse,
+    /// The tenant has open sessions and its deletion was not forced.
+    TenantNotEmpty { sessions: i64 },
+    /// The tenant is being deleted.
+    TenantDeleted,
     /// The tenant id is taken.
     TenantExists,
     /// The session accepts no more runs.
@@ -121,9 +125,7 @@ impl ApiError {
             Self::KeyExpired => "the API key has expired; create a new one".into(),
             Self::TenantSuspended => "an operator suspended this tenant; ask them to resume it".into(),
             Self::WorkerDrainsItself => {
-                "the worker drains by itself: it shuts down, or a sandbox left something \
-                                         behind; restart it"
-                    .into()
+                "the worker shuts down, or a sandbox left something behind; restart it".into()
             }
             Self::ScopeMissing { any_of } => {
                 format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"))
@@ -153,16 +155,14 @@ impl ApiError {
             Self::AliasInUse => {
                 "alias: in use by another open session; choose another or close that session".into()
             }
+            Self::TenantNotEmpty { sessions } => {
+                format!("the tenant has {sessions} open sessions; close them, or set `force`")
+            }
+            Self::TenantDeleted => "the tenant is being deleted; that cannot be undone".into(),
             Self::TenantExists => "tenant_id: already exists; choose another".into(),
             Self::SessionEnded { id, alias, reason, at } => {
                 let name = alias.as_ref().map_or_else(|| id.to_string(), Clone::clone);
-                let why = match reason {
-                    SessionEndReason::Closed => "it was closed",
-                    SessionEndReason::Expired => "it reached its expire_time",
-                    SessionEndReason::Idle => "it was idle for its idle_ttl",
-                    SessionEndReason::DataLost => "its files were lost",
-                };
-                let at = timestamp_to_proto(*at);
+                let (at, why) = (timestamp_to_proto(*at), end_text(*reason));
                 format!("session {name:?} ended at {at}: {why}; create a new one")
             }
             Self::SessionDataLost => {
@@ -194,5 +194,15 @@ impl ApiError {
             Self::Unavailable { .. } => "temporarily unavailable; retry".into(),
             Self::Internal { .. } => "internal error; report the x-request-id to the operator".into(),
         }
+    }
+}
+
+/// Why a session ended.
+fn end_text(reason: SessionEndReason) -> &'static str {
+    match reason {
+        SessionEndReason::Closed => "it was closed",
+        SessionEndReason::Expired => "it reached its expire_time",
+        SessionEndReason::Idle => "it was idle for its idle_ttl",
+        SessionEndReason::DataLost => "its files were lost",
     }
 }

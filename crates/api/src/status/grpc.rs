@@ -40,6 +40,8 @@ impl ApiError {
             Self::TooManyPolicyChecks { .. } => (Code::ResourceExhausted, Reason::RateLimited),
             Self::IdempotencyKeyReused => (Code::AlreadyExists, Reason::IdempotencyKeyReused),
             Self::AliasInUse => (Code::AlreadyExists, Reason::AliasInUse),
+            Self::TenantNotEmpty { .. } => (Code::FailedPrecondition, Reason::TenantNotEmpty),
+            Self::TenantDeleted => (Code::FailedPrecondition, Reason::TenantDeleted),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
             Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
@@ -66,6 +68,8 @@ impl ApiError {
             | Self::KeyExpired
             | Self::TenantSuspended
             | Self::WorkerDrainsItself
+            | Self::TenantNotEmpty { .. }
+            | Self::TenantDeleted
             | Self::ScopeMissing { .. }
             | Self::QuotaExceeded { .. }
             | Self::RateLimited { .. }
@@ -152,6 +156,8 @@ impl ApiError {
             | Self::KeyExpired
             | Self::TenantSuspended
             | Self::WorkerDrainsItself
+            | Self::TenantNotEmpty { .. }
+            | Self::TenantDeleted
             | Self::SessionDataLost
             | Self::DeadlineExceeded
             | Self::RequestStalled
@@ -223,6 +229,8 @@ mod tests {
             (ApiError::KeyExpired, Code::Unauthenticated),
             (ApiError::TenantSuspended, Code::PermissionDenied),
             (ApiError::WorkerDrainsItself, Code::FailedPrecondition),
+            (ApiError::TenantNotEmpty { sessions: 1 }, Code::FailedPrecondition),
+            (ApiError::TenantDeleted, Code::FailedPrecondition),
             (ApiError::ScopeMissing { any_of: vec!["run"] }, Code::PermissionDenied),
             (ApiError::QuotaExceeded { quota: "sessions" }, Code::ResourceExhausted),
             (ApiError::RateLimited { retry_after: Duration::from_millis(5) }, Code::ResourceExhausted),

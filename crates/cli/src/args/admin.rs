@@ -57,6 +57,37 @@ Example:
         #[arg(long, value_name = "TEXT")]
         reason: String,
     },
+    /// Suspend a tenant: refuse its calls and cancel its runs
+    #[command(after_help = "\
+Its sessions and files stay until they expire; `codelia tenants resume` ends the suspension.
+
+Example:
+  codelia tenants suspend team-7 --reason 'invoice unpaid'")]
+    Suspend {
+        /// Tenant id
+        tenant: String,
+        /// Record why it is suspended
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+    },
+    /// End the suspension of a tenant
+    Resume {
+        /// Tenant id
+        tenant: String,
+    },
+    /// Delete a tenant with its keys, sessions, runs, output and events
+    #[command(after_help = "\
+It is refused at once; its rows follow when its files are removed. This cannot be undone.
+
+Example:
+  codelia tenants delete team-7 --force")]
+    Delete {
+        /// Tenant id
+        tenant: String,
+        /// Delete it even if it has open sessions
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 #[derive(Debug, Args)]

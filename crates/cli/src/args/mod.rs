@@ -127,7 +127,7 @@ are several.")]
     /// Validate and explain policies
     #[command(subcommand)]
     Policy(Policy),
-    /// Manage tenants, their quotas and isolation floors
+    /// Manage tenants: quotas, isolation floors, suspension
     #[command(subcommand)]
     Tenants(Tenants),
     /// Manage API keys

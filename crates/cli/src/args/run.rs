@@ -99,6 +99,12 @@ pub(crate) struct Ps {
     /// List only the runs of this session
     #[arg(short, long)]
     pub(crate) session: Option<String>,
+    /// List the runs of all tenants that have not ended; needs a key with the scope operator
+    #[arg(long, conflicts_with_all = ["all", "session", "labels"])]
+    pub(crate) all_tenants: bool,
+    /// List the runs of this tenant that have not ended; needs a key with the scope operator
+    #[arg(long, value_name = "TENANT", conflicts_with_all = ["all", "session", "labels", "all_tenants"])]
+    pub(crate) tenant: Option<String>,
     /// List only runs with this label (repeatable: with all of them)
     #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
@@ -116,6 +122,9 @@ pub(crate) struct Kill {
     /// Ids of the runs, or the start of each; every run is tried
     #[arg(required = true)]
     pub(crate) runs: Vec<String>,
+    /// Cancel runs of this tenant, given by their ids; needs a key with the scope operator and --reason
+    #[arg(long, value_name = "TENANT", requires = "reason")]
+    pub(crate) tenant: Option<String>,
     /// Record why; shown in the run's outcome
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) reason: String,

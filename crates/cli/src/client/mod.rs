@@ -8,8 +8,9 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
     admin_service_client::AdminServiceClient, file_service_client::FileServiceClient,
-    info_service_client::InfoServiceClient, policy_service_client::PolicyServiceClient,
-    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
+    policy_service_client::PolicyServiceClient, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient,
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -135,6 +136,10 @@ impl Client {
 
     pub(crate) fn info(&self) -> InfoServiceClient<Service> {
         InfoServiceClient::new(self.service.clone())
+    }
+
+    pub(crate) fn operator(&self) -> OperatorServiceClient<Service> {
+        OperatorServiceClient::new(self.service.clone())
     }
 
     pub(crate) fn admin(&self) -> AdminServiceClient<Service> {

@@ -4,9 +4,10 @@ use anyhow::{Context, Result};
 use codelia_proto::{
     timestamp_to_proto,
     v1::{
-        self, CreateKeyRequest, CreateTenantRequest, DrainWorkerRequest, GetTenantRequest, IsolationLevel,
-        Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest, RevokeKeyRequest,
-        SetIsolationFloorRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
+        self, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest, DrainWorkerRequest,
+        GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest,
+        ResumeTenantRequest, RevokeKeyRequest, SetIsolationFloorRequest, SuspendTenantRequest, Tenant,
+        UndrainWorkerRequest, UpdateQuotasRequest, Worker,
     },
 };
 use time::OffsetDateTime;
@@ -46,6 +47,18 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             let level = IsolationLevel::from(Some(level)).into();
             let request = SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason };
             admin.set_isolation_floor(request).await?.into_inner().tenant
+        }
+        args::Tenants::Suspend { tenant, reason } => {
+            let request = SuspendTenantRequest { name: tenant_name(&tenant), reason };
+            client.operator().suspend_tenant(request).await?.into_inner().tenant
+        }
+        args::Tenants::Resume { tenant } => {
+            let request = ResumeTenantRequest { name: tenant_name(&tenant) };
+            client.operator().resume_tenant(request).await?.into_inner().tenant
+        }
+        args::Tenants::Delete { tenant, force } => {
+            let request = DeleteTenantRequest { name: tenant_name(&tenant), force, allow_missing: false };
+            client.operator().delete_tenant(request).await?.into_inner().tenant
         }
     };
     output.print_fields(&record::tenant(&tenant.context(NO_TENANT)?))

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
-    v1::{CancelRunRequest, ListRunsRequest, Run, RunState},
+    v1::{CancelRunRequest, CancelTenantRunRequest, ListRunsRequest, ListTenantRunsRequest, Run, RunState},
 };
 
 use crate::{
@@ -19,6 +19,9 @@ use crate::{
 
 /// Lists runs, newest first.
 pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
+    if args.all_tenants || args.tenant.is_some() {
+        return ps_of_tenants(client, args, output).await;
+    }
     let states: &[RunState] =
         if args.all { &[RunState::Unspecified] } else { &[RunState::Running, RunState::Queued] };
     let mut runs = Vec::new();
@@ -38,9 +41,41 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
             status(run),
             record::mode(run.mode()).unwrap_or_default().to_owned(),
             record::relative(run.create_time.as_ref()),
-            run.command.as_ref().map(|command| plain(&command.argv.join(" "))).unwrap_or_default(),
+            command(run),
         ]
     })
+}
+
+/// Lists the runs of all tenants, or of one, that have not ended.
+async fn ps_of_tenants(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
+    let tenant = args.tenant.as_ref().map(|tenant| format!("tenants/{tenant}")).unwrap_or_default();
+    let runs = pages(args.limit, async |page_token| {
+        let request = ListTenantRunsRequest { tenant: tenant.clone(), page_size: 0, page_token };
+        let page = client.operator().list_tenant_runs(request).await?.into_inner();
+        let runs = page.tenant_runs.into_iter();
+        let runs = runs.map(|found| (found.tenant_id, found.run.unwrap_or_default())).collect();
+        Ok((runs, page.next_page_token))
+    })
+    .await?;
+    let json = |(tenant, run): &(String, Run)| {
+        let mut json = record::run(run);
+        json["tenant_id"] = tenant.clone().into();
+        json
+    };
+    // With whole ids: `kill --tenant` does not search for the start of one.
+    output.print_list(&["TENANT", "RUN", "STATUS", "CREATED", "COMMAND"], &runs, json, |(tenant, run)| {
+        vec![
+            tenant.clone(),
+            run.run_id.clone(),
+            status(run),
+            record::relative(run.create_time.as_ref()),
+            command(run),
+        ]
+    })
+}
+
+fn command(run: &Run) -> String {
+    run.command.as_ref().map(|command| plain(&command.argv.join(" "))).unwrap_or_default()
 }
 
 /// Cancels runs.
@@ -54,8 +89,14 @@ pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> 
 }
 
 async fn cancel(client: &Client, run: &str, args: &args::Kill) -> Result<Run> {
-    let name = resolve::run(client, run).await?;
     let grace = args.grace.map(duration_to_proto);
+    if let Some(tenant) = &args.tenant {
+        let name = format!("tenants/{tenant}/runs/{run}");
+        let request = CancelTenantRunRequest { name, reason: args.reason.clone(), grace };
+        let response = client.operator().cancel_tenant_run(request).await?;
+        return response.into_inner().run.context("the server sent no run");
+    }
+    let name = resolve::run(client, run).await?;
     let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
     let response = client.runs().cancel_run(request).await?;
     response.into_inner().run.context("the server sent no run")

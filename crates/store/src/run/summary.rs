@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use codelia_policy::{Limits, RunSpec};
-use codelia_types::{Mode, Outcome, Receipt, TenantId, Usage, Violations};
+use codelia_types::{Mode, Outcome, Receipt, RunId, TenantId, Usage, Violations};
 use serde::{Deserialize, Serialize};
 use sqlx::types::Json;
 
@@ -93,6 +93,30 @@ impl Store {
             filter.created_after,
             filter.created_before,
             filter.before.map(|id| id.0),
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(Run::try_from)
+        .collect()
+    }
+
+    /// Lists summaries of runs that have not ended, of all tenants or of one, newest first. For
+    /// operators. Finds them by the index of active runs, however many have ended.
+    pub async fn run_list_active_any_tenant(
+        &self,
+        tenant: Option<&TenantId>,
+        before: Option<RunId>,
+        limit: i64,
+    ) -> Result<Vec<RunSummary>, Error> {
+        select_summaries!(
+            "r.id = ANY (ARRAY(SELECT id FROM runs
+                               WHERE active_tenant IS NOT NULL AND ($1::text IS NULL OR active_tenant = $1)))
+               AND ($2::uuid IS NULL OR r.id < $2)
+             ORDER BY r.id DESC LIMIT $3",
+            tenant.map(TenantId::as_str),
+            before.map(|id| id.0),
             limit,
         )
         .fetch_all(&self.pool)

@@ -1,0 +1,196 @@
+//! Suspended and deleted tenants. Marking a tenant is one statement; a sweep does the rest, so that
+//! what was admitted just before is found as well.
+
+use codelia_types::{KeyId, TenantId};
+use uuid::Uuid;
+
+use crate::{Error, EventKind, Store, Tenant};
+
+/// The reason of canceled runs, which their tenant reads.
+const CANCEL_REASON: &str = "the tenant is suspended";
+const DELETED: &str = "deleted";
+
+/// What became of a request to delete a tenant.
+#[derive(Debug)]
+pub enum TenantDeletion {
+    /// There is no such tenant.
+    NotFound,
+    /// It has this many open sessions.
+    HasSessions(i64),
+    /// It is being removed.
+    Begun(Box<Tenant>),
+}
+
+impl Store {
+    /// Suspends a tenant and records an event. A suspended one keeps its reason. For operators.
+    pub async fn tenant_suspend(
+        &self,
+        id: &TenantId,
+        reason: &str,
+        key: KeyId,
+    ) -> Result<Option<Tenant>, Error> {
+        sqlx::query!(
+            "WITH suspended AS (
+                 UPDATE tenants SET suspended_at = now(), suspend_reason = $2
+                 WHERE id = $1 AND suspended_at IS NULL
+                 RETURNING id
+             )
+             INSERT INTO events (id, kind, tenant_id, key_id, detail)
+             SELECT $3, $4, id, $5, jsonb_build_object('reason', $2::text) FROM suspended",
+            id.as_str(),
+            reason,
+            Uuid::now_v7(),
+            EventKind::TenantSuspended.as_str(),
+            key.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        self.tenant_get(id).await
+    }
+
+    /// Ends the suspension of a tenant, unless it is deleted, and records an event. For operators.
+    pub async fn tenant_resume(&self, id: &TenantId, key: KeyId) -> Result<Option<Tenant>, Error> {
+        sqlx::query!(
+            "WITH resumed AS (
+                 UPDATE tenants SET suspended_at = NULL, suspend_reason = NULL
+                 WHERE id = $1 AND suspended_at IS NOT NULL AND deleted_at IS NULL
+                 RETURNING id
+             )
+             INSERT INTO events (id, kind, tenant_id, key_id, detail)
+             SELECT $2, $3, id, $4, '{}' FROM resumed",
+            id.as_str(),
+            Uuid::now_v7(),
+            EventKind::TenantResumed.as_str(),
+            key.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        self.tenant_get(id).await
+    }
+
+    /// Begins to delete a tenant: suspends it for good and records an event that outlives it. Refused
+    /// while it has open sessions, unless `force` is set. For operators.
+    pub async fn tenant_delete(
+        &self,
+        id: &TenantId,
+        force: bool,
+        key: KeyId,
+    ) -> Result<TenantDeletion, Error> {
+        let usage = self.tenant_usage(id).await?;
+        if usage.sessions > 0 && !force {
+            return Ok(TenantDeletion::HasSessions(usage.sessions));
+        }
+        sqlx::query!(
+            "WITH deleted AS (
+                 UPDATE tenants SET deleted_at = now(), suspended_at = coalesce(suspended_at, now()),
+                                    suspend_reason = coalesce(suspend_reason, $2)
+                 WHERE id = $1 AND deleted_at IS NULL
+                 RETURNING id
+             )
+             INSERT INTO events (id, kind, key_id, detail)
+             SELECT $3, $4, $5, jsonb_build_object('tenant', id) FROM deleted",
+            id.as_str(),
+            DELETED,
+            Uuid::now_v7(),
+            EventKind::TenantDeleted.as_str(),
+            key.0,
+        )
+        .execute(&self.pool)
+        .await?;
+        let found = self.tenant_get(id).await?;
+        Ok(found.map_or(TenantDeletion::NotFound, |tenant| TenantDeletion::Begun(Box::new(tenant))))
+    }
+
+    /// Cancels runs of suspended tenants, closes sessions of deleted ones, and deletes the rows of
+    /// those whose sandboxes and directories are gone. Changes at most `limit` rows of a table at
+    /// once.
+    pub async fn tenant_sweep_any_tenant(&self, limit: i64) -> Result<(), Error> {
+        self.cancel_runs_of_suspended(limit).await?;
+        self.close_sessions_of_deleted(limit).await?;
+        self.purge_deleted(limit).await
+    }
+
+    async fn cancel_runs_of_suspended(&self, limit: i64) -> Result<(), Error> {
+        sqlx::query!(
+            r#"WITH due AS (
+                   SELECT r.id FROM tenants t JOIN runs r ON r.active_tenant = t.id
+                   WHERE t.suspended_at IS NOT NULL AND (r.state = 'queued' OR r.cancel_requested_at IS NULL)
+                   LIMIT $1 FOR UPDATE OF r SKIP LOCKED
+               )
+               UPDATE runs r SET
+                   cancel_requested_at = coalesce(r.cancel_requested_at, now()),
+                   cancel_reason = CASE WHEN r.cancel_requested_at IS NULL THEN $2 ELSE r.cancel_reason END,
+                   state = CASE r.state WHEN 'queued' THEN 'ended' ELSE r.state END,
+                   ended_at = CASE r.state WHEN 'queued' THEN now() END,
+                   outcome = CASE r.state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END,
+                   secret_env = CASE r.state WHEN 'queued' THEN NULL ELSE r.secret_env END
+               FROM due WHERE r.id = due.id"#,
+            limit,
+            CANCEL_REASON,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    async fn close_sessions_of_deleted(&self, limit: i64) -> Result<(), Error> {
+        sqlx::query!(
+            "WITH due AS (
+                 SELECT s.id FROM tenants t JOIN sessions s ON s.open_tenant = t.id
+                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL
+                 LIMIT $1 FOR UPDATE OF s SKIP LOCKED
+             )
+             UPDATE sessions s SET state = 'ended', end_reason = 'closed', ended_at = now(),
+                 removed_at = CASE WHEN s.home_root IS NULL THEN now() END
+             FROM due WHERE s.id = due.id",
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// A session whose root is gone is deleted as well: a worker that returns there removes the
+    /// directories of sessions that it does not find here.
+    async fn purge_deleted(&self, limit: i64) -> Result<(), Error> {
+        sqlx::query!(
+            "WITH old AS (
+                 SELECT s.id FROM tenants t JOIN sessions s ON s.tenant_id = t.id
+                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL AND s.state = 'ended'
+                   AND (s.removed_at IS NOT NULL OR root_is_gone(s.home_root))
+                   AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = s.id AND r.state <> 'ended')
+                 LIMIT $1 FOR UPDATE OF s SKIP LOCKED
+             ),
+             deleted_runs AS (DELETE FROM runs USING old WHERE runs.session_id = old.id)
+             DELETE FROM sessions USING old WHERE sessions.id = old.id",
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        sqlx::query!(
+            "DELETE FROM events USING (
+                 SELECT e.id FROM tenants t JOIN events e ON e.tenant_id = t.id
+                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL LIMIT $1
+             ) AS old WHERE events.id = old.id",
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        // Keys last: until then a call is refused with a reason.
+        sqlx::query!(
+            "WITH empty AS (
+                 SELECT t.id FROM tenants t
+                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL
+                   AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tenant_id = t.id)
+                   AND NOT EXISTS (SELECT 1 FROM events e WHERE e.tenant_id = t.id)
+                 LIMIT $1 FOR UPDATE OF t SKIP LOCKED
+             ),
+             deleted_keys AS (DELETE FROM api_keys USING empty WHERE api_keys.tenant_id = empty.id)
+             DELETE FROM tenants USING empty WHERE tenants.id = empty.id",
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+}
