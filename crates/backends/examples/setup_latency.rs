@@ -126,7 +126,7 @@ fn command() -> CommandSpec {
 
 fn null_stdio() -> Stdio {
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
-    Stdio { stdin: null(), stdout: null(), stderr: null() }
+    Stdio::Files { stdin: null(), stdout: null(), stderr: null() }
 }
 
 fn print(name: &str, mut times: Vec<Duration>) {

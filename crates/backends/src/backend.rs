@@ -4,7 +4,7 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan};
-use codelia_types::{CommandSpec, Mode, Outcome, Receipt, Usage, Violation};
+use codelia_types::{CommandSpec, Mode, Outcome, Receipt, TerminalSize, Usage, Violation};
 use tokio::sync::mpsc;
 
 use crate::Error;
@@ -117,6 +117,8 @@ pub struct Launched {
     pub running: Box<dyn Running>,
     /// Time from the call of [`Prepared::launch`] to the command's `execve`.
     pub setup_time: Duration,
+    /// The side of the terminal emulator, for [`Stdio::Terminal`].
+    pub terminal: Option<OwnedFd>,
 }
 
 /// A sandbox whose command was started. Call `wait`, then `destroy`; dropping it kills the command
@@ -163,16 +165,21 @@ pub trait SandboxRemote: Send + Sync + std::fmt::Debug {
     fn kill(&self);
 }
 
-/// The command's standard streams. If the command has a terminal, all three are its other side, and
-/// it becomes the controlling terminal.
+/// The command's standard streams.
 #[derive(Debug)]
-pub struct Stdio {
-    /// Standard input.
-    pub stdin: OwnedFd,
-    /// Standard output.
-    pub stdout: OwnedFd,
-    /// Standard error.
-    pub stderr: OwnedFd,
+pub enum Stdio {
+    /// One descriptor for each.
+    Files {
+        /// Standard input.
+        stdin: OwnedFd,
+        /// Standard output.
+        stdout: OwnedFd,
+        /// Standard error.
+        stderr: OwnedFd,
+    },
+    /// A controlling terminal of this size, opened in the sandbox's own `/dev/pts` so that the
+    /// command finds it by name. [`Launched::terminal`] is its other side.
+    Terminal(TerminalSize),
 }
 
 /// What this host can enforce in one mode.

@@ -135,6 +135,14 @@ impl Error {
                 Reason::ExecutableNotPermitted,
                 format!("{program:?} is not executable, or the policy does not allow it"),
             ),
+            (Step::Execute, Errno::NOEXEC) => Self::refused(
+                Reason::ExecutableNotPermitted,
+                format!("{program:?} is not a program for this machine; a script needs a `#!` line"),
+            ),
+            (Step::OpenTerminal, errno) => Self::refused(
+                Reason::LaunchFailed,
+                format!("cannot open a terminal in the sandbox: {errno}; run it without one"),
+            ),
             (Step::WorkingDirectory, errno) => Self::working_directory(errno),
             _ => Self::refused(Reason::LaunchFailed, failure.to_string()),
         }

@@ -114,5 +114,5 @@ pub(crate) fn sandbox_gap(error: &Error, remedy: String) -> Gap {
 
 fn null_stdio() -> Result<Stdio, Error> {
     let null = || std::fs::File::options().read(true).write(true).open("/dev/null").map(Into::into);
-    Ok(Stdio { stdin: null()?, stdout: null()?, stderr: null()? })
+    Ok(Stdio::Files { stdin: null()?, stdout: null()?, stderr: null()? })
 }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use codelia_init::{Failure, Launch, Report, Request, Step};
-use codelia_sys::{Errno, fd, process};
+use codelia_sys::{
+    Errno, fd, process,
+    pty::{Pty, WindowSize},
+};
 
 use crate::{control::Control, setup::at};
 
@@ -22,9 +25,15 @@ pub(crate) struct Command {
     programs: Vec<CString>,
     argv: Vec<CString>,
     env: Vec<CString>,
-    stdio: [OwnedFd; 3],
+    streams: Streams,
     directory: Directory,
-    terminal: bool,
+}
+
+#[derive(Debug)]
+enum Streams {
+    Received([OwnedFd; 3]),
+    /// All three are this terminal, which becomes the controlling one.
+    Terminal(OwnedFd),
 }
 
 #[derive(Debug)]
@@ -33,12 +42,19 @@ enum Directory {
     InWorkspace(String),
 }
 
-/// Waits for the command. Fails at end of file, which ends the sandbox.
+/// Waits for the command and opens its terminal. Fails at end of file, which ends the sandbox.
 pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Command, Failure> {
     let Some(Request::Launch(launch)) = socket.receive_request()? else {
         return Err(Failure::new(Step::Protocol, Errno::PROTO));
     };
-    let stdio = [socket.take_descriptor()?, socket.take_descriptor()?, socket.take_descriptor()?];
+    let streams = match launch.terminal {
+        Some(size) => Streams::Terminal(open_terminal(socket, size)?),
+        None => Streams::Received([
+            socket.take_descriptor()?,
+            socket.take_descriptor()?,
+            socket.take_descriptor()?,
+        ]),
+    };
     let programs = programs(&launch)?;
     let directory = match launch.directory {
         Some(path) => Directory::InWorkspace(path),
@@ -49,10 +65,17 @@ pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Command, Failure
         programs,
         argv: launch.argv.into_iter().map(c_string).collect::<Result<_, _>>()?,
         env: env.collect::<Result<_, _>>()?,
-        stdio,
+        streams,
         directory,
-        terminal: launch.terminal,
     })
+}
+
+/// Opens a terminal where the command finds it by name, and sends the other side to the backend.
+fn open_terminal(socket: &Control<&OwnedFd>, size: WindowSize) -> Result<OwnedFd, Failure> {
+    let pty = Pty::open(size).map_err(at(Step::OpenTerminal))?;
+    // Our copy ends here: the terminal must hang up when the backend closes its own.
+    socket.send(&Report::Terminal, &[pty.controller.as_fd()])?;
+    Ok(pty.terminal)
 }
 
 /// Forwards the launch to the command's process and reports its result. Returns false if the
@@ -96,10 +119,15 @@ fn c_string(text: String) -> Result<CString, Failure> {
 /// The steps, in order. Returns only on failure.
 pub(crate) fn execute(command: &Command, workspace: Option<&OwnedFd>) -> Result<Infallible, Failure> {
     change_directory(command, workspace).map_err(at(Step::WorkingDirectory))?;
-    let [stdin, stdout, stderr] = &command.stdio;
+    let [stdin, stdout, stderr] = match &command.streams {
+        Streams::Received([stdin, stdout, stderr]) => [stdin, stdout, stderr],
+        Streams::Terminal(terminal) => [terminal; 3],
+    };
     fd::replace_stdio(stdin, stdout, stderr).map_err(at(Step::ReplaceStdio))?;
     // After stdin is the terminal.
-    set_terminal(command).map_err(at(Step::SetTerminal))?;
+    if matches!(command.streams, Streams::Terminal(_)) {
+        process::set_controlling_terminal(io::stdin()).map_err(at(Step::SetTerminal))?;
+    }
     Err(Failure::new(Step::Execute, try_programs(command)))
 }
 
@@ -109,10 +137,6 @@ fn change_directory(command: &Command, workspace: Option<&OwnedFd>) -> Result<()
         (Directory::InWorkspace(path), Some(workspace)) => process::change_directory_below(workspace, path),
         (Directory::InWorkspace(_), None) => Err(Errno::BADF),
     }
-}
-
-fn set_terminal(command: &Command) -> Result<(), Errno> {
-    if command.terminal { process::set_controlling_terminal(io::stdin()) } else { Ok(()) }
 }
 
 /// Tries each candidate. Returns only if none could be executed: `EACCES` if one was found but not

@@ -3,20 +3,21 @@
 //! 1. The backend sends `setup`; init restricts itself, starts the command's process and sends
 //!    `ready`.
 //! 2. The backend sends `launch` on the launch socket, a separate socket to the command's process
-//!    that came with `ready`. End of file on it means that the command was executed; `failed` on
-//!    it, that it was not.
+//!    that came with `ready`. `terminal` on it carries the controlling side of a terminal, if one
+//!    was requested. End of file means that the command was executed; `failed`, that it was not.
 //! 3. The backend may send `signal`, `keep_alive` and `kill` at any time.
 //! 4. Init sends `exited`. `failed` may replace `ready` or `exited` and is the last message.
 //!
 //! End of file on the control socket kills every process of the sandbox.
 //!
 //! Where no descriptor can be passed out of the sandbox, init keeps the launch socket and relays:
-//! `launch` comes on the control socket, and `launched` replaces the end of file.
+//! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
+//! have no terminal.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
 pub use codelia_sys::process::ExitStatus;
-use codelia_sys::{Errno, rlimit::Resource};
+use codelia_sys::{Errno, pty::WindowSize, rlimit::Resource};
 use serde::{Deserialize, Serialize};
 
 /// A message from a backend to init.
@@ -25,8 +26,8 @@ use serde::{Deserialize, Serialize};
 pub enum Request {
     /// Restrict init and the command's process. Carries descriptors for joining cgroups.
     Setup(Box<Setup>),
-    /// Start the command; on the launch socket. Carries stdin, stdout, stderr and, unless it names
-    /// a directory, the working directory.
+    /// Start the command; on the launch socket. Carries stdin, stdout, stderr, unless the command
+    /// gets a terminal, and the working directory, unless it names one.
     Launch(Launch),
     /// Send this signal to the command's process group.
     Signal(i32),
@@ -222,8 +223,8 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// The working directory below the setup's workspace; `None` if a descriptor comes instead.
     pub directory: Option<String>,
-    /// Whether stdin is a terminal, to become the controlling one.
-    pub terminal: bool,
+    /// The size of the command's terminal. `None` if its streams come as descriptors.
+    pub terminal: Option<WindowSize>,
 }
 
 impl fmt::Debug for Launch {
@@ -251,6 +252,8 @@ pub enum Report {
     /// All restrictions are in place and the command's process waits. Carries the launch socket and
     /// the listener of a notifying filter.
     Ready,
+    /// The command has its terminal. Carries the side of the terminal emulator.
+    Terminal,
     /// The command was executed. Sent only if init relayed the launch.
     Launched,
     /// A step failed. No process is left.
@@ -360,6 +363,8 @@ pub enum Step {
     BuildArguments,
     /// Change to the working directory.
     WorkingDirectory,
+    /// Open a terminal in the sandbox's own `/dev/pts`.
+    OpenTerminal,
     /// Replace stdin, stdout and stderr.
     ReplaceStdio,
     /// Set the controlling terminal.

@@ -10,12 +10,13 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
 };
 use rustix::{
-    fs::{Mode, OFlags},
+    fs::{CWD, Mode, OFlags},
     io::Errno,
     process::Pid,
     pty::OpenptFlags,
     termios::Winsize,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::process::from_nix;
 
@@ -29,7 +30,7 @@ pub struct Pty {
 }
 
 /// The size of a terminal in characters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowSize {
     /// Columns.
     pub columns: u16,
@@ -57,19 +58,27 @@ pub fn limit(process: Pid, max: u32) -> Result<(), Errno> {
 }
 
 impl Pty {
-    /// Opens a pseudo-terminal of this size.
+    /// Opens a pseudo-terminal of this size in the `/dev/pts` of this mount namespace. Takes only the
+    /// system calls `openat` and `ioctl`.
     ///
     /// # Errors
-    /// As `posix_openpt(3)`, `unlockpt(3)` and `ioctl(TIOCGPTPEER)`.
+    /// As `open(2)`, `unlockpt(3)` and `ioctl(TIOCGPTPEER)`.
     pub fn open(size: WindowSize) -> Result<Self, Errno> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let controller = rustix::pty::openpt(flags)?;
+        let open_flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let controller = rustix::fs::openat(CWD, "/dev/ptmx", open_flags, Mode::empty())?;
         rustix::pty::unlockpt(&controller)?;
         // By descriptor: in another mount namespace the name may refer to another terminal.
         let terminal = rustix::pty::ioctl_tiocgptpeer(&controller, flags)?;
         set_window_size(&controller, size)?;
         Ok(Self { controller, terminal })
     }
+}
+
+/// Whether a descriptor is the side of the terminal emulator.
+#[must_use]
+pub fn is_controller(fd: impl AsFd) -> bool {
+    rustix::pty::ptsname(fd, Vec::new()).is_ok()
 }
 
 /// Sets the size of a terminal. Its foreground processes get SIGWINCH.
@@ -88,6 +97,7 @@ mod tests {
     #[test]
     fn both_sides_have_the_size_that_was_set() {
         let pty = Pty::open(WindowSize { columns: 100, rows: 30 }).unwrap();
+        assert!(is_controller(&pty.controller) && !is_controller(&pty.terminal));
         let size = rustix::termios::tcgetwinsize(&pty.terminal).unwrap();
         assert_eq!((size.ws_col, size.ws_row), (100, 30));
         set_window_size(&pty.controller, WindowSize { columns: 7, rows: 5 }).unwrap();

@@ -78,7 +78,9 @@ impl Sandbox {
         match self.receive_report().await.or_else(|error| sent.and(Err(error)))? {
             Report::Ready => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
-            Report::Launched | Report::Exited(_) => return Err(Error::UnexpectedMessage),
+            Report::Terminal | Report::Launched | Report::Exited(_) => {
+                return Err(Error::UnexpectedMessage);
+            }
         }
         self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
         Ok(Ready {

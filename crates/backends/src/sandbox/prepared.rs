@@ -9,8 +9,11 @@ use std::{
 use async_trait::async_trait;
 use codelia_init::{Launch, Report, Request, Setup};
 use codelia_policy::Plan;
-use codelia_sys::resolve_beneath;
-use codelia_types::{CommandSpec, Receipt};
+use codelia_sys::{
+    pty::{self, WindowSize},
+    resolve_beneath,
+};
+use codelia_types::{CommandSpec, Reason, Receipt};
 use tokio::time::timeout;
 
 use crate::{
@@ -83,10 +86,10 @@ impl Prepared for WaitingSandbox {
     async fn launch(mut self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
         let requested = Instant::now();
         match self.start(command, stdio).await {
-            Ok(()) => {
+            Ok(terminal) => {
                 let started = Instant::now();
                 let running = RunningCommand::new(self.sandbox, self.supervisor, self.budget, started);
-                Ok(Launched { running: Box::new(running), setup_time: started - requested })
+                Ok(Launched { running: Box::new(running), setup_time: started - requested, terminal })
             }
             Err(error) => {
                 self.sandbox.destroy().await;
@@ -105,28 +108,27 @@ impl Prepared for WaitingSandbox {
 }
 
 impl WaitingSandbox {
-    async fn start(&mut self, command: &CommandSpec, stdio: Stdio) -> Result<(), Error> {
-        let directory = self.open_directory(command)?;
-        let request = Request::Launch(self.launch_request(command));
-        let mut fds = vec![stdio.stdin.as_fd(), stdio.stdout.as_fd(), stdio.stderr.as_fd()];
-        fds.extend(directory.iter().map(AsFd::as_fd));
+    /// Hands the command over. Returns the other side of its terminal, if it has one.
+    async fn start(&mut self, command: &CommandSpec, stdio: Stdio) -> Result<Option<OwnedFd>, Error> {
         let is_relayed = self.launch.is_none();
+        if is_relayed && matches!(stdio, Stdio::Terminal(_)) {
+            let message = "this sandbox cannot give a command a terminal; run it without one";
+            return Err(Error::refused(Reason::LaunchFailed, message));
+        }
+        let directory = self.open_directory(command)?;
+        let request = Request::Launch(self.launch_request(command, &stdio));
+        let mut fds = match &stdio {
+            Stdio::Files { stdin, stdout, stderr } => vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+            Stdio::Terminal(_) => Vec::new(),
+        };
+        fds.extend(directory.iter().map(AsFd::as_fd));
         let (control, _) = self.sandbox.parts();
         let launch = self.launch.as_mut().unwrap_or(control);
         launch.send(&request, &fds).await?;
         // Only the command may hold its streams, so that they end with it.
         drop((stdio, directory));
-        let report = timeout(LAUNCH_TIMEOUT, launch.receive()).await.map_err(|_| Error::InitTimeout)?;
-        match report? {
-            None if is_relayed => Err(Error::InitExited),
-            // The launch socket is close-on-exec: its end means that `execve` succeeded.
-            None => Ok(()),
-            Some(Report::Launched) if is_relayed => Ok(()),
-            Some(Report::Failed(failure)) => {
-                Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)))
-            }
-            Some(Report::Ready | Report::Launched | Report::Exited(_)) => Err(Error::UnexpectedMessage),
-        }
+        let launched = timeout(LAUNCH_TIMEOUT, receive_launched(launch, is_relayed, command));
+        launched.await.map_err(|_| Error::InitTimeout)?
     }
 
     fn open_directory(&self, command: &CommandSpec) -> Result<Option<OwnedFd>, Error> {
@@ -134,14 +136,47 @@ impl WaitingSandbox {
         self.root.as_ref().map(open).transpose().map_err(Error::working_directory)
     }
 
-    fn launch_request(&mut self, command: &CommandSpec) -> Launch {
+    fn launch_request(&mut self, command: &CommandSpec, stdio: &Stdio) -> Launch {
         let mut env = std::mem::take(&mut self.env);
         env.extend(command.env.clone());
         Launch {
             argv: command.argv.clone(),
             env,
             directory: self.root.is_none().then(|| command.working_directory.clone()),
-            terminal: command.terminal.is_some(),
+            terminal: match stdio {
+                Stdio::Files { .. } => None,
+                Stdio::Terminal(size) => Some(WindowSize { columns: size.columns, rows: size.rows }),
+            },
+        }
+    }
+}
+
+/// Waits until the command was executed. Returns the other side of its terminal, if it has one.
+async fn receive_launched(
+    launch: &mut Control,
+    is_relayed: bool,
+    command: &CommandSpec,
+) -> Result<Option<OwnedFd>, Error> {
+    let mut terminal = None;
+    loop {
+        match launch.receive().await? {
+            None if is_relayed => return Err(Error::InitExited),
+            // The launch socket is close-on-exec: its end means that `execve` succeeded.
+            None => return Ok(terminal),
+            Some(Report::Launched) if is_relayed => return Ok(terminal),
+            Some(Report::Terminal) if terminal.is_none() => {
+                let controller = launch.take_descriptor()?;
+                if !pty::is_controller(&controller) {
+                    return Err(Error::UnexpectedMessage);
+                }
+                terminal = Some(controller);
+            }
+            Some(Report::Failed(failure)) => {
+                return Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)));
+            }
+            Some(Report::Ready | Report::Terminal | Report::Launched | Report::Exited(_)) => {
+                return Err(Error::UnexpectedMessage);
+            }
         }
     }
 }

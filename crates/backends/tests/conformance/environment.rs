@@ -7,7 +7,6 @@ use std::{
 };
 
 use codelia_backends::Stdio;
-use codelia_sys::pty::{Pty, WindowSize};
 use codelia_types::{Outcome, TerminalSize};
 
 use crate::harness::{Fixture, command, in_every_mode};
@@ -107,20 +106,13 @@ async fn sockets_pipes_locks_and_memfds_work(fixture: Fixture) {
     assert_eq!(fixture.stdout_of(script).await, "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n");
 }
 
-async fn terminal_is_controlling_and_new_ptys_open(fixture: Fixture) {
-    let pty = Pty::open(WindowSize { columns: 97, rows: 31 }).unwrap();
-    let stream = || pty.terminal.try_clone().unwrap();
-    let stdio = Stdio { stdin: stream(), stdout: stream(), stderr: stream() };
-    let mut shell = command(&[
-        "sh",
-        "-c",
-        "stty size; echo controlling > /dev/tty; script -qc 'tty; echo inner' /dev/null",
-    ]);
-    shell.terminal = Some(TerminalSize { columns: 97, rows: 31 });
+/// Runs a script on a terminal of 97 columns and 31 rows and returns what it shows.
+async fn on_terminal(fixture: &Fixture, script: &str) -> (String, Outcome) {
     let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap();
-    let mut running = prepared.launch(&shell, stdio).await.unwrap().running;
-    drop(pty.terminal);
-    let mut controller = File::from(pty.controller);
+    let stdio = Stdio::Terminal(TerminalSize { columns: 97, rows: 31 });
+    let launched = prepared.launch(&command(&["sh", "-c", script]), stdio).await.unwrap();
+    let mut running = launched.running;
+    let mut controller = File::from(launched.terminal.unwrap());
     let output = tokio::task::spawn_blocking(move || {
         let mut output = Vec::new();
         // A closed terminal ends with EIO.
@@ -129,10 +121,25 @@ async fn terminal_is_controlling_and_new_ptys_open(fixture: Fixture) {
     });
     let (outcome, _) = running.wait().await;
     assert!(running.destroy().await.is_clean());
-    let output = output.await.unwrap();
+    (output.await.unwrap(), outcome)
+}
+
+async fn terminal_is_controlling_and_new_ptys_open(fixture: Fixture) {
+    let script = "stty size; echo controlling > /dev/tty; script -qc 'tty; echo inner' /dev/null";
+    let (output, outcome) = on_terminal(&fixture, script).await;
     assert!(output.starts_with("31 97\r\ncontrolling\r\n/dev/pts/"), "{output:?}");
     assert!(output.ends_with("inner\r\n"), "{output:?}");
     assert_eq!(outcome, Outcome::Exited(0));
+}
+
+async fn terminal_is_found_in_own_devpts(fixture: Fixture) {
+    // The device by name, its owner, and the only other entry of a file system of its own.
+    let script = "tty; tty <&2; test -O $(tty) && echo own; ls /dev/pts
+        perl -MPOSIX -e 'print ttyname(1), qq(\\n)'; echo by-name > $(tty)";
+    let (output, outcome) = on_terminal(&fixture, script).await;
+    let lines: Vec<&str> = output.split_whitespace().collect();
+    let expected = ["/dev/pts/0", "/dev/pts/0", "own", "0", "ptmx", "/dev/pts/0", "by-name"];
+    assert_eq!((lines.as_slice(), outcome), (expected.as_slice(), Outcome::Exited(0)), "{output:?}");
 }
 
 async fn streams_and_exit_codes_pass_through(fixture: Fixture) {
@@ -160,6 +167,7 @@ in_every_mode!(
     dev_is_minimal,
     sockets_pipes_locks_and_memfds_work,
     terminal_is_controlling_and_new_ptys_open,
+    terminal_is_found_in_own_devpts,
     streams_and_exit_codes_pass_through,
     missing_program_is_refused,
 );

@@ -16,11 +16,12 @@ const NO_LANDLOCK: &str = "gVisor has no Landlock: the plan is refused by field"
 const OTHER_PROCESSES: &str = "processes in a gVisor sandbox are not host processes, which the case looks at";
 const STATX: &str = "this gVisor refuses statx(AT_NO_AUTOMOUNT), which coreutils 9 uses";
 const OWN_TICKS: &str = "gVisor reports its own clock ticks to a command, not the CPU time it used";
+const NO_TERMINAL: &str = "gVisor passes no terminal out of its sandbox: a run with one is refused";
 const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 46] = [
+const RUNSC: [(&str, &str); 47] = [
     ("workspace_allows_no_setuid_and_no_devices", "gVisor's mounts are its own: nothing sets their flags"),
     ("watch_sees_files_of_other_runs", "gVisor sees no changes that another sandbox makes"),
     ("proc_tells_nothing_about_host", "gVisor's /proc tells about its own kernel, not about the host's"),
@@ -64,10 +65,8 @@ const RUNSC: [(&str, &str); 46] = [
     ("private_file_systems_have_size_limits", STATX),
     ("command_inherits_only_three_streams", STATX),
     ("dev_is_minimal", STATX),
-    (
-        "terminal_is_controlling_and_new_ptys_open",
-        "gVisor cannot use a host terminal: a run with one is refused",
-    ),
+    ("terminal_is_controlling_and_new_ptys_open", NO_TERMINAL),
+    ("terminal_is_found_in_own_devpts", NO_TERMINAL),
     ("init_cannot_be_killed_from_inside", "gVisor lets a command kill process 1, which ends the sandbox"),
     ("init_cannot_be_inspected", "gVisor has no undumpable processes: a command may falsify its outcome"),
     ("foreign_abi_calls_kill", "gVisor has no other ABI"),

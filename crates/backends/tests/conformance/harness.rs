@@ -191,7 +191,7 @@ impl Fixture {
     pub(crate) async fn launch(&self, session: &Session, command: &CommandSpec) -> Result<Started, Error> {
         let prepared = self.backend.prepare(&self.plan(session)).await?;
         let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
-        let stdio = Stdio { stdin: child_in, stdout: child_out, stderr: child_err };
+        let stdio = Stdio::Files { stdin: child_in, stdout: child_out, stderr: child_err };
         let running = prepared.launch(command, stdio).await?.running;
         Ok(Started {
             running,

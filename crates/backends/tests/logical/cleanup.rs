@@ -55,7 +55,7 @@ async fn refused_launch_leaves_no_cgroup() {
     let plan = fixture.plan();
     let prepared: Box<dyn Prepared> = fixture.backend.prepare(&plan).await.unwrap();
     let null = || std::fs::File::open("/dev/null").unwrap().into();
-    let stdio = Stdio { stdin: null(), stdout: null(), stderr: null() };
+    let stdio = Stdio::Files { stdin: null(), stdout: null(), stderr: null() };
     assert!(prepared.launch(&command(&["/no/such/program"]), stdio).await.is_err());
     assert!(groups_of(plan.sandbox).is_empty());
 }

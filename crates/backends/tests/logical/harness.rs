@@ -90,7 +90,7 @@ impl Fixture {
         let plan = self.plan();
         let prepared = self.backend.prepare(&plan).await?;
         let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
-        let stdio = Stdio { stdin: child_in, stdout: child_out, stderr: child_err };
+        let stdio = Stdio::Files { stdin: child_in, stdout: child_out, stderr: child_err };
         let running = prepared.launch(command, stdio).await?.running;
         Ok(Started {
             sandbox: plan.sandbox,

@@ -131,7 +131,7 @@ impl Executor {
         }
         // Preparation that the run had to wait for counts as setup.
         let waited = requested_at.elapsed();
-        let (Launched { running, setup_time }, stdio) = self.launch(&command, sandbox).await?;
+        let (Launched { running, setup_time, .. }, stdio) = self.launch(&command, sandbox).await?;
         let (unenforced, watched) = (plan.unenforced_fields(), plan.watched_fields());
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
@@ -217,7 +217,12 @@ impl Executor {
                 return Err(failed(&error).into());
             }
         };
-        let launched = sandbox.launch(command, stdio).await.map_err(denial)?;
+        let mut launched = sandbox.launch(command, stdio).await.map_err(denial)?;
+        let ends = match launched.terminal.take() {
+            // If this fails, the sandbox is dropped and with it destroyed.
+            Some(terminal) => Ends::of_terminal(terminal, command.stdin).map_err(|error| failed(&error))?,
+            None => ends,
+        };
         Ok((launched, ends))
     }
 }

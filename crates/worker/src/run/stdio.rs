@@ -5,7 +5,7 @@ use std::{fs::File, io, os::fd::OwnedFd};
 use bytes::{Bytes, BytesMut};
 use codelia_backends::Stdio;
 use codelia_store::OutputStream;
-use codelia_sys::pty::{Pty, WindowSize, set_window_size};
+use codelia_sys::pty::{WindowSize, set_window_size};
 use codelia_types::{CommandSpec, TerminalSize};
 use rustix::io::Errno;
 use tokio::{
@@ -21,7 +21,7 @@ const LARGE_READ: usize = 64 * 1024;
 const END_OF_INPUT: &[u8] = &[4];
 
 /// The worker's ends of a command's streams.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ends {
     /// Writes standard input, if the command has one.
     pub(crate) stdin: Option<Writer>,
@@ -29,11 +29,26 @@ pub(crate) struct Ends {
     pub(crate) terminal: Option<Terminal>,
 }
 
-/// Opens the streams of a command.
+/// Opens the streams of a command. The sandbox opens a terminal itself: [`Ends::of_terminal`].
 pub(crate) fn open(command: &CommandSpec) -> io::Result<(Stdio, Ends)> {
     match command.terminal {
-        Some(size) => open_terminal(size, command.stdin),
+        Some(size) => Ok((Stdio::Terminal(size), Ends::default())),
         None => open_pipes(command.stdin),
+    }
+}
+
+impl Ends {
+    /// The ends of a terminal, of which this is the controlling side.
+    pub(crate) fn of_terminal(controller: OwnedFd, with_stdin: bool) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&controller, true)?;
+        // Unchecked: it is not a pipe, but is read, written and polled like one.
+        let output = pipe::Receiver::from_owned_fd_unchecked(controller.try_clone()?)?;
+        let stdin = match with_stdin {
+            true => Some(Writer::Terminal(pipe::Sender::from_owned_fd_unchecked(controller.try_clone()?)?)),
+            false => None,
+        };
+        let outputs = vec![(OutputStream::Stdout, Reader::new(output))];
+        Ok(Self { stdin, outputs, terminal: Some(Terminal { controller }) })
     }
 }
 
@@ -46,26 +61,13 @@ fn open_pipes(with_stdin: bool) -> io::Result<(Stdio, Ends)> {
     } else {
         (File::open("/dev/null")?.into(), None)
     };
-    let stdio = Stdio { stdin, stdout: stdout.into_blocking_fd()?, stderr: stderr.into_blocking_fd()? };
+    let (stdout, stderr) = (stdout.into_blocking_fd()?, stderr.into_blocking_fd()?);
+    let stdio = Stdio::Files { stdin, stdout, stderr };
     let outputs = vec![
         (OutputStream::Stdout, Reader::new(stdout_end)),
         (OutputStream::Stderr, Reader::new(stderr_end)),
     ];
     Ok((stdio, Ends { stdin: stdin_end, outputs, terminal: None }))
-}
-
-fn open_terminal(size: TerminalSize, with_stdin: bool) -> io::Result<(Stdio, Ends)> {
-    let Pty { controller, terminal } = Pty::open(window(size))?;
-    rustix::io::ioctl_fionbio(&controller, true)?;
-    // Unchecked: it is not a pipe, but is read, written and polled like one.
-    let output = pipe::Receiver::from_owned_fd_unchecked(controller.try_clone()?)?;
-    let stdin = match with_stdin {
-        true => Some(Writer::Terminal(pipe::Sender::from_owned_fd_unchecked(controller.try_clone()?)?)),
-        false => None,
-    };
-    let stdio = Stdio { stdin: terminal.try_clone()?, stdout: terminal.try_clone()?, stderr: terminal };
-    let outputs = vec![(OutputStream::Stdout, Reader::new(output))];
-    Ok((stdio, Ends { stdin, outputs, terminal: Some(Terminal { controller }) }))
 }
 
 /// The controlling side of a terminal.
@@ -77,7 +79,8 @@ pub(crate) struct Terminal {
 impl Terminal {
     /// Changes its size and signals the command.
     pub(crate) fn resize(&self, size: TerminalSize) -> io::Result<()> {
-        Ok(set_window_size(&self.controller, window(size))?)
+        let size = WindowSize { columns: size.columns, rows: size.rows };
+        Ok(set_window_size(&self.controller, size)?)
     }
 }
 
@@ -133,32 +136,38 @@ impl Writer {
     }
 }
 
-fn window(size: TerminalSize) -> WindowSize {
-    WindowSize { columns: size.columns, rows: size.rows }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
 
+    use codelia_sys::pty::Pty;
+
     use super::*;
 
-    fn command(terminal: Option<TerminalSize>, stdin: bool) -> CommandSpec {
-        CommandSpec { terminal, stdin, ..CommandSpec::default() }
+    fn command(stdin: bool) -> CommandSpec {
+        CommandSpec { stdin, ..CommandSpec::default() }
+    }
+
+    fn files(stdio: Stdio) -> [File; 3] {
+        match stdio {
+            Stdio::Files { stdin, stdout, stderr } => [stdin.into(), stdout.into(), stderr.into()],
+            Stdio::Terminal(_) => panic!("{stdio:?}"),
+        }
     }
 
     #[tokio::test]
     async fn pipes_carry_bytes_both_ways() {
-        let (stdio, mut ends) = open(&command(None, true)).unwrap();
+        let (stdio, mut ends) = open(&command(true)).unwrap();
+        let [mut command_stdin, command_stdout, mut command_stderr] = files(stdio);
         let mut stdin = ends.stdin.take().unwrap();
         stdin.write_all(b"in\0\xff").await.unwrap();
         stdin.finish().await.unwrap();
         let mut read = Vec::new();
-        File::from(stdio.stdin).read_to_end(&mut read).unwrap();
+        command_stdin.read_to_end(&mut read).unwrap();
         assert_eq!(read, b"in\0\xff");
 
-        File::from(stdio.stderr).write_all(b"err").unwrap();
-        drop(stdio.stdout);
+        command_stderr.write_all(b"err").unwrap();
+        drop((command_stdout, command_stderr));
         assert_eq!(ends.outputs[1].1.read().await.unwrap(), "err");
         assert!(ends.outputs[1].1.read().await.unwrap().is_empty());
         assert!(ends.outputs[0].1.read().await.unwrap().is_empty());
@@ -166,16 +175,17 @@ mod tests {
 
     #[tokio::test]
     async fn command_without_stdin_reads_nothing() {
-        let (stdio, ends) = open(&command(None, false)).unwrap();
+        let (stdio, ends) = open(&command(false)).unwrap();
         assert!(ends.stdin.is_none());
-        assert_eq!(File::from(stdio.stdin).read(&mut [0; 8]).unwrap(), 0);
+        let [mut stdin, ..] = files(stdio);
+        assert_eq!(stdin.read(&mut [0; 8]).unwrap(), 0);
     }
 
     #[tokio::test]
     async fn terminal_is_one_stream_that_ends() {
-        let (stdio, mut ends) = open(&command(Some(TerminalSize { columns: 80, rows: 24 }), true)).unwrap();
-        File::from(stdio.stdout).write_all(b"hello").unwrap();
-        drop((stdio.stdin, stdio.stderr));
+        let pty = Pty::open(WindowSize { columns: 80, rows: 24 }).unwrap();
+        let mut ends = Ends::of_terminal(pty.controller, true).unwrap();
+        File::from(pty.terminal).write_all(b"hello").unwrap();
         let (stream, reader) = &mut ends.outputs[0];
         assert_eq!(*stream, OutputStream::Stdout);
         assert_eq!(reader.read().await.unwrap(), "hello");

@@ -1,7 +1,7 @@
 //! A backend that starts a process in the session's directory, without isolation.
 
 use std::{
-    os::unix::process::ExitStatusExt,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
     path::PathBuf,
     process::Stdio as Std,
     sync::{
@@ -14,7 +14,8 @@ use std::{
 use async_trait::async_trait;
 use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, SandboxRemote, Stdio};
 use codelia_policy::{Enforceable, Plan};
-use codelia_types::{CommandSpec, Mode, Outcome, Reason, Receipt, Refusal, Usage};
+use codelia_sys::pty::{Pty, WindowSize};
+use codelia_types::{CommandSpec, Mode, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
@@ -53,12 +54,14 @@ struct PreparedProcess {
 #[async_trait]
 impl Prepared for PreparedProcess {
     async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
+        let (files, terminal) = open(stdio);
+        let [stdin, stdout, stderr] = files;
         let child = Command::new(&command.argv[0])
             .args(&command.argv[1..])
             .current_dir(&self.root)
-            .stdin(Std::from(stdio.stdin))
-            .stdout(Std::from(stdio.stdout))
-            .stderr(Std::from(stdio.stderr))
+            .stdin(Std::from(stdin))
+            .stdout(Std::from(stdout))
+            .stderr(Std::from(stderr))
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -70,11 +73,24 @@ impl Prepared for PreparedProcess {
         Ok(Launched {
             running: Box::new(Process { child, group, receipt }),
             setup_time: Duration::from_micros(1),
+            terminal,
         })
     }
 
     async fn discard(self: Box<Self>) -> Receipt {
         Receipt::default()
+    }
+}
+
+/// The command's descriptors, and the other side of its terminal.
+fn open(stdio: Stdio) -> ([OwnedFd; 3], Option<OwnedFd>) {
+    match stdio {
+        Stdio::Files { stdin, stdout, stderr } => ([stdin, stdout, stderr], None),
+        Stdio::Terminal(TerminalSize { columns, rows }) => {
+            let Pty { controller, terminal } = Pty::open(WindowSize { columns, rows }).unwrap();
+            let stream = || terminal.try_clone().unwrap();
+            ([stream(), stream(), stream()], Some(controller))
+        }
     }
 }
 
