@@ -29,8 +29,8 @@ async fn exit_codes_reflect_the_outcome() -> Result<()> {
         (vec!["run", "--", "true"], 0),
         (vec!["run", "--", "sh", "-c", "exit 255"], 255),
         (vec!["run", "--timeout", "200ms", "--", "sleep", "100"], 124),
-        (vec!["run", "--", "no-such-program"], 125),
-        (vec!["run", "--memory-mb", "0", "--", "true"], 125),
+        (vec!["run", "--", "no-such-program"], 127),
+        (vec!["run", "--memory", "0", "--", "true"], 125),
         (vec!["run", "-s", "no-such-session", "--", "true"], 125),
         (vec!["run", "--", "sh", "-c", "kill -TERM $$"], 128 + 15),
         (vec!["run", "--", "sh", "-c", "kill -KILL $$"], 137),
@@ -65,21 +65,23 @@ async fn canceled_run_exits_with_130() -> Result<()> {
 }
 
 #[tokio::test]
-async fn json_output_ends_with_run_record() -> Result<()> {
+async fn json_output_is_only_the_run_record() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.operator().await?;
     let done = codelia(&cluster, &client, &["run", "--json", "--", "sh", "-c", "echo out; exit 3"]).await?;
     assert_eq!(done.code, Some(3));
-    assert_eq!(done.stdout.lines().next(), Some("out"));
-    let record: Value = serde_json::from_str(done.stdout.lines().last().unwrap_or_default())?;
+    assert_eq!(done.stderr, "out\n");
+    let record: Value = serde_json::from_str(&done.stdout)?;
     for key in
-        ["run_id", "session_id", "worker_id", "sandbox_root", "setup_ms", "usage", "receipt", "outcome"]
+        ["run_id", "session_id", "worker_id", "sandbox_root", "setup_ns", "usage", "receipt", "outcome"]
     {
         assert!(record.get(key).is_some_and(|value| !value.is_null()), "{key} in {record}");
     }
     assert_eq!(record["exit_code"], 3);
     assert_eq!(record["sandbox_mode"], "logical");
     assert!(record["violations"].is_array());
+    assert!(record["setup_ns"].is_u64() && record["usage"]["wall_ns"].is_u64(), "{record}");
+    assert!(record["create_time"].as_str().is_some_and(|time| time.contains('.')), "{record}");
     cluster.end().await
 }
 

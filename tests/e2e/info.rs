@@ -64,7 +64,7 @@ async fn cli_shows_server_and_caller() -> Result<()> {
     };
     let info = json(&["info", "--json"]).await?;
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
-    assert!(info["max_limits"]["timeout_ms"].as_f64() > Some(0.0), "{info}");
+    assert!(info["max_limits"]["timeout_ns"].as_u64() > Some(0), "{info}");
     let caller = json(&["whoami", "--json"]).await?;
     assert_eq!((&caller["tenant_id"], &caller["scopes"]), (&"a".into(), &serde_json::json!(["files"])));
     assert!(caller["quotas"]["sessions"].is_number() && caller["usage"]["sessions"] == 0, "{caller}");

@@ -110,7 +110,7 @@ async fn overlay_needs_operator_policy() -> Result<()> {
     );
     let run = ["run", "--static", "--overlay", TOOLS, "--json", "--", "sh", "-c", &script];
     let done = codelia(&cluster, &client, &run).await?;
-    ensure!(done.code == Some(0) && done.stdout.starts_with("new\n"), "{done:?}");
+    ensure!(done.code == Some(0) && done.stderr.starts_with("new\n"), "{done:?}");
     ensure!(!Path::new(TOOLS).join(name).exists(), "the host was changed");
     let usage = &record(&done)?["usage"];
     ensure!(usage["written_bytes"].as_u64() >= Some(3 << 20) && usage["read_bytes"].is_u64(), "{usage}");
@@ -124,10 +124,9 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resu
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 
-/// Parses the run record, the last line of `--json`.
+/// Parses the run record, which is all that `--json` prints.
 fn record(done: &ProcessOutput) -> Result<Value> {
-    let line = done.stdout.lines().last().with_context(|| format!("{done:?}"))?;
-    serde_json::from_str(line).with_context(|| format!("{done:?}"))
+    serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))
 }
 
 fn is_zero(receipt: &Value) -> bool {
@@ -228,7 +227,7 @@ async fn container_runs_report_outcomes_and_leave_nothing() -> Result<()> {
     let cases: [(&[&str], &str, &str, Option<i32>); 4] = [
         (&[], "echo out; echo err >&2; exit 3", "exited", Some(3)),
         (&["--timeout", "300ms"], sleep, "timed_out", Some(124)),
-        (&["--memory-mb", "32"], "exec tail /dev/zero", "oom", Some(137)),
+        (&["--memory", "32m"], "exec tail /dev/zero", "oom", Some(137)),
         (&[], "unshare --user true; kill -TERM $$", "signaled", Some(143)),
     ];
     for (options, script, outcome, code) in cases {
@@ -272,8 +271,8 @@ async fn blocked_call_is_in_stderr_and_run_record() -> Result<()> {
 async fn memory_and_cpu_limits_have_own_outcomes() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
-    let done = codelia(&cluster, &client, &["run", "--json", "--memory-mb", "32", "--", "tail", "/dev/zero"])
-        .await?;
+    let done =
+        codelia(&cluster, &client, &["run", "--json", "--memory", "32m", "--", "tail", "/dev/zero"]).await?;
     let oom = record(&done)?;
     assert_eq!((&oom["outcome"], done.code), (&"oom".into(), Some(137)), "{oom}");
     assert!(is_zero(&oom["receipt"]), "{oom}");

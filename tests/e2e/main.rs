@@ -41,6 +41,8 @@ mod policy_load;
 mod processes;
 mod protocol;
 mod quotas;
+mod run_cli;
+mod run_terminal;
 mod secrets;
 mod service;
 mod sessions;

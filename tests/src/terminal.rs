@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use rustix::{
+    process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Winsize, tcsetwinsize},
 };
@@ -72,6 +73,22 @@ impl Terminal {
     #[must_use]
     pub fn shown(&self) -> String {
         self.screen.borrow().clone()
+    }
+
+    /// Waits until the program's side is closed, and returns all output. Call it when the program
+    /// has exited.
+    pub async fn closed(&self) -> String {
+        let mut screen = self.screen.clone();
+        // The sender is dropped then; nothing matches before.
+        let _ = within("the terminal closes", screen.wait_for(|_| false)).await;
+        self.shown()
+    }
+
+    /// Sends the program the signal of a terminal that goes away, and waits until it exits.
+    pub async fn hang_up(&mut self) -> Result<ExitStatus> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).context("invalid process id")?;
+        kill_process(pid, Signal::HUP).context("hang up")?;
+        self.exited().await
     }
 
     /// Waits until the program exits.

@@ -15,7 +15,7 @@ use crate::{
 /// Fields of requests that a flag sets.
 const FLAGS: [(&str, &str); 7] = [
     ("limits.timeout", "--timeout"),
-    ("limits.memory_bytes", "--memory-mb"),
+    ("limits.memory_bytes", "--memory"),
     ("limits.cpu_millicores", "--cpus"),
     ("limits.pids", "--pids"),
     ("ttl", "--ttl"),
@@ -194,10 +194,7 @@ mod tests {
         for field in ["limits.memory_bytes", "start.limits.memory_bytes"] {
             let message = format!("{field}: maximum is 2 GiB");
             let refused = status(Code::InvalidArgument, "INVALID_FIELD", &message, Some(field));
-            assert_eq!(
-                text(refused),
-                format!("--memory-mb: maximum is 2 GiB (INVALID_FIELD, field {field})")
-            );
+            assert_eq!(text(refused), format!("--memory: maximum is 2 GiB (INVALID_FIELD, field {field})"));
         }
     }
 

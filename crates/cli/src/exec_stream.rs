@@ -7,7 +7,8 @@ use std::sync::{
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    CancelRunRequest, CloseStdin, ExecRequest, ExecResponse, Run, exec_request, run_event::Kind,
+    CancelRunRequest, CloseStdin, Detach, ExecRequest, ExecResponse, GetRunRequest, Run, exec_request,
+    run_event::Kind,
 };
 use codelia_telemetry::task;
 use tokio::{io::AsyncReadExt, signal::unix::SignalKind, sync::mpsc, task::AbortHandle};
@@ -15,7 +16,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use crate::{client::Client, exit_status, signals::Signals, streams::Streams, terminal};
+use crate::{
+    client::Client, detach_keys::KeyScanner, exit_status, signals::Signals, streams::Streams, terminal,
+};
 
 /// Requests that may wait to be sent.
 const QUEUE_SIZE: usize = 16;
@@ -28,7 +31,20 @@ pub(crate) struct ExecStream {
     events: Streaming<ExecResponse>,
     requests: mpsc::Sender<ExecRequest>,
     progress: Arc<Progress>,
+    /// Whether the run ends with this call, unless we detach.
+    owns_run: bool,
+    /// Cancelled when the user types the keys that detach.
+    detached: CancellationToken,
     forwarders: Forwarders,
+}
+
+/// How following a run ended.
+#[derive(Debug)]
+pub(crate) enum Followed {
+    /// The run ended.
+    Finished(Box<Run>),
+    /// The user detached; the run with this name continues.
+    Detached(String),
 }
 
 /// State of the run, updated by [`ExecStream::follow`].
@@ -53,9 +69,11 @@ impl ExecStream {
     /// Opens the call with its first request.
     pub(crate) async fn open(client: &Client, first: exec_request::Kind) -> Result<Self> {
         let (requests, queue) = mpsc::channel(QUEUE_SIZE);
+        let owns_run = matches!(first, exec_request::Kind::Start(_));
         requests.send(request(first)).await.context("cannot open the exec stream")?;
         let events = client.runs().exec(ReceiverStream::new(queue)).await?.into_inner();
-        Ok(Self { events, requests, progress: Arc::default(), forwarders: Forwarders::default() })
+        let (progress, detached, forwarders) = Default::default();
+        Ok(Self { events, requests, progress, owns_run, detached, forwarders })
     }
 
     /// Forwards our stdin to the command.
@@ -64,16 +82,20 @@ impl ExecStream {
         self.forwarders.0.push(task.abort_handle());
     }
 
-    /// Forwards size changes of our terminal to the command's terminal.
+    /// Forwards what is typed on our terminal to the command, until the keys to detach are typed.
+    pub(crate) fn forward_terminal(&mut self, scanner: KeyScanner) {
+        let typed = forward_terminal(self.requests.clone(), scanner, self.detached.clone());
+        let task = task::background("terminal", typed);
+        self.forwarders.0.push(task.abort_handle());
+    }
+
+    /// Forwards the size of our terminal, and its changes, to the command's terminal.
     pub(crate) fn forward_terminal_size(&mut self) -> Result<()> {
         let mut resized = tokio::signal::unix::signal(SignalKind::window_change())?;
         let requests = self.requests.clone();
         let task = task::background("terminal size", async move {
-            while resized.recv().await.is_some() {
-                if requests.send(request(exec_request::Kind::Resize(terminal::size()))).await.is_err() {
-                    break;
-                }
-            }
+            let send = || requests.send(request(exec_request::Kind::Resize(terminal::size())));
+            while send().await.is_ok() && resized.recv().await.is_some() {}
         });
         self.forwarders.0.push(task.abort_handle());
         Ok(())
@@ -104,15 +126,25 @@ impl ExecStream {
         self.forwarders.0.push(task.abort_handle());
     }
 
-    /// Receives events until the run ends, and writes its output to `streams`.
-    pub(crate) async fn follow(&mut self, streams: &mut Streams) -> Result<Run> {
-        while let Some(response) = self.events.message().await? {
+    /// Receives events until the run ends or the user detaches, and writes its output to `streams`.
+    pub(crate) async fn follow(&mut self, streams: &mut Streams, client: &Client) -> Result<Followed> {
+        let detached = self.detached.clone();
+        loop {
+            let response = tokio::select! {
+                response = self.events.message() => response?,
+                // Not before the run is recorded: it could not be found again.
+                () = detached.cancelled(), if self.progress.name.get().is_some() => {
+                    return self.detach(client).await.map(Followed::Detached);
+                }
+            };
+            let response = response.context("the server closed the stream before the run ended")?;
             match response.event.and_then(|event| event.kind) {
                 Some(Kind::Queued(queued)) => self.progress.set_name(queued.run),
                 Some(Kind::Started(_)) => self.progress.started.store(true, Ordering::Release),
                 Some(Kind::Output(output)) => streams.write(&output)?,
                 Some(Kind::Finished(finished)) => {
-                    return finished.run.context("the server sent no run record");
+                    let run = finished.run.context("the server sent no run record")?;
+                    return Ok(Followed::Finished(Box::new(run)));
                 }
                 Some(Kind::Violation(violation)) => {
                     streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
@@ -120,7 +152,21 @@ impl ExecStream {
                 Some(Kind::Assigned(_) | Kind::OutputTruncated(_)) | None => {}
             }
         }
-        anyhow::bail!("the server closed the stream before the run ended")
+    }
+
+    /// Lets the run continue without us. Returns its name.
+    async fn detach(&mut self, client: &Client) -> Result<String> {
+        let name = self.progress.name.get().cloned().unwrap_or_default();
+        if !self.owns_run {
+            return Ok(name);
+        }
+        let closed = "the server closed the stream before the run was detached";
+        self.requests.send(request(exec_request::Kind::Detach(Detach {}))).await.context(closed)?;
+        // The queue is empty: the request is on its way. A call on the same connection comes after it,
+        // so its answer means that the request arrived.
+        drop(self.requests.reserve_many(QUEUE_SIZE).await.context(closed)?);
+        client.runs().get_run(GetRunRequest { name: name.clone(), ..Default::default() }).await?;
+        Ok(name)
     }
 }
 
@@ -152,6 +198,25 @@ async fn forward_stdin(requests: mpsc::Sender<ExecRequest>) {
         };
         if requests.send(request(message)).await.is_err() || count == 0 {
             return;
+        }
+    }
+}
+
+/// Its end is not the end of the command's input: then the user's terminal is gone.
+async fn forward_terminal(
+    requests: mpsc::Sender<ExecRequest>,
+    mut scanner: KeyScanner,
+    detached: CancellationToken,
+) {
+    let mut stdin = tokio::io::stdin();
+    let mut buffer = vec![0; MAX_STDIN_BYTES];
+    while let Ok(count @ 1..) = stdin.read(&mut buffer).await {
+        let (input, detaches) = scanner.scan(&buffer[..count]);
+        if !input.is_empty() && requests.send(request(exec_request::Kind::Stdin(input))).await.is_err() {
+            return;
+        }
+        if detaches {
+            return detached.cancel();
         }
     }
 }

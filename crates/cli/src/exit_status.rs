@@ -8,10 +8,16 @@ use codelia_proto::{
     v1::{Limits, Outcome, Run, ViolationEvent, outcome::Kind},
 };
 
+use codelia_types::Reason;
+
 use crate::units;
 
 /// Exit code of `codelia run` if the run was refused or codelia failed.
 pub(crate) const FAILURE: u8 = 125;
+/// The program was found but cannot be executed, as in shells.
+const NOT_EXECUTABLE: u8 = 126;
+/// The program was not found, as in shells.
+const NOT_FOUND: u8 = 127;
 /// Exit code of `codelia run` if the run was canceled.
 pub(crate) const CANCELED: u8 = 130;
 const TIMED_OUT: u8 = 124;
@@ -26,8 +32,17 @@ pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
         Some(Kind::TimedOut(_)) => TIMED_OUT,
         Some(Kind::Canceled(_)) => CANCELED,
         Some(Kind::Oom(_) | Kind::Limit(_) | Kind::Violation(_)) => KILLED,
+        Some(Kind::Refused(refused)) if refused.reason == Reason::ExecutableNotFound.as_str() => NOT_FOUND,
+        Some(Kind::Refused(refused)) if refused.reason == Reason::ExecutableNotPermitted.as_str() => {
+            NOT_EXECUTABLE
+        }
         Some(Kind::Refused(_) | Kind::Lost(_)) | None => FAILURE,
     }
+}
+
+/// Whether an exit code says that the command was not executed.
+pub(crate) fn is_failure(code: u8) -> bool {
+    matches!(code, FAILURE | NOT_EXECUTABLE | NOT_FOUND)
 }
 
 /// Returns the name of an outcome, as in `--json`.
@@ -151,7 +166,7 @@ mod tests {
     #[test]
     fn outcomes_map_to_documented_exit_codes() {
         let refused =
-            v1::Refused { reason: "EXECUTABLE_NOT_FOUND".into(), message: "no such program".into() };
+            |reason: &str| Kind::Refused(v1::Refused { reason: reason.into(), message: String::new() });
         for (kind, code) in [
             (Kind::Exited(0), 0),
             (Kind::Exited(7), 7),
@@ -163,7 +178,9 @@ mod tests {
             (Kind::Oom(v1::OutOfMemory {}), 137),
             (exceeded("disk"), 137),
             (Kind::Violation(v1::PolicyViolation { rule: "SYSCALL_BLOCKED".into() }), 137),
-            (Kind::Refused(refused), 125),
+            (refused("EXECUTABLE_NOT_FOUND"), 127),
+            (refused("EXECUTABLE_NOT_PERMITTED"), 126),
+            (refused("WORKING_DIRECTORY_INVALID"), 125),
             (Kind::Lost(v1::Lost {}), 125),
         ] {
             assert_eq!(exit_code(&Outcome { kind: Some(kind.clone()) }), code, "{kind:?}");

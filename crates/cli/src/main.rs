@@ -12,6 +12,7 @@ mod complete;
 mod config;
 mod contexts;
 mod delegation;
+mod detach_keys;
 mod each;
 mod environment;
 mod error_report;
@@ -48,7 +49,7 @@ const BROKEN_PIPE: u8 = 141;
 fn main() -> ExitCode {
     let cli = Cli::from_process();
     let output = if cli.global.json { Output::Json } else { Output::Text };
-    let exits_like_command = matches!(cli.command, Command::Run(_) | Command::Attach(_));
+    let exits_like_command = matches!(cli.command, Command::Run(_) | Command::Exec(_) | Command::Attach(_));
     match execute(cli, output) {
         Ok(code) => code,
         Err(error) if error.is::<StdoutClosed>() => ExitCode::from(BROKEN_PIPE),
@@ -108,14 +109,20 @@ fn logs_warnings(command: &Command) -> bool {
 /// Runs a command that calls the API.
 async fn dispatch_client(loaded: &config::Loaded, command: Command, output: Output) -> Result<ExitCode> {
     let client = Client::connect(loaded).await?;
-    let result = call(&client, command, output).await;
+    let result = call(&client, &loaded.config, command, output).await;
     client.explained(result).await
 }
 
-async fn call(client: &Client, command: Command, output: Output) -> Result<ExitCode> {
+async fn call(
+    client: &Client,
+    config: &config::Config,
+    command: Command,
+    output: Output,
+) -> Result<ExitCode> {
     match command {
-        Command::Run(args) => return run::run(client, &args, output).await,
-        Command::Attach(args) => return run::attach(client, &args, output).await,
+        Command::Run(args) => return run::run(client, config, &args, output).await,
+        Command::Exec(args) => return run::run(client, config, &(*args).into(), output).await,
+        Command::Attach(args) => return run::attach(client, config, &args, output).await,
         Command::Ps(args) => runs::ps(client, &args, output).await?,
         Command::Kill(args) => return runs::kill(client, &args, output).await,
         Command::Cp(args) => return files::cp(client, &args, output).await,

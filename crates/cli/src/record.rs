@@ -30,7 +30,7 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "create_time": timestamp(run.create_time.as_ref()),
         "start_time": timestamp(run.start_time.as_ref()),
         "end_time": timestamp(run.end_time.as_ref()),
-        "setup_ms": millis(run.setup_time.as_ref()),
+        "setup_ns": nanos(run.setup_time.as_ref()),
         "usage": run.usage.as_ref().map(usage),
         "violations": run.violations.iter().map(violation).collect::<Vec<_>>(),
         "violation_count": run.violation_count,
@@ -61,7 +61,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "create_time": timestamp(session.create_time.as_ref()),
         "expire_time": timestamp(session.expire_time.as_ref()),
         "end_time": timestamp(session.end_time.as_ref()),
-        "idle_ttl_ms": millis(session.idle_ttl.as_ref()),
+        "idle_ttl_ns": nanos(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
         "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
@@ -137,8 +137,8 @@ pub(crate) fn server_info(info: &v1::ServerInfo) -> Value {
         "default_mode": mode(info.default_mode()),
         "default_limits": info.default_limits.as_ref().map(limits),
         "max_limits": info.max_limits.as_ref().map(limits),
-        "default_session_ttl_ms": millis(info.default_session_ttl.as_ref()),
-        "max_session_ttl_ms": millis(info.max_session_ttl.as_ref()),
+        "default_session_ttl_ns": nanos(info.default_session_ttl.as_ref()),
+        "max_session_ttl_ns": nanos(info.max_session_ttl.as_ref()),
         "features": info.features,
     })
 }
@@ -205,10 +205,11 @@ pub(crate) fn mode(mode: v1::SandboxMode) -> Option<&'static str> {
     mode.to_mode().map(Mode::as_str)
 }
 
-/// Formats a time as RFC 3339, to the second.
+/// Formats a time as RFC 3339, with all fractions of the second that the server sent.
 pub(crate) fn timestamp(time: Option<&prost_types::Timestamp>) -> Option<String> {
-    let time = OffsetDateTime::from_unix_timestamp(time?.seconds).ok()?;
-    time.format(&Rfc3339).ok()
+    let time = time?;
+    let nanos = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
+    OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()?.format(&Rfc3339).ok()
 }
 
 /// Formats a time as the distance from now, such as `5m ago` or `in 2h`, for tables.
@@ -231,7 +232,13 @@ pub(crate) fn short_ids<'a>(ids: impl Iterator<Item = &'a str>) -> impl Fn(&str)
     move |id| cut(id, length)
 }
 
-/// Converts a duration to milliseconds.
+/// Converts a duration to whole nanoseconds.
+fn nanos(duration: Option<&prost_types::Duration>) -> Option<u64> {
+    let duration = duration_from_proto(duration?).ok()?;
+    u64::try_from(duration.as_nanos()).ok()
+}
+
+/// Converts a duration to milliseconds, for people.
 pub(crate) fn millis(duration: Option<&prost_types::Duration>) -> Option<f64> {
     duration.and_then(|wire| duration_from_proto(wire).ok()).map(|duration| duration.as_secs_f64() * 1000.0)
 }
@@ -252,9 +259,9 @@ fn non_empty(text: &str) -> Option<&str> {
 
 fn usage(usage: &v1::Usage) -> Value {
     json!({
-        "cpu_ms": millis(usage.cpu_time.as_ref()),
+        "cpu_ns": nanos(usage.cpu_time.as_ref()),
         "peak_memory_bytes": usage.peak_memory_bytes,
-        "wall_ms": millis(usage.wall_time.as_ref()),
+        "wall_ns": nanos(usage.wall_time.as_ref()),
         "read_bytes": usage.read_bytes,
         "written_bytes": usage.written_bytes,
         "peak_processes": usage.peak_processes,
@@ -266,7 +273,8 @@ fn violation(violation: &v1::ViolationEvent) -> Value {
         "kind": violation.kind,
         "syscall": violation.syscall,
         "number": violation.number,
-        "args": violation.args,
+        // As text: not every JSON parser keeps 64 bits.
+        "args": violation.args.iter().map(|arg| format!("{arg:#x}")).collect::<Vec<_>>(),
         "count": violation.count,
     })
 }
@@ -284,13 +292,13 @@ fn receipt(receipt: &v1::Receipt) -> Value {
 /// Limits of a run or session.
 pub(crate) fn limits(limits: &v1::Limits) -> Value {
     json!({
-        "timeout_ms": millis(limits.timeout.as_ref()),
+        "timeout_ns": nanos(limits.timeout.as_ref()),
         "memory_bytes": limits.memory_bytes,
         "cpu_millicores": limits.cpu_millicores,
         "pids": limits.pids,
         "open_files": limits.open_files,
         "output_bytes": limits.output_bytes,
-        "cpu_time_ms": millis(limits.cpu_time.as_ref()),
+        "cpu_time_ns": nanos(limits.cpu_time.as_ref()),
         "file_bytes": limits.file_bytes,
         "tmp_bytes": limits.tmp_bytes,
     })
@@ -317,8 +325,20 @@ mod tests {
     }
 
     #[test]
-    fn setup_time_is_in_milliseconds() {
-        let wire = prost_types::Duration { seconds: 1, nanos: 500_000 };
-        assert_eq!(millis(Some(&wire)), Some(1000.5));
+    fn durations_and_times_are_exact() {
+        let duration = prost_types::Duration { seconds: 1, nanos: 1 };
+        let time = prost_types::Timestamp { seconds: 1, nanos: 250_000_001 };
+        let violation = v1::ViolationEvent { args: vec![u64::MAX], ..Default::default() };
+        let record = run(&v1::Run {
+            setup_time: Some(duration),
+            create_time: Some(time),
+            output_bytes: i64::MAX,
+            violations: vec![violation],
+            ..Default::default()
+        });
+        assert_eq!(record["setup_ns"], 1_000_000_001_u64);
+        assert_eq!(record["create_time"], "1970-01-01T00:00:01.250000001Z");
+        assert_eq!(record["output_bytes"].to_string(), i64::MAX.to_string());
+        assert_eq!(record["violations"][0]["args"][0], "0xffffffffffffffff");
     }
 }

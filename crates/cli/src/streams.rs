@@ -11,13 +11,18 @@ use anyhow::Result;
 use codelia_proto::v1::{OutputEvent, OutputStream};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{output::stdout_error, safe_text};
+use crate::{
+    output::{Output, stdout_error},
+    safe_text,
+};
 
 /// Destination of a run's output and of our messages about it.
 #[derive(Debug)]
 pub(crate) struct Streams {
     stdout: Sink,
     stderr: Sink,
+    /// Whether stdout is only for our record, and all output of the run goes to stderr.
+    separate_record: bool,
 }
 
 /// One stream, and whether the last byte on it ended a line.
@@ -28,23 +33,26 @@ struct Sink {
 }
 
 impl Streams {
-    /// Opens stdout and stderr of this process, without buffers.
-    pub(crate) fn open() -> io::Result<Self> {
+    /// Opens stdout and stderr of this process, without buffers. With JSON, stdout is only for the
+    /// record.
+    pub(crate) fn open(output: Output) -> io::Result<Self> {
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned()?;
-        Ok(Self { stdout: Sink::new(stdout), stderr: Sink::new(stderr) })
+        let separate_record = output.is_json();
+        Ok(Self { stdout: Sink::new(stdout), stderr: Sink::new(stderr), separate_record })
     }
 
     /// Writes output of the run. Blocks while the reader does not read.
     pub(crate) fn write(&mut self, output: &OutputEvent) -> Result<()> {
         match output.stream() {
             OutputStream::Stderr => self.stderr.write(&output.data),
+            _ if self.separate_record => self.stderr.write(&output.data),
             OutputStream::Stdout | OutputStream::Unspecified => self.stdout.write(&output.data),
         }
     }
 
-    /// Writes a separate line to stdout, after the run's output.
-    pub(crate) fn write_line(&mut self, text: &str) -> Result<()> {
+    /// Writes the record of the run to stdout.
+    pub(crate) fn write_record(&mut self, text: &str) -> Result<()> {
         self.stdout.write_line(text)
     }
 
@@ -97,7 +105,9 @@ mod tests {
     fn piped() -> (Streams, File) {
         let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
         let stderr = writer.try_clone().unwrap();
-        (Streams { stdout: Sink::new(writer), stderr: Sink::new(stderr) }, reader.into())
+        let streams =
+            Streams { stdout: Sink::new(writer), stderr: Sink::new(stderr), separate_record: false };
+        (streams, reader.into())
     }
 
     fn event(data: &[u8]) -> OutputEvent {
@@ -105,14 +115,22 @@ mod tests {
     }
 
     #[test]
-    fn record_is_on_its_own_line() {
-        let (mut streams, mut reader) = piped();
+    fn record_is_alone_on_stdout() {
+        let [(stdout, out), (stderr, err)] = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
+        let (stdout, stderr) = ((File::from(stdout), out), (File::from(stderr), err));
+        let mut streams =
+            Streams { stdout: Sink::new(stdout.1), stderr: Sink::new(stderr.1), separate_record: true };
         streams.write(&event(b"\xff\0no newline")).unwrap();
-        streams.write_line("{}").unwrap();
+        streams.write_message("codelia: note").unwrap();
+        streams.write_record("{}").unwrap();
         drop(streams);
-        let mut got = Vec::new();
-        reader.read_to_end(&mut got).unwrap();
-        assert_eq!(got, b"\xff\0no newline\n{}\n");
+        let read = |mut file: File| {
+            let mut got = Vec::new();
+            file.read_to_end(&mut got).unwrap();
+            got
+        };
+        assert_eq!(read(stdout.0), b"{}\n");
+        assert_eq!(read(stderr.0), b"\xff\0no newline\ncodelia: note\n");
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn wrong_commands_in_documents_are_found() {
         "`codelia workers`",
         "`codelia run --no-such-flag -- true`",
         "`codelia run --static --ro --no-such-flag`",
-        "```sh\n$ codelia run --memory 5 -- true\n```",
+        "```sh\n$ codelia run --memry 5 -- true\n```",
         "```\nCODELIA_API_KEY=x codelia sesion list | less\n```",
         "```\ncodelia attach $(codelia start -- true)\n```",
         "```\ncodelia run\n```",

@@ -15,18 +15,36 @@ mod values;
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 
 pub(crate) use self::{
     admin::{Keys, Quotas, Scope, Tenants, Workers},
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     policy::Policy,
-    run::{Attach, EnvArgs, Kill, Ps, Run},
+    run::{Attach, EnvArgs, Exec, Kill, Ps, Run, TerminalArgs},
     sandbox::{FilesystemArgs, SandboxArgs},
     server::{Config, Up},
     session::{CreateSession, Session, UpdateSession},
 };
+use crate::exit_status::FAILURE;
+
+/// Prints why the arguments were refused, or the help, and exits. `run`, `exec` and `attach` exit
+/// with their own code, which cannot be mistaken for the command's.
+fn exit(mut error: clap::Error) -> ! {
+    // It suggests to pass a mistyped option as the command.
+    error.remove(ContextKind::Suggested);
+    let words = Cli::command().ignore_errors(true).try_get_matches();
+    let command = words.as_ref().ok().and_then(clap::ArgMatches::subcommand_name);
+    let exits_like_command = matches!(command, Some("run" | "exec" | "attach"));
+    // Nothing can be done if printing fails.
+    let _ = error.print();
+    std::process::exit(if error.use_stderr() && exits_like_command {
+        FAILURE.into()
+    } else {
+        error.exit_code()
+    })
+}
 
 /// Run commands in sandboxes, for many tenants
 #[derive(Debug, Parser)]
@@ -54,8 +72,10 @@ pub(crate) struct Cli {
 impl Cli {
     /// Parses the arguments of this process. Prints help and errors, and exits.
     pub(crate) fn from_process() -> Self {
-        let mut matches = help::with_groups(Self::command()).get_matches();
-        Self::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit())
+        let matches = help::with_groups(Self::command()).try_get_matches();
+        matches
+            .and_then(|mut matches| Self::from_arg_matches_mut(&mut matches))
+            .unwrap_or_else(|error| exit(error))
     }
 }
 
@@ -103,6 +123,8 @@ are several.")]
     Doctor,
     /// Run a command
     Run(Box<Run>),
+    /// Run a command in a session
+    Exec(Box<Exec>),
     /// Attach to a run: replay its output, then follow it
     Attach(Attach),
     /// List runs
@@ -168,7 +190,6 @@ Example:
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
     use codelia_policy::{Ceilings, Limits};
 
     use super::*;
@@ -199,14 +220,27 @@ mod tests {
 
     #[test]
     fn flags_after_the_command_belong_to_it() {
-        let run = run("codelia run -s work --cpus 0.5 --memory-mb 2 --env A=b=c -- sh -c --json -t");
+        let run = run("codelia run -s work --cpus 0.5 --memory 2m -w src --env A=b=c -- sh -c --json -t");
         assert_eq!(run.command, ["sh", "-c", "--json", "-t"]);
-        assert_eq!((run.session.as_deref(), run.tty), (Some("work"), false));
-        assert_eq!(
-            (run.sandbox.cpu_millicores, run.sandbox.memory_bytes),
-            (Some(500), Some(2 * 1024 * 1024))
-        );
-        assert_eq!(run.env.env, ["A=b=c"]);
+        let (session, options) = (run.session.as_deref(), run.options);
+        assert_eq!((session, options.tty, options.workdir.as_str()), (Some("work"), false, "src"));
+        let sandbox = options.sandbox;
+        assert_eq!((sandbox.cpu_millicores, sandbox.memory_bytes), (Some(500), Some(2 * 1024 * 1024)));
+        assert_eq!(options.env.env, ["A=b=c"]);
+    }
+
+    #[test]
+    fn exec_takes_the_session_first() {
+        let exec = |line: &str| match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Exec(exec) => Run::from(*exec),
+            other => panic!("{other:?}"),
+        };
+        for line in ["codelia exec -it work ls -l", "codelia exec -i work -t -- ls -l"] {
+            let run = exec(line);
+            assert_eq!((run.session.as_deref(), run.options.tty), (Some("work"), true), "{line}");
+            assert_eq!(run.command, ["ls", "-l"], "{line}");
+        }
+        assert!(Cli::try_parse_from(["codelia", "exec", "work"]).is_err());
     }
 
     #[test]
@@ -226,11 +260,11 @@ mod tests {
         };
         let (defaults, maxima) = (Limits::default(), Ceilings::default().0);
         let duration = |duration| humantime::format_duration(duration).to_string();
-        let mebibytes = |bytes: u64| (bytes / 1024 / 1024).to_string();
+        let mebibytes = |bytes: u64| format!("{}m", bytes / 1024 / 1024);
         let cores = |millis: u64| (millis / 1000).to_string();
         for (flag, default, max) in [
             ("timeout", duration(defaults.timeout), duration(maxima.timeout)),
-            ("memory-mb", mebibytes(defaults.memory_bytes), mebibytes(maxima.memory_bytes)),
+            ("memory", mebibytes(defaults.memory_bytes), mebibytes(maxima.memory_bytes)),
             ("cpus", cores(defaults.cpu_millicores), cores(maxima.cpu_millicores)),
             ("pids", defaults.pids.to_string(), maxima.pids.to_string()),
         ] {

@@ -1,4 +1,4 @@
-//! Arguments of `codelia run`, `attach`, `ps` and `kill`.
+//! Arguments of `codelia run`, `exec`, `attach`, `ps` and `kill`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,27 +8,66 @@ use super::{
     sandbox::SandboxArgs,
     values::{duration, key_value},
 };
+use crate::detach_keys::DetachKeys;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exits with the command's exit code, or 128+n if signal n killed it; 124 timed out, 125 refused or
-codelia failed, 130 canceled, 137 killed or out of memory.
+codelia failed, 126 not executable, 127 not found, 130 canceled, 137 killed or out of memory.
+
+The command starts at the first word that is not an option, or after `--`. With --json, stdout has
+only the record of the run; the command's stdout and stderr go to stderr.
 
 Examples:
   codelia run -- sh -c 'echo out; echo err >&2; exit 7'
   codelia run -t -- bash
+  codelia run -dt -s work -- bash            see `codelia attach -t`; ctrl-p ctrl-q detaches again
   tar c . | codelia run -s work -- tar x
-  codelia run --timeout 10m --memory-mb 256 -e CI=1 -- make test
+  codelia run --timeout 10m --memory 256m --cpus 0.5 -e CI=1 -- make test
   codelia run --secret-env TOKEN -- ./deploy   pass on $TOKEN; the server erases it after the run
   codelia run -d -s work -- ./server         print the run's id; see `codelia attach`
   codelia run --static --overlay /usr/local -- pip install .
-  codelia run --json -- true | tail -n 1     print the run's record")]
+  codelia run --json -- make 2>make.log      print the run's record, keep the output")]
 pub(crate) struct Run {
     /// Run in this session, by id or alias [default: a new session for this run]
     #[arg(short, long)]
     pub(crate) session: Option<String>,
-    /// Start the command in this directory, relative to the session's root
-    #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true)]
+    /// Command to run, with its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+    // Last: its headings also apply to what follows.
+    #[command(flatten)]
+    pub(crate) options: RunOptions,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The same as `codelia run -s SESSION`, with its options and exit codes.
+
+Examples:
+  codelia exec work -- make test
+  codelia exec -it work bash")]
+pub(crate) struct Exec {
+    /// Id or alias of the session
+    pub(crate) session: String,
+    /// Command to run, with its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: RunOptions,
+}
+
+impl From<Exec> for Run {
+    fn from(Exec { options, session, command }: Exec) -> Self {
+        Self { session: Some(session), options, command }
+    }
+}
+
+/// Options of a run, whatever its session.
+#[derive(Debug, Args)]
+pub(crate) struct RunOptions {
+    /// Start the command in this directory: below the workspace, or /workspace/…
+    #[arg(short, long, value_name = "DIR", default_value = "", hide_default_value = true)]
     pub(crate) workdir: String,
     /// Forward stdin even if it is a terminal
     #[arg(short, long)]
@@ -36,20 +75,27 @@ pub(crate) struct Run {
     /// Allocate a terminal for the command
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// Start the command, print the run's id and return
-    #[arg(short, long, conflicts_with = "tty")]
+    /// Start the command, print the run's id and return; -i and -t keep stdin open for `attach`
+    #[arg(short, long)]
     pub(crate) detach: bool,
+    #[command(flatten)]
+    pub(crate) terminal: TerminalArgs,
     /// Restart the command at most this many times if its worker dies
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) retries: i32,
-    /// Command to run, with its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
-    pub(crate) command: Vec<String>,
     // Last: their headings also apply to what follows.
     #[command(flatten)]
     pub(crate) env: EnvArgs,
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
+}
+
+/// How to leave a run's terminal.
+#[derive(Debug, Args)]
+pub(crate) struct TerminalArgs {
+    /// Detach from the terminal with these keys, such as ctrl-a,d; empty for none [default: client.detach_keys]
+    #[arg(long, value_name = "KEYS")]
+    pub(crate) detach_keys: Option<DetachKeys>,
 }
 
 /// Environment of a command. Only `-e K=V` puts a value into this process's arguments, where other
@@ -73,10 +119,12 @@ pub(crate) struct EnvArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exits like `codelia run`. Ctrl-C detaches; the run continues.
+Exits like `codelia run`. Ctrl-C detaches, with -t ctrl-p ctrl-q; the run continues.
 
-Example:
-  codelia attach $(codelia run -d -- make test)")]
+Examples:
+  codelia attach $(codelia run -d -- make test)
+  codelia attach -t $(codelia run -dt -- bash)
+  codelia attach -i $(codelia run -di -- tar x) <files.tar")]
 pub(crate) struct Attach {
     /// Id of the run, or its start
     pub(crate) run: String,
@@ -86,6 +134,8 @@ pub(crate) struct Attach {
     /// Connect this terminal to the run's terminal
     #[arg(short, long)]
     pub(crate) tty: bool,
+    #[command(flatten)]
+    pub(crate) terminal: TerminalArgs,
 }
 
 #[derive(Debug, Args)]

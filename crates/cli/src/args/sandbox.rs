@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use codelia_types::{Mode, NetworkMode};
 
-use super::values::{cpu_millicores, duration, key_value, mebibytes};
+use super::values::{bytes, cpu_millicores, duration, key_value, mebibytes};
 
 /// Host files to expose, in addition to the policy file.
 #[derive(Debug, Default, Args)]
@@ -44,9 +44,13 @@ pub(crate) struct SandboxArgs {
     /// Kill the command after this long [default: 2m, max: 10m]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
-    /// Limit the memory of all processes together, in MiB [default: 512, max: 2048]
-    #[arg(long = "memory-mb", value_name = "N", value_parser = mebibytes, allow_negative_numbers = true)]
+    /// Limit the memory of all processes together, such as 256m or 1g [default: 512m, max: 2048m]
+    #[arg(short, long = "memory", value_name = "SIZE", value_parser = bytes, allow_negative_numbers = true)]
     pub(crate) memory_bytes: Option<i64>,
+    // The former name of --memory.
+    #[arg(long, hide = true, value_name = "N", value_parser = mebibytes, allow_negative_numbers = true)]
+    #[arg(conflicts_with = "memory_bytes")]
+    pub(crate) memory_mb: Option<i64>,
     /// Limit the CPU rate, in cores such as 0.5 [default: 1, max: 2]
     #[arg(long = "cpus", value_name = "N", value_parser = cpu_millicores, allow_negative_numbers = true)]
     pub(crate) cpu_millicores: Option<i64>,

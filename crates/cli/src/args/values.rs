@@ -14,6 +14,21 @@ pub(super) fn key_value(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
+/// Parses a number of bytes with an optional unit, such as `1g`, `512m` or `64KiB`. Units are powers
+/// of 1024.
+pub(super) fn bytes(text: &str) -> Result<i64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let count: i64 = digits.parse().map_err(|_| "not a size (use one such as 512m or 1g)")?;
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        unit => return Err(format!("unknown unit {unit:?} (use b, k, m or g)")),
+    };
+    count.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
 /// Parses a number of MiB and returns bytes.
 pub(super) fn mebibytes(text: &str) -> Result<i64, String> {
     let count: i64 = text.parse().map_err(|_| "not an integer")?;
@@ -41,5 +56,16 @@ mod tests {
         assert_eq!(duration("10m"), Ok(Duration::from_secs(600)));
         assert!(duration("soon").is_err());
         assert!(duration("-2s").is_err());
+    }
+
+    #[test]
+    fn sizes_have_optional_units() {
+        for (text, size) in [("1g", 1 << 30), ("512M", 512 << 20), ("64KiB", 64 << 10), ("7", 7), ("-1", -1)]
+        {
+            assert_eq!(bytes(text), Ok(size), "{text}");
+        }
+        for wrong in ["", "g", "1.5g", "1t", "9999999999g"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,15 +1,23 @@
-//! `codelia run` and `codelia attach`: connect a run's streams, terminal and exit code to this
+//! `codelia run`, `exec` and `attach`: connect a run's streams, terminal and exit code to this
 //! process.
 
-use std::{io::IsTerminal, process::ExitCode, time::Duration};
+use std::{
+    io::{self, IsTerminal},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        CloseSessionRequest, CommandSpec, CreateSessionRequest, Limits, NetworkMode, Run, SandboxMode,
-        StartRunRequest, WatchRunRequest, exec_request,
+        CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, Limits, NetworkMode, RunState,
+        SandboxMode, StartRunRequest, WatchRunRequest, exec_request,
     },
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FileType, fstat, tell},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -17,8 +25,10 @@ use super::policy;
 use crate::{
     args,
     client::Client,
+    config::Config,
+    detach_keys::{DetachKeys, KeyScanner},
     environment,
-    exec_stream::ExecStream,
+    exec_stream::{ExecStream, Followed},
     exit_status,
     output::{self, Output},
     record, resolve,
@@ -40,50 +50,128 @@ const SESSION_IDLE_TTL: Duration = Duration::from_secs(60);
 struct Interrupted;
 
 /// Runs a command and returns its exit code.
-pub(crate) async fn run(client: &Client, args: &args::Run, output: Output) -> Result<ExitCode> {
-    if args.detach {
+pub(crate) async fn run(
+    client: &Client,
+    config: &Config,
+    args: &args::Run,
+    output: Output,
+) -> Result<ExitCode> {
+    let options = &args.options;
+    if options.detach {
         return start_detached(client, args, output).await;
     }
-    let stdin = args.interactive || args.tty || !std::io::stdin().is_terminal();
+    let stdin = options.interactive || options.tty || !io::stdin().is_terminal();
     let request = start_request(args, stdin)?;
     let signals = Signals::catch()?;
     let give_up = CancellationToken::new();
     let session = session_for(client, args).await?;
     let request = StartRunRequest { parent: session.clone(), ..request };
-    let result = tokio::select! {
-        result = execute(client, args, request, signals, give_up.clone()) => result,
+    let input = Input { stdin, keys: options.tty.then(|| detach_keys(config, &options.terminal)) };
+    let mut streams = Streams::open(output)?;
+    let execute = async {
+        let mut stream = ExecStream::open(client, exec_request::Kind::Start(request)).await?;
+        stream.forward_signals(signals, client.clone(), give_up.clone());
+        follow(client, &mut stream, &mut streams, input).await
+    };
+    let followed = tokio::select! {
+        followed = execute => followed,
         () = give_up.cancelled() => Err(Interrupted.into()),
     };
-    close_temporary_session(client, args, &session).await;
-    finish(result, output)
+    // A run that continues needs its session.
+    if !matches!(followed, Ok(Followed::Detached(_))) {
+        close_temporary_session(client, args, &session).await;
+    }
+    finish(followed, streams, output)
 }
 
 /// Follows a run to its end and returns its exit code.
-pub(crate) async fn attach(client: &Client, args: &args::Attach, output: Output) -> Result<ExitCode> {
+pub(crate) async fn attach(
+    client: &Client,
+    config: &Config,
+    args: &args::Attach,
+    output: Output,
+) -> Result<ExitCode> {
     let mut signals = Signals::catch()?;
-    let watch = WatchRunRequest { name: resolve::run(client, &args.run).await?, position: 0 };
-    let mut stream = ExecStream::open(client, exec_request::Kind::Attach(watch)).await?;
-    let raw_mode = use_terminal(&mut stream, args.tty)?;
-    if args.interactive || args.tty {
-        stream.forward_stdin();
+    let name = resolve::run(client, &args.run).await?;
+    let stdin = args.interactive || args.tty;
+    if stdin {
+        check_input(client, args, &name).await?;
     }
-    let mut streams = Streams::open()?;
-    let result = tokio::select! {
-        result = stream.follow(&mut streams) => result.map(|run| (run, streams)),
+    let input = Input { stdin, keys: args.tty.then(|| detach_keys(config, &args.terminal)) };
+    let mut streams = Streams::open(output)?;
+    let watch = WatchRunRequest { name: name.clone(), position: 0 };
+    let mut stream = ExecStream::open(client, exec_request::Kind::Attach(watch)).await?;
+    let followed = tokio::select! {
+        followed = follow(client, &mut stream, &mut streams, input) => followed,
         _ = signals.next() => Err(Interrupted.into()),
     };
-    drop(raw_mode);
-    if result.as_ref().is_err_and(|error| error.is::<Interrupted>()) {
-        output::write_message(&format!(
-            "codelia: still running; reattach with `codelia attach {0}`, stop with `codelia kill {0}`",
-            args.run
-        ));
+    if followed.as_ref().is_err_and(|error| error.is::<Interrupted>()) {
+        output::write_message(&format!("codelia: {}", still_running(&name, args.tty)));
     }
-    finish(result, output)
+    finish(followed, streams, output)
+}
+
+/// What to forward to a run.
+#[derive(Debug)]
+struct Input {
+    stdin: bool,
+    /// The keys that detach, if the run has a terminal.
+    keys: Option<DetachKeys>,
+}
+
+/// The keys of the option, or else of the configuration.
+fn detach_keys(config: &Config, args: &args::TerminalArgs) -> DetachKeys {
+    args.detach_keys.clone().unwrap_or_else(|| config.client.detach_keys.clone())
+}
+
+/// Connects our stdin and terminal to a run until it ends or the user detaches.
+async fn follow(
+    client: &Client,
+    stream: &mut ExecStream,
+    streams: &mut Streams,
+    input: Input,
+) -> Result<Followed> {
+    // Restores the terminal before the last message is written.
+    let mut _raw_mode = None;
+    if input.keys.is_some() {
+        stream.forward_terminal_size()?;
+        _raw_mode = RawMode::enter().context("cannot put the terminal in raw mode")?;
+    }
+    match (input.keys, &_raw_mode) {
+        (Some(keys), Some(_)) => stream.forward_terminal(KeyScanner::new(&keys)),
+        _ if input.stdin => stream.forward_stdin(),
+        _ => {}
+    }
+    stream.follow(streams, client).await
+}
+
+/// Refuses input for a run that cannot receive it.
+async fn check_input(client: &Client, args: &args::Attach, name: &str) -> Result<()> {
+    let request = GetRunRequest { name: name.to_owned(), ..Default::default() };
+    let run = client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let command = run.command.clone().unwrap_or_default();
+    let id = &run.run_id;
+    if run.state() == RunState::Ended {
+        return Ok(());
+    }
+    if args.tty && command.terminal.is_none() {
+        anyhow::bail!("run {id} has no terminal: attach without -t, or start it with `codelia run -dt`");
+    }
+    if !command.stdin {
+        anyhow::bail!("run {id} has no stdin: attach without -i, or start it with `codelia run -di`");
+    }
+    Ok(())
 }
 
 async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Result<ExitCode> {
-    let request = start_request(args, args.interactive)?;
+    let options = &args.options;
+    if stdin_has_data().context("cannot check stdin")? {
+        let how = if options.interactive || options.tty { "with" } else { "start with -di, then use" };
+        output::write_message(&format!(
+            "codelia: warning: a detached run does not read stdin; {how} `codelia attach -i`, or redirect </dev/null"
+        ));
+    }
+    let request = start_request(args, options.interactive || options.tty)?;
     let request = StartRunRequest { parent: session_for(client, args).await?, ..request };
     let started = client.runs().start_run(request).await?;
     let run = started.into_inner().run.context("the server sent no run")?;
@@ -91,31 +179,20 @@ async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Re
     Ok(ExitCode::SUCCESS)
 }
 
-async fn execute(
-    client: &Client,
-    args: &args::Run,
-    request: StartRunRequest,
-    signals: Signals,
-    give_up: CancellationToken,
-) -> Result<(Run, Streams)> {
-    let stdin = request.command.as_ref().is_some_and(|command| command.stdin);
-    let mut stream = ExecStream::open(client, exec_request::Kind::Start(request)).await?;
-    stream.forward_signals(signals, client.clone(), give_up);
-    let _raw_mode = use_terminal(&mut stream, args.tty)?;
-    if stdin {
-        stream.forward_stdin();
+/// Whether stdin is a pipe or file with data, or one that may still get some.
+fn stdin_has_data() -> io::Result<bool> {
+    let stdin = io::stdin();
+    match FileType::from_raw_mode(fstat(&stdin)?.st_mode) {
+        FileType::RegularFile => Ok(fstat(&stdin)?.st_size > tell(&stdin)?.cast_signed()),
+        FileType::Fifo | FileType::Socket => {
+            let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+            let events = fds[0].revents();
+            // A pipe whose writer is gone has no more than what is in it.
+            Ok(events.contains(PollFlags::IN) || !events.contains(PollFlags::HUP))
+        }
+        _ => Ok(false),
     }
-    let mut streams = Streams::open()?;
-    let run = stream.follow(&mut streams).await?;
-    Ok((run, streams))
-}
-
-fn use_terminal(stream: &mut ExecStream, tty: bool) -> Result<Option<RawMode>> {
-    if !tty {
-        return Ok(None);
-    }
-    stream.forward_terminal_size()?;
-    RawMode::enter().context("cannot put the terminal in raw mode")
 }
 
 /// Returns the resource name of the session to run in. Creates one if none was given.
@@ -123,7 +200,7 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
     if let Some(session) = &args.session {
         return resolve::session(client, session).await;
     }
-    let sandbox = &args.sandbox;
+    let sandbox = &args.options.sandbox;
     let request = CreateSessionRequest {
         mode: mode(sandbox),
         limits: Some(limits(sandbox)),
@@ -153,7 +230,7 @@ async fn close_temporary_session(client: &Client, args: &args::Run, session: &st
 
 /// The request for a run, without its session: what is wrong with it is reported before one is created.
 fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
-    let sandbox = &args.sandbox;
+    let sandbox = &args.options.sandbox;
     // A session created for this run already has the policy.
     let policy = if args.session.is_some() { policy::requested(sandbox)? } else { None };
     Ok(StartRunRequest {
@@ -163,15 +240,16 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         mode: mode(sandbox),
         network: network(sandbox),
         labels: sandbox.labels.iter().cloned().collect(),
-        retries: args.retries,
+        retries: args.options.retries,
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy,
     })
 }
 
 fn command(args: &args::Run, stdin: bool) -> Result<CommandSpec> {
-    let mut env = environment::plain(&args.env)?;
-    if args.tty {
+    let options = &args.options;
+    let mut env = environment::plain(&options.env)?;
+    if options.tty {
         // The command draws on our terminal: it needs the terminal's type.
         env.entry("TERM".to_owned())
             .or_insert_with(|| std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned()));
@@ -179,19 +257,28 @@ fn command(args: &args::Run, stdin: bool) -> Result<CommandSpec> {
     Ok(CommandSpec {
         argv: args.command.clone(),
         env,
-        secret_env: environment::secret(&args.env)?,
-        working_directory: args.workdir.clone(),
-        terminal: args.tty.then(terminal::size),
+        secret_env: environment::secret(&options.env)?,
+        working_directory: working_directory(&options.workdir).to_owned(),
+        terminal: options.tty.then(terminal::size),
         stdin,
         ..CommandSpec::default()
     })
+}
+
+/// The working directory as the server wants it: relative to the workspace. Commands see that as
+/// `/workspace`.
+fn working_directory(path: &str) -> &str {
+    match path.strip_prefix("/workspace") {
+        Some(below) if below.is_empty() || below.starts_with('/') => below.trim_start_matches('/'),
+        _ => path,
+    }
 }
 
 /// Returns the requested limits.
 pub(crate) fn limits(args: &args::SandboxArgs) -> Limits {
     Limits {
         timeout: args.timeout.map(duration_to_proto),
-        memory_bytes: args.memory_bytes,
+        memory_bytes: args.memory_bytes.or(args.memory_mb),
         cpu_millicores: args.cpu_millicores,
         pids: args.pids,
         ..Limits::default()
@@ -208,10 +295,20 @@ pub(crate) fn network(args: &args::SandboxArgs) -> i32 {
     args.network.map_or(NetworkMode::Unspecified, NetworkMode::from).into()
 }
 
+/// How to return to a run, and how to end it.
+fn still_running(name: &str, tty: bool) -> String {
+    let (id, tty) = (record::last_segment(name), if tty { "-t " } else { "" });
+    format!("still running; reattach with `codelia attach {tty}{id}`, stop with `codelia kill {id}`")
+}
+
 /// Prints how the run ended and returns its exit code.
-fn finish(result: Result<(Run, Streams)>, output: Output) -> Result<ExitCode> {
-    let (run, mut streams) = match result {
-        Ok(finished) => finished,
+fn finish(followed: Result<Followed>, mut streams: Streams, output: Output) -> Result<ExitCode> {
+    let run = match followed {
+        Ok(Followed::Finished(run)) => run,
+        Ok(Followed::Detached(name)) => {
+            streams.write_message(&format!("codelia: detached, {}", still_running(&name, true)))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Err(error) if error.is::<Interrupted>() => return Ok(ExitCode::from(exit_status::CANCELED)),
         Err(error) => return Err(error),
     };
@@ -220,11 +317,25 @@ fn finish(result: Result<(Run, Streams)>, output: Output) -> Result<ExitCode> {
         streams.write_message(&format!("codelia: {}", exit_status::truncation_message(&run)))?;
     }
     if let Some(message) = exit_status::message(&run) {
-        let prefix = if code == exit_status::FAILURE { "error" } else { "codelia" };
+        let prefix = if exit_status::is_failure(code) { "error" } else { "codelia" };
         streams.write_message(&format!("{prefix}: {message}"))?;
     }
     if output.is_json() {
-        streams.write_line(&record::run(&run).to_string())?;
+        streams.write_record(&record::run(&run).to_string())?;
     }
     Ok(ExitCode::from(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn working_directory_may_start_at_the_workspace() {
+        for (given, sent) in
+            [("src", "src"), ("/workspace", ""), ("/workspace/src", "src"), ("/workspaces", "/workspaces")]
+        {
+            assert_eq!(working_directory(given), sent, "{given}");
+        }
+    }
 }

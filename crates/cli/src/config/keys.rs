@@ -134,6 +134,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("DATA_DIR/client.toml"),
     key("client.api_key", "CODELIA_API_KEY", Text).secret().unset("DATA_DIR/client.toml"),
     key("client.tls_ca", "CODELIA_CLIENT_TLS_CA", Text).unset("the system's certificates"),
+    key("client.detach_keys", "CODELIA_CLIENT_DETACH_KEYS", Text).or("ctrl-p,ctrl-q"),
 ];
 
 /// Variable that names the configuration file.

@@ -20,7 +20,7 @@ use figment::Figment;
 use secrecy::SecretString;
 use serde::{Deserialize, Deserializer};
 
-use crate::output;
+use crate::{detach_keys::DetachKeys, output};
 
 #[cfg(test)]
 pub(crate) use self::load::tests;
@@ -57,7 +57,6 @@ pub(crate) struct Config {
     pub(crate) log: Log,
     #[serde(default)]
     pub(crate) otlp: Otlp,
-    #[serde(default)]
     pub(crate) client: Client,
 }
 
@@ -216,7 +215,7 @@ pub(crate) struct Otlp {
     pub(crate) endpoint: Option<String>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Client {
     /// Named server to call.
@@ -224,6 +223,8 @@ pub(crate) struct Client {
     pub(crate) endpoint: Option<String>,
     pub(crate) api_key: Option<SecretString>,
     pub(crate) tls_ca: Option<PathBuf>,
+    /// Keys that detach from a run's terminal.
+    pub(crate) detach_keys: DetachKeys,
 }
 
 impl Config {
