@@ -319,7 +319,10 @@ async fn open_calls_of_a_key_are_limited() -> Result<()> {
 
     // The control: another key of the tenant has its own limits.
     let other = client.with_secret(&cluster.key("a", &[Scope::Run]).await?)?;
-    other.runs().watch_run(WatchRunRequest { name: run.name.clone(), position: 0 }).await?;
+    other
+        .runs()
+        .watch_run(WatchRunRequest { name: run.name.clone(), position: 0, ..Default::default() })
+        .await?;
     drop((first, second, watches));
     client.exec(&session.name, "touch go").await?;
     cluster.end().await

@@ -165,7 +165,7 @@ async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
     drop(exec);
 
-    let attach = Kind::Attach(WatchRunRequest { name: name.clone(), position: 0 });
+    let attach = Kind::Attach(WatchRunRequest { name: name.clone(), position: 0, ..Default::default() });
     let mut again = Exec::open(&client, attach, 0).await?;
     again.until_stdout("got one").await?;
     assert_eq!(client.get_run(&name).await?.state(), RunState::Running);
@@ -184,7 +184,7 @@ async fn run_survives_end_of_attached_call() -> Result<()> {
     let run = client
         .start(shell(&session.name, "echo up; until [ -e go ]; do sleep 0.05; done; echo done"))
         .await?;
-    let attach = Kind::Attach(WatchRunRequest { name: run.name.clone(), position: 0 });
+    let attach = Kind::Attach(WatchRunRequest { name: run.name.clone(), position: 0, ..Default::default() });
     let mut exec = Exec::open(&client, attach, 0).await?;
     exec.until_stdout("up").await?;
     drop(exec);

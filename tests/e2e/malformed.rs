@@ -38,7 +38,7 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         }
         StartRunRequest { limits: Some(Limits::default()), ..request }
     };
-    let watch = || WatchRunRequest { name: run_name(), position: 0 };
+    let watch = || WatchRunRequest { name: run_name(), position: 0, ..Default::default() };
     let exec = |kind| ExecRequest { kind: Some(kind) }.encode_to_vec();
     let one = |request: Vec<u8>| vec![request];
     Some(match method {
@@ -79,6 +79,9 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.RunService.CancelRun" => {
             one(CancelRunRequest { name: run_name(), grace: seconds(1), ..Default::default() }
                 .encode_to_vec())
+        }
+        "codelia.v1.RunService.SignalRun" => {
+            one(SignalRunRequest { name: run_name(), signal: 15 }.encode_to_vec())
         }
         "codelia.v1.PolicyService.CheckPolicy" => {
             one(CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec())

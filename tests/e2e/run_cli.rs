@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{CreateSessionRequest, ListRunsRequest, RunState};
-use codelia_tests::{Client, Cluster, Process, ProcessOutput, Terminal};
+use codelia_tests::{Client, Cluster, Process, ProcessOutput, Terminal, eventually};
 use serde_json::Value;
 
 async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<ProcessOutput> {
@@ -32,10 +32,10 @@ async fn mistyped_option_is_not_run() -> Result<()> {
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     for (arguments, meant) in [
-        (vec!["run", "--timout", "5s", "--", "sleep", "1"], "'--timeout'"),
-        (vec!["run", "-s", "work", "--retry=3", "true"], "'--retries'"),
-        (vec!["exec", "--workdr", "src", "work", "true"], "'--workdir'"),
-        (vec!["exec", "work", "--workdr", "src", "true"], "'--workdir'"),
+        (vec!["run", "--timout", "5s", "--", "sleep", "1"], "--timeout"),
+        (vec!["run", "-s", "work", "--retry=3", "true"], "--retries"),
+        (vec!["exec", "--workdr", "src", "work", "true"], "--workdir"),
+        (vec!["exec", "work", "--workdr", "src", "true"], "--workdir"),
     ] {
         let (shown, code) = on_terminal(&cluster, &client, &arguments).await?;
         assert!(shown.contains("a similar argument exists") && shown.contains(meant), "{shown}");
@@ -132,6 +132,55 @@ async fn lost_stdin_is_reported() -> Result<()> {
     let open = piped(&["run", "-di", "-s", "work", "--", "cat"], b"").await?;
     let sent = Process::finish(cluster.cli(&client, &["attach", "-i", open.stdout.trim()]), b"data").await?;
     assert_eq!((sent.code, sent.stdout.as_str()), (Some(0), "data"));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn logs_print_stored_output() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    work(&client).await?;
+    let script = "echo first; echo problem >&2; until [ -e go ]; do sleep 0.05; done; echo last; exit 4";
+    let started = codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
+    let id = started.stdout.trim();
+    let logs = eventually("the first output is stored", || async {
+        codelia(&cluster, &client, &["logs", id]).await.ok().filter(|logs| logs.stderr == "problem\n")
+    })
+    .await;
+    assert_eq!((logs.code, logs.stdout.as_str()), (Some(0), "first\n"), "it does not wait for the end");
+
+    let mut following = Terminal::start(&cluster.cli(&client, &["logs", "-f", id]), 80, 24)?;
+    following.shows("first\r\n").await?;
+    codelia(&cluster, &client, &["exec", "work", "touch", "go"]).await?;
+    following.shows("last\r\n").await?;
+    assert_eq!(following.exited().await?.code(), Some(0), "not the exit code of the run");
+    let logs = codelia(&cluster, &client, &["logs", id]).await?;
+    assert_eq!((logs.stdout.as_str(), logs.stderr.as_str()), ("first\nlast\n", "problem\n"));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn kill_sends_a_signal() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    work(&client).await?;
+    let script = "trap 'echo reloaded' HUP; trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done";
+    let started = codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
+    let id = started.stdout.trim();
+    let mut attached = Terminal::start(&cluster.cli(&client, &["attach", id]), 80, 24)?;
+    attached.shows("ready").await?;
+    for (signal, shown) in [("HUP", Some("reloaded")), ("SIGUSR1", None)] {
+        let sent = codelia(&cluster, &client, &["kill", "--signal", signal, id]).await?;
+        assert_eq!((sent.code, sent.stdout.trim()), (Some(0), id), "{sent:?}");
+        if let Some(shown) = shown {
+            attached.shows(shown).await?;
+        }
+    }
+    assert_eq!(attached.exited().await?.code(), Some(5), "it was not canceled");
+    let late = codelia(&cluster, &client, &["kill", "--signal", "TERM", id]).await?;
+    assert!(late.code == Some(1) && late.stderr.contains("RUN_NOT_RUNNING"), "{late:?}");
+    let wrong = codelia(&cluster, &client, &["kill", "--signal", "TREM", id]).await?;
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("unknown signal"), "{wrong:?}");
     cluster.end().await
 }
 

@@ -42,10 +42,11 @@ async fn terminal_is_a_device_of_the_sandbox(cluster: &Cluster) -> Result<()> {
     terminal.type_text("cat & sleep 0.1; wait; jobs; echo stopped-$((20+2))\r")?;
     assert!(terminal.shows("stopped-22").await?.contains("Stopped"), "{}", terminal.shown());
     terminal.type_text("fg\r")?;
-    terminal.shows("\r\ncat\r\n").await?;
+    terminal.shows("\rcat\r\n").await?;
     terminal.type_text("typed-line\r")?;
     terminal.shows("typed-line\r\ntyped-line\r\n").await?;
     terminal.type_text("\u{3}")?;
+    terminal.shows("^C\r\n").await?;
     terminal.resize(132, 50)?;
     terminal
         .type_text("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo size-$((20+3))\r")?;

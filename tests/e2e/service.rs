@@ -67,7 +67,8 @@ async fn deadline_ends_watch_but_not_the_run() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "exec sleep 100")).await?;
-    let mut request = Request::new(WatchRunRequest { name: run.name.clone(), position: 0 });
+    let mut request =
+        Request::new(WatchRunRequest { name: run.name.clone(), position: 0, ..Default::default() });
     request.set_timeout(Duration::from_millis(500));
     let mut stream = client.runs().watch_run(request).await?.into_inner();
     let status = loop {

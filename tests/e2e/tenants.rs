@@ -64,12 +64,13 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         }
         "codelia.v1.RunService.StartRun" => not_found(sessions().map(|name| shell(&name, "true"))),
         "codelia.v1.RunService.WatchRun" => {
-            not_found(runs().map(|name| WatchRunRequest { name, position: 0 }))
+            not_found(runs().map(|name| WatchRunRequest { name, position: 0, ..Default::default() }))
         }
         "codelia.v1.RunService.Exec" => {
             let starts = sessions().map(|name| exec(exec_request::Kind::Start(shell(&name, "true"))));
-            let attaches =
-                runs().map(|name| exec(exec_request::Kind::Attach(WatchRunRequest { name, position: 0 })));
+            let attaches = runs().map(|name| {
+                exec(exec_request::Kind::Attach(WatchRunRequest { name, position: 0, ..Default::default() }))
+            });
             not_found(starts.into_iter().chain(attaches))
         }
         "codelia.v1.RunService.GetRun" => {
@@ -80,6 +81,9 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         }
         "codelia.v1.RunService.CancelRun" => {
             not_found(runs().map(|name| CancelRunRequest { name, ..Default::default() }))
+        }
+        "codelia.v1.RunService.SignalRun" => {
+            not_found(runs().map(|name| SignalRunRequest { name, signal: 15 }))
         }
         "codelia.v1.PolicyService.CheckPolicy" => {
             let policy = Some(Policy::default());

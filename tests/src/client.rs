@@ -205,7 +205,7 @@ impl Client {
 
     /// Opens a watch of a run.
     pub async fn watch(&self, name: &str, position: i64) -> Result<Streaming<WatchRunResponse>, Status> {
-        let request = WatchRunRequest { name: name.to_owned(), position };
+        let request = WatchRunRequest { name: name.to_owned(), position, ..Default::default() };
         Ok(self.runs().watch_run(request).await?.into_inner())
     }
 

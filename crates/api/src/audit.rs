@@ -65,6 +65,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::AliasInUse
         | ApiError::TenantExists
         | ApiError::SessionEnded { .. }
+        | ApiError::RunNotRunning
         | ApiError::SessionDataLost
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded

@@ -194,6 +194,21 @@ impl Runs {
         cancel_run(&self.context, &caller.tenant, id, &cancellation).await
     }
 
+    /// Signals the command of a run. Fails unless the worker has passed it on.
+    async fn signal(&self, caller: &Caller, wire: v1::SignalRunRequest) -> Result<Run, ApiError> {
+        let name = resource_name::run("name", &wire.name)?;
+        let signal = validate::signal(wire.signal)?;
+        let run = self.find(caller, name).await?;
+        let (RunState::Running, Some(address)) = (run.state, &run.worker_address) else {
+            return Err(ApiError::RunNotRunning);
+        };
+        let known = self.context.dispatch.signal(address, run.id, signal).await;
+        match known.map_err(|error| ApiError::unavailable(format!("signal at {address}: {error}")))? {
+            true => Ok(run),
+            false => Err(ApiError::RunNotRunning),
+        }
+    }
+
     /// Finds the run that a watch request names, and the position to send output from.
     async fn watched(&self, caller: &Caller, wire: v1::WatchRunRequest) -> Result<(Run, i64), ApiError> {
         let name = resource_name::run("name", &wire.name)?;
@@ -215,6 +230,9 @@ impl Runs {
                 (recorded, 0, true)
             }
             ExecOpening::Attach(wire) => {
+                if wire.stored_only {
+                    return Err(ApiError::invalid("attach.stored_only", "only for WatchRun; leave it unset"));
+                }
                 let (run, position) =
                     self.watched(&caller, wire).await.map_err(|error| error.within("attach"))?;
                 (RecordedRun { run, next: NextStep::Nothing }, position, false)
@@ -275,11 +293,13 @@ impl RunService for Runs {
     ) -> Result<Response<Self::WatchRunStream>, Status> {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
+        let stored_only = request.get_ref().stored_only;
         let (run, position) = self.watched(&caller, request.into_inner()).await?;
         let (events, receiver) = mpsc::channel(EVENT_BUFFER);
         let is_operator = is_operator(&caller);
         let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events)
-            .for_operator(is_operator);
+            .for_operator(is_operator)
+            .stored_only(stored_only);
         task::background("watch", run_stream::watch(streamer, run, deadline));
         let events = ReceiverStream::new(receiver);
         let events = events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
@@ -327,5 +347,14 @@ impl RunService for Runs {
         let caller = auth::caller(request.extensions())?;
         let run = self.cancel(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::CancelRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
+    }
+
+    async fn signal_run(
+        &self,
+        request: Request<v1::SignalRunRequest>,
+    ) -> Result<Response<v1::SignalRunResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let run = self.signal(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SignalRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
     }
 }

@@ -38,7 +38,7 @@ use anyhow::Result;
 use self::{
     args::{Cli, Command},
     client::Client,
-    commands::{admin, context, doctor, files, info, policy, run, runs, serve, session, up},
+    commands::{admin, context, doctor, files, info, logs, policy, run, runs, serve, session, up},
     config::Flag,
     output::{Output, StdoutClosed},
 };
@@ -123,6 +123,7 @@ async fn call(
         Command::Run(args) => return run::run(client, config, &args, output).await,
         Command::Exec(args) => return run::run(client, config, &(*args).into(), output).await,
         Command::Attach(args) => return run::attach(client, config, &args, output).await,
+        Command::Logs(args) => logs::logs(client, &args, output).await?,
         Command::Ps(args) => runs::ps(client, &args, output).await?,
         Command::Kill(args) => return runs::kill(client, &args, output).await,
         Command::Cp(args) => return files::cp(client, &args, output).await,

@@ -124,6 +124,9 @@ reasons! {
     SessionDataLost = "SESSION_DATA_LOST",
         "the session's files are lost or their worker is unavailable",
         "create a new session, with `allow_data_loss` if it may continue empty";
+    RunNotRunning = "RUN_NOT_RUNNING",
+        "the run is queued or has ended, and the call needs its command",
+        "watch the run for its start, or start it again";
     // Whether a run is admitted.
     ModeNotAllowed = "MODE_NOT_ALLOWED",
         "this installation does not allow the sandbox mode",

@@ -22,7 +22,7 @@ async fn grpc_web_streams_in_both_encodings() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let run = caller.start(&client.session().await?.name, "echo to the browser").await?;
-    let request = prefixed(&WatchRunRequest { name: run, position: 0 }.encode_to_vec());
+    let request = prefixed(&WatchRunRequest { name: run, ..Default::default() }.encode_to_vec());
     for is_text in [false, true] {
         let (content_type, body) = if is_text {
             ("application/grpc-web-text", STANDARD.encode(&request).into_bytes())

@@ -78,6 +78,13 @@ impl Dispatch {
         log_failure("cancel", address, sent.map(drop));
     }
 
+    /// Has a worker signal the command of a run. Returns whether the worker executes it.
+    pub(crate) async fn signal(&self, address: &str, run: RunId, signal: i32) -> Result<bool, Error> {
+        let request = wire::SignalRunRequest { run_id: run.to_string(), signal };
+        let sent = self.call(address, async |mut client| client.signal_run(request).await).await;
+        Ok(sent?.known)
+    }
+
     /// Notifies a worker that a session has ended.
     pub(crate) async fn close(&self, address: &str, session: SessionId) {
         let request = wire::CloseSessionRequest { session_id: session.to_string() };

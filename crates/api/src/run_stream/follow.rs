@@ -38,13 +38,21 @@ enum Followed {
 pub(crate) struct EventStreamer {
     attacher: Attacher,
     delivery: Delivery,
+    /// Whether to end after the stored output.
+    stored_only: bool,
 }
 
 impl EventStreamer {
     /// Streams to a client that wants output from `position` on.
     pub(crate) fn new(context: Arc<Context>, tenant: TenantId, position: i64, events: EventSender) -> Self {
         let delivery = Delivery::new(context.clone(), tenant, position, events);
-        Self { attacher: Attacher::new(context), delivery }
+        Self { attacher: Attacher::new(context), delivery, stored_only: false }
+    }
+
+    /// Sets whether to end after the output that is stored, even if the run has not ended.
+    pub(crate) fn stored_only(mut self, stored_only: bool) -> Self {
+        self.stored_only = stored_only;
+        self
     }
 
     /// Sets whether the client may see what only operators see.
@@ -84,6 +92,10 @@ impl EventStreamer {
             self.delivery.begin(&run).await?;
             match run.state {
                 RunState::Ended => return self.delivery.finish(&run).await,
+                _ if self.stored_only => {
+                    // False: the store never has all that may come.
+                    return self.delivery.stored_output(run.id, i64::MAX).await.map(drop);
+                }
                 RunState::Queued => {
                     if !self.attacher.wait_for_offer().await {
                         tokio::time::sleep(queued.next_delay()).await;

@@ -10,6 +10,9 @@ use time::OffsetDateTime;
 
 use super::file::FileError;
 
+const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
+     to set `secrets.key_file` for every api and worker";
+
 /// Why a call fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ApiError {
@@ -49,6 +52,8 @@ pub(crate) enum ApiError {
     TenantExists,
     /// The session accepts no more runs.
     SessionEnded { id: SessionId, alias: Option<String>, reason: SessionEndReason, at: OffsetDateTime },
+    /// The run has no command that runs.
+    RunNotRunning,
     /// The session's files are lost.
     SessionDataLost,
     /// The installation does not allow the mode.
@@ -165,6 +170,7 @@ impl ApiError {
                 let (at, why) = (timestamp_to_proto(*at), end_text(*reason));
                 format!("session {name:?} ended at {at}: {why}; create a new one")
             }
+            Self::RunNotRunning => "the run is not running: it is queued or has ended".into(),
             Self::SessionDataLost => {
                 "the session's files are lost or their worker is unavailable; create a new session".into()
             }
@@ -182,11 +188,7 @@ impl ApiError {
                      what the mode needs"
                 )
             }
-            Self::NoSecretKey => {
-                "command.secret_env: this installation has no key for secrets; ask an operator \
-                                  to set `secrets.key_file` for every api and worker"
-                    .into()
-            }
+            Self::NoSecretKey => NO_SECRET_KEY.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::File(error) => error.text(),
             Self::DeadlineExceeded => "deadline exceeded; retry with a longer one".into(),

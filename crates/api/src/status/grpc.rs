@@ -44,6 +44,7 @@ impl ApiError {
             Self::TenantDeleted => (Code::FailedPrecondition, Reason::TenantDeleted),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
             Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
+            Self::RunNotRunning => (Code::FailedPrecondition, Reason::RunNotRunning),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
             Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
             Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
@@ -81,6 +82,7 @@ impl ApiError {
             | Self::AliasInUse
             | Self::TenantExists
             | Self::SessionEnded { .. }
+            | Self::RunNotRunning
             | Self::SessionDataLost
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
@@ -158,6 +160,7 @@ impl ApiError {
             | Self::WorkerDrainsItself
             | Self::TenantNotEmpty { .. }
             | Self::TenantDeleted
+            | Self::RunNotRunning
             | Self::SessionDataLost
             | Self::DeadlineExceeded
             | Self::RequestStalled
@@ -242,6 +245,7 @@ mod tests {
             (ApiError::AliasInUse, Code::AlreadyExists),
             (ApiError::TenantExists, Code::AlreadyExists),
             (ended(SessionEndReason::Closed), Code::FailedPrecondition),
+            (ApiError::RunNotRunning, Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (

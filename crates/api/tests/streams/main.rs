@@ -150,7 +150,7 @@ async fn detached_run_survives_its_caller() -> Result<()> {
 async fn disconnected_watcher_does_not_cancel_run() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["sleep", "60"])).await?;
-    let attach = WatchRunRequest { name: run.name.clone(), position: 0 };
+    let attach = WatchRunRequest { name: run.name.clone(), position: 0, ..Default::default() };
     let exec = Exec::open(&api.client, exec_request::Kind::Attach(attach), 0).await?;
     let mut attached = api.worker.attached(&[Step::Assigned, Step::Started]).await;
     assert!(!attached.owner);
@@ -197,7 +197,7 @@ async fn oversized_request_is_an_invalid_field() -> Result<()> {
 async fn watch_ends_at_deadline_and_returns_request_id() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["sleep", "60"])).await?;
-    let mut request = Request::new(WatchRunRequest { name: run.name, position: 0 });
+    let mut request = Request::new(WatchRunRequest { name: run.name, position: 0, ..Default::default() });
     request.set_timeout(std::time::Duration::from_millis(300));
     request.metadata_mut().insert("x-request-id", "mine".parse()?);
     let response = api.client.runs().watch_run(request).await?;

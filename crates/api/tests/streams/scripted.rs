@@ -234,6 +234,13 @@ impl WorkerService for ScriptedWorker {
         Ok(Response::new(wire::CancelRunResponse { known: true }))
     }
 
+    async fn signal_run(
+        &self,
+        _: Request<wire::SignalRunRequest>,
+    ) -> Result<Response<wire::SignalRunResponse>, Status> {
+        Ok(Response::new(wire::SignalRunResponse { known: true }))
+    }
+
     async fn close_session(
         &self,
         _: Request<wire::CloseSessionRequest>,

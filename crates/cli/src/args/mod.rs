@@ -22,7 +22,7 @@ pub(crate) use self::{
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     policy::Policy,
-    run::{Attach, EnvArgs, Exec, Kill, Ps, Run, TerminalArgs},
+    run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, TerminalArgs},
     sandbox::{FilesystemArgs, SandboxArgs},
     server::{Config, Up},
     session::{CreateSession, Session, UpdateSession},
@@ -127,6 +127,8 @@ are several.")]
     Exec(Box<Exec>),
     /// Attach to a run: replay its output, then follow it
     Attach(Attach),
+    /// Print the output of a run
+    Logs(Logs),
     /// List runs
     Ps(Ps),
     /// Cancel runs

@@ -1,4 +1,4 @@
-//! Arguments of `codelia run`, `exec`, `attach`, `ps` and `kill`.
+//! Arguments of `codelia run`, `exec`, `attach`, `logs`, `ps` and `kill`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     sandbox::SandboxArgs,
-    values::{duration, key_value},
+    values::{duration, key_value, signal},
 };
 use crate::detach_keys::DetachKeys;
 
@@ -139,6 +139,21 @@ pub(crate) struct Attach {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Prints stdout to stdout and stderr to stderr. `codelia attach` also returns the exit code.
+
+Examples:
+  codelia logs 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia logs -f $(codelia run -d -- make test)")]
+pub(crate) struct Logs {
+    /// Id or resource name of the run
+    pub(crate) run: String,
+    /// Wait for more output until the run has ended
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  codelia ps\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
 )]
@@ -167,8 +182,12 @@ pub(crate) struct Ps {
 #[command(after_help = "\
 Examples:
   codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
-  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f --grace 30s --reason 'wrong branch'")]
+  codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f --grace 30s --reason 'wrong branch'
+  codelia kill --signal HUP 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
 pub(crate) struct Kill {
+    /// Send this signal to the command instead of canceling the run, by name or number
+    #[arg(long, value_name = "SIGNAL", value_parser = signal, conflicts_with_all = ["reason", "grace", "tenant"])]
+    pub(crate) signal: Option<i32>,
     /// Ids of the runs, or the start of each; every run is tried
     #[arg(required = true)]
     pub(crate) runs: Vec<String>,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 /// Parses a duration such as `500ms`, `2s` or `10m`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
@@ -27,6 +29,36 @@ pub(super) fn bytes(text: &str) -> Result<i64, String> {
         unit => return Err(format!("unknown unit {unit:?} (use b, k, m or g)")),
     };
     count.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
+/// Parses the name or number of a signal, such as `TERM`, `SIGTERM` or `15`.
+pub(super) fn signal(text: &str) -> Result<i32, String> {
+    const NAMES: [(&str, Signal); 14] = [
+        ("HUP", Signal::HUP),
+        ("INT", Signal::INT),
+        ("QUIT", Signal::QUIT),
+        ("ABRT", Signal::ABORT),
+        ("KILL", Signal::KILL),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+        ("PIPE", Signal::PIPE),
+        ("ALRM", Signal::ALARM),
+        ("TERM", Signal::TERM),
+        ("CONT", Signal::CONT),
+        ("STOP", Signal::STOP),
+        ("TSTP", Signal::TSTP),
+        ("WINCH", Signal::WINCH),
+    ];
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let found = NAMES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, signal)| signal.as_raw()).ok_or_else(|| {
+        let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+        format!("unknown signal (use a number or one of {})", names.join(", "))
+    })
 }
 
 /// Parses a number of MiB and returns bytes.
@@ -67,5 +99,13 @@ mod tests {
         for wrong in ["", "g", "1.5g", "1t", "9999999999g"] {
             assert!(bytes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn signals_have_names_and_numbers() {
+        for (text, number) in [("TERM", 15), ("SIGHUP", 1), ("usr1", 10), ("9", 9)] {
+            assert_eq!(signal(text), Ok(number), "{text}");
+        }
+        assert!(signal("TREM").unwrap_err().contains("TERM"));
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod context;
 pub(crate) mod doctor;
 pub(crate) mod files;
 pub(crate) mod info;
+pub(crate) mod logs;
 pub(crate) mod policy;
 pub(crate) mod run;
 pub(crate) mod runs;

@@ -99,7 +99,7 @@ pub(crate) async fn attach(
     }
     let input = Input { stdin, keys: args.tty.then(|| detach_keys(config, &args.terminal)) };
     let mut streams = Streams::open(output)?;
-    let watch = WatchRunRequest { name: name.clone(), position: 0 };
+    let watch = WatchRunRequest { name: name.clone(), position: 0, ..Default::default() };
     let mut stream = ExecStream::open(client, exec_request::Kind::Attach(watch)).await?;
     let followed = tokio::select! {
         followed = follow(client, &mut stream, &mut streams, input) => followed,

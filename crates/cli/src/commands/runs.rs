@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
-    v1::{CancelRunRequest, CancelTenantRunRequest, ListRunsRequest, ListTenantRunsRequest, Run, RunState},
+    v1::{
+        CancelRunRequest, CancelTenantRunRequest, ListRunsRequest, ListTenantRunsRequest, Run, RunState,
+        SignalRunRequest,
+    },
 };
 
 use crate::{
@@ -78,12 +81,16 @@ fn command(run: &Run) -> String {
     run.command.as_ref().map(|command| plain(&command.argv.join(" "))).unwrap_or_default()
 }
 
-/// Cancels runs.
+/// Cancels or signals runs.
 pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
     for run in &args.runs {
-        let canceled = client.explained(cancel(client, run, args).await).await;
-        each.report(run, canceled.map(|run| (record::run(&run), run.run_id)))?;
+        let killed = match args.signal {
+            Some(number) => signal(client, run, number).await,
+            None => cancel(client, run, args).await,
+        };
+        let killed = client.explained(killed).await;
+        each.report(run, killed.map(|run| (record::run(&run), run.run_id)))?;
     }
     each.finish()
 }
@@ -99,6 +106,12 @@ async fn cancel(client: &Client, run: &str, args: &args::Kill) -> Result<Run> {
     let name = resolve::run(client, run).await?;
     let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
     let response = client.runs().cancel_run(request).await?;
+    response.into_inner().run.context("the server sent no run")
+}
+
+async fn signal(client: &Client, run: &str, signal: i32) -> Result<Run> {
+    let request = SignalRunRequest { name: resolve::run(client, run).await?, signal };
+    let response = client.runs().signal_run(request).await?;
     response.into_inner().run.context("the server sent no run")
 }
 

@@ -8,7 +8,8 @@ use codelia_proto::{
     internal::v1::{
         Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse,
         CloseSessionRequest, CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult,
-        StartRunRequest, StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
+        SignalRunRequest, SignalRunResponse, StartRunRequest, StartRunResponse, attach_run_request::Kind,
+        worker_service_server::WorkerService,
     },
 };
 use codelia_store::{AssignedRun, SealedEnv};
@@ -26,6 +27,7 @@ use crate::{
         worker_lease::{LeaseHandle, WorkerLease},
     },
     run::{
+        active::Control,
         attach::{RunAttachment, pass_input},
         dispatch::{Assignment, Dispatcher},
         registry::{RunRegistry, RunSource, RunStatus},
@@ -131,6 +133,19 @@ impl WorkerService for RunService {
             RunStatus::Unknown | RunStatus::Prior(_) => false,
         };
         Ok(Response::new(CancelRunResponse { known }))
+    }
+
+    async fn signal_run(
+        &self,
+        request: Request<SignalRunRequest>,
+    ) -> Result<Response<SignalRunResponse>, Status> {
+        let SignalRunRequest { run_id, signal } = request.into_inner();
+        let known = match self.runs.status(parse("run_id", &run_id)?, self.lease.incarnation()) {
+            // A run that starts now gets it then.
+            RunStatus::Active(run) => run.control.try_send(Control::Signal(signal)).is_ok(),
+            RunStatus::Waiting | RunStatus::Unknown | RunStatus::Prior(_) => false,
+        };
+        Ok(Response::new(SignalRunResponse { known }))
     }
 
     async fn close_session(

@@ -45,7 +45,11 @@ async fn echo(client: &Client, session: &str) -> Result<(Run, Vec<u8>)> {
         StartRunRequest { parent: session.to_owned(), command: Some(command), ..Default::default() };
     let started = client.runs().start_run(request).await?.into_inner();
     let name = started.run.context("the server sent no run")?.name;
-    let mut events = client.runs().watch_run(WatchRunRequest { name, position: 0 }).await?.into_inner();
+    let mut events = client
+        .runs()
+        .watch_run(WatchRunRequest { name, position: 0, ..Default::default() })
+        .await?
+        .into_inner();
     let mut output = Vec::new();
     while let Some(response) = events.message().await? {
         match response.event.and_then(|event| event.kind) {
