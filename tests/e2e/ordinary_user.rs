@@ -23,11 +23,12 @@ fn for_user() -> Result<Option<Up>> {
     if available("user", missing) { Up::for_user(USER).map(Some) } else { Ok(None) }
 }
 
-/// Runs `codelia` on a terminal and returns what it shows.
-async fn shown(place: &Up, arguments: &[&str]) -> Result<String> {
+/// Runs `codelia` on a terminal until it shows a text and exits. Returns all that it shows.
+async fn shown(place: &Up, arguments: &[&str], text: &str) -> Result<String> {
     let mut terminal = Terminal::start(&place.command(arguments), 250, 50)?;
+    let shown = terminal.shows(text).await?;
     terminal.exited().await?;
-    Ok(terminal.shown())
+    Ok(shown)
 }
 
 /// The record of a run and its output on stderr.
@@ -46,14 +47,14 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     assert!(banner.contains("mode        bwrap\r\n"), "{banner}");
     assert!(banner.contains("limits      watched, not enforced") && banner.contains(REMEDY), "{banner}");
 
-    assert!(shown(&place, &["doctor"]).await?.contains("limits watched"));
+    shown(&place, &["doctor"], "limits watched").await?;
     let doctor = Process::finish(place.command(&["doctor", "--json"]), b"").await?.stdout;
     assert!(doctor.contains(r#""usable":true,"watches_limits":true"#) && doctor.contains(REMEDY), "{doctor}");
-    assert!(shown(&place, &["workers", "list"]).await?.contains("bwrap~"));
+    shown(&place, &["workers", "list"], "bwrap~").await?;
     let key = place.data().join("client.toml").display().to_string();
-    let run =
-        shown(&place, &["run", "--mode", "bwrap", "--", "sh", "-c", &format!("hostname; cat {key}")]).await?;
-    assert!(run.contains("codelia\r\n") && run.contains("No such file") && !run.contains("api_key"), "{run}");
+    let script = format!("hostname; cat {key}");
+    let run = shown(&place, &["run", "--mode", "bwrap", "--", "sh", "-c", &script], "No such file").await?;
+    assert!(run.contains("codelia\r\n") && !run.contains("api_key"), "{run}");
 
     let run = record(&place, &[], "true").await?;
     assert_eq!(run["sandbox_mode"], "bwrap");
@@ -90,8 +91,8 @@ async fn strict_limits_without_cgroups_are_refused_everywhere() -> Result<()> {
         let mut command = place.up_command();
         command.args(flags).env(STRICT.0, STRICT.1);
         let mut up = Terminal::start(&command, 250, 50)?;
+        refusals.push(up.shows("best_effort to have limits watched").await?);
         assert!(!up.exited().await?.success(), "{}", up.shown());
-        refusals.push(up.shown());
     }
     let mut up = place.start().await?;
     let mut worker = place.command(&["worker"]);
