@@ -64,8 +64,8 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     assert!(listed.stdout.contains(r#""watched":["limits.memory_bytes""#), "{listed:?}");
 
     let hold = |mib: u32| format!("perl -e '$x = \"x\" x ({mib} << 20); sleep($x ? {mib} / 20 : 0)'");
-    assert_eq!(record(&place, &["--memory-mb", "64"], &hold(2000)).await?["outcome"], "oom");
-    assert_eq!(record(&place, &["--memory-mb", "64"], &hold(10)).await?["outcome"], "exited");
+    assert_eq!(record(&place, &["--memory", "64m"], &hold(2000)).await?["outcome"], "oom");
+    assert_eq!(record(&place, &["--memory", "64m"], &hold(10)).await?["outcome"], "exited");
     let sleepers =
         |count: u32| format!("for i in $(seq {count}); do sleep 1000 & done; sleep {}", count / 20);
     let run = record(&place, &["--pids", "10"], &sleepers(20000)).await?;
@@ -214,7 +214,7 @@ async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
     manager.offer(&mut doctor)?;
     let doctor = Process::finish(doctor, b"").await?.stdout;
     assert!(!doctor.contains(r#""watches_limits":true"#) && !doctor.contains(REMEDY), "{doctor}");
-    let run = record(&place, &["--memory-mb", "64", "--cpus", "0.5"], "tail /dev/zero").await?;
+    let run = record(&place, &["--memory", "64m", "--cpus", "0.5"], "tail /dev/zero").await?;
     assert_eq!(
         (&run["outcome"], &run["watched"], &run["unenforced"]),
         (&json!("oom"), &json!([]), &json!([]))
