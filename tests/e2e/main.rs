@@ -30,6 +30,7 @@ mod kills;
 mod labels;
 mod listing;
 mod load;
+mod logs;
 mod malformed;
 mod names;
 mod operators;

@@ -269,6 +269,7 @@ mod tests {
             connections: codelia_server::Limits::default(),
             calls: CallLimits::default(),
             cors_origins: crate::CorsOrigins::None,
+            access_log: false,
         }
     }
 

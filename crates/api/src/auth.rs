@@ -26,6 +26,7 @@ use tonic::{Extensions, Status, body::Body};
 use tower::{Layer, Service};
 
 use crate::{
+    access_log::CallTenant,
     calls_in_flight::{CallPermit, CallsInFlight},
     descriptors::Descriptors,
     key_guard::KeyGuard,
@@ -192,6 +193,7 @@ impl AuthLayer {
             caller.floor = IsolationLevel::None;
         }
         tracing::Span::current().record("tenant", caller.tenant.as_str());
+        request.tenant.set(&caller.tenant);
         self.limiter.check(&caller)?;
         match standing {
             KeyStanding::Valid => {}
@@ -229,6 +231,7 @@ struct RequestHead {
     key_hash: Option<[u8; 32]>,
     source: Source,
     path: String,
+    tenant: CallTenant,
 }
 
 impl RequestHead {
@@ -237,6 +240,7 @@ impl RequestHead {
             key_hash: bearer_secret(request.headers()).map(hash_secret),
             source: request.extensions().get().copied().unwrap_or(Source(None)),
             path: request.uri().path().to_owned(),
+            tenant: request.extensions().get().cloned().unwrap_or_default(),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_log;
 mod admin;
 mod admission;
 mod audit;

@@ -45,6 +45,8 @@ pub struct Options {
     pub calls: CallLimits,
     /// Pages of browsers that may use the API.
     pub cors_origins: CorsOrigins,
+    /// Whether to log a line for each call.
+    pub access_log: bool,
 }
 
 /// What callers may do at the same time on one server.

@@ -1,5 +1,5 @@
-//! The outermost layer of every call: request id, span, deadline, metrics, and one error for
-//! requests that the transport cannot decode.
+//! The outermost layer of every call: request id, span, deadline, metrics, access log, and one error
+//! for requests that the transport cannot decode.
 
 use std::{
     collections::HashSet,
@@ -19,7 +19,12 @@ use tower::{Layer, Service};
 use tracing::Instrument;
 use uuid::Uuid;
 
-use crate::{descriptors::Descriptors, message::MessageError, status::ApiError};
+use crate::{
+    access_log::{AccessLine, CallTenant},
+    descriptors::Descriptors,
+    message::MessageError,
+    status::ApiError,
+};
 
 const REQUEST_ID: &str = "x-request-id";
 const MAX_REQUEST_ID: usize = 128;
@@ -79,7 +84,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-fn grpc_code(headers: &HeaderMap) -> Code {
+pub(crate) fn grpc_code(headers: &HeaderMap) -> Code {
     headers.get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
 }
 
@@ -112,16 +117,17 @@ impl MethodLabels {
     }
 }
 
-/// Gives every call an id, a span, a deadline and metrics.
+/// Gives every call an id, a span, a deadline, metrics and a line in the access log.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestLayer {
     methods: Arc<MethodLabels>,
+    access_log: bool,
 }
 
 impl RequestLayer {
     /// Labels metrics with the methods in the descriptors.
-    pub(crate) fn new(descriptors: &Descriptors) -> Self {
-        Self { methods: Arc::new(MethodLabels(descriptors.method_paths().collect())) }
+    pub(crate) fn new(descriptors: &Descriptors, access_log: bool) -> Self {
+        Self { methods: Arc::new(MethodLabels(descriptors.method_paths().collect())), access_log }
     }
 }
 
@@ -129,7 +135,7 @@ impl<S> Layer<S> for RequestLayer {
     type Service = RequestService<S>;
 
     fn layer(&self, inner: S) -> RequestService<S> {
-        RequestService { methods: self.methods.clone(), inner }
+        RequestService { methods: self.methods.clone(), access_log: self.access_log, inner }
     }
 }
 
@@ -137,6 +143,7 @@ impl<S> Layer<S> for RequestLayer {
 #[derive(Debug, Clone)]
 pub(crate) struct RequestService<S> {
     methods: Arc<MethodLabels>,
+    access_log: bool,
     inner: S,
 }
 
@@ -163,15 +170,24 @@ where
             request_id = id.to_str().unwrap_or_default(),
             tenant = tracing::field::Empty,
         );
+        let tenant = CallTenant::default();
         request.extensions_mut().insert(deadline);
+        request.extensions_mut().insert(tenant.clone());
         let response = span.in_scope(|| self.inner.call(request));
         let methods = self.methods.clone();
+        let line = self.access_log.then(|| {
+            let method = methods.label(&path).to_owned();
+            AccessLine { method, tenant, request_id: id.clone(), started, code: None }
+        });
         let work = async move {
             let mut response = respond_before(deadline, response).await;
             let code = code_name(grpc_code(response.headers()));
             metrics().request(methods.label(&path), code, started.elapsed());
             response.headers_mut().insert(REQUEST_ID, id);
-            Ok(response)
+            Ok(match line {
+                Some(line) => line.attach(response),
+                None => response,
+            })
         };
         Box::pin(work.instrument(span))
     }
@@ -195,7 +211,8 @@ where
     }
 }
 
-fn code_name(code: Code) -> &'static str {
+/// The name of a status code in metrics and logs.
+pub(crate) fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",
@@ -243,7 +260,7 @@ mod tests {
 
     #[test]
     fn only_known_methods_become_labels() {
-        let layer = RequestLayer::new(&Descriptors::decode().unwrap());
+        let layer = RequestLayer::new(&Descriptors::decode().unwrap(), true);
         assert_eq!(layer.methods.label("/codelia.v1.RunService/StartRun"), "codelia.v1.RunService/StartRun");
         assert_eq!(layer.methods.label("/codelia.v1.RunService/Invented"), "other");
     }

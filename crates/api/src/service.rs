@@ -127,7 +127,7 @@ impl Service {
         let options = &self.context.options;
         let service = ServiceBuilder::new()
             .layer(WebLayer::new(Schema::load().map_err(Error::Schema)?, &options.cors_origins))
-            .layer(RequestLayer::new(&descriptors))
+            .layer(RequestLayer::new(&descriptors, options.access_log))
             .layer(AuthLayer::new(self.context.store.clone(), options, &descriptors))
             .map_request(to_grpc)
             .service(routes);
@@ -171,7 +171,7 @@ impl Lifetime {
         if timeout(self.grace, &mut serving).await.is_ok() {
             return Ok(());
         }
-        tracing::info!(grace = ?self.grace, "shutdown grace over, ending open streams");
+        tracing::info!(grace_seconds = self.grace.as_secs_f64(), "shutdown grace over, ending open streams");
         self.stop_streams.cancel();
         if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
             tracing::debug!("connections are still open");

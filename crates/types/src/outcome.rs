@@ -1,6 +1,6 @@
 //! The outcome of a run, its resource usage, and the receipt of its sandbox.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -97,5 +97,15 @@ impl Receipt {
     #[must_use]
     pub fn is_clean(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+impl fmt::Display for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { processes, mounts, cgroups, sockets, directories } = self;
+        write!(
+            f,
+            "{processes} processes, {mounts} mounts, {cgroups} cgroups, {sockets} sockets, {directories} directories"
+        )
     }
 }

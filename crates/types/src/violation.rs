@@ -15,6 +15,14 @@ pub struct Violation {
     pub args: [u64; 6],
 }
 
+impl Violation {
+    /// The arguments in hexadecimal, as tools that trace system calls print them.
+    #[must_use]
+    pub fn display_args(&self) -> String {
+        self.args.map(|arg| format!("{arg:#x}")).join(", ")
+    }
+}
+
 /// A violation and the number of its occurrences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountedViolation {

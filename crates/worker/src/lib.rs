@@ -196,7 +196,8 @@ impl Service {
         let services = server::services(worker.run_service(), worker.file_service());
         let serve = server::serve(listener, services, options.connections, tasks.stop_token());
         let server = task::background("internal server", serve);
-        tracing::info!(worker = %options.id, address = worker.address, modes = ?worker.backends.modes(), "worker ready");
+        let modes: Vec<&str> = worker.backends.modes().iter().map(|mode| mode.as_str()).collect();
+        tracing::info!(worker = %options.id, address = worker.address, modes = modes.join(","), "worker ready");
         Ok(Self { worker, server, tasks })
     }
 

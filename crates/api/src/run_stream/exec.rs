@@ -157,7 +157,7 @@ impl ExecInput {
     /// Reads what the client sent just before it disconnected: it may have detached.
     async fn read_last(&mut self) {
         if let Ok(Err(error)) = timeout(LAST_INPUT_TIMEOUT, self.forward()).await {
-            tracing::debug!(?error, "last input of the client is malformed");
+            tracing::debug!(%error, "last input of the client is malformed");
         }
         self.is_open = false;
     }
@@ -211,7 +211,7 @@ impl ExecStream {
         input.read_last().await;
         if !input.is_detached {
             if let Err(error) = cancel_run(&self.context, &self.tenant, run, &Cancellation::default()).await {
-                tracing::warn!(%run, ?error, "cannot cancel run of a disconnected client");
+                tracing::warn!(%run, %error, "cannot cancel run of a disconnected client");
             }
         } else if input.owner.load(Ordering::Relaxed) {
             self.send_detach(run, input).await;
@@ -234,8 +234,8 @@ impl ExecStream {
         };
         let discard = async { while discarded.recv().await.is_some() {} };
         tokio::select! {
-            end = streamer.stream(run) => tracing::debug!(?end, "run ended before the detach was sent"),
-            sent = send => tracing::debug!(?sent, "detach sent"),
+            _ = streamer.stream(run) => tracing::debug!("run ended before the detach was sent"),
+            sent = send => tracing::debug!(error = sent.err().map(tracing::field::display), "detach sent"),
             () = discard => {}
             () = self.context.stop_streams.cancelled() => tracing::warn!("detach not sent, shutting down"),
         }

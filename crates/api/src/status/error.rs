@@ -208,3 +208,13 @@ fn end_text(reason: SessionEndReason) -> &'static str {
         SessionEndReason::DataLost => "its files were lost",
     }
 }
+
+/// For the log: the text with internal detail.
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unavailable { detail } | Self::Internal { detail } => f.write_str(detail),
+            other => f.write_str(&other.text()),
+        }
+    }
+}

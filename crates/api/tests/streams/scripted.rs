@@ -393,5 +393,6 @@ fn options() -> Options {
         connections: codelia_server::Limits::default(),
         calls: codelia_api::CallLimits::default(),
         cors_origins: codelia_api::CorsOrigins::None,
+        access_log: false,
     }
 }

@@ -83,7 +83,7 @@ impl Cleanup {
         };
         receipt.sockets += left.sockets + u32::from(!is_closed);
         if !receipt.is_clean() {
-            tracing::error!(?receipt, "sandbox left something behind");
+            tracing::error!(%receipt, "sandbox left something behind");
         }
         receipt
     }
@@ -111,7 +111,8 @@ impl Drop for Cleanup {
             }
             thread::sleep(BLOCKING_RETRY_DELAY);
         }
-        tracing::error!(?group, "control group not removed");
+        let directories = group.directories().map(|directory| directory.to_string_lossy());
+        tracing::error!(directories = directories.collect::<Vec<_>>().join(" "), "control group not removed");
     }
 }
 

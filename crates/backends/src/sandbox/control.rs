@@ -125,7 +125,7 @@ impl Remote {
         });
         if let Err(error) = sent {
             // Init has exited, or does not read: its last deadline holds.
-            tracing::debug!(%error, ?request, "request not sent to codelia-init");
+            tracing::debug!(%error, "request not sent to codelia-init");
         }
     }
 }

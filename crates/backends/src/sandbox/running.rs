@@ -199,7 +199,7 @@ impl RunningCommand {
     async fn send(&self, request: Request) {
         if let Err(error) = self.sandbox.control().send(&request, &[]).await {
             // Init has exited; `wait` sees that.
-            tracing::debug!(%error, ?request, "request not sent to codelia-init");
+            tracing::debug!(%error, "request not sent to codelia-init");
         }
     }
 }
@@ -227,7 +227,8 @@ fn exit_of(report: Result<Option<Report>, Error>) -> Option<Exit> {
     match report {
         Ok(Some(Report::Exited(exit))) => Some(exit),
         other => {
-            tracing::warn!(?other, "codelia-init did not report the exit of its command");
+            let error = other.err().map(tracing::field::display);
+            tracing::warn!(error, "codelia-init did not report the exit of its command");
             None
         }
     }

@@ -195,8 +195,9 @@ impl Responder {
     }
 
     fn report(&mut self, call: Notification, syscall: String) {
-        tracing::info!(syscall, nr = call.nr, args = ?call.args, "system call blocked");
         let violation = Violation { kind: SYSCALL_BLOCKED.to_owned(), syscall, nr: call.nr, args: call.args };
+        let args = violation.display_args();
+        tracing::info!(syscall = violation.syscall, nr = call.nr, args, "system call blocked");
         if self.sender.try_send(violation).is_err() {
             self.unreported += 1;
         }

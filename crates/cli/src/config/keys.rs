@@ -129,6 +129,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("secrets.key_file", "CODELIA_SECRETS_KEY_FILE", Text).unset("no secrets; `up`: DATA_DIR/secrets.key"),
     key("log.format", "CODELIA_LOG_FORMAT", Text).or("human"),
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
+    key("log.access", "CODELIA_LOG_ACCESS", Bool).or("true"),
     key("otlp.endpoint", "CODELIA_OTLP_ENDPOINT", Text).unset("no export"),
     key("client.context", "CODELIA_CONTEXT", Text).unset("see `codelia context show`"),
     key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("DATA_DIR/client.toml"),

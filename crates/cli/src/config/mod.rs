@@ -207,6 +207,8 @@ pub(crate) struct Secrets {
 pub(crate) struct Log {
     pub(crate) format: String,
     pub(crate) filter: Option<String>,
+    /// Whether the api logs a line for each call.
+    pub(crate) access: bool,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

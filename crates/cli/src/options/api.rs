@@ -45,6 +45,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         connections: connections::api(config),
         calls: connections::calls(config),
         cors_origins: config.api.cors_origins.parse().context("api.cors_origins")?,
+        access_log: config.log.access,
     })
 }
 

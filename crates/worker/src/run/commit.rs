@@ -136,7 +136,7 @@ impl Executor {
         metrics().run_ended(outcome, mode);
         let used = &committed.result.usage;
         metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
-        tracing::info!(outcome, took = ?started_at.map(|at| at.elapsed()), "run ended");
+        tracing::info!(outcome, seconds = started_at.map(|at| at.elapsed().as_secs_f64()), "run ended");
         Ok(ended)
     }
 

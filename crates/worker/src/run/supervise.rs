@@ -188,7 +188,7 @@ fn collect(run: &Arc<ActiveRun>, reports: mpsc::Receiver<Violation>) -> JoinHand
 /// Waits for the last reports of a sandbox that is gone.
 async fn all_collected(mut collecting: JoinHandle<()>) {
     if timeout(REPORTS_TIMEOUT, &mut collecting).await.is_err() {
-        tracing::error!(timeout = ?REPORTS_TIMEOUT, "violation reports did not end with their sandbox");
+        tracing::error!(timeout_seconds = REPORTS_TIMEOUT.as_secs_f64(), "violation reports did not end with their sandbox");
         collecting.abort();
     }
 }

@@ -30,9 +30,9 @@ impl ViolationLog {
 
     fn add(&self, violation: Violation) {
         metrics().violation(&violation.kind);
-        let (syscall, args) = (violation.syscall.clone(), violation.args);
+        let (syscall, args) = (violation.syscall.clone(), violation.display_args());
         if self.lock().add(violation) {
-            tracing::warn!(syscall, ?args, "system call blocked");
+            tracing::warn!(syscall, args, "system call blocked");
             self.changed.send_replace(());
         }
     }

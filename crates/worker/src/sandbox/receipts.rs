@@ -23,7 +23,7 @@ impl Receipts {
             return;
         }
         metrics().receipt_unclean();
-        tracing::error!(?receipt, "sandbox left something behind, worker takes no new runs");
+        tracing::error!(%receipt, "sandbox left something behind, worker takes no new runs");
         self.lock().get_or_insert(receipt);
         self.found.notify_one();
     }

@@ -60,7 +60,7 @@ impl SessionUsers {
         let range = range.filter(|range| match check_range(&claims, *range) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(%error, ?range, "sessions share the user of the worker");
+                tracing::warn!(%error, %range, "sessions share the user of the worker");
                 false
             }
         });
