@@ -36,7 +36,7 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         if let Some(command) = &mut request.command {
             command.terminal = Some(Terminal { columns: 80, rows: 24 });
         }
-        StartRunRequest { limits: Some(Limits::default()), ..request }
+        StartRunRequest { limits: Some(Limits::default()), queue_timeout: seconds(60), ..request }
     };
     let watch = || WatchRunRequest { name: run_name(), position: 0, ..Default::default() };
     let exec = |kind| ExecRequest { kind: Some(kind) }.encode_to_vec();
@@ -114,6 +114,10 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             reason: "because".into(),
         }
         .encode_to_vec()),
+        "codelia.v1.AdminService.SetMaxLimits" => {
+            let limits = Some(Limits { timeout: seconds(7), cpu_time: seconds(7), ..Default::default() });
+            one(SetMaxLimitsRequest { name: tenant(), limits }.encode_to_vec())
+        }
         "codelia.v1.AdminService.CreateKey" => one(CreateKeyRequest {
             parent: tenant(),
             display_name: "new".into(),

@@ -9,6 +9,8 @@ use codelia_proto::v1::{
 pub struct Transcript {
     /// The run when it was queued.
     pub queued: Option<Run>,
+    /// Why it waited for a worker, each time the reason changed.
+    pub waiting: Vec<String>,
     /// The last assignment.
     pub assigned: Option<AssignedEvent>,
     /// The start of the command.
@@ -47,6 +49,10 @@ impl Transcript {
             Kind::Queued(queued) => {
                 assert!(self.queued.is_none() && self.started.is_none(), "queued event is repeated or late");
                 self.queued = queued.run;
+            }
+            Kind::Waiting(waiting) => {
+                assert!(self.started.is_none(), "waiting event after the start");
+                self.waiting.push(waiting.message);
             }
             Kind::Assigned(assigned) => {
                 if self.assigned.replace(assigned).is_some() {

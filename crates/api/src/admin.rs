@@ -1,8 +1,9 @@
 //! `AdminService`: tenants, keys, quotas, workers. An operator administers the installation, an
 //! admin only its own tenant: other tenants look as if they did not exist.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use codelia_policy::{Limit, LimitsRequest, display_duration};
 use codelia_proto::v1::{self, admin_service_server::AdminService};
 use codelia_store::{Caller, DrainedBy, NewKey, Quotas, QuotasChange, Scope, Tenant, WorkerState};
 use codelia_types::{KeyId, TenantId, WorkerId};
@@ -17,6 +18,9 @@ use crate::{
     status::ApiError,
     to_proto, validate,
 };
+
+/// The longest time that a tenant's runs may be allowed.
+const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The service.
 #[derive(Debug)]
@@ -77,6 +81,18 @@ fn masked_change(
         requests_per_second: selected("requests_per_second", all.requests_per_second),
         output_bytes: selected("output_bytes", all.output_bytes),
     })
+}
+
+/// The highest limits of a tenant. An operator may choose any amount, but only times that clocks can
+/// add.
+fn max_limits(wire: Option<v1::Limits>) -> Result<LimitsRequest, ApiError> {
+    let limits = validate::limits(wire)?;
+    for (limit, time) in [(Limit::Timeout, limits.timeout), (Limit::CpuTime, limits.cpu_time)] {
+        if time.is_some_and(|time| time > MAX_TIME) {
+            return Err(ApiError::invalid(limit.field(), format!("maximum is {}", display_duration(MAX_TIME))));
+        }
+    }
+    Ok(limits)
 }
 
 fn with_defaults(change: QuotasChange) -> Quotas {
@@ -204,6 +220,18 @@ impl Admin {
         self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
 
+    async fn set_max_limits(
+        &self,
+        caller: &Caller,
+        wire: v1::SetMaxLimitsRequest,
+    ) -> Result<v1::Tenant, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
+        let max = max_limits(wire.limits)?;
+        let tenant = self.context.store.tenant_set_max_limits(&id, &max).await?;
+        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
+    }
+
     async fn create_key(
         &self,
         caller: &Caller,
@@ -324,6 +352,15 @@ impl AdminService for Admin {
         Ok(Response::new(v1::SetIsolationFloorResponse { tenant: Some(tenant) }))
     }
 
+    async fn set_max_limits(
+        &self,
+        request: Request<v1::SetMaxLimitsRequest>,
+    ) -> Result<Response<v1::SetMaxLimitsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.set_max_limits(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SetMaxLimitsResponse { tenant: Some(tenant) }))
+    }
+
     async fn create_key(
         &self,
         request: Request<v1::CreateKeyRequest>,
@@ -388,6 +425,7 @@ mod tests {
             tenant: "own".parse().unwrap(),
             scopes: scopes.to_vec(),
             quotas: Quotas::default(),
+            max_limits: LimitsRequest::default(),
             floor: IsolationLevel::Full,
         }
     }

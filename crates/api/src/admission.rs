@@ -3,14 +3,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_policy::{Ceilings, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
+use codelia_policy::{IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{SecretKey, SessionRef, SessionSpec, Store};
 use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::{options::Options, resource_name, status::ApiError, validate};
+use crate::{options::Options, resource_name, rules::{Rules, Start}, status::ApiError, validate};
 
 /// A validated request for a run. The serialized fields are its fingerprint.
 #[derive(Debug, Serialize)]
@@ -29,6 +29,9 @@ pub(crate) struct RunRequest {
     pub(crate) policy: Policy,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) retries: i32,
+    // Left out if absent, so that a retry of a request of an earlier version is recognized.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queue_timeout: Option<Duration>,
     pub(crate) ends_with_caller: bool,
 }
 
@@ -37,7 +40,7 @@ impl RunRequest {
     pub(crate) fn parse(
         wire: v1::StartRunRequest,
         ends_with_caller: bool,
-        options: &Options,
+        rules: &Rules<'_>,
     ) -> Result<Self, ApiError> {
         let session = resource_name::session("parent", &wire.parent)?;
         let idempotency_key = validate::idempotency_key(wire.idempotency_key)?;
@@ -50,9 +53,14 @@ impl RunRequest {
             limits: validate::limits(wire.limits)?,
             mode: validate::mode(wire.mode)?,
             network: validate::network(wire.network)?,
-            policy: validate::policy(wire.policy, &options.ceilings)?,
+            policy: validate::policy(wire.policy, &rules.ceilings)?,
             labels: validate::labels(wire.labels)?,
             retries: validate::retries(wire.retries)?,
+            queue_timeout: validate::ttl(
+                "queue_timeout",
+                wire.queue_timeout,
+                rules.options.timeouts.max_queue,
+            )?,
             ends_with_caller,
         })
     }
@@ -61,22 +69,28 @@ impl RunRequest {
     pub(crate) fn to_spec(
         &self,
         session: &SessionSpec,
-        options: &Options,
-        floor: IsolationLevel,
+        rules: &Rules<'_>,
     ) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
-        check_allowed(mode, options, floor)?;
-        let network = self.network.or(session.network).or(default_network(mode, options));
+        check_allowed(mode, rules)?;
+        let network = self.network.or(session.network).or(default_network(mode, rules.options));
         let policy = admit_policy(&self.policy, &session.policy, mode, network)?;
         self.check_command(&policy)?;
         let caps = policy.caps();
-        let ceilings = Ceilings(options.ceilings.0.within(&caps));
+        let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
+        let start = Start::of(&self.command, self.ends_with_caller);
+        let (defaults, ceilings) = (rules.run_defaults(session, start, &caps), rules.ceilings_under(&caps));
+        let mut limits = self.limits.resolve(&defaults, &ceilings)?;
+        if requested_limits.cpu_time.is_none() {
+            // A run may compute as long as it may take.
+            limits.cpu_time = limits.cpu_time.max(limits.timeout).min(ceilings.0.cpu_time);
+        }
         Ok(RunSpec {
             command: self.command.clone(),
             mode,
             network,
-            limits: self.limits.resolve(&session.limits.within(&caps), &ceilings)?,
-            requested_limits: self.limits.over(&session.requested_limits).over(&caps),
+            limits,
+            requested_limits,
             policy,
             ends_with_caller: self.ends_with_caller,
         })
@@ -137,6 +151,7 @@ impl RunRequest {
             policy,
             labels: BTreeMap::new(),
             retries: 0,
+            queue_timeout: None,
             ends_with_caller: false,
         }
     }
@@ -160,32 +175,34 @@ pub(crate) struct SessionRequest {
 
 impl SessionRequest {
     /// Validates a request without looking anything up.
-    pub(crate) fn parse(wire: v1::CreateSessionRequest, options: &Options) -> Result<Self, ApiError> {
+    pub(crate) fn parse(wire: v1::CreateSessionRequest, rules: &Rules<'_>) -> Result<Self, ApiError> {
+        let max_ttl = rules.options.max_session_ttl;
         Ok(Self {
             idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
             alias: validate::alias(wire.alias)?,
             mode: validate::mode(wire.mode)?,
             limits: validate::limits(wire.limits)?,
             network: validate::network(wire.network)?,
-            policy: validate::policy(wire.policy, &options.ceilings)?,
-            ttl: validate::ttl("ttl", wire.ttl, options.max_session_ttl)?,
-            idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, options.max_session_ttl)?,
+            policy: validate::policy(wire.policy, &rules.ceilings)?,
+            ttl: validate::ttl("ttl", wire.ttl, max_ttl)?,
+            idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, max_ttl)?,
             allow_data_loss: wire.allow_data_loss,
             labels: validate::labels(wire.labels)?,
         })
     }
 
     /// The specification that the session's runs start from.
-    pub(crate) fn to_spec(&self, options: &Options, floor: IsolationLevel) -> Result<SessionSpec, ApiError> {
+    pub(crate) fn to_spec(&self, rules: &Rules<'_>) -> Result<SessionSpec, ApiError> {
+        let options = rules.options;
         let mode = self.mode.unwrap_or(options.default_mode);
-        check_allowed(mode, options, floor)?;
+        check_allowed(mode, rules)?;
         let network = self.network.or(default_network(mode, options));
         let policy = admit_policy(&self.policy, &options.policy, mode, network)?.with_defaults();
         let caps = policy.caps();
-        let ceilings = Ceilings(options.ceilings.0.within(&caps));
+        let ceilings = rules.ceilings_under(&caps);
         Ok(SessionSpec {
             mode,
-            limits: self.limits.resolve(&options.defaults.within(&caps), &ceilings)?,
+            limits: self.limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
             requested_limits: self.limits.over(&caps),
             network: self.network,
             policy,
@@ -220,12 +237,12 @@ fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
 }
 
 /// Checks that the installation and the tenant's isolation floor allow a mode.
-fn check_allowed(mode: Mode, options: &Options, floor: IsolationLevel) -> Result<(), ApiError> {
-    if mode == Mode::Logical && !options.allow_logical {
+fn check_allowed(mode: Mode, rules: &Rules<'_>) -> Result<(), ApiError> {
+    if mode == Mode::Logical && !rules.options.allow_logical {
         return Err(ApiError::ModeNotAllowed { mode });
     }
-    if IsolationLevel::of(mode) < floor {
-        return Err(ApiError::BelowFloor { mode, floor });
+    if IsolationLevel::of(mode) < rules.floor {
+        return Err(ApiError::BelowFloor { mode, floor: rules.floor });
     }
     Ok(())
 }
@@ -244,19 +261,20 @@ pub(crate) async fn check_available(store: &Store, mode: Mode) -> Result<(), Api
 }
 
 #[cfg(test)]
-mod tests {
-    use codelia_policy::Limits;
+pub(crate) mod tests {
+    use codelia_policy::{Ceilings, Limits};
 
     use super::*;
-    use crate::options::CallLimits;
+    use crate::options::{CallLimits, Timeouts};
 
-    fn options() -> Options {
+    pub(crate) fn options() -> Options {
         Options {
             listen: ([127, 0, 0, 1], 0).into(),
             tls: None,
             internal_tls: None,
             defaults: Limits::default(),
             ceilings: Ceilings::default(),
+            timeouts: Timeouts::default(),
             policy: Policy::installation(),
             default_mode: Mode::Logical,
             default_network: Some(NetworkMode::None),
@@ -273,6 +291,14 @@ mod tests {
         }
     }
 
+    fn rules(options: &Options) -> Rules<'_> {
+        Rules { options, ceilings: options.ceilings.clone(), floor: IsolationLevel::None }
+    }
+
+    fn isolating(options: &Options) -> Rules<'_> {
+        Rules { floor: IsolationLevel::Process, ..rules(options) }
+    }
+
     fn wire() -> v1::StartRunRequest {
         v1::StartRunRequest {
             parent: "sessions/a".into(),
@@ -281,7 +307,7 @@ mod tests {
         }
     }
 
-    fn session() -> SessionSpec {
+    pub(crate) fn session() -> SessionSpec {
         let requested = LimitsRequest { pids: Some(7), open_files: Some(9), ..Default::default() };
         let limits = requested.or_default(&Limits::default());
         SessionSpec {
@@ -297,9 +323,9 @@ mod tests {
     fn limits_come_from_run_then_session_then_defaults() {
         let limits = v1::Limits { pids: Some(3), ..Default::default() };
         let request =
-            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
                 .unwrap();
-        let spec = request.to_spec(&session(), &options(), IsolationLevel::None).unwrap();
+        let spec = request.to_spec(&session(), &rules(&options())).unwrap();
         assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
         assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
         assert_eq!((spec.requested_limits.pids, spec.requested_limits.memory_bytes), (Some(3), None));
@@ -309,19 +335,19 @@ mod tests {
     fn limit_above_ceiling_is_rejected_by_field() {
         let limits = v1::Limits { cpu_millicores: Some(i64::MAX), ..Default::default() };
         let request =
-            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
                 .unwrap();
-        let error = request.to_spec(&session(), &options(), IsolationLevel::None).unwrap_err();
+        let error = request.to_spec(&session(), &rules(&options())).unwrap_err();
         assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "limits.cpu_millicores"));
     }
 
     #[test]
     fn default_network_does_not_apply_to_logical() {
-        let request = RunRequest::parse(wire(), false, &options()).unwrap();
-        assert_eq!(request.to_spec(&session(), &options(), IsolationLevel::None).unwrap().network, None);
+        let request = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
+        assert_eq!(request.to_spec(&session(), &rules(&options())).unwrap().network, None);
         let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
         assert_eq!(
-            request.to_spec(&isolated, &options(), IsolationLevel::None).unwrap().network,
+            request.to_spec(&isolated, &rules(&options())).unwrap().network,
             Some(NetworkMode::None)
         );
     }
@@ -329,27 +355,27 @@ mod tests {
     #[test]
     fn logical_is_rejected_where_not_allowed() {
         let strict = Options { allow_logical: false, ..options() };
-        let request = RunRequest::parse(wire(), false, &options()).unwrap();
+        let request = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
         let expected = ApiError::ModeNotAllowed { mode: Mode::Logical };
-        assert_eq!(request.to_spec(&session(), &strict, IsolationLevel::None).unwrap_err(), expected);
-        let request = SessionRequest::parse(v1::CreateSessionRequest::default(), &strict).unwrap();
-        assert_eq!(request.to_spec(&strict, IsolationLevel::None).unwrap_err(), expected);
+        assert_eq!(request.to_spec(&session(), &rules(&strict)).unwrap_err(), expected);
+        let request = SessionRequest::parse(v1::CreateSessionRequest::default(), &rules(&strict)).unwrap();
+        assert_eq!(request.to_spec(&rules(&strict)).unwrap_err(), expected);
     }
 
     #[test]
     fn mode_below_isolation_floor_is_rejected() {
         let below = ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Process };
-        let run = RunRequest::parse(wire(), false, &options()).unwrap();
-        assert_eq!(run.to_spec(&session(), &options(), IsolationLevel::Process).unwrap_err(), below);
+        let run = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
+        assert_eq!(run.to_spec(&session(), &isolating(&options())).unwrap_err(), below);
         let session_in = |mode: v1::SandboxMode| {
             let wire = v1::CreateSessionRequest { mode: mode.into(), ..Default::default() };
-            SessionRequest::parse(wire, &options()).unwrap().to_spec(&options(), IsolationLevel::Process)
+            SessionRequest::parse(wire, &rules(&options())).unwrap().to_spec(&isolating(&options()))
         };
         assert_eq!(session_in(v1::SandboxMode::Logical).unwrap_err(), below);
         let isolated = session_in(v1::SandboxMode::Bwrap).unwrap();
         let weaker = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
-        let weaker = RunRequest::parse(weaker, false, &options()).unwrap();
-        assert_eq!(weaker.to_spec(&isolated, &options(), IsolationLevel::Process).unwrap_err(), below);
+        let weaker = RunRequest::parse(weaker, false, &rules(&options())).unwrap();
+        assert_eq!(weaker.to_spec(&isolated, &isolating(&options())).unwrap_err(), below);
     }
 
     #[test]
@@ -357,7 +383,7 @@ mod tests {
         let with_labels = |labels: &[&str]| {
             let labels = labels.iter().map(|&key| (key.to_owned(), String::new())).collect();
             fingerprint(
-                &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &options()).unwrap(),
+                &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &rules(&options())).unwrap(),
             )
             .unwrap()
         };
@@ -369,7 +395,7 @@ mod tests {
     fn fingerprint_ignores_session_name_and_key() {
         let other =
             v1::StartRunRequest { parent: "sessions/b".into(), idempotency_key: "k".into(), ..wire() };
-        let hash = |wire| fingerprint(&RunRequest::parse(wire, false, &options()).unwrap()).unwrap();
+        let hash = |wire| fingerprint(&RunRequest::parse(wire, false, &rules(&options())).unwrap()).unwrap();
         assert_eq!(hash(wire()), hash(other));
     }
 
@@ -379,7 +405,7 @@ mod tests {
         let with_secret = |value: &str| {
             let mut wire = wire();
             wire.command.as_mut().unwrap().secret_env = [("TOKEN".to_owned(), value.to_owned())].into();
-            RunRequest::parse(wire, false, &options()).unwrap()
+            RunRequest::parse(wire, false, &rules(&options())).unwrap()
         };
         let tenant = "a".parse().unwrap();
         let print = |request: &RunRequest, key| request.fingerprint(&tenant, key).unwrap();
@@ -391,11 +417,11 @@ mod tests {
 
     #[test]
     fn secret_variables_need_a_key() {
-        let plain = RunRequest::parse(wire(), false, &options()).unwrap();
+        let plain = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
         assert!(matches!(plain.secret_key(&options()), Ok(None)));
         let mut wire = wire();
         wire.command.as_mut().unwrap().secret_env = [("TOKEN".to_owned(), "hush".to_owned())].into();
-        let secret = RunRequest::parse(wire, false, &options()).unwrap();
+        let secret = RunRequest::parse(wire, false, &rules(&options())).unwrap();
         assert_eq!(secret.secret_key(&options()).unwrap_err(), ApiError::NoSecretKey);
         assert!(!format!("{secret:?}").contains("hush"));
     }
@@ -410,12 +436,12 @@ mod tests {
             policy: policy(yaml),
             ..Default::default()
         };
-        SessionRequest::parse(wire, &options())?.to_spec(&options(), IsolationLevel::None)
+        SessionRequest::parse(wire, &rules(&options()))?.to_spec(&rules(&options()))
     }
 
     fn run_in(session: &SessionSpec, yaml: &str) -> Result<RunSpec, ApiError> {
         let wire = v1::StartRunRequest { policy: policy(yaml), ..wire() };
-        RunRequest::parse(wire, false, &options())?.to_spec(session, &options(), IsolationLevel::None)
+        RunRequest::parse(wire, false, &rules(&options()))?.to_spec(session, &rules(&options()))
     }
 
     fn field(error: ApiError) -> String {
@@ -450,8 +476,8 @@ mod tests {
                 network: network.into(),
                 ..Default::default()
             };
-            let request = SessionRequest::parse(wire, &options()).unwrap();
-            assert_eq!(field(request.to_spec(&options(), IsolationLevel::None).unwrap_err()), "network");
+            let request = SessionRequest::parse(wire, &rules(&options())).unwrap();
+            assert_eq!(field(request.to_spec(&rules(&options())).unwrap_err()), "network");
         }
     }
 
@@ -475,10 +501,10 @@ mod tests {
         let session = isolated_session("resources: {max_memory_bytes: 1000}").unwrap();
         let limits = v1::Limits { memory_bytes: Some(1001), ..Default::default() };
         let request =
-            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &options())
+            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
                 .unwrap();
         assert_eq!(
-            field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
+            field(request.to_spec(&session, &rules(&options())).unwrap_err()),
             "limits.memory_bytes"
         );
     }
@@ -493,16 +519,16 @@ mod tests {
         let session = isolated_session("environment: {mode: explicit, names: [CI]}").unwrap();
         let mut wire = wire();
         wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
-        let request = RunRequest::parse(wire, false, &options()).unwrap();
+        let request = RunRequest::parse(wire, false, &rules(&options())).unwrap();
         assert_eq!(
-            field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
+            field(request.to_spec(&session, &rules(&options())).unwrap_err()),
             "command.env"
         );
         let mut wire = self::wire();
         wire.command.as_mut().unwrap().secret_env = [("SECRET".to_owned(), String::new())].into();
-        let request = RunRequest::parse(wire, false, &options()).unwrap();
+        let request = RunRequest::parse(wire, false, &rules(&options())).unwrap();
         assert_eq!(
-            field(request.to_spec(&session, &options(), IsolationLevel::None).unwrap_err()),
+            field(request.to_spec(&session, &rules(&options())).unwrap_err()),
             "command.secret_env"
         );
     }

@@ -320,6 +320,7 @@ mod tests {
             tenant: "a".parse().unwrap(),
             scopes: scopes.to_vec(),
             quotas: Quotas { requests_per_second, ..Quotas::default() },
+            max_limits: codelia_policy::LimitsRequest::default(),
             floor: IsolationLevel::Full,
         }
     }

@@ -7,7 +7,8 @@ use codelia_telemetry::TenantPool;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    dispatch::Dispatch, options::Options, quota::OutputQuota, session_cache::SessionCache, status::ApiError,
+    dispatch::Dispatch, options::Options, quota::OutputQuota, rules::Rules, session_cache::SessionCache,
+    status::ApiError,
 };
 
 /// State that all services of the server share.
@@ -30,12 +31,13 @@ impl Context {
         self: &Arc<Self>,
         caller: &Caller,
         is_large: bool,
-        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&Rules<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         if !is_large {
-            return work(self);
+            return work(&Rules::of(caller, &self.options));
         }
-        let context = self.clone();
-        self.policy_checks.run(caller.tenant.as_str(), move || work(&context)).await?
+        let (context, owned) = (self.clone(), caller.clone());
+        let check = move || work(&Rules::of(&owned, &context.options));
+        self.policy_checks.run(caller.tenant.as_str(), check).await?
     }
 }

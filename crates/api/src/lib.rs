@@ -30,6 +30,7 @@ mod quota;
 mod recent_map;
 mod request;
 mod resource_name;
+mod rules;
 mod run_stream;
 mod runs;
 mod service;
@@ -42,6 +43,6 @@ mod validate;
 mod web;
 
 pub use auth::{generate_secret, hash_secret};
-pub use options::{CallLimits, InternalTls, Options, ServerTls};
+pub use options::{CallLimits, InternalTls, Options, ServerTls, Timeouts};
 pub use service::{Error, Service};
 pub use web::{CorsOrigins, InvalidOrigin};

@@ -19,8 +19,10 @@ pub struct Options {
     pub internal_tls: Option<InternalTls>,
     /// Limits of runs whose caller sets none.
     pub defaults: Limits,
-    /// The highest limits a caller may set.
+    /// The highest limits a caller may set, unless its tenant has ceilings of its own.
     pub ceilings: Ceilings,
+    /// Timeouts of runs that depend on how they were started.
+    pub timeouts: Timeouts,
     /// The policy of the installation; policies of sessions and runs can only tighten it.
     pub policy: Policy,
     /// Mode of sessions whose caller sets none.
@@ -47,6 +49,30 @@ pub struct Options {
     pub cors_origins: CorsOrigins,
     /// Whether to log a line for each call.
     pub access_log: bool,
+}
+
+/// Timeouts of runs that depend on how they were started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Timeout of a run with a terminal whose caller sets none.
+    pub interactive: Duration,
+    /// Timeout of a run without a terminal that was started by `StartRun` and whose caller sets none.
+    pub detached: Duration,
+    /// How long a run waits for a worker whose caller sets no queue timeout.
+    pub queue: Duration,
+    /// The highest queue timeout that a caller may set.
+    pub max_queue: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            interactive: Duration::from_secs(4 * 3600),
+            detached: Duration::from_secs(4 * 3600),
+            queue: Duration::from_secs(600),
+            max_queue: Duration::from_secs(24 * 3600),
+        }
+    }
 }
 
 /// What callers may do at the same time on one server.

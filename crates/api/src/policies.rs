@@ -12,7 +12,9 @@ use crate::{
     admission::{RunRequest, SessionRequest, admit_policy},
     auth,
     context::Context,
-    resource_name, session_lookup,
+    resource_name,
+    rules::Rules,
+    session_lookup,
     status::ApiError,
     validate,
 };
@@ -30,11 +32,11 @@ impl Policies {
         wire: v1::CheckPolicyRequest,
     ) -> Result<v1::CheckPolicyResponse, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
-        let check = move |Context { options, .. }: &Context| {
+        let check = move |rules: &Rules<'_>| {
             let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
-            let policy = validate::policy(Some(policy), &options.ceilings)?;
-            let mode = validate::mode(wire.mode)?.unwrap_or(options.default_mode);
-            admit_policy(&policy, &options.policy, mode, None)?;
+            let policy = validate::policy(Some(policy), &rules.ceilings)?;
+            let mode = validate::mode(wire.mode)?.unwrap_or(rules.options.default_mode);
+            admit_policy(&policy, &rules.options.policy, mode, None)?;
             Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
         };
         self.context.with_policy(caller, is_large, check).await
@@ -46,25 +48,24 @@ impl Policies {
         wire: v1::ExplainPolicyRequest,
     ) -> Result<v1::ExplainPolicyResponse, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
-        let floor = caller.floor;
         if wire.session.is_empty() {
-            let explain = move |Context { options, .. }: &Context| {
-                let policy = validate::policy(wire.policy, &options.ceilings)?;
+            let explain = move |rules: &Rules<'_>| {
+                let policy = validate::policy(wire.policy, &rules.ceilings)?;
                 let mode = validate::mode(wire.mode)?;
                 let request = SessionRequest { mode, policy, ..SessionRequest::default() };
-                let session = request.to_spec(options, floor)?;
+                let session = request.to_spec(rules)?;
                 let request = RunRequest::without_command(None, Policy::default());
-                explain(&session, &Policy::default(), &request.to_spec(&session, options, floor)?)
+                explain(&session, &Policy::default(), &request.to_spec(&session, rules)?)
             };
             return self.context.with_policy(caller, is_large, explain).await;
         }
         let name = resource_name::session("session", &wire.session)?;
         let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?.spec;
         let is_large = is_large || session.policy.is_large();
-        let explain = move |Context { options, .. }: &Context| {
-            let policy = validate::policy(wire.policy, &options.ceilings)?;
+        let explain = move |rules: &Rules<'_>| {
+            let policy = validate::policy(wire.policy, &rules.ceilings)?;
             let request = RunRequest::without_command(validate::mode(wire.mode)?, policy.clone());
-            explain(&session, &policy, &request.to_spec(&session, options, floor)?)
+            explain(&session, &policy, &request.to_spec(&session, rules)?)
         };
         self.context.with_policy(caller, is_large, explain).await
     }

@@ -20,6 +20,7 @@ use crate::{
     paging::Page,
     request::Deadline,
     resource_name::{self, RunName, SessionSelector},
+    rules::Rules,
     run_stream::{self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening},
     session_lookup,
     status::ApiError,
@@ -56,7 +57,7 @@ impl Runs {
         ends_with_caller: bool,
     ) -> Result<RunRequest, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
-        let parse = move |context: &Context| RunRequest::parse(wire, ends_with_caller, &context.options);
+        let parse = move |rules: &Rules<'_>| RunRequest::parse(wire, ends_with_caller, rules);
         self.context.with_policy(caller, is_large, parse).await
     }
 
@@ -78,9 +79,9 @@ impl Runs {
             return Err(session_lookup::missing(store, &caller.tenant, &name).await);
         };
         let is_large = request.policy.is_large() || session_spec.policy.is_large();
-        let (upper, floor) = (session_spec.clone(), caller.floor);
-        let specify = move |context: &Context| {
-            let spec = request.to_spec(&upper, &context.options, floor)?;
+        let upper = session_spec.clone();
+        let specify = move |rules: &Rules<'_>| {
+            let spec = request.to_spec(&upper, rules)?;
             Ok((spec, request))
         };
         let (spec, request) = self.context.with_policy(caller, is_large, specify).await?;
@@ -101,6 +102,7 @@ impl Runs {
             spec: &spec,
             labels: &request.labels,
             retries: request.retries,
+            queue_timeout: request.queue_timeout.unwrap_or(options.timeouts.queue),
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
             secret_env: secret_env.as_ref(),
         };

@@ -16,7 +16,9 @@ use crate::{
     audit, auth,
     context::Context,
     paging::Page,
-    resource_name, session_lookup,
+    resource_name,
+    rules::Rules,
+    session_lookup,
     status::ApiError,
     to_proto, validate,
 };
@@ -33,7 +35,7 @@ pub(crate) struct Sessions {
 impl Sessions {
     async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
-        let parse = |context: &Context| SessionRequest::parse(wire, &context.options);
+        let parse = |rules: &Rules<'_>| SessionRequest::parse(wire, rules);
         let request = self.context.with_policy(caller, is_large, parse).await?;
         let created = self.admit(caller, request).await;
         if let Err(error) = &created {
@@ -45,9 +47,9 @@ impl Sessions {
 
     async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let (is_large, floor) = (request.policy.is_large(), caller.floor);
-        let admit = move |context: &Context| {
-            let spec = request.to_spec(&context.options, floor)?;
+        let is_large = request.policy.is_large();
+        let admit = move |rules: &Rules<'_>| {
+            let spec = request.to_spec(rules)?;
             Ok((spec, fingerprint(&request)?, request))
         };
         let (spec, hash, request) = self.context.with_policy(caller, is_large, admit).await?;

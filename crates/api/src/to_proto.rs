@@ -216,6 +216,7 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<TenantUsage>) -> v1::Tenant {
         suspend_time: tenant.suspension.as_ref().map(|(at, _)| timestamp_to_proto(*at)),
         suspend_reason: tenant.suspension.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default(),
         delete_time: tenant.deleted_at.map(timestamp_to_proto),
+        max_limits: Some((&tenant.max_limits).into()),
     }
 }
 

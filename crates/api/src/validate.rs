@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy};
+use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy, display_duration};
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize};
 use prost::Message;
@@ -183,7 +183,7 @@ fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {
     }
 }
 
-/// Validates a time to live: more than zero, at most `max`; `None` if unset.
+/// Validates a time to live or to wait: more than zero, at most `max`; `None` if unset.
 pub(crate) fn ttl(
     field: &str,
     wire: Option<prost_types::Duration>,
@@ -192,7 +192,7 @@ pub(crate) fn ttl(
     let Some(wire) = wire else { return Ok(None) };
     let ttl = duration(field, &wire)?;
     if ttl > max {
-        return invalid(field, format!("maximum is {max:?}"));
+        return invalid(field, format!("maximum is {}", display_duration(max)));
     }
     Ok(Some(ttl))
 }

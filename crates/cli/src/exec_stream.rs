@@ -146,6 +146,9 @@ impl ExecStream {
                     let run = finished.run.context("the server sent no run record")?;
                     return Ok(Followed::Finished(Box::new(run)));
                 }
+                Some(Kind::Waiting(waiting)) => {
+                    streams.write_message(&format!("codelia: waiting for a worker ({})", waiting.message))?;
+                }
                 Some(Kind::Violation(violation)) => {
                     streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
                 }

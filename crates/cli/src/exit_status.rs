@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use codelia_policy::Ceilings;
 use codelia_proto::{
     duration_from_proto,
     v1::{Limits, Outcome, Run, ViolationEvent, outcome::Kind},
@@ -102,18 +101,11 @@ pub(crate) fn truncation_message(run: &Run) -> String {
 }
 
 fn timed_out(limits: &Limits) -> String {
-    let max = Ceilings::default().0.timeout;
-    match time(limits.timeout.as_ref()) {
-        Some(timeout) if timeout >= max => {
-            format!("timed out after {} (the maximum)", units::duration(timeout))
-        }
-        Some(timeout) => format!(
-            "timed out after {} (raise with --timeout, max {})",
-            units::duration(timeout),
-            units::duration(max)
-        ),
-        None => format!("timed out (raise with --timeout, max {})", units::duration(max)),
-    }
+    let after = time(limits.timeout.as_ref()).map(|timeout| format!(" after {}", units::duration(timeout)));
+    format!(
+        "timed out{} (raise with --timeout; an operator raises the maximum, limits.max_timeout_seconds)",
+        after.unwrap_or_default()
+    )
 }
 
 fn limit_exceeded(resource: &str, limits: &Limits) -> String {
@@ -200,7 +192,11 @@ mod tests {
             ..Limits::default()
         };
         for (kind, expected) in [
-            (Kind::TimedOut(v1::TimedOut {}), "timed out after 2m (raise with --timeout, max 10m)"),
+            (
+                Kind::TimedOut(v1::TimedOut {}),
+                "timed out after 2m (raise with --timeout; an operator raises the maximum, \
+                 limits.max_timeout_seconds)",
+            ),
             (Kind::Oom(v1::OutOfMemory {}), "killed: out of memory (limit 50 MiB)"),
             (exceeded("pids"), "killed: too many processes (limit 3)"),
             (exceeded("cpu_time"), "killed: out of CPU time (limit 5s)"),
@@ -208,9 +204,6 @@ mod tests {
         ] {
             assert_eq!(message_of(kind, limits).as_deref(), Some(expected));
         }
-        let longest = Limits { timeout: seconds(600), ..Limits::default() };
-        let timed_out = message_of(Kind::TimedOut(v1::TimedOut {}), longest);
-        assert_eq!(timed_out.as_deref(), Some("timed out after 10m (the maximum)"));
         assert_eq!(message_of(Kind::Exited(1), limits), None);
     }
 

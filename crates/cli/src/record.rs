@@ -84,6 +84,7 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
         "suspend_time": timestamp(tenant.suspend_time.as_ref()),
         "suspend_reason": non_empty(&tenant.suspend_reason),
         "delete_time": timestamp(tenant.delete_time.as_ref()),
+        "max_limits": tenant.max_limits.as_ref().map(limits),
         "quotas": tenant.quotas.as_ref().map(|quotas| json!({
             "sessions": quotas.sessions,
             "concurrent_runs": quotas.concurrent_runs,

@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    io,
+    io::{self, IsTerminal},
     os::fd::{AsFd, OwnedFd},
 };
 
@@ -73,8 +73,10 @@ impl Sink {
     }
 
     fn write_line(&mut self, text: &str) -> Result<()> {
-        let start = if self.at_line_start { "" } else { "\n" };
-        let line = format!("{start}{}\n", safe_text::line(text, &self.file));
+        // A terminal in raw mode does not return to the first column by itself.
+        let newline = if self.file.is_terminal() { "\r\n" } else { "\n" };
+        let start = if self.at_line_start { "" } else { newline };
+        let line = format!("{start}{}{newline}", safe_text::line(text, &self.file));
         self.write(line.as_bytes())
     }
 }

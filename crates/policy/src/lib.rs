@@ -39,7 +39,7 @@ pub use document::{
 pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
-pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest};
+pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest, display_duration};
 pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir};
 pub use path_trie::PathTrie;
 pub use plan::{

@@ -86,6 +86,17 @@ impl fmt::Display for Limit {
     }
 }
 
+/// A duration in the largest unit that divides it without a remainder, such as `2m`.
+#[must_use]
+pub fn display_duration(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    let units = [(3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
+    match units.into_iter().find(|(size, _)| millis > 0 && millis % size == 0) {
+        Some((size, unit)) => format!("{}{unit}", millis / size),
+        None => format!("{duration:?}"),
+    }
+}
+
 /// The largest binary unit that divides the value without a remainder.
 fn display_bytes(bytes: u64) -> String {
     let units = [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
@@ -141,25 +152,28 @@ impl Limits {
     /// These limits, each lowered to its cap.
     #[must_use]
     pub fn within(&self, caps: &LimitsRequest) -> Self {
-        fn cap_at<T: Ord + Copy>(limit: T, cap: Option<T>) -> T {
-            cap.map_or(limit, |cap| limit.min(cap))
-        }
+        self.lowered_to(&caps.or_default(self))
+    }
+
+    /// The lower of these limits and `max`, field by field.
+    #[must_use]
+    pub fn lowered_to(&self, max: &Self) -> Self {
         Self {
-            timeout: cap_at(self.timeout, caps.timeout),
-            memory_bytes: cap_at(self.memory_bytes, caps.memory_bytes),
-            cpu_millicores: cap_at(self.cpu_millicores, caps.cpu_millicores),
-            pids: cap_at(self.pids, caps.pids),
-            open_files: cap_at(self.open_files, caps.open_files),
-            output_bytes: cap_at(self.output_bytes, caps.output_bytes),
-            cpu_time: cap_at(self.cpu_time, caps.cpu_time),
-            file_bytes: cap_at(self.file_bytes, caps.file_bytes),
-            tmp_bytes: cap_at(self.tmp_bytes, caps.tmp_bytes),
+            timeout: self.timeout.min(max.timeout),
+            memory_bytes: self.memory_bytes.min(max.memory_bytes),
+            cpu_millicores: self.cpu_millicores.min(max.cpu_millicores),
+            pids: self.pids.min(max.pids),
+            open_files: self.open_files.min(max.open_files),
+            output_bytes: self.output_bytes.min(max.output_bytes),
+            cpu_time: self.cpu_time.min(max.cpu_time),
+            file_bytes: self.file_bytes.min(max.file_bytes),
+            tmp_bytes: self.tmp_bytes.min(max.tmp_bytes),
         }
     }
 }
 
-/// The largest limits that may be requested. Operators set them. A request above a ceiling is refused,
-/// not lowered.
+/// The largest limits that may be requested. Operators set them, for the installation and for a tenant.
+/// A request above a ceiling is refused, not lowered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ceilings(pub Limits);
@@ -167,16 +181,24 @@ pub struct Ceilings(pub Limits);
 impl Default for Ceilings {
     fn default() -> Self {
         Self(Limits {
-            timeout: Duration::from_secs(600),
+            timeout: Duration::from_secs(24 * 3600),
             memory_bytes: 2048 * MIB,
             cpu_millicores: 2000,
             pids: 500,
             open_files: 4096,
-            output_bytes: 10 * MIB,
-            cpu_time: Duration::from_secs(600),
+            output_bytes: 100 * MIB,
+            cpu_time: Duration::from_secs(24 * 3600),
             file_bytes: 10 * 1024 * MIB,
             tmp_bytes: 1024 * MIB,
         })
+    }
+}
+
+impl Ceilings {
+    /// These ceilings, replaced by those that a tenant has of its own.
+    #[must_use]
+    pub fn of_tenant(&self, own: &LimitsRequest) -> Self {
+        Self(own.or_default(&self.0))
     }
 }
 
@@ -290,7 +312,7 @@ impl LimitsRequest {
         let time = |limit, requested, default, max| match requested {
             None => Ok(default),
             Some(Duration::ZERO) => Err(LimitError::Zero { limit }),
-            Some(value) if value > max => Err(LimitError::TooHigh { limit, maximum: format!("{max:?}") }),
+            Some(value) if value > max => Err(LimitError::TooHigh { limit, maximum: display_duration(max) }),
             Some(value) => Ok(value),
         };
         Ok(Limits {
@@ -338,15 +360,15 @@ mod tests {
         let (default, max) = (Limits::default(), Ceilings::default().0);
         assert_eq!((default.cpu_millicores, max.cpu_millicores), (1000, 2000));
         assert_eq!((default.memory_bytes, max.memory_bytes), (512 * 1024 * 1024, 2 * 1024 * 1024 * 1024));
-        assert_eq!((default.timeout.as_secs(), max.timeout.as_secs()), (2 * 60, 10 * 60));
+        assert_eq!((default.timeout.as_secs(), max.timeout.as_secs()), (2 * 60, 24 * 3600));
         assert_eq!((default.pids, max.pids), (100, 500));
         assert_eq!((default.open_files, max.open_files), (1024, 4096));
-        assert_eq!(max.output_bytes, 10 * 1024 * 1024);
+        assert_eq!((default.output_bytes, max.output_bytes), (10 * 1024 * 1024, 100 * 1024 * 1024));
     }
 
     #[test]
     fn zero_or_above_ceiling_is_refused() {
-        let too_long = Duration::from_secs(601);
+        let too_long = Duration::from_secs(24 * 3600 + 1);
         for (request, limit, message) in [
             (LimitsRequest { pids: Some(0), ..Default::default() }, Limit::Pids, "must be more than zero"),
             (LimitsRequest { pids: Some(501), ..Default::default() }, Limit::Pids, "maximum is 500"),
@@ -358,7 +380,7 @@ mod tests {
             (
                 LimitsRequest { timeout: Some(too_long), ..Default::default() },
                 Limit::Timeout,
-                "maximum is 600s",
+                "maximum is 24h",
             ),
         ] {
             let error = request.resolve(&Limits::default(), &Ceilings::default()).unwrap_err();
@@ -382,6 +404,21 @@ mod tests {
         assert_eq!(serde_json::from_value::<Limits>(stored).unwrap(), Limits::default());
         let request = LimitsRequest { cpu_millicores: Some(5), ..Default::default() };
         assert_eq!(serde_json::from_str::<LimitsRequest>(r#"{"cpu_millis": 5}"#).unwrap(), request);
+    }
+
+    #[test]
+    fn ceilings_of_tenant_replace_those_of_installation() {
+        let own = LimitsRequest { pids: Some(1000), timeout: Some(Duration::from_secs(60)), ..Default::default() };
+        let ceilings = Ceilings::default().of_tenant(&own);
+        assert_eq!((ceilings.0.pids, ceilings.0.timeout.as_secs()), (1000, 60));
+        assert_eq!(ceilings.0.memory_bytes, Ceilings::default().0.memory_bytes);
+    }
+
+    #[test]
+    fn durations_are_shown_in_largest_exact_unit() {
+        for (millis, text) in [(500, "500ms"), (1000, "1s"), (90_000, "90s"), (120_000, "2m"), (86_400_000, "24h")] {
+            assert_eq!(display_duration(Duration::from_millis(millis)), text);
+        }
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::str::FromStr;
 
-use codelia_policy::IsolationLevel;
+use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
+use sqlx::types::Json;
 use time::OffsetDateTime;
 
 use crate::{Error, Quotas, Store, row};
@@ -121,6 +122,8 @@ pub struct Caller {
     pub scopes: Vec<Scope>,
     /// The tenant's quotas.
     pub quotas: Quotas,
+    /// The highest limits of the tenant, where they differ from the installation's.
+    pub max_limits: LimitsRequest,
     /// The minimum isolation of the tenant's sessions and runs.
     pub floor: IsolationLevel,
 }
@@ -152,6 +155,7 @@ impl Store {
         let row = sqlx::query!(
             r#"SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
                       t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor,
+                      t.max_limits AS "max_limits: Json<LimitsRequest>",
                       coalesce(k.expires_at <= now(), false) AS "expired!",
                       t.suspended_at IS NOT NULL AS "suspended!",
                       coalesce(k.last_used_at < now() - interval '1 minute', true) AS "use_is_stale!"
@@ -178,6 +182,7 @@ impl Store {
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
             },
+            max_limits: row.max_limits.0,
             floor: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
         };
         Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale }))

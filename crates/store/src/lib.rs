@@ -37,7 +37,7 @@ pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
 pub use run::{
     AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState, RunSummary,
-    SpecSummary,
+    SpecSummary, WaitReason,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{

@@ -1,7 +1,8 @@
-//! The table `tenants`: quotas and isolation floors.
+//! The table `tenants`: quotas, highest limits and isolation floors.
 
-use codelia_policy::IsolationLevel;
+use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
+use sqlx::types::Json;
 use time::OffsetDateTime;
 
 use crate::{Error, EventKind, Store, error::is_unique_violation, row};
@@ -19,6 +20,9 @@ pub struct Tenant {
     pub created_at: OffsetDateTime,
     /// Its quotas.
     pub quotas: Quotas,
+    /// The highest limits that its sessions and runs may request, where they differ from the
+    /// installation's.
+    pub max_limits: LimitsRequest,
     /// The minimum isolation of its sessions and runs.
     pub floor: IsolationFloor,
     /// When an operator suspended it, and why.
@@ -127,6 +131,7 @@ impl Store {
                 id: id.clone(),
                 created_at: row.created_at,
                 quotas,
+                max_limits: LimitsRequest::default(),
                 floor: IsolationFloor { level: IsolationLevel::Full, decision: None },
                 suspension: None,
                 deleted_at: None,
@@ -142,11 +147,12 @@ impl Store {
     pub async fn tenant_get(&self, id: &TenantId) -> Result<Option<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
-            "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+            r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
+                    max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at
-             FROM tenants WHERE id = $1",
+             FROM tenants WHERE id = $1"#,
             id.as_str(),
         )
         .fetch_optional(&self.pool)
@@ -163,11 +169,12 @@ impl Store {
     ) -> Result<Vec<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
-            "SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+            r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
+                    max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at
-             FROM tenants WHERE id > $1 ORDER BY id LIMIT $2",
+             FROM tenants WHERE id > $1 ORDER BY id LIMIT $2"#,
             after.map_or("", TenantId::as_str),
             limit,
         )
@@ -186,7 +193,7 @@ impl Store {
     ) -> Result<Option<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
-            "UPDATE tenants SET
+            r#"UPDATE tenants SET
                  quota_sessions = coalesce($2, quota_sessions),
                  quota_concurrent_runs = coalesce($3, quota_concurrent_runs),
                  quota_queued_runs = coalesce($4, quota_queued_runs),
@@ -195,14 +202,38 @@ impl Store {
              WHERE id = $1
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                        quota_requests_per_second, quota_output_bytes,
+                       max_limits AS "max_limits: Json<LimitsRequest>",
                        isolation_floor, floor_reason, floor_key, floor_set_at,
-                       suspended_at, suspend_reason, deleted_at",
+                       suspended_at, suspend_reason, deleted_at"#,
             id.as_str(),
             change.sessions,
             change.concurrent_runs,
             change.queued_runs,
             change.requests_per_second,
             change.output_bytes,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Tenant::try_from)
+        .transpose()
+    }
+
+    /// Sets the highest limits that a tenant's sessions and runs may request. For operators.
+    pub async fn tenant_set_max_limits(
+        &self,
+        id: &TenantId,
+        max: &LimitsRequest,
+    ) -> Result<Option<Tenant>, Error> {
+        sqlx::query_as!(
+            TenantRow,
+            r#"UPDATE tenants SET max_limits = $2 WHERE id = $1
+             RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                       quota_requests_per_second, quota_output_bytes,
+                       max_limits AS "max_limits: Json<LimitsRequest>",
+                       isolation_floor, floor_reason, floor_key, floor_set_at,
+                       suspended_at, suspend_reason, deleted_at"#,
+            id.as_str(),
+            Json(max) as _,
         )
         .fetch_optional(&self.pool)
         .await?
@@ -221,7 +252,7 @@ impl Store {
     ) -> Result<Option<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
-            "WITH updated AS (
+            r#"WITH updated AS (
                  UPDATE tenants SET isolation_floor = $2, floor_reason = $3, floor_key = $4, floor_set_at = now()
                  WHERE id = $1
                  RETURNING *
@@ -233,9 +264,10 @@ impl Store {
              )
              SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
+                    max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at
-             FROM updated",
+             FROM updated"#,
             id.as_str(),
             level.as_str(),
             reason,
@@ -287,6 +319,7 @@ struct TenantRow {
     quota_queued_runs: i64,
     quota_requests_per_second: i64,
     quota_output_bytes: i64,
+    max_limits: Json<LimitsRequest>,
     isolation_floor: String,
     floor_reason: Option<String>,
     floor_key: Option<uuid::Uuid>,
@@ -310,6 +343,7 @@ impl TryFrom<TenantRow> for Tenant {
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
             },
+            max_limits: row.max_limits.0,
             floor: IsolationFloor {
                 level: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
                 decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| FloorDecision {

@@ -137,6 +137,9 @@ reasons! {
     ModeUnavailable = "MODE_UNAVAILABLE",
         "no worker that could take the run supports the sandbox mode",
         "choose another mode, or start a worker that supports it (`codelia doctor`)";
+    QueueTimeout = "QUEUE_TIMEOUT",
+        "no worker took the run within its queue timeout; the message says why",
+        "retry later or with a longer `queue_timeout`, or ask an operator for more workers";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
         "the policy does not allow the command; `rule` names the rule",
         "change the command, or the policy of the session";

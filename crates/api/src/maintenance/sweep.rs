@@ -26,6 +26,10 @@ async fn sweep_once(store: &Store) -> Result<(), codelia_store::Error> {
     if swept != SweepReport::default() {
         tracing::info!(swept.sessions, swept.retried, swept.lost, "ended leases of lost workers");
     }
+    let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
+    if refused > 0 {
+        tracing::info!(refused, "ended runs that waited too long for a worker");
+    }
     let expired = store.session_expire_any_tenant(MAX_ROWS).await?;
     if expired > 0 {
         tracing::info!(expired, "expired sessions");

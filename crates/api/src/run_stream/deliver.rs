@@ -9,6 +9,7 @@ use codelia_types::{RunId, TenantId};
 use super::{
     client::{EventSender, StreamError},
     output,
+    waiting::Wait,
 };
 use crate::{context::Context, status::ApiError, to_proto};
 
@@ -87,6 +88,12 @@ impl Delivery {
         self.send(Kind::Queued(to_proto::queued(run))).await
     }
 
+    /// Sends why a run waits for a worker, if the reason is new.
+    pub(super) async fn waiting(&self, run: &Run, wait: &mut Wait) -> Result<(), StreamError> {
+        let Some(reason) = wait.changed(&self.context.store, run).await? else { return Ok(()) };
+        self.send(Kind::Waiting(v1::WaitingEvent { message: reason.to_string() })).await
+    }
+
     /// Sends everything that is missing of an ended run, then its end.
     pub(super) async fn finish(&mut self, run: &Run) -> Result<(), StreamError> {
         self.assigned(to_proto::assigned(run)).await?;
@@ -129,7 +136,7 @@ impl Delivery {
             Some(Kind::Output(output)) => return self.worker_output(run.id, output).await,
             Some(Kind::OutputTruncated(truncated)) => self.truncated(truncated).await?,
             // `begin` and `finish` send these.
-            Some(Kind::Queued(_) | Kind::Finished(_)) | None => {}
+            Some(Kind::Queued(_) | Kind::Waiting(_) | Kind::Finished(_)) | None => {}
         }
         Ok(true)
     }

@@ -17,6 +17,7 @@ use super::{
     attach::{Attacher, InputSender, RetryDelay},
     client::{EventSender, OpenStream, StreamError, send_final_error, stopped},
     deliver::Delivery,
+    waiting::Wait,
 };
 use crate::{context::Context, dispatch::Push, request::Deadline};
 
@@ -88,6 +89,7 @@ impl EventStreamer {
     pub(super) async fn stream(mut self, mut run: Run) -> Result<(), StreamError> {
         let mut retry = RetryDelay::default();
         let mut queued = Backoff::new(MIN_QUEUED_DELAY, MAX_QUEUED_DELAY);
+        let mut wait = Wait::default();
         loop {
             self.delivery.begin(&run).await?;
             match run.state {
@@ -100,12 +102,14 @@ impl EventStreamer {
                     if !self.attacher.wait_for_offer().await {
                         tokio::time::sleep(queued.next_delay()).await;
                     }
+                    self.delivery.waiting(&run, &mut wait).await?;
                 }
                 RunState::Running => match self.follow(&run).await? {
                     Followed::Ended(run) => return self.delivery.finish(&run).await,
                     Followed::Advanced => {
                         retry = RetryDelay::default();
                         queued.reset();
+                        wait = Wait::default();
                     }
                     Followed::Nothing => retry.wait().await,
                 },

@@ -2,7 +2,7 @@
 //!
 //! `follow` reads past events from the store and new ones from the worker, `attach` connects to the
 //! worker, `deliver` sends each event once, `client` ends the stream, `output` cuts output into
-//! events, `exec` forwards the client's input.
+//! events, `waiting` says why a run waits, `exec` forwards the client's input.
 //!
 //! The store is authoritative: a worker that cannot be reached or does not know the run is retried.
 
@@ -12,6 +12,7 @@ mod deliver;
 mod exec;
 mod follow;
 mod output;
+mod waiting;
 
 pub(crate) use self::{
     client::EVENT_BUFFER,

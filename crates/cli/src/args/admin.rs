@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use codelia_policy::IsolationLevel;
 
-use super::values::duration;
+use super::values::{cpu_millicores, duration, mebibytes};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tenants {
@@ -41,6 +41,18 @@ Example:
         tenant: String,
         #[command(flatten)]
         quotas: Quotas,
+    },
+    /// Set the highest limits that a tenant's sessions and runs may request
+    #[command(after_help = "\
+Limits that are not given are those of the installation (`limits.max_*` in its configuration).
+
+Example:
+  codelia tenants limits team-7 --timeout 48h --memory-mb 8192 --cpus 4")]
+    Limits {
+        /// Tenant id
+        tenant: String,
+        #[command(flatten)]
+        limits: MaxLimits,
     },
     /// Set the minimum isolation level of a tenant's sessions and runs
     #[command(after_help = "\
@@ -107,6 +119,37 @@ pub(crate) struct Quotas {
     /// Maximum stored run output, in bytes
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) output_bytes: Option<i64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MaxLimits {
+    /// Maximum timeout of a run
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Maximum memory of all processes together, in MiB
+    #[arg(long = "memory-mb", value_name = "N", value_parser = mebibytes)]
+    pub(crate) memory_bytes: Option<i64>,
+    /// Maximum CPU rate, in cores such as 0.5
+    #[arg(long = "cpus", value_name = "N", value_parser = cpu_millicores)]
+    pub(crate) cpu_millicores: Option<i64>,
+    /// Maximum number of processes and threads
+    #[arg(long, value_name = "N")]
+    pub(crate) pids: Option<i64>,
+    /// Maximum number of open files of each process
+    #[arg(long, value_name = "N")]
+    pub(crate) open_files: Option<i64>,
+    /// Maximum stored output, in MiB
+    #[arg(long = "output-mb", value_name = "N", value_parser = mebibytes)]
+    pub(crate) output_bytes: Option<i64>,
+    /// Maximum CPU time of all processes together
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) cpu_time: Option<Duration>,
+    /// Maximum size of a file that a command writes, in MiB
+    #[arg(long = "file-mb", value_name = "N", value_parser = mebibytes)]
+    pub(crate) file_bytes: Option<i64>,
+    /// Maximum size of each private temporary file system, in MiB
+    #[arg(long = "tmp-mb", value_name = "N", value_parser = mebibytes)]
+    pub(crate) tmp_bytes: Option<i64>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,6 +18,9 @@ codelia failed, 126 not executable, 127 not found, 130 canceled, 137 killed or o
 The command starts at the first word that is not an option, or after `--`. With --json, stdout has
 only the record of the run; the command's stdout and stderr go to stderr.
 
+Defaults and maxima in this help are the built-in ones; the operator may have changed them
+(`limits.*` in the server's configuration).
+
 Examples:
   codelia run -- sh -c 'echo out; echo err >&2; exit 7'
   codelia run -t -- bash
@@ -80,6 +83,9 @@ pub(crate) struct RunOptions {
     pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) terminal: TerminalArgs,
+    /// Give up if no worker takes the run in this time [default: 10m, max: 1day]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) queue_timeout: Option<Duration>,
     /// Restart the command at most this many times if its worker dies
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) retries: i32,

@@ -41,7 +41,7 @@ pub(crate) struct SandboxArgs {
     /// Network access: none, proxy or host [default: the server's]
     #[arg(long)]
     pub(crate) network: Option<NetworkMode>,
-    /// Kill the command after this long [default: 2m, max: 10m]
+    /// Kill the command after this long; with -t or -d the default is 4h [default: 2m, max: 1day]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
     /// Limit the memory of all processes together, such as 256m or 1g [default: 512m, max: 2048m]

@@ -2,11 +2,12 @@
 
 use anyhow::{Context, Result};
 use codelia_proto::{
-    timestamp_to_proto,
+    duration_to_proto, timestamp_to_proto,
     v1::{
         self, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest, DrainWorkerRequest,
         GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest,
-        ResumeTenantRequest, RevokeKeyRequest, SetIsolationFloorRequest, SuspendTenantRequest, Tenant,
+        ResumeTenantRequest, RevokeKeyRequest, SetIsolationFloorRequest, SetMaxLimitsRequest,
+        SuspendTenantRequest, Tenant,
         UndrainWorkerRequest, UpdateQuotasRequest, Worker,
     },
 };
@@ -42,6 +43,11 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
                 update_mask: None,
             };
             admin.update_quotas(request).await?.into_inner().tenant
+        }
+        args::Tenants::Limits { tenant, limits } => {
+            let limits = Some(limits_to_proto(&limits));
+            let request = SetMaxLimitsRequest { name: tenant_name(&tenant), limits };
+            admin.set_max_limits(request).await?.into_inner().tenant
         }
         args::Tenants::Floor { tenant, level, reason } => {
             let level = IsolationLevel::from(Some(level)).into();
@@ -185,6 +191,20 @@ fn quotas_to_proto(quotas: &args::Quotas) -> v1::Quotas {
         queued_runs: quotas.queued_runs,
         requests_per_second: quotas.requests_per_second,
         output_bytes: quotas.output_bytes,
+    }
+}
+
+fn limits_to_proto(limits: &args::MaxLimits) -> v1::Limits {
+    v1::Limits {
+        timeout: limits.timeout.map(duration_to_proto),
+        memory_bytes: limits.memory_bytes,
+        cpu_millicores: limits.cpu_millicores,
+        pids: limits.pids,
+        open_files: limits.open_files,
+        output_bytes: limits.output_bytes,
+        cpu_time: limits.cpu_time.map(duration_to_proto),
+        file_bytes: limits.file_bytes,
+        tmp_bytes: limits.tmp_bytes,
     }
 }
 

@@ -39,8 +39,10 @@ use crate::{
 
 /// Lifetime of a session created for one run, beyond the run's timeout.
 const SESSION_SLACK: Duration = Duration::from_secs(300);
-/// Assumed timeout of a run without `--timeout`: the server's maximum.
-const MAX_TIMEOUT: Duration = Duration::from_secs(600);
+/// Assumed timeout of a run without `--timeout`: the longest default.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+/// Longest lifetime that every server accepts. A session lives on while a run in it has not ended.
+const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Idle time after which the server ends a session created for one run that was not closed.
 const SESSION_IDLE_TTL: Duration = Duration::from_secs(60);
 
@@ -201,11 +203,14 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
         return resolve::session(client, session).await;
     }
     let sandbox = &args.options.sandbox;
+    let lifetime = sandbox.timeout.unwrap_or(DEFAULT_TIMEOUT) + SESSION_SLACK;
+    let queue_timeout = args.options.queue_timeout.unwrap_or_default();
+    let lifetime = lifetime.saturating_add(queue_timeout).min(MAX_SESSION_TTL);
     let request = CreateSessionRequest {
         mode: mode(sandbox),
         limits: Some(limits(sandbox)),
         network: network(sandbox),
-        ttl: Some(duration_to_proto(sandbox.timeout.unwrap_or(MAX_TIMEOUT) + SESSION_SLACK)),
+        ttl: Some(duration_to_proto(lifetime)),
         idle_ttl: Some(duration_to_proto(SESSION_IDLE_TTL)),
         labels: sandbox.labels.iter().cloned().collect(),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
@@ -241,6 +246,7 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         network: network(sandbox),
         labels: sandbox.labels.iter().cloned().collect(),
         retries: args.options.retries,
+        queue_timeout: args.options.queue_timeout.map(duration_to_proto),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy,
     })

@@ -52,6 +52,7 @@ pub(crate) struct Config {
     pub(crate) internal: Internal,
     pub(crate) worker: Worker,
     pub(crate) sandbox: Sandbox,
+    pub(crate) limits: Limits,
     #[serde(default)]
     pub(crate) secrets: Secrets,
     pub(crate) log: Log,
@@ -175,6 +176,41 @@ pub(crate) struct Sandbox {
     #[serde(deserialize_with = "pairs")]
     pub(crate) container_images: BTreeMap<String, String>,
     pub(crate) init: Option<PathBuf>,
+}
+
+/// Default and highest limits of runs. Without a value, a maximum is the built-in one.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Limits {
+    pub(crate) timeout_seconds: NonZeroU32,
+    /// Default of runs with a terminal.
+    pub(crate) interactive_timeout_seconds: Option<NonZeroU32>,
+    /// Default of runs whose caller does not wait.
+    pub(crate) detached_timeout_seconds: Option<NonZeroU32>,
+    pub(crate) max_timeout_seconds: Option<NonZeroU32>,
+    /// How long a run may wait for a worker.
+    pub(crate) queue_timeout_seconds: NonZeroU32,
+    pub(crate) max_queue_timeout_seconds: Option<NonZeroU32>,
+    /// The default is `sandbox.memory_limit_mb`.
+    pub(crate) max_memory_mb: Option<NonZeroU32>,
+    /// The default is `sandbox.cpu_limit`.
+    #[serde(default, deserialize_with = "optional_cpu_cores")]
+    pub(crate) max_cpus: Option<f64>,
+    pub(crate) pids: NonZeroU32,
+    pub(crate) max_pids: Option<NonZeroU32>,
+    pub(crate) open_files: NonZeroU32,
+    pub(crate) max_open_files: Option<NonZeroU32>,
+    /// Output that is stored.
+    pub(crate) output_mb: NonZeroU32,
+    pub(crate) max_output_mb: Option<NonZeroU32>,
+    pub(crate) cpu_time_seconds: NonZeroU32,
+    pub(crate) max_cpu_time_seconds: Option<NonZeroU32>,
+    /// Size of the largest file that a command may write.
+    pub(crate) file_mb: NonZeroU32,
+    pub(crate) max_file_mb: Option<NonZeroU32>,
+    /// Size of each private temporary file system.
+    pub(crate) tmp_mb: NonZeroU32,
+    pub(crate) max_tmp_mb: Option<NonZeroU32>,
 }
 
 /// Value of `CODELIA_SANDBOX_NETWORK`.
@@ -307,6 +343,10 @@ fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>,
         _ => Err(serde::de::Error::custom(format!("{part:?} is not NAME=VALUE"))),
     };
     text.split(',').filter(|part| !part.trim().is_empty()).map(pair).collect()
+}
+
+fn optional_cpu_cores<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    cpu_cores(from).map(Some)
 }
 
 fn cpu_cores<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {

@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_policy::{Ceilings, Policy};
 use codelia_types::Mode;
 
-use super::{MIB, ServiceDefaults, connections, secrets::secret_key, shutdown_grace, tls};
+use super::{
+    ServiceDefaults, connections,
+    limits::{RunLimits, run_limits},
+    secrets::secret_key,
+    shutdown_grace, tls,
+};
 use crate::{
     commands::policy,
     config::{Config, Profile},
@@ -17,8 +22,7 @@ const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// Options of the API server. `mode` is the mode of sessions that request none.
 pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Result<codelia_api::Options> {
-    let limits = default_limits(config);
-    let ceilings = ceilings(&limits);
+    let RunLimits { defaults: limits, ceilings, timeouts } = run_limits(config)?;
     let tls = tls::public(config)?;
     if tls.is_none() && config.profile == Profile::Prod && !config.api.listen.ip().is_loopback() {
         tracing::warn!(listen = %config.api.listen, "API served without TLS");
@@ -33,6 +37,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         }),
         policy: installation_policy(config, &ceilings)?,
         ceilings,
+        timeouts,
         defaults: limits,
         default_mode: mode,
         default_network: config.network(),
@@ -57,30 +62,6 @@ fn installation_policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
     Ok(policy.as_installation())
 }
 
-fn default_limits(config: &Config) -> Limits {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "validated when the configuration was loaded"
-    )]
-    let cpu_millicores = (config.sandbox.cpu_limit * 1000.0).round() as u64;
-    Limits {
-        cpu_millicores,
-        memory_bytes: config.sandbox.memory_limit_mb.get().saturating_mul(MIB),
-        ..Limits::default()
-    }
-}
-
-/// A configured default above the built-in ceiling raises the ceiling.
-fn ceilings(defaults: &Limits) -> Ceilings {
-    let built_in = Ceilings::default().0;
-    Ceilings(Limits {
-        cpu_millicores: built_in.cpu_millicores.max(defaults.cpu_millicores),
-        memory_bytes: built_in.memory_bytes.max(defaults.memory_bytes),
-        ..built_in
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -90,7 +71,7 @@ mod tests {
     use super::*;
     use crate::{
         backends,
-        options::{SEPARATE, tests::config, worker},
+        options::{MIB, SEPARATE, tests::config, worker},
     };
 
     fn api_of(variables: &[(&str, &str)]) -> codelia_api::Options {
@@ -118,10 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn unset_variables_keep_default_limits() {
+    fn network_variable_sets_the_default_network() {
         let api = api_of(&[]);
-        assert_eq!(api.defaults, Limits::default());
-        assert_eq!(api.ceilings, Ceilings::default());
         assert_eq!(api.default_network, None);
         assert_eq!(
             api_of(&[("CODELIA_SANDBOX_NETWORK", "enabled")]).default_network,
@@ -130,10 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn default_above_ceiling_raises_ceiling() {
-        let api =
-            api_of(&[("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "4096"), ("CODELIA_SANDBOX_TTL_SECONDS", "999999")]);
-        assert_eq!(api.ceilings.0.memory_bytes, 4096 * MIB);
+    fn long_default_ttl_raises_the_maximum() {
+        let api = api_of(&[("CODELIA_SANDBOX_TTL_SECONDS", "999999")]);
         assert_eq!(api.max_session_ttl, Duration::from_secs(999_999));
     }
 }

@@ -2,6 +2,7 @@
 
 mod api;
 mod connections;
+mod limits;
 mod secrets;
 mod tls;
 mod worker;

@@ -1,6 +1,6 @@
 //! Inserting runs: session, quotas and idempotency key are checked in one statement.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId, TenantId, Violations};
@@ -25,6 +25,8 @@ pub struct NewRun<'a> {
     pub labels: &'a BTreeMap<String, String>,
     /// How many more attempts are allowed if its worker dies.
     pub retries: i32,
+    /// How long it may wait for a worker.
+    pub queue_timeout: Duration,
     /// Idempotency key and hash of the request.
     pub idempotency: Option<(&'a str, &'a [u8])>,
     /// Its secret variables. The store keeps them until the run ends.
@@ -92,6 +94,7 @@ impl Store {
             max_queued,
             Json(SpecSummary::new(new.spec)) as _,
             new.secret_env.map(|sealed| sealed.0.as_slice()),
+            row::interval(new.queue_timeout) as _,
         )
         .fetch_optional(executor)
         .await?;

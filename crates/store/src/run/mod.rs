@@ -2,6 +2,7 @@
 
 mod assignment;
 mod insert;
+mod queue;
 mod summary;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
@@ -18,6 +19,7 @@ use crate::{Error, Store, row};
 
 pub use assignment::{AssignedRun, RunCommit};
 pub use insert::{NewRun, RunAdmission};
+pub use queue::WaitReason;
 pub use summary::{RunSummary, SpecSummary};
 
 /// Selects runs by a condition and its arguments.

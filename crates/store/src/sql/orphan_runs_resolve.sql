@@ -9,6 +9,7 @@ WITH orphans AS (
 ),
 retried AS (
     UPDATE runs r SET state = 'queued', attempt = r.attempt + 1,
+                      queued_until = now() + r.queue_timeout,
                       worker_id = NULL, incarnation = NULL, lease_epoch = NULL
     FROM orphans o WHERE r.id = o.id AND o.retry
     RETURNING r.id

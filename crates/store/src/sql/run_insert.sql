@@ -20,8 +20,9 @@ used AS (
 ),
 inserted AS (
     INSERT INTO runs (id, session_id, tenant_id, spec, labels, retries, idempotency_key, request_hash, summary, secret_env,
-                      state, worker_id, incarnation, lease_epoch)
+                      queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch)
     SELECT $1, session.id, $3, $4, $5, $6, $7, $8, $11, $12,
+           $13, now() + $13::interval,
            CASE WHEN session.worker_id IS NULL THEN 'queued' ELSE 'running' END,
            session.worker_id, session.incarnation,
            CASE WHEN session.worker_id IS NOT NULL THEN session.lease_epoch END

@@ -1,6 +1,6 @@
 //! A migrated database with two tenants, and helpers that insert sessions, runs and workers.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use codelia_policy::{Limits, LimitsRequest, RunSpec};
 use codelia_store::{
@@ -66,6 +66,10 @@ impl Fixture {
 
     pub(crate) async fn worker(&self, id: &str) -> Registered {
         self.worker_on(id, ROOT, LONG).await
+    }
+
+    pub(crate) async fn worker_with(&self, id: &str, modes: Vec<Mode>, slots: i32) -> Registered {
+        self.register(NewWorker { modes, slots, ..new_worker(id) }).await.0
     }
 
     pub(crate) async fn worker_on(&self, id: &str, root_id: Uuid, lease_ttl: Duration) -> Registered {
@@ -148,18 +152,35 @@ impl Fixture {
         idempotency: Option<(&str, &[u8])>,
         quotas: Quotas,
     ) -> RunAdmission {
-        let new = NewRun {
+        let new = NewRun { retries, idempotency, ..self.new_run(session) };
+        self.store.run_insert(new, quotas).await.unwrap()
+    }
+
+    /// Inserts a run that may wait this long.
+    pub(crate) async fn insert_waiting(&self, session: SessionId, queue_timeout: Duration) -> RunId {
+        let new = NewRun { queue_timeout, ..self.new_run(session) };
+        match self.store.run_insert(new, self.quotas).await.unwrap() {
+            RunAdmission::Recorded { run, .. } => run.id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn new_run(&self, session: SessionId) -> NewRun<'_> {
+        static SPEC: LazyLock<RunSpec> = LazyLock::new(run_spec);
+        static LABELS: BTreeMap<String, String> = BTreeMap::new();
+        static SECRET: LazyLock<SealedEnv> = LazyLock::new(|| SealedEnv(b"sealed".to_vec()));
+        NewRun {
             id: RunId::generate(),
             session,
             tenant: &self.tenant,
-            spec: &run_spec(),
-            labels: &BTreeMap::new(),
-            retries,
-            idempotency,
+            spec: &SPEC,
+            labels: &LABELS,
+            queue_timeout: LONG,
+            retries: 0,
+            idempotency: None,
             // The database refuses every statement that ends a run and keeps them.
-            secret_env: Some(&SealedEnv(b"sealed".to_vec())),
-        };
-        self.store.run_insert(new, quotas).await.unwrap()
+            secret_env: Some(&SECRET),
+        }
     }
 
     pub(crate) async fn assigned(&self, worker: &Registered) -> Vec<AssignedRun> {

@@ -301,6 +301,7 @@ mod tests {
             Answer::Committed(_) => "committed".into(),
             Answer::Event(event) => match event.kind.as_ref().unwrap() {
                 Event::Queued(_) => "queued".into(),
+                Event::Waiting(_) => "waiting".into(),
                 Event::Assigned(_) => "assigned".into(),
                 Event::Started(_) => "started".into(),
                 Event::Output(output) => {

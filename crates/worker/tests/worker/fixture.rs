@@ -160,6 +160,7 @@ impl Fixture {
             tenant: &self.tenant,
             spec,
             labels: &BTreeMap::new(),
+            queue_timeout: Duration::from_secs(600),
             retries: 0,
             idempotency: None,
             secret_env: None,

@@ -1,0 +1,110 @@
+//! What the requests of a caller are checked against, and the limits of runs that request none.
+
+use codelia_policy::{Ceilings, IsolationLevel, Limits, LimitsRequest};
+use codelia_store::{Caller, SessionSpec};
+use codelia_types::CommandSpec;
+
+use crate::options::Options;
+
+/// What the requests of a caller are checked against.
+#[derive(Debug)]
+pub(crate) struct Rules<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) ceilings: Ceilings,
+    pub(crate) floor: IsolationLevel,
+}
+
+/// How a run is started, which decides about its default timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// With a terminal: a person uses it.
+    Interactive,
+    /// By a caller that does not wait for its end.
+    Detached,
+    /// By a caller that waits for its end.
+    Attached,
+}
+
+impl Start {
+    pub(crate) fn of(command: &CommandSpec, ends_with_caller: bool) -> Self {
+        match (&command.terminal, ends_with_caller) {
+            (Some(_), _) => Self::Interactive,
+            (None, false) => Self::Detached,
+            (None, true) => Self::Attached,
+        }
+    }
+}
+
+impl<'a> Rules<'a> {
+    pub(crate) fn of(caller: &Caller, options: &'a Options) -> Self {
+        let ceilings = options.ceilings.of_tenant(&caller.max_limits);
+        Self { options, ceilings, floor: caller.floor }
+    }
+
+    /// The ceilings under a policy with these caps.
+    pub(crate) fn ceilings_under(&self, caps: &LimitsRequest) -> Ceilings {
+        Ceilings(self.ceilings.0.within(caps))
+    }
+
+    /// The limits of a run that requests none. Without a timeout of the session, the start of the run
+    /// decides.
+    pub(crate) fn run_defaults(&self, session: &SessionSpec, start: Start, caps: &LimitsRequest) -> Limits {
+        let mut limits = session.limits.clone();
+        // A cap of the session's policy is in `requested_limits` too, but is not its timeout.
+        let is_requested = session.requested_limits.timeout == Some(limits.timeout);
+        limits.timeout = match start {
+            Start::Interactive if !is_requested => self.options.timeouts.interactive,
+            Start::Detached if !is_requested => self.options.timeouts.detached,
+            _ => limits.timeout,
+        };
+        limits.lowered_to(&self.ceilings_under(caps).0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::admission::tests::{options, session};
+
+    fn timeout(session: &SessionSpec, start: Start, caps: &LimitsRequest) -> u64 {
+        let options = options();
+        let rules = Rules { ceilings: options.ceilings.clone(), options: &options, floor: IsolationLevel::None };
+        rules.run_defaults(session, start, caps).timeout.as_secs()
+    }
+
+    fn seconds(timeout: u64) -> LimitsRequest {
+        LimitsRequest { timeout: Some(Duration::from_secs(timeout)), ..LimitsRequest::default() }
+    }
+
+    #[test]
+    fn start_of_run_decides_default_timeout() {
+        let none = LimitsRequest::default();
+        assert_eq!(timeout(&session(), Start::Attached, &none), 120);
+        assert_eq!(timeout(&session(), Start::Interactive, &none), 4 * 3600);
+        assert_eq!(timeout(&session(), Start::Detached, &none), 4 * 3600);
+        assert_eq!(timeout(&session(), Start::Detached, &seconds(3600)), 3600, "capped by the policy");
+    }
+
+    #[test]
+    fn timeout_of_session_wins_over_start() {
+        let with = |limit: u64, requested| {
+            let limits = Limits { timeout: Duration::from_secs(limit), ..Limits::default() };
+            SessionSpec { limits, requested_limits: seconds(requested), ..session() }
+        };
+        let none = LimitsRequest::default();
+        assert_eq!(timeout(&with(30, 30), Start::Interactive, &none), 30);
+        // Only the policy of the session has a cap.
+        assert_eq!(timeout(&with(120, 3600), Start::Interactive, &seconds(3600)), 3600);
+    }
+
+    #[test]
+    fn tenant_ceiling_lowers_defaults() {
+        let options = options();
+        let ceilings = options.ceilings.of_tenant(&seconds(60));
+        let rules = Rules { ceilings, options: &options, floor: IsolationLevel::None };
+        let limits = rules.run_defaults(&session(), Start::Detached, &LimitsRequest::default());
+        assert_eq!(limits.timeout.as_secs(), 60);
+    }
+}

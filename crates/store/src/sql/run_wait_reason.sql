@@ -1,0 +1,22 @@
+-- For each run, how many live workers could take it: all, with its session's mode, with the session's files as well,
+-- ready, with a free slot.
+SELECT r.id AS "run!", s.spec ->> 'mode' AS "mode!", r.queue_timeout AS "queue_timeout?",
+       found.live AS "live!", found.with_mode AS "with_mode!", found.with_files AS "with_files!",
+       found.ready AS "ready!", found.free AS "free!"
+FROM runs r JOIN sessions s ON s.id = r.session_id
+CROSS JOIN LATERAL (
+    SELECT count(*) AS live,
+           count(*) FILTER (WHERE w.has_mode) AS with_mode,
+           count(*) FILTER (WHERE w.has_mode AND w.has_files) AS with_files,
+           count(*) FILTER (WHERE w.has_mode AND w.has_files AND w.ready) AS ready,
+           count(*) FILTER (WHERE w.has_mode AND w.has_files AND w.ready AND w.free) AS free
+    FROM (
+        SELECT s.spec ->> 'mode' = ANY (modes) AS has_mode,
+               s.home_root IS NULL OR s.home_root = root_id
+                   -- See lease_acquire.sql.
+                   OR (s.allow_data_loss AND root_is_gone(s.home_root)) AS has_files,
+               state = 'ready' AS ready, busy_slots < slots AS free
+        FROM workers WHERE lease_until > now() AND state <> 'left'
+    ) AS w
+) AS found
+WHERE r.id = ANY ($1)
