@@ -41,10 +41,8 @@ async fn each_call_has_one_access_log_line() -> Result<()> {
     let session = client.session().await?;
     client.exec(&session.name, "echo hello").await?;
 
-    let logged = eventually("four lines", || async {
-        calls(&cluster).ok().filter(|calls| calls.len() >= 4)
-    })
-    .await;
+    let logged =
+        eventually("four lines", || async { calls(&cluster).ok().filter(|calls| calls.len() >= 4) }).await;
     let summary: Vec<_> = logged
         .iter()
         .map(|call| (call["method"].as_str(), call["tenant"].as_str(), call["status"].as_str()))

@@ -29,6 +29,7 @@ mod keys;
 mod kills;
 mod labels;
 mod listing;
+mod live_output;
 mod load;
 mod logs;
 mod malformed;

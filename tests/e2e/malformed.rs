@@ -114,10 +114,6 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             reason: "because".into(),
         }
         .encode_to_vec()),
-        "codelia.v1.AdminService.SetMaxLimits" => {
-            let limits = Some(Limits { timeout: seconds(7), cpu_time: seconds(7), ..Default::default() });
-            one(SetMaxLimitsRequest { name: tenant(), limits }.encode_to_vec())
-        }
         "codelia.v1.AdminService.CreateKey" => one(CreateKeyRequest {
             parent: tenant(),
             display_name: "new".into(),
@@ -156,6 +152,11 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             one(UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
         "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => one(Vec::new()),
+        "codelia.v1.AdminService.SetMaxLimits" => {
+            let seconds = Some(prost_types::Duration { seconds: 7, nanos: 0 });
+            let limits = Some(Limits { timeout: seconds, cpu_time: seconds, ..Default::default() });
+            one(SetMaxLimitsRequest { name: tenant(), limits }.encode_to_vec())
+        }
         _ => return None,
     })
 }

@@ -20,7 +20,7 @@ fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn limited(request: StartRunRequest, output_bytes: i64) -> StartRunRequest {
+pub(crate) fn limited(request: StartRunRequest, output_bytes: i64) -> StartRunRequest {
     let limits = Limits { output_bytes: Some(output_bytes), ..Limits::default() };
     StartRunRequest { limits: Some(limits), ..request }
 }
@@ -121,8 +121,10 @@ async fn output_of_exactly_the_limit_is_kept() -> Result<()> {
     for (bytes, cut) in [(4096, false), (4097, true)] {
         let request = shell(&session.name, &format!("head -c {bytes} /dev/zero"));
         let run = client.start(limited(request, 4096)).await?;
+        client.watch_to_end(&run.name, 0).await?;
         let seen = client.watch_to_end(&run.name, 0).await?;
         assert_eq!((seen.stdout.len(), seen.run().output_truncated), (4096, cut));
+        assert_eq!(seen.run().output_total_bytes, Some(bytes), "written, stored or not");
         assert_eq!(seen.outcome(), Exited(0), "the command is not killed");
     }
     cluster.end().await

@@ -55,10 +55,8 @@ async fn unwatched_run_ends_after_configured_queue_timeout() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "true")).await?;
-    let outcome = eventually("the run ends", || async {
-        client.get_run(&run.name).await.ok()?.outcome?.kind
-    })
-    .await;
+    let outcome =
+        eventually("the run ends", || async { client.get_run(&run.name).await.ok()?.outcome?.kind }).await;
     let outcome::Kind::Refused(refused) = outcome else { panic!("{outcome:?}") };
     assert_eq!(refused.reason, "QUEUE_TIMEOUT");
     cluster.end().await

@@ -89,7 +89,10 @@ fn max_limits(wire: Option<v1::Limits>) -> Result<LimitsRequest, ApiError> {
     let limits = validate::limits(wire)?;
     for (limit, time) in [(Limit::Timeout, limits.timeout), (Limit::CpuTime, limits.cpu_time)] {
         if time.is_some_and(|time| time > MAX_TIME) {
-            return Err(ApiError::invalid(limit.field(), format!("maximum is {}", display_duration(MAX_TIME))));
+            return Err(ApiError::invalid(
+                limit.field(),
+                format!("maximum is {}", display_duration(MAX_TIME)),
+            ));
         }
     }
     Ok(limits)

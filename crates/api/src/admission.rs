@@ -10,7 +10,13 @@ use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::{options::Options, resource_name, rules::{Rules, Start}, status::ApiError, validate};
+use crate::{
+    options::Options,
+    resource_name,
+    rules::{Rules, Start},
+    status::ApiError,
+    validate,
+};
 
 /// A validated request for a run. The serialized fields are its fingerprint.
 #[derive(Debug, Serialize)]
@@ -66,11 +72,7 @@ impl RunRequest {
     }
 
     /// The specification of the run: from the request, else the session, else the installation.
-    pub(crate) fn to_spec(
-        &self,
-        session: &SessionSpec,
-        rules: &Rules<'_>,
-    ) -> Result<RunSpec, ApiError> {
+    pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
         check_allowed(mode, rules)?;
         let network = self.network.or(session.network).or(default_network(mode, rules.options));
@@ -322,9 +324,12 @@ pub(crate) mod tests {
     #[test]
     fn limits_come_from_run_then_session_then_defaults() {
         let limits = v1::Limits { pids: Some(3), ..Default::default() };
-        let request =
-            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
-                .unwrap();
+        let request = RunRequest::parse(
+            v1::StartRunRequest { limits: Some(limits), ..wire() },
+            false,
+            &rules(&options()),
+        )
+        .unwrap();
         let spec = request.to_spec(&session(), &rules(&options())).unwrap();
         assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
         assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
@@ -334,9 +339,12 @@ pub(crate) mod tests {
     #[test]
     fn limit_above_ceiling_is_rejected_by_field() {
         let limits = v1::Limits { cpu_millicores: Some(i64::MAX), ..Default::default() };
-        let request =
-            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
-                .unwrap();
+        let request = RunRequest::parse(
+            v1::StartRunRequest { limits: Some(limits), ..wire() },
+            false,
+            &rules(&options()),
+        )
+        .unwrap();
         let error = request.to_spec(&session(), &rules(&options())).unwrap_err();
         assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "limits.cpu_millicores"));
     }
@@ -346,10 +354,7 @@ pub(crate) mod tests {
         let request = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
         assert_eq!(request.to_spec(&session(), &rules(&options())).unwrap().network, None);
         let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
-        assert_eq!(
-            request.to_spec(&isolated, &rules(&options())).unwrap().network,
-            Some(NetworkMode::None)
-        );
+        assert_eq!(request.to_spec(&isolated, &rules(&options())).unwrap().network, Some(NetworkMode::None));
     }
 
     #[test]
@@ -383,7 +388,8 @@ pub(crate) mod tests {
         let with_labels = |labels: &[&str]| {
             let labels = labels.iter().map(|&key| (key.to_owned(), String::new())).collect();
             fingerprint(
-                &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &rules(&options())).unwrap(),
+                &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &rules(&options()))
+                    .unwrap(),
             )
             .unwrap()
         };
@@ -500,13 +506,13 @@ pub(crate) mod tests {
     fn limit_above_policy_is_rejected_by_field() {
         let session = isolated_session("resources: {max_memory_bytes: 1000}").unwrap();
         let limits = v1::Limits { memory_bytes: Some(1001), ..Default::default() };
-        let request =
-            RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
-                .unwrap();
-        assert_eq!(
-            field(request.to_spec(&session, &rules(&options())).unwrap_err()),
-            "limits.memory_bytes"
-        );
+        let request = RunRequest::parse(
+            v1::StartRunRequest { limits: Some(limits), ..wire() },
+            false,
+            &rules(&options()),
+        )
+        .unwrap();
+        assert_eq!(field(request.to_spec(&session, &rules(&options())).unwrap_err()), "limits.memory_bytes");
     }
 
     #[test]
@@ -520,16 +526,10 @@ pub(crate) mod tests {
         let mut wire = wire();
         wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
         let request = RunRequest::parse(wire, false, &rules(&options())).unwrap();
-        assert_eq!(
-            field(request.to_spec(&session, &rules(&options())).unwrap_err()),
-            "command.env"
-        );
+        assert_eq!(field(request.to_spec(&session, &rules(&options())).unwrap_err()), "command.env");
         let mut wire = self::wire();
         wire.command.as_mut().unwrap().secret_env = [("SECRET".to_owned(), String::new())].into();
         let request = RunRequest::parse(wire, false, &rules(&options())).unwrap();
-        assert_eq!(
-            field(request.to_spec(&session, &rules(&options())).unwrap_err()),
-            "command.secret_env"
-        );
+        assert_eq!(field(request.to_spec(&session, &rules(&options())).unwrap_err()), "command.secret_env");
     }
 }

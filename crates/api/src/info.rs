@@ -11,7 +11,7 @@ use codelia_store::Caller;
 use codelia_types::Mode;
 use tonic::{Request, Response, Status};
 
-use crate::{auth, context::Context, options::Options, status::ApiError, to_proto};
+use crate::{auth, context::Context, options::Options, rules::Rules, status::ApiError, to_proto};
 
 /// The service.
 #[derive(Debug)]
@@ -59,9 +59,11 @@ impl InfoService for Info {
         &self,
         request: Request<v1::GetServerInfoRequest>,
     ) -> Result<Response<v1::GetServerInfoResponse>, Status> {
-        auth::caller(request.extensions())?;
+        let caller = auth::caller(request.extensions())?;
         let modes = self.context.store.worker_modes().await.map_err(ApiError::from)?;
-        let server_info = server_info(&self.context.options, &modes);
+        let rules = Rules::of(&caller, &self.context.options);
+        let max_limits = Some((&rules.ceilings.0).into());
+        let server_info = v1::ServerInfo { max_limits, ..server_info(rules.options, &modes) };
         Ok(Response::new(v1::GetServerInfoResponse { server_info: Some(server_info) }))
     }
 

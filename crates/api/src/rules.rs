@@ -70,7 +70,8 @@ mod tests {
 
     fn timeout(session: &SessionSpec, start: Start, caps: &LimitsRequest) -> u64 {
         let options = options();
-        let rules = Rules { ceilings: options.ceilings.clone(), options: &options, floor: IsolationLevel::None };
+        let rules =
+            Rules { ceilings: options.ceilings.clone(), options: &options, floor: IsolationLevel::None };
         rules.run_defaults(session, start, caps).timeout.as_secs()
     }
 

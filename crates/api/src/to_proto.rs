@@ -105,6 +105,7 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         receipt: run.receipt.as_ref().map(Into::into),
         output_bytes: run.output_bytes,
         output_truncated: run.output_truncated,
+        output_total_bytes: run.output_total,
         attempt: run.attempt,
         labels: run.labels.clone().into_iter().collect(),
         unenforced: run.unenforced.clone(),

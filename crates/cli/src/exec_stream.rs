@@ -152,7 +152,8 @@ impl ExecStream {
                 Some(Kind::Violation(violation)) => {
                     streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
                 }
-                Some(Kind::Assigned(_) | Kind::OutputTruncated(_)) | None => {}
+                Some(Kind::Assigned(_)) => streams.begin_attempt(),
+                Some(Kind::OutputTruncated(_)) | None => {}
             }
         }
     }

@@ -11,6 +11,8 @@ use codelia_types::Reason;
 
 use crate::units;
 
+/// Exit code of `codelia run` if the command succeeded and output that was redirected is incomplete.
+pub(crate) const INCOMPLETE: u8 = 123;
 /// Exit code of `codelia run` if the run was refused or codelia failed.
 pub(crate) const FAILURE: u8 = 125;
 /// The program was found but cannot be executed, as in shells.
@@ -94,10 +96,10 @@ pub(crate) fn message(run: &Run) -> Option<String> {
     Some(text)
 }
 
-/// Explains that output was discarded.
-pub(crate) fn truncation_message(run: &Run) -> String {
-    let limit = run.limits.as_ref().and_then(|limits| limits.output_bytes).unwrap_or(run.output_bytes);
-    format!("output truncated at {}; the rest was discarded", size(Some(limit)).unwrap_or_default())
+/// Explains that output is missing.
+pub(crate) fn incomplete_message(run: &Run) -> String {
+    let stored = size(Some(run.output_bytes)).unwrap_or_default();
+    format!("output incomplete: only the first {stored} were stored (store more with --output-limit)")
 }
 
 fn timed_out(limits: &Limits) -> String {
@@ -215,10 +217,11 @@ mod tests {
     }
 
     #[test]
-    fn truncation_message_has_the_limit() {
-        let limits = Some(Limits { output_bytes: Some(10 << 20), ..Limits::default() });
-        let run = Run { limits, output_bytes: 10 << 20, ..Run::default() };
-        assert_eq!(truncation_message(&run), "output truncated at 10 MiB; the rest was discarded");
+    fn incomplete_message_has_the_stored_size() {
+        let run = Run { output_bytes: 10 << 20, ..Run::default() };
+        let expected =
+            "output incomplete: only the first 10 MiB were stored (store more with --output-limit)";
+        assert_eq!(incomplete_message(&run), expected);
     }
 
     #[test]

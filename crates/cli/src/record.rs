@@ -37,6 +37,7 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "receipt": run.receipt.as_ref().map(receipt),
         "output_bytes": run.output_bytes,
         "output_truncated": run.output_truncated,
+        "output_total_bytes": run.output_total_bytes,
         "unenforced": run.unenforced,
         "watched": run.watched,
         "attempt": run.attempt,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use codelia_proto::v1::{OutputEvent, OutputStream};
+use codelia_proto::v1::{OutputEvent, OutputStream, Run};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::{
@@ -23,6 +23,10 @@ pub(crate) struct Streams {
     stderr: Sink,
     /// Whether stdout is only for our record, and all output of the run goes to stderr.
     separate_record: bool,
+    /// The position after the last output of the run.
+    position: i64,
+    /// Whether all output before it arrived.
+    is_gapless: bool,
 }
 
 /// One stream, and whether the last byte on it ended a line.
@@ -38,12 +42,33 @@ impl Streams {
     pub(crate) fn open(output: Output) -> io::Result<Self> {
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned()?;
-        let separate_record = output.is_json();
-        Ok(Self { stdout: Sink::new(stdout), stderr: Sink::new(stderr), separate_record })
+        Ok(Self { separate_record: output.is_json(), ..Self::new(Sink::new(stdout), Sink::new(stderr)) })
+    }
+
+    fn new(stdout: Sink, stderr: Sink) -> Self {
+        Self { stdout, stderr, separate_record: false, position: 0, is_gapless: true }
+    }
+
+    /// The output of a new attempt follows.
+    pub(crate) fn begin_attempt(&mut self) {
+        (self.position, self.is_gapless) = (0, true);
+    }
+
+    /// Whether all output of an ended run was written. What the server stored always is.
+    pub(crate) fn is_complete(&self, run: &Run) -> bool {
+        !run.output_truncated || (self.is_gapless && run.output_total_bytes == Some(self.position))
+    }
+
+    /// Whether a file or a program, not a person, reads the output.
+    pub(crate) fn is_redirected(&self) -> bool {
+        !self.stdout.file.is_terminal() || !self.stderr.file.is_terminal()
     }
 
     /// Writes output of the run. Blocks while the reader does not read.
     pub(crate) fn write(&mut self, output: &OutputEvent) -> Result<()> {
+        let length = i64::try_from(output.data.len()).unwrap_or(i64::MAX);
+        self.is_gapless &= output.next_position - length == self.position;
+        self.position = output.next_position;
         match output.stream() {
             OutputStream::Stderr => self.stderr.write(&output.data),
             _ if self.separate_record => self.stderr.write(&output.data),
@@ -107,9 +132,7 @@ mod tests {
     fn piped() -> (Streams, File) {
         let (reader, writer): (OwnedFd, OwnedFd) = rustix::pipe::pipe().unwrap();
         let stderr = writer.try_clone().unwrap();
-        let streams =
-            Streams { stdout: Sink::new(writer), stderr: Sink::new(stderr), separate_record: false };
-        (streams, reader.into())
+        (Streams::new(Sink::new(writer), Sink::new(stderr)), reader.into())
     }
 
     fn event(data: &[u8]) -> OutputEvent {
@@ -121,7 +144,7 @@ mod tests {
         let [(stdout, out), (stderr, err)] = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
         let (stdout, stderr) = ((File::from(stdout), out), (File::from(stderr), err));
         let mut streams =
-            Streams { stdout: Sink::new(stdout.1), stderr: Sink::new(stderr.1), separate_record: true };
+            Streams { separate_record: true, ..Streams::new(Sink::new(stdout.1), Sink::new(stderr.1)) };
         streams.write(&event(b"\xff\0no newline")).unwrap();
         streams.write_message("codelia: note").unwrap();
         streams.write_record("{}").unwrap();
@@ -146,6 +169,21 @@ mod tests {
         let mut got = Vec::new();
         reader.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"unshare: \ncodelia: blocked\ncodelia: again\n");
+    }
+
+    #[test]
+    fn missing_output_is_noticed() {
+        let (mut streams, _reader) = piped();
+        let run = |total| Run { output_truncated: true, output_total_bytes: total, ..Run::default() };
+        let output = |position: i64| OutputEvent { next_position: position, ..event(b"abc") };
+        streams.write(&output(3)).unwrap();
+        assert!(streams.is_complete(&run(Some(3))) && streams.is_complete(&Run::default()));
+        assert!(!streams.is_complete(&run(Some(4))) && !streams.is_complete(&run(None)));
+        streams.write(&output(7)).unwrap();
+        assert!(!streams.is_complete(&run(Some(7))), "one byte is missing");
+        streams.begin_attempt();
+        streams.write(&output(3)).unwrap();
+        assert!(streams.is_complete(&run(Some(3))));
     }
 
     #[test]

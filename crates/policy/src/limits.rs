@@ -91,7 +91,7 @@ impl fmt::Display for Limit {
 pub fn display_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
-    match units.into_iter().find(|(size, _)| millis > 0 && millis % size == 0) {
+    match units.into_iter().find(|(size, _)| millis > 0 && millis.is_multiple_of(*size)) {
         Some((size, unit)) => format!("{}{unit}", millis / size),
         None => format!("{duration:?}"),
     }
@@ -408,7 +408,8 @@ mod tests {
 
     #[test]
     fn ceilings_of_tenant_replace_those_of_installation() {
-        let own = LimitsRequest { pids: Some(1000), timeout: Some(Duration::from_secs(60)), ..Default::default() };
+        let own =
+            LimitsRequest { pids: Some(1000), timeout: Some(Duration::from_secs(60)), ..Default::default() };
         let ceilings = Ceilings::default().of_tenant(&own);
         assert_eq!((ceilings.0.pids, ceilings.0.timeout.as_secs()), (1000, 60));
         assert_eq!(ceilings.0.memory_bytes, Ceilings::default().0.memory_bytes);
@@ -416,7 +417,9 @@ mod tests {
 
     #[test]
     fn durations_are_shown_in_largest_exact_unit() {
-        for (millis, text) in [(500, "500ms"), (1000, "1s"), (90_000, "90s"), (120_000, "2m"), (86_400_000, "24h")] {
+        for (millis, text) in
+            [(500, "500ms"), (1000, "1s"), (90_000, "90s"), (120_000, "2m"), (86_400_000, "24h")]
+        {
             assert_eq!(display_duration(Duration::from_millis(millis)), text);
         }
     }

@@ -24,6 +24,7 @@ impl From<&RunResult> for internal::RunResult {
             watched: result.watched.clone(),
             output_bytes: result.output_bytes,
             output_truncated: result.output_truncated,
+            output_total_bytes: result.output_total,
             violations: result.violations.seen.iter().map(Into::into).collect(),
             violation_count: result.violations.total.cast_signed(),
         }
@@ -52,6 +53,7 @@ impl TryFrom<internal::RunResult> for RunResult {
             watched: wire.watched,
             output_bytes: wire.output_bytes,
             output_truncated: wire.output_truncated,
+            output_total: wire.output_total_bytes,
             violations: Violations { seen, total: integer("violation_count", wire.violation_count)? },
         })
     }

@@ -282,7 +282,7 @@ fn violations() -> impl Strategy<Value = Violations> {
 }
 
 fn result() -> impl Strategy<Value = RunResult> {
-    let output = (any::<i64>(), any::<bool>());
+    let output = (any::<i64>(), any::<bool>(), any::<i64>());
     (
         outcome(),
         usage(),
@@ -317,6 +317,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                     watched,
                     output_bytes: output.0,
                     output_truncated: output.1,
+                    output_total: output.2,
                     violations,
                 }
             },
@@ -377,6 +378,7 @@ fn sample_ended() -> EndedRun {
             watched: Vec::new(),
             output_bytes: 0,
             output_truncated: false,
+            output_total: 0,
             violations: Violations::default(),
         },
         attempt: 1,

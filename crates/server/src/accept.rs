@@ -99,7 +99,11 @@ pub async fn serve<L, S>(
         };
         let admitted = admission.admit(source);
         if let (Err(cap), false) = (&admitted, is_refusing) {
-            tracing::warn!(cap = cap.as_str(), source = source.0.map(tracing::field::display), "too many connections, refusing new ones");
+            tracing::warn!(
+                cap = cap.as_str(),
+                source = source.0.map(tracing::field::display),
+                "too many connections, refusing new ones"
+            );
         }
         is_refusing = admitted.is_err();
         match admitted {

@@ -28,8 +28,10 @@ pub struct RunResult {
     pub watched: Vec<String>,
     /// Bytes of output that were kept.
     pub output_bytes: i64,
-    /// Whether output was discarded because of the output limit.
+    /// Whether output after the output limit was not kept.
     pub output_truncated: bool,
+    /// Bytes of output that the command wrote, kept or not.
+    pub output_total: i64,
     /// The attempts to violate the policy.
     pub violations: Violations,
 }

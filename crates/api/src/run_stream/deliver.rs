@@ -1,4 +1,4 @@
-//! Delivers events to the client: each once, in order, output without gaps.
+//! Delivers events to the client: each once, in order, output without gaps up to the output limit.
 
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ impl Delivery {
                 let index = violations.next().unwrap_or(usize::MAX);
                 self.violation(index, violation).await?;
             }
-            Some(Kind::Output(output)) => return self.worker_output(run.id, output).await,
+            Some(Kind::Output(output)) => return self.worker_output(run, output).await,
             Some(Kind::OutputTruncated(truncated)) => self.truncated(truncated).await?,
             // `begin` and `finish` send these.
             Some(Kind::Queued(_) | Kind::Waiting(_) | Kind::Finished(_)) | None => {}
@@ -156,10 +156,14 @@ impl Delivery {
     }
 
     /// Sends output of the worker, after the stored output before it.
-    async fn worker_output(&mut self, run: RunId, output: v1::OutputEvent) -> Result<bool, StreamError> {
-        if !self.stored_output(run, output::start_position(&output)).await? {
+    async fn worker_output(&mut self, run: &Run, output: v1::OutputEvent) -> Result<bool, StreamError> {
+        let start = output::start_position(&output);
+        let limit = i64::try_from(run.spec.limits.output_bytes).unwrap_or(i64::MAX);
+        if !self.stored_output(run.id, start.min(limit)).await? {
             return Ok(false);
         }
+        // What this client missed after the limit is lost.
+        self.cursor = self.cursor.max(start);
         self.output(output).await?;
         Ok(true)
     }

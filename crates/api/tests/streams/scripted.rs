@@ -159,6 +159,7 @@ impl WorkerState {
             watched: Vec::new(),
             output_bytes: position + i64::try_from(text.len()).expect("length fits"),
             output_truncated: false,
+            output_total: position + i64::try_from(text.len()).expect("length fits"),
             violations: Default::default(),
         };
         let started_ago = Some(Duration::from_millis(1));
@@ -381,6 +382,7 @@ fn options() -> Options {
         internal_tls: None,
         defaults: Limits::default(),
         ceilings: Ceilings::default(),
+        timeouts: codelia_api::Timeouts::default(),
         policy: codelia_policy::Policy::installation(),
         default_mode: Mode::Logical,
         default_network: None,

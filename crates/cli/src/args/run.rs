@@ -12,8 +12,9 @@ use crate::detach_keys::DetachKeys;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exits with the command's exit code, or 128+n if signal n killed it; 124 timed out, 125 refused or
-codelia failed, 126 not executable, 127 not found, 130 canceled, 137 killed or out of memory.
+Exits with the command's exit code, or 128+n if signal n killed it; 123 the command succeeded, but
+output that you redirected is incomplete; 124 timed out, 125 refused or codelia failed, 126 not
+executable, 127 not found, 130 canceled, 137 killed or out of memory.
 
 The command starts at the first word that is not an option, or after `--`. With --json, stdout has
 only the record of the run; the command's stdout and stderr go to stderr.

@@ -57,6 +57,10 @@ pub(crate) struct SandboxArgs {
     /// Limit the number of processes and threads [default: 100, max: 500]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) pids: Option<i64>,
+    /// Store this much output, such as 50m; what exceeds it only reaches a caller that is attached
+    /// [default: 10m, max: 100m]
+    #[arg(long = "output-limit", value_name = "SIZE", value_parser = bytes, allow_negative_numbers = true)]
+    pub(crate) output_bytes: Option<i64>,
     /// Apply the policy in this .json, .yaml or .toml file
     #[arg(long = "policy", value_name = "FILE")]
     pub(crate) policy_file: Option<PathBuf>,

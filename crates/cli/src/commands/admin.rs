@@ -7,8 +7,7 @@ use codelia_proto::{
         self, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest, DrainWorkerRequest,
         GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest,
         ResumeTenantRequest, RevokeKeyRequest, SetIsolationFloorRequest, SetMaxLimitsRequest,
-        SuspendTenantRequest, Tenant,
-        UndrainWorkerRequest, UpdateQuotasRequest, Worker,
+        SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
     },
 };
 use time::OffsetDateTime;

@@ -16,11 +16,12 @@ pub(crate) async fn logs(client: &Client, args: &args::Logs, output: Output) -> 
     let mut streams = Streams::open(output)?;
     while let Some(response) = events.message().await? {
         match response.event.and_then(|event| event.kind) {
+            Some(Kind::Assigned(_)) => streams.begin_attempt(),
             Some(Kind::Output(output)) => streams.write(&output)?,
             Some(Kind::Finished(finished)) => {
                 let run = finished.run.unwrap_or_default();
-                if run.output_truncated {
-                    streams.write_message(&format!("codelia: {}", exit_status::truncation_message(&run)))?;
+                if !streams.is_complete(&run) {
+                    streams.write_message(&format!("codelia: {}", exit_status::incomplete_message(&run)))?;
                 }
                 return Ok(());
             }

@@ -287,6 +287,7 @@ pub(crate) fn limits(args: &args::SandboxArgs) -> Limits {
         memory_bytes: args.memory_bytes.or(args.memory_mb),
         cpu_millicores: args.cpu_millicores,
         pids: args.pids,
+        output_bytes: args.output_bytes,
         ..Limits::default()
     }
 }
@@ -318,9 +319,12 @@ fn finish(followed: Result<Followed>, mut streams: Streams, output: Output) -> R
         Err(error) if error.is::<Interrupted>() => return Ok(ExitCode::from(exit_status::CANCELED)),
         Err(error) => return Err(error),
     };
-    let code = exit_status::exit_code(&run.outcome.clone().unwrap_or_default());
-    if run.output_truncated {
-        streams.write_message(&format!("codelia: {}", exit_status::truncation_message(&run)))?;
+    let mut code = exit_status::exit_code(&run.outcome.clone().unwrap_or_default());
+    if !streams.is_complete(&run) {
+        streams.write_message(&format!("codelia: {}", exit_status::incomplete_message(&run)))?;
+        if code == 0 && streams.is_redirected() {
+            code = exit_status::INCOMPLETE;
+        }
     }
     if let Some(message) = exit_status::message(&run) {
         let prefix = if exit_status::is_failure(code) { "error" } else { "codelia" };

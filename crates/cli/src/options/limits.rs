@@ -42,7 +42,12 @@ pub(super) fn run_limits(config: &Config) -> Result<RunLimits> {
     };
     let ceilings = Limits {
         timeout: time("max_timeout_seconds", limits.max_timeout_seconds, built_in.timeout, defaults.timeout)?,
-        memory_bytes: mib("max_memory_mb", limits.max_memory_mb, built_in.memory_bytes, defaults.memory_bytes)?,
+        memory_bytes: mib(
+            "max_memory_mb",
+            limits.max_memory_mb,
+            built_in.memory_bytes,
+            defaults.memory_bytes,
+        )?,
         cpu_millicores: max(
             "max_cpus",
             limits.max_cpus.map(millicores),
@@ -50,9 +55,24 @@ pub(super) fn run_limits(config: &Config) -> Result<RunLimits> {
             defaults.cpu_millicores,
         )?,
         pids: amount("max_pids", limits.max_pids, built_in.pids, defaults.pids)?,
-        open_files: amount("max_open_files", limits.max_open_files, built_in.open_files, defaults.open_files)?,
-        output_bytes: mib("max_output_mb", limits.max_output_mb, built_in.output_bytes, defaults.output_bytes)?,
-        cpu_time: time("max_cpu_time_seconds", limits.max_cpu_time_seconds, built_in.cpu_time, defaults.cpu_time)?,
+        open_files: amount(
+            "max_open_files",
+            limits.max_open_files,
+            built_in.open_files,
+            defaults.open_files,
+        )?,
+        output_bytes: mib(
+            "max_output_mb",
+            limits.max_output_mb,
+            built_in.output_bytes,
+            defaults.output_bytes,
+        )?,
+        cpu_time: time(
+            "max_cpu_time_seconds",
+            limits.max_cpu_time_seconds,
+            built_in.cpu_time,
+            defaults.cpu_time,
+        )?,
         file_bytes: mib("max_file_mb", limits.max_file_mb, built_in.file_bytes, defaults.file_bytes)?,
         tmp_bytes: mib("max_tmp_mb", limits.max_tmp_mb, built_in.tmp_bytes, defaults.tmp_bytes)?,
     };

@@ -155,6 +155,7 @@ impl Store {
             &events.fields as _,
             &events.details as _,
             &result.watched,
+            result.output_total,
         )
         .fetch_optional(&self.pool)
         .await?

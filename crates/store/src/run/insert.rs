@@ -179,6 +179,7 @@ impl Run {
             receipt: None,
             output_bytes: 0,
             output_truncated: false,
+            output_total: None,
             violations: Violations::default(),
             worker_address: None,
         }

@@ -32,7 +32,7 @@ macro_rules! select_runs {
                       r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id, r.lease_epoch,
                       r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced, r.watched,
                       r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
-                      r.output_bytes, r.output_truncated, w.address AS "worker_address?"
+                      r.output_bytes, r.output_truncated, r.output_total, w.address AS "worker_address?"
                FROM runs r
                LEFT JOIN workers w ON r.state = 'running' AND w.id = r.worker_id AND w.incarnation = r.incarnation
                    AND w.lease_until > now()
@@ -93,8 +93,10 @@ pub struct Run<Spec = RunSpec> {
     pub receipt: Option<Receipt>,
     /// Bytes of output kept.
     pub output_bytes: i64,
-    /// Whether output was truncated.
+    /// Whether output after the limit was not kept.
     pub output_truncated: bool,
+    /// Bytes of output that the command wrote, if it has ended and they were counted.
+    pub output_total: Option<i64>,
     /// Violations of its policy.
     pub violations: Violations,
     /// Address of its worker, while it runs on a live one.
@@ -247,6 +249,7 @@ impl Run {
             receipt: Some(result.receipt),
             output_bytes: result.output_bytes,
             output_truncated: result.output_truncated,
+            output_total: Some(result.output_total),
             violations: result.violations,
             worker_address: None,
             ..self.clone()
@@ -281,6 +284,7 @@ struct RunRow<Spec> {
     receipt: Option<Json<Receipt>>,
     output_bytes: i64,
     output_truncated: bool,
+    output_total: Option<i64>,
     violations: Option<Json<Violations>>,
     worker_address: Option<String>,
 }
@@ -314,6 +318,7 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             receipt: row.receipt.map(|json| json.0),
             output_bytes: row.output_bytes,
             output_truncated: row.output_truncated,
+            output_total: row.output_total,
             violations: row.violations.map(|json| json.0).unwrap_or_default(),
             worker_address: row.worker_address,
         })

@@ -93,7 +93,8 @@ impl Store {
             return Ok(0);
         }
         let waiting = self.run_waiting(&due).await?;
-        let outcomes = waiting.iter().map(|run| Ok(Json(run.outcome()?))).collect::<Result<Vec<_>, Error>>()?;
+        let outcomes =
+            waiting.iter().map(|run| Ok(Json(run.outcome()?))).collect::<Result<Vec<_>, Error>>()?;
         let ids: Vec<Uuid> = waiting.iter().map(|run| run.run).collect();
         let ended = sqlx::query!(
             "WITH due AS (

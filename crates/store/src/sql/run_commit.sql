@@ -4,7 +4,8 @@ WITH committed AS (
     UPDATE runs r SET
         state = 'ended', ended_at = now(), outcome = $5, exit_code = $6, usage = $7, receipt = $8,
         sandbox_root = $9, started_at = now() - $10::interval, setup_micros = $11, prepared = $12,
-        unenforced = $13, watched = $25, output_bytes = $14, output_truncated = $15, violations = $20, secret_env = NULL
+        unenforced = $13, watched = $25, output_bytes = $14, output_truncated = $15, output_total = $26, violations = $20,
+        secret_env = NULL
     FROM sessions s, workers w
     WHERE r.id = $1 AND r.state = 'running'
       AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4

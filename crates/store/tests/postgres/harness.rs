@@ -245,6 +245,7 @@ pub(crate) fn exited(code: i32) -> RunCommit {
         watched: vec!["limits.pids".to_owned()],
         output_bytes: 0,
         output_truncated: false,
+        output_total: 0,
         violations: Violations::default(),
     };
     RunCommit { result, started_ago: Some(Duration::from_millis(5)), tail: vec![], events: vec![] }

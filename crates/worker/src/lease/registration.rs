@@ -104,7 +104,10 @@ impl LeaseClient for Registration {
         self.dispatcher.forget_waiting();
         self.forget_sessions();
         if timeout(KILL_TIMEOUT, self.runs.none_active()).await.is_err() {
-            tracing::error!(timeout_seconds = KILL_TIMEOUT.as_secs_f64(), "sandboxes of the lost lease are still running");
+            tracing::error!(
+                timeout_seconds = KILL_TIMEOUT.as_secs_f64(),
+                "sandboxes of the lost lease are still running"
+            );
         }
         // A session that was being acquired may have been added meanwhile.
         self.forget_sessions();

@@ -1,6 +1,7 @@
 //! One attached caller: receives the run's events at its own pace and sends input.
 //!
-//! An attachment holds a position. Nothing is buffered for it, and the run does not wait for it.
+//! An attachment holds a position. Nothing is buffered for it. The run waits only for the caller that
+//! it ends with, and only after the output limit.
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ use tonic::{Status, Streaming};
 
 use crate::run::{
     active::{ActiveRun, Control, Phase, Started},
+    output::Follower,
     output_buffer::{Found, Piece},
 };
 
@@ -65,6 +67,7 @@ pub(crate) struct RunAttachment {
     phase: watch::Receiver<Phase>,
     output: watch::Receiver<()>,
     violations: watch::Receiver<()>,
+    follower: Option<Follower>,
     _owner: Option<OwnerGuard>,
     _detached: DropGuard,
 }
@@ -87,6 +90,7 @@ impl RunAttachment {
             phase: run.phase.subscribe(),
             output: run.output.subscribe(),
             violations: run.violations.subscribe(),
+            follower: owner.then(|| run.output.follow(position)),
             _owner: owner.then(|| OwnerGuard::new(run.clone())),
             _detached: detached.drop_guard(),
             run,
@@ -135,11 +139,19 @@ impl RunAttachment {
     async fn output(&mut self) -> Option<Answer> {
         self.output.mark_unchanged();
         self.violations.mark_unchanged();
+        if let Some(follower) = &self.follower {
+            // The caller asks for more, so it has taken what it got.
+            follower.advance(self.position);
+        }
         if let Some(violation) = self.run.violations.get(self.violations_sent) {
             self.violations_sent += 1;
             return Some(event(Event::Violation((&violation).into())));
         }
+        let limit = self.run.assigned.spec.limits.output_bytes.cast_signed();
         match self.run.output.read(self.position) {
+            Found::Piece(piece) if piece.position >= limit && !self.truncation_sent => {
+                Some(self.truncation(limit))
+            }
             Found::Piece(piece) => {
                 self.position = piece.end();
                 Some(event(Event::Output(output(piece))))
@@ -148,11 +160,11 @@ impl RunAttachment {
                 self.position = until;
                 Some(Answer::StoredUntil(until))
             }
-            Found::End { truncated: true, .. } if !self.truncation_sent => {
-                self.truncation_sent = true;
-                let limit = self.run.assigned.spec.limits.output_bytes;
-                Some(event(Event::OutputTruncated(OutputTruncatedEvent { limit_bytes: limit.cast_signed() })))
+            Found::Lost(until) => {
+                self.position = until;
+                None
             }
+            Found::End { truncated: true, .. } if !self.truncation_sent => Some(self.truncation(limit)),
             Found::End { closed: true, .. } => {
                 self.stage = Stage::Ending;
                 None
@@ -174,6 +186,11 @@ impl RunAttachment {
         self.stage = Stage::Over;
         let Phase::Committed(ended) = phase else { return None };
         Some(Answer::Committed(Committed { ended: Some((&*ended).into()) }))
+    }
+
+    fn truncation(&mut self, limit_bytes: i64) -> Answer {
+        self.truncation_sent = true;
+        event(Event::OutputTruncated(OutputTruncatedEvent { limit_bytes }))
     }
 
     fn started(&self, started: Started) -> StartedEvent {
@@ -283,6 +300,7 @@ mod tests {
             watched: vec![],
             output_bytes: 0,
             output_truncated: false,
+            output_total: 0,
             violations: Violations::default(),
         };
         let ended_at = time::OffsetDateTime::UNIX_EPOCH;
@@ -347,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn truncation_is_reported_once_after_output() {
+    async fn truncation_is_reported_once_at_the_limit() {
         let mut limited = assigned(false);
         limited.spec.limits.output_bytes = 2;
         let run = activate(limited, Incarnation::generate());
@@ -355,7 +373,7 @@ mod tests {
         run.output.append(Which::Stdout, Bytes::from_static(b"abc"));
         run.output.close();
         let mut attachment = attach(&run, 0, false);
-        for expected in ["assigned", "started", "ab@2", "truncated"] {
+        for expected in ["assigned", "started", "ab@2", "truncated", "c@3"] {
             assert_eq!(describe(&attachment.next().await.unwrap()), expected);
         }
         assert!(attachment.next().now_or_never().is_none(), "not committed yet");

@@ -156,8 +156,9 @@ impl Executor {
             prepared,
             unenforced,
             watched,
-            output_bytes: totals.bytes,
-            output_truncated: totals.truncated,
+            output_bytes: totals.stored,
+            output_truncated: totals.is_truncated(),
+            output_total: totals.written,
             violations,
         };
         RunCommit { result, started_ago: None, tail: run.output.unflushed().chunks, events }

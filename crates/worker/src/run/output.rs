@@ -1,13 +1,20 @@
 //! The output of one run, shared by its command, the store and attached callers.
 //!
-//! Nothing here waits for a caller. Callers read by position; one that falls behind the window in
-//! memory learns up to which position the store has the output. Only the store slows the command.
+//! Callers read by position; one that falls behind the window in memory learns up to which position
+//! the store has the output. Up to the limit only the store slows the command. After it, nothing is
+//! stored, and the command waits for its followers: the caller that it ends with.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use codelia_store::{OutputChunk, OutputStream};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 
 use crate::run::output_buffer::{Found, OutputBuffer, Totals};
 
@@ -15,6 +22,8 @@ use crate::run::output_buffer::{Found, OutputBuffer, Totals};
 const FLUSH_BYTES: usize = 256 * 1024;
 /// Output kept for attached callers when all of it is stored.
 const ENDED_WINDOW_BYTES: usize = 64 * 1024;
+/// How long an ended command waits for a follower that takes nothing.
+const FOLLOWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Output to be flushed.
 #[derive(Debug)]
@@ -45,7 +54,7 @@ impl OutputLog {
         }
     }
 
-    /// Adds what was read; drops what exceeds the limit and marks the output as truncated.
+    /// Adds what was read. What exceeds the limit is not stored.
     pub(crate) fn append(&self, stream: OutputStream, data: Bytes) {
         let due = {
             let mut buffer = self.lock();
@@ -98,7 +107,7 @@ impl OutputLog {
     /// All that is not flushed, with small writes joined.
     pub(crate) fn unflushed(&self) -> Batch {
         let buffer = self.lock();
-        Batch { chunks: buffer.unflushed(), until: buffer.end }
+        Batch { chunks: buffer.unflushed(), until: buffer.totals().stored }
     }
 
     /// A batch is in the store and may be dropped from memory.
@@ -117,9 +126,28 @@ impl OutputLog {
     /// Everything is in the store: keeps only a little for callers that are nearly at the end.
     pub(crate) fn stored(&self) {
         let mut buffer = self.lock();
-        let end = buffer.end;
+        let end = buffer.totals().stored;
         buffer.flushed(end);
         buffer.trim(ENDED_WINDOW_BYTES);
+        buffer.release_followers(ENDED_WINDOW_BYTES);
+    }
+
+    /// Adds a caller that the command waits for after the limit.
+    pub(crate) fn follow(self: &Arc<Self>, position: i64) -> Follower {
+        Follower { number: self.lock().add_follower(position), log: self.clone() }
+    }
+
+    /// Waits until the followers have taken the output after the limit, or one takes nothing for
+    /// [`FOLLOWER_TIMEOUT`].
+    pub(crate) async fn followed(&self) {
+        loop {
+            let drained = self.drained.notified();
+            tokio::pin!(drained);
+            drained.as_mut().enable();
+            if self.lock().is_followed() || timeout(FOLLOWER_TIMEOUT, drained).await.is_err() {
+                return;
+            }
+        }
     }
 
     pub(crate) fn totals(&self) -> Totals {
@@ -138,6 +166,28 @@ impl OutputLog {
 
     fn lock(&self) -> MutexGuard<'_, OutputBuffer> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A caller that the command waits for after the limit, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    log: Arc<OutputLog>,
+    number: u64,
+}
+
+impl Follower {
+    /// The caller has taken the output before `position`.
+    pub(crate) fn advance(&self, position: i64) {
+        self.log.lock().advance_follower(self.number, position);
+        self.log.drained.notify_waiters();
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.log.lock().remove_follower(self.number);
+        self.log.drained.notify_waiters();
     }
 }
 
@@ -200,22 +250,69 @@ mod tests {
     }
 
     #[test]
-    fn output_over_limit_is_truncated_and_marked() {
+    fn output_over_limit_is_live_but_not_stored() {
         let log = OutputLog::new(5);
         log.append(OutputStream::Stdout, bytes("12345"));
-        assert_eq!(log.totals(), Totals { bytes: 5, truncated: false });
+        assert_eq!(log.totals(), Totals { stored: 5, written: 5 });
         log.append(OutputStream::Stderr, bytes("6"));
-        assert_eq!(log.totals(), Totals { bytes: 5, truncated: true });
-        assert_eq!(log.read(5), Found::End { truncated: true, closed: false });
-        assert_eq!(read_all(&log, 0), b"12345");
+        log.append(OutputStream::Stdout, bytes("78"));
+        assert_eq!(log.totals(), Totals { stored: 5, written: 8 });
+        assert_eq!(log.read(7), piece(7, OutputStream::Stdout, 6, "8"));
+        assert_eq!(log.read(8), Found::End { truncated: true, closed: false });
+        assert_eq!(read_all(&log, 0), b"12345678");
+        let stored: Vec<u8> = log.unflushed().chunks.into_iter().flat_map(|chunk| chunk.data).collect();
+        assert_eq!(stored, b"12345");
     }
 
     #[test]
     fn piece_over_limit_is_cut_at_exact_byte() {
         let log = OutputLog::new(4);
         log.append(OutputStream::Stdout, bytes("123456"));
-        assert_eq!(read_all(&log, 0), b"1234");
-        assert!(log.totals().truncated);
+        assert_eq!(log.unflushed().chunks[0].data, b"1234");
+        assert_eq!(log.read(4), piece(4, OutputStream::Stdout, 4, "56"));
+        log.flushed(&log.unflushed());
+        assert!(log.unflushed().chunks.is_empty());
+    }
+
+    #[test]
+    fn unfollowed_output_over_limit_is_bounded_and_lost() {
+        let log = OutputLog::new(4);
+        for _ in 0..100 {
+            assert!(log.room().now_or_never().is_some(), "without a follower the command never waits");
+            log.append(OutputStream::Stdout, Bytes::from(vec![7; 64 * 1024]));
+        }
+        let Found::Lost(start) = log.read(4) else { panic!("{:?}", log.read(4)) };
+        assert!(read_all(&log, start).len() <= WINDOW_BYTES);
+        assert_eq!(log.totals(), Totals { stored: 4, written: 100 * 64 * 1024 });
+    }
+
+    #[test]
+    fn command_waits_for_its_follower_after_limit() {
+        let log = Arc::new(OutputLog::new(4));
+        let follower = log.follow(0);
+        let mut written = 0;
+        while log.room().now_or_never().is_some() {
+            log.append(OutputStream::Stdout, Bytes::from(vec![7; 64 * 1024]));
+            written += 64 * 1024;
+        }
+        assert!(written <= MAX_UNFLUSHED + 64 * 1024, "bounded: {written}");
+        assert_eq!(read_all(&log, 0).len(), written, "nothing is lost");
+        assert!(log.followed().now_or_never().is_none());
+        follower.advance(i64::try_from(written).unwrap());
+        assert!(log.room().now_or_never().is_some());
+        assert!(log.followed().now_or_never().is_some());
+        drop(follower);
+        assert!(log.room().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ended_command_does_not_wait_for_stalled_follower() {
+        let log = Arc::new(OutputLog::new(4));
+        let _stalled = log.follow(0);
+        log.append(OutputStream::Stdout, Bytes::from(vec![7; 640 * 1024]));
+        log.followed().await;
+        log.stored();
+        assert!(matches!(log.read(4), Found::Lost(_)), "the memory is free again");
     }
 
     #[test]
@@ -264,10 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn command_never_waits_after_truncation_or_end() {
-        let log = OutputLog::new(4);
-        log.append(OutputStream::Stdout, bytes("12345"));
-        assert!(log.room().now_or_never().is_some());
+    fn command_never_waits_after_its_end() {
         let log = OutputLog::new(u64::MAX);
         log.append(OutputStream::Stdout, Bytes::from(vec![0; MAX_UNFLUSHED]));
         assert!(log.room().now_or_never().is_none());

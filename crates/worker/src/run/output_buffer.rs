@@ -1,14 +1,14 @@
-//! The output of one run in memory: what is not flushed yet, and a window of what is. Pure: no
-//! clock, no I/O, no task.
+//! The output of one run in memory: what is not flushed yet, a window of what is, and a window of the
+//! output after the limit, which is never stored. Pure: no clock, no I/O, no task.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use codelia_store::{OutputChunk, OutputStream};
 
-/// Unflushed output at which the command must wait.
+/// Output that the store, or a follower, has not taken, at which the command must wait.
 pub(crate) const MAX_UNFLUSHED: usize = 1024 * 1024;
-/// Flushed output kept for attached callers.
+/// Output kept for attached callers that the store has, or that is not stored.
 pub(crate) const WINDOW_BYTES: usize = 256 * 1024;
 /// Largest row that small writes are joined to.
 const MAX_ROW_BYTES: usize = 64 * 1024;
@@ -55,6 +55,8 @@ pub(crate) enum Found {
     Piece(Piece),
     /// It is not in memory; the store has all output before this position.
     Stored(i64),
+    /// It is not in memory and not stored; what is left begins at this position.
+    Lost(i64),
     /// Nothing yet.
     End {
         /// Output was truncated here.
@@ -67,14 +69,23 @@ pub(crate) enum Found {
 /// The size of a run's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Totals {
-    pub(crate) bytes: i64,
-    pub(crate) truncated: bool,
+    /// Bytes to store.
+    pub(crate) stored: i64,
+    /// All bytes that the command wrote.
+    pub(crate) written: i64,
+}
+
+impl Totals {
+    pub(crate) fn is_truncated(self) -> bool {
+        self.written > self.stored
+    }
 }
 
 /// One run's output in memory.
 #[derive(Debug)]
 pub(crate) struct OutputBuffer {
     limit: i64,
+    /// Output before the limit.
     pieces: VecDeque<Piece>,
     /// Pieces at the front that are flushed.
     flushed_pieces: usize,
@@ -85,9 +96,16 @@ pub(crate) struct OutputBuffer {
     pub(crate) end: i64,
     stdout: i64,
     stderr: i64,
-    truncated: bool,
+    /// Output after the limit.
+    live: VecDeque<Piece>,
+    live_cost: usize,
+    /// How much of it is kept for callers that the command does not wait for.
+    live_window: usize,
+    /// The callers that the command waits for after the limit, by number, with their positions.
+    followers: Vec<(u64, i64)>,
+    last_follower: u64,
     pub(crate) closed: bool,
-    /// The command has ended and need not wait for the store.
+    /// The command has ended and need not wait.
     pub(crate) backpressure_lifted: bool,
 }
 
@@ -103,22 +121,34 @@ impl OutputBuffer {
             end: 0,
             stdout: 0,
             stderr: 0,
-            truncated: false,
+            live: VecDeque::new(),
+            live_cost: 0,
+            live_window: WINDOW_BYTES,
+            followers: Vec::new(),
+            last_follower: 0,
             closed: false,
             backpressure_lifted: false,
         }
     }
 
-    /// Adds output; drops what exceeds the limit and marks the output as truncated.
+    /// Adds output. What exceeds the limit is kept only for attached callers.
     pub(crate) fn append(&mut self, stream: OutputStream, mut data: Bytes) {
         let room = usize::try_from(self.limit - self.end).unwrap_or(0);
-        if data.len() > room {
-            data.truncate(room);
-            self.truncated = true;
+        let live = data.split_off(room.min(data.len()));
+        if !data.is_empty() {
+            let piece = self.next_piece(stream, data);
+            self.unflushed_cost += piece.cost();
+            self.pieces.push_back(piece);
         }
-        if data.is_empty() {
-            return;
+        if !live.is_empty() {
+            let piece = self.next_piece(stream, live);
+            self.live_cost += piece.cost();
+            self.live.push_back(piece);
+            self.trim_live();
         }
+    }
+
+    fn next_piece(&mut self, stream: OutputStream, data: Bytes) -> Piece {
         let stream_end = match stream {
             OutputStream::Stdout => &mut self.stdout,
             OutputStream::Stderr => &mut self.stderr,
@@ -126,13 +156,17 @@ impl OutputBuffer {
         let piece = Piece { position: self.end, stream, offset: *stream_end, data };
         *stream_end += length(&piece.data);
         self.end = piece.end();
-        self.unflushed_cost += piece.cost();
-        self.pieces.push_back(piece);
+        piece
     }
 
     /// Whether the command may write more.
     pub(crate) fn has_room(&self) -> bool {
-        self.backpressure_lifted || self.truncated || self.unflushed_cost < MAX_UNFLUSHED
+        self.backpressure_lifted
+            || if self.totals().is_truncated() {
+                self.followers.is_empty() || self.live_cost < MAX_UNFLUSHED
+            } else {
+                self.unflushed_cost < MAX_UNFLUSHED
+            }
     }
 
     /// The rows that are not flushed, with small writes joined.
@@ -164,19 +198,73 @@ impl OutputBuffer {
         }
     }
 
+    /// Adds a caller that the command waits for after the limit, and returns its number.
+    pub(crate) fn add_follower(&mut self, position: i64) -> u64 {
+        self.last_follower += 1;
+        self.followers.push((self.last_follower, position));
+        self.last_follower
+    }
+
+    /// A follower has taken the output before `position`.
+    pub(crate) fn advance_follower(&mut self, number: u64, position: i64) {
+        if let Some(follower) = self.followers.iter_mut().find(|follower| follower.0 == number) {
+            follower.1 = position;
+        }
+        self.trim_live();
+    }
+
+    pub(crate) fn remove_follower(&mut self, number: u64) {
+        self.followers.retain(|follower| follower.0 != number);
+        self.trim_live();
+    }
+
+    /// Whether every follower has taken the output after the limit.
+    pub(crate) fn is_followed(&self) -> bool {
+        !self.totals().is_truncated() || self.taken() >= self.end
+    }
+
+    /// The position up to which every follower has taken the output.
+    fn taken(&self) -> i64 {
+        self.followers.iter().map(|(_, position)| *position).min().unwrap_or(i64::MAX)
+    }
+
+    /// Waits for no follower any longer, and keeps at most `keep` bytes of the output after the limit.
+    pub(crate) fn release_followers(&mut self, keep: usize) {
+        self.followers.clear();
+        self.live_window = keep;
+        self.trim_live();
+    }
+
+    /// Drops output after the limit that every follower has taken, down to the window.
+    fn trim_live(&mut self) {
+        let taken = self.taken();
+        while self.live_cost > self.live_window
+            && self.live.front().is_some_and(|piece| piece.end() <= taken)
+            && let Some(piece) = self.live.pop_front()
+        {
+            self.live_cost -= piece.cost();
+        }
+    }
+
     pub(crate) fn read(&self, position: i64) -> Found {
         if position < self.start {
             return Found::Stored(self.start);
         }
-        let index = self.pieces.partition_point(|piece| piece.end() <= position);
-        match self.pieces.get(index) {
+        let stored = position < self.totals().stored;
+        let live_start = self.live.front().map_or(self.end, |piece| piece.position);
+        if !stored && position < live_start {
+            return Found::Lost(live_start);
+        }
+        let pieces = if stored { &self.pieces } else { &self.live };
+        let index = pieces.partition_point(|piece| piece.end() <= position);
+        match pieces.get(index) {
             Some(piece) => Found::Piece(piece.from(position)),
-            None => Found::End { truncated: self.truncated, closed: self.closed },
+            None => Found::End { truncated: self.totals().is_truncated(), closed: self.closed },
         }
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        Totals { bytes: self.end, truncated: self.truncated }
+        Totals { stored: self.end.min(self.limit), written: self.end }
     }
 }
 

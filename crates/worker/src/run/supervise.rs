@@ -8,7 +8,7 @@ use codelia_types::{Outcome, Usage, Violation};
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
@@ -73,6 +73,10 @@ impl Executor {
             all_collected(violations).await;
         }
         let (outcome, mut usage) = ended?;
+        let deadline = started_at + run.assigned.spec.timeout();
+        let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));
+        // A canceled run, or one without a lease, waits for no one.
+        let _ = run.cancel.run_until_cancelled(followed).await;
         let pacing = OutputPacing::of(&run.assigned.spec.policy);
         (usage.cpu_time, usage.wall_time) =
             (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
@@ -188,7 +192,10 @@ fn collect(run: &Arc<ActiveRun>, reports: mpsc::Receiver<Violation>) -> JoinHand
 /// Waits for the last reports of a sandbox that is gone.
 async fn all_collected(mut collecting: JoinHandle<()>) {
     if timeout(REPORTS_TIMEOUT, &mut collecting).await.is_err() {
-        tracing::error!(timeout_seconds = REPORTS_TIMEOUT.as_secs_f64(), "violation reports did not end with their sandbox");
+        tracing::error!(
+            timeout_seconds = REPORTS_TIMEOUT.as_secs_f64(),
+            "violation reports did not end with their sandbox"
+        );
         collecting.abort();
     }
 }

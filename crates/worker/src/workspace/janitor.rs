@@ -66,7 +66,12 @@ impl Janitor {
         }
         let swept = self.store.lease_sweep_any_tenant(SWEEP_LIMIT).await?;
         if swept.sessions > 0 {
-            tracing::warn!(swept.sessions, swept.retried, swept.lost, "expired leases of other workers ended");
+            tracing::warn!(
+                swept.sessions,
+                swept.retried,
+                swept.lost,
+                "expired leases of other workers ended"
+            );
             self.wakeups.poll.notify_one();
         }
         self.store.session_expire_any_tenant(SWEEP_LIMIT).await?;

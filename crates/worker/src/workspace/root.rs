@@ -138,7 +138,9 @@ impl SessionRoot {
             let name = entry.map_err(RootError::at("list", &dir))?.file_name();
             match name.to_str().and_then(|name| name.parse().ok()) {
                 Some(id) => ids.push(id),
-                None => tracing::warn!(name = %name.display(), "ignored an entry that is not a session directory"),
+                None => {
+                    tracing::warn!(name = %name.display(), "ignored an entry that is not a session directory")
+                }
             }
         }
         Ok(ids)
