@@ -39,7 +39,7 @@ fn exit(mut error: clap::Error) -> ! {
     let exits_like_command = matches!(command, Some("run" | "exec" | "attach"));
     // Nothing can be done if printing fails.
     let _ = error.print();
-    std::process::exit(if error.use_stderr() && exits_like_command {
+    std::process::exit(if error.exit_code() != 0 && exits_like_command {
         FAILURE.into()
     } else {
         error.exit_code()
