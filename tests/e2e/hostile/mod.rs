@@ -20,6 +20,10 @@ use crate::isolation::isolating;
 /// `api.max_request_mb_per_key` lets one key hold 128 of them.
 const MAX_MEMORY_MIB: u64 = 384;
 
+/// How much a second attack may add to the peak of the first, in MiB: memory does not grow with the
+/// number of attacks.
+const MAX_GROWTH_MIB: u64 = 64;
+
 /// Lease time of a worker if nothing else is configured.
 const DEFAULT_LEASE_SECONDS: &str = "15";
 
@@ -30,16 +34,29 @@ fn memory_mib(process: &Process, line: &str) -> Result<u64> {
     Ok(value.with_context(|| format!("no {line}"))?.parse::<u64>()? / 1024)
 }
 
+/// Peak memory of the api and the worker, in MiB. Prints it with the memory in use.
+fn peaks(cluster: &Cluster, when: &str) -> Result<[u64; 2]> {
+    let of = |name: &str, process: &Process| {
+        let (peak, now) = (memory_mib(process, "VmHWM:")?, memory_mib(process, "VmRSS:")?);
+        println!("{when}: {name} {now} MiB, peak {peak} MiB");
+        Ok::<_, anyhow::Error>(peak)
+    };
+    Ok([of("api", &cluster.apis[0].process)?, of("worker", &cluster.workers[0].process)?])
+}
+
 #[tokio::test]
 async fn attacker_cannot_hurt_other_tenant() -> Result<()> {
     let Some(mut cluster) = isolating("bwrap", 0).await? else { return Ok(()) };
     cluster.add_worker_with(&[("CODELIA_WORKER_LEASE_TTL_SECONDS", DEFAULT_LEASE_SECONDS)]).await?;
     let (victim, attacker) = (Victim::new(&cluster).await?, Attacker::new(&cluster).await?);
+    peaks(&cluster, "before")?;
     let over = AtomicBool::new(false);
     let attack = async {
         attacker.attack().await?;
+        let first = peaks(&cluster, "first attack")?;
+        attacker.attack().await?;
         over.store(true, Ordering::Relaxed);
-        Ok(())
+        Ok(first)
     };
     let work = async {
         let mut runs = 0;
@@ -51,16 +68,13 @@ async fn attacker_cannot_hurt_other_tenant() -> Result<()> {
     };
     let result: Result<_> = tokio::try_join!(work, attack);
     println!("{}", attacker.report());
-    let mut peaks = Vec::new();
-    for (name, process) in [("api", &cluster.apis[0].process), ("worker", &cluster.workers[0].process)] {
-        let (peak, now) = (memory_mib(process, "VmHWM:")?, memory_mib(process, "VmRSS:")?);
-        println!("{name}: {now} MiB, peak {peak} MiB");
-        peaks.push(peak);
-    }
-    let (runs, ()) = result?;
+    let second = peaks(&cluster, "second attack")?;
+    let (runs, first) = result?;
     println!("{runs} runs of the victim");
     assert_eq!(victim.damage(&cluster).await?, [""; 0]);
-    assert!(peaks.iter().all(|peak| *peak < MAX_MEMORY_MIB), "MiB of api and worker: {peaks:?}");
+    assert!(second.iter().all(|peak| *peak < MAX_MEMORY_MIB), "MiB of api and worker: {second:?}");
+    let is_flat = first.iter().zip(second).all(|(first, second)| second <= first + MAX_GROWTH_MIB);
+    assert!(is_flat, "MiB of api and worker: {first:?}, then {second:?}");
     cluster.end().await
 }
 
