@@ -1,0 +1,266 @@
+//! Admission: validates a request, merges it with its session and the installation's defaults, and
+//! rejects modes that are not allowed or not available.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use codelia_policy::{IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
+use codelia_proto::v1;
+use codelia_store::{SecretKey, SessionRef, SessionSpec, Store};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::{
+    options::Options,
+    resource_name,
+    rules::{Rules, Start},
+    status::ApiError,
+    validate,
+};
+
+/// A validated request for a run. The serialized fields are its fingerprint.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunRequest {
+    #[serde(skip)]
+    pub(crate) session: SessionRef,
+    #[serde(skip)]
+    pub(crate) idempotency_key: Option<String>,
+    /// Part of the fingerprint only as a keyed hash.
+    #[serde(skip)]
+    pub(crate) secret_env: SecretEnv,
+    pub(crate) command: CommandSpec,
+    pub(crate) limits: LimitsRequest,
+    pub(crate) mode: Option<Mode>,
+    pub(crate) network: Option<NetworkMode>,
+    pub(crate) policy: Policy,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) retries: i32,
+    // Left out if absent, so that a retry of a request of an earlier version is recognized.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queue_timeout: Option<Duration>,
+    pub(crate) ends_with_caller: bool,
+}
+
+impl RunRequest {
+    /// Validates a request without looking anything up.
+    pub(crate) fn parse(
+        wire: v1::StartRunRequest,
+        ends_with_caller: bool,
+        rules: &Rules<'_>,
+    ) -> Result<Self, ApiError> {
+        let session = resource_name::session("parent", &wire.parent)?;
+        let idempotency_key = validate::idempotency_key(wire.idempotency_key)?;
+        let (command, secret_env) = validate::command(wire.command)?;
+        Ok(Self {
+            session,
+            idempotency_key,
+            secret_env,
+            command,
+            limits: validate::limits(wire.limits)?,
+            mode: validate::mode(wire.mode)?,
+            network: validate::network(wire.network)?,
+            policy: validate::policy(wire.policy, &rules.ceilings)?,
+            labels: validate::labels(wire.labels)?,
+            retries: validate::retries(wire.retries)?,
+            queue_timeout: validate::ttl(
+                "queue_timeout",
+                wire.queue_timeout,
+                rules.options.timeouts.max_queue,
+            )?,
+            ends_with_caller,
+        })
+    }
+
+    /// The specification of the run: from the request, else the session, else the installation.
+    pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
+        let mode = self.mode.unwrap_or(session.mode);
+        check_allowed(mode, rules)?;
+        let network = self.network.or(session.network).or(default_network(mode, rules.options));
+        let policy = admit_policy(&self.policy, &session.policy, mode, network)?;
+        self.check_command(&policy)?;
+        let caps = policy.caps();
+        let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
+        let start = Start::of(&self.command, self.ends_with_caller);
+        let (defaults, ceilings) = (rules.run_defaults(session, start, &caps), rules.ceilings_under(&caps));
+        let mut limits = self.limits.resolve(&defaults, &ceilings)?;
+        if requested_limits.cpu_time.is_none() {
+            // A run may compute as long as it may take.
+            limits.cpu_time = limits.cpu_time.max(limits.timeout).min(ceilings.0.cpu_time);
+        }
+        Ok(RunSpec {
+            command: self.command.clone(),
+            mode,
+            network,
+            limits,
+            requested_limits,
+            policy,
+            ends_with_caller: self.ends_with_caller,
+        })
+    }
+
+    /// Checks the command and its variables against the policy.
+    fn check_command(&self, policy: &Policy) -> Result<(), ApiError> {
+        let environment = &policy.environment;
+        for (field, refused) in [
+            ("command.env", environment.first_refused(self.command.env.keys())),
+            ("command.secret_env", environment.first_refused(&self.command.secret_env_names)),
+        ] {
+            let Some(name) = refused else { continue };
+            return Err(ApiError::invalid(field, format!("the policy does not allow the variable {name}")));
+        }
+        // `ExplainPolicy` has no command.
+        if self.command.argv.is_empty() {
+            return Ok(());
+        }
+        let not_allowed =
+            |error: PolicyError| ApiError::CommandNotAllowed { rule: error.field, message: error.message };
+        policy.command.check(&self.command.argv).map_err(not_allowed)
+    }
+
+    /// The key for the request's secret variables; `None` if it has none.
+    pub(crate) fn secret_key<'a>(&self, options: &'a Options) -> Result<Option<&'a SecretKey>, ApiError> {
+        if self.secret_env.0.is_empty() {
+            return Ok(None);
+        }
+        options.secret_key.as_ref().map(Some).ok_or(ApiError::NoSecretKey)
+    }
+
+    /// Distinguishes requests of a tenant with the same idempotency key.
+    pub(crate) fn fingerprint(
+        &self,
+        tenant: &TenantId,
+        secret_key: Option<&SecretKey>,
+    ) -> Result<[u8; 32], ApiError> {
+        match secret_key {
+            None => fingerprint(self),
+            Some(key) => {
+                let secrets = key.fingerprint(tenant, &self.secret_env).map_err(ApiError::internal)?;
+                fingerprint(&(self, secrets))
+            }
+        }
+    }
+
+    /// A request without a command, to explain the policy of a run.
+    pub(crate) fn without_command(mode: Option<Mode>, policy: Policy) -> Self {
+        Self {
+            session: SessionRef::Alias(String::new()),
+            idempotency_key: None,
+            secret_env: SecretEnv::default(),
+            command: CommandSpec::default(),
+            limits: LimitsRequest::default(),
+            mode,
+            network: None,
+            policy,
+            labels: BTreeMap::new(),
+            retries: 0,
+            queue_timeout: None,
+            ends_with_caller: false,
+        }
+    }
+}
+
+/// A validated request for a session. The serialized fields are its fingerprint.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct SessionRequest {
+    #[serde(skip)]
+    pub(crate) idempotency_key: Option<String>,
+    pub(crate) alias: Option<String>,
+    pub(crate) mode: Option<Mode>,
+    pub(crate) limits: LimitsRequest,
+    pub(crate) network: Option<NetworkMode>,
+    pub(crate) policy: Policy,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) idle_ttl: Option<Duration>,
+    pub(crate) allow_data_loss: bool,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+impl SessionRequest {
+    /// Validates a request without looking anything up.
+    pub(crate) fn parse(wire: v1::CreateSessionRequest, rules: &Rules<'_>) -> Result<Self, ApiError> {
+        let max_ttl = rules.options.max_session_ttl;
+        Ok(Self {
+            idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
+            alias: validate::alias(wire.alias)?,
+            mode: validate::mode(wire.mode)?,
+            limits: validate::limits(wire.limits)?,
+            network: validate::network(wire.network)?,
+            policy: validate::policy(wire.policy, &rules.ceilings)?,
+            ttl: validate::ttl("ttl", wire.ttl, max_ttl)?,
+            idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, max_ttl)?,
+            allow_data_loss: wire.allow_data_loss,
+            labels: validate::labels(wire.labels)?,
+        })
+    }
+
+    /// The specification that the session's runs start from.
+    pub(crate) fn to_spec(&self, rules: &Rules<'_>) -> Result<SessionSpec, ApiError> {
+        let options = rules.options;
+        let mode = self.mode.unwrap_or(options.default_mode);
+        check_allowed(mode, rules)?;
+        let network = self.network.or(default_network(mode, options));
+        let policy = admit_policy(&self.policy, &options.policy, mode, network)?.with_defaults();
+        let caps = policy.caps();
+        let ceilings = rules.ceilings_under(&caps);
+        Ok(SessionSpec {
+            mode,
+            limits: self.limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
+            requested_limits: self.limits.over(&caps),
+            network: self.network,
+            policy,
+        })
+    }
+}
+
+/// Merges a requested policy with the one above it. Fails if no host can enforce it in this mode.
+pub(crate) fn admit_policy(
+    requested: &Policy,
+    upper: &Policy,
+    mode: Mode,
+    network: Option<NetworkMode>,
+) -> Result<Policy, ApiError> {
+    requested.check_within(upper)?;
+    let policy = upper.merge(requested);
+    policy.check_mode(mode)?;
+    Plan::check(mode, network, &policy)?;
+    Ok(policy)
+}
+
+/// A hash of a request. Stable, because maps are ordered.
+pub(crate) fn fingerprint(request: &impl Serialize) -> Result<[u8; 32], ApiError> {
+    let bytes = serde_json::to_vec(request).map_err(ApiError::internal)?;
+    Ok(Sha256::digest(bytes).into())
+}
+
+/// Mode `logical` cannot enforce a network mode, so the default does not apply to it. A network mode
+/// that the caller requests is rejected.
+fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
+    if mode == Mode::Logical { None } else { options.default_network }
+}
+
+/// Checks that the installation and the tenant's isolation floor allow a mode.
+fn check_allowed(mode: Mode, rules: &Rules<'_>) -> Result<(), ApiError> {
+    if mode == Mode::Logical && !rules.options.allow_logical {
+        return Err(ApiError::ModeNotAllowed { mode });
+    }
+    if IsolationLevel::of(mode) < rules.floor {
+        return Err(ApiError::BelowFloor { mode, floor: rules.floor });
+    }
+    Ok(())
+}
+
+/// Rejects a mode that no live worker supports. Without any live worker, the run is queued.
+pub(crate) async fn check_available(store: &Store, mode: Mode) -> Result<(), ApiError> {
+    if store.worker_has_mode(mode).await? {
+        return Ok(());
+    }
+    for other in Mode::ALL {
+        if store.worker_has_mode(other).await? {
+            return Err(ApiError::ModeUnavailable { mode });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
