@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_store::{RunState, WaitReason};
+use codelia_store::{DrainedBy, RunState, WaitReason};
 use codelia_tests::eventually;
 use codelia_types::{Mode, Outcome, Reason};
 
@@ -21,7 +21,7 @@ async fn wait_reason_names_what_is_missing() {
     assert_eq!(reason().await, Some(WaitReason::Starting));
     fixture.store.worker_renew(&worker.id, worker.incarnation, Duration::from_secs(60), 1).await.unwrap();
     assert_eq!(reason().await, Some(WaitReason::Busy));
-    fixture.store.worker_drain(&worker.id).await.unwrap().unwrap();
+    fixture.store.worker_drain(&worker.id, DrainedBy::Operator).await.unwrap().unwrap();
     assert_eq!(reason().await, Some(WaitReason::Draining));
     fixture.end().await;
 }
