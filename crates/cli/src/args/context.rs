@@ -34,7 +34,7 @@ Examples:
     Add {
         /// Name of the context
         name: String,
-        /// URL of the API, such as https://codelia.example.com:7300
+        /// URL of the API, with scheme and port
         url: String,
         /// Read the API key from this file, or from stdin with -
         #[arg(long, value_name = "FILE")]
