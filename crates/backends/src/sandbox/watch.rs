@@ -96,7 +96,8 @@ impl Watcher {
             self.next = Instant::now() + INTERVAL.max(began.elapsed() * (MAX_LOAD - 1));
             let Ok(Ok(checked)) = checked else {
                 // The tool ended, which its owner sees, or a file could not be opened just now.
-                tracing::debug!(?checked, "processes of the sandbox not read");
+                let error = checked.ok().and_then(Result::err).map(tracing::field::display);
+                tracing::debug!(error, "processes of the sandbox not read");
                 continue;
             };
             self.peak_memory_bytes = self.peak_memory_bytes.max(checked.memory_bytes);

@@ -161,7 +161,7 @@ mod tests {
             ("process: {max_processes: 501}", "process.max_processes"),
             ("resources: {max_threads: 501}", "resources.max_threads"),
             ("resources: {max_memory_bytes: 99999999999}", "resources.max_memory_bytes"),
-            ("resources: {max_cpu_time: 601s}", "resources.max_cpu_time"),
+            ("resources: {max_cpu_time: 86401s}", "resources.max_cpu_time"),
             ("network: {allowed_hosts: [a.example]}", "network.allowed_hosts"),
             ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
             ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),

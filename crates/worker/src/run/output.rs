@@ -286,8 +286,8 @@ mod tests {
         assert_eq!(log.totals(), Totals { stored: 4, written: 100 * 64 * 1024 });
     }
 
-    #[test]
-    fn command_waits_for_its_follower_after_limit() {
+    #[tokio::test]
+    async fn command_waits_for_its_follower_after_limit() {
         let log = Arc::new(OutputLog::new(4));
         let follower = log.follow(0);
         let mut written = 0;
