@@ -57,8 +57,8 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         let checks: Vec<Value> = checks.iter().map(check_json).collect();
         output::write_line(&json!({ "modes": modes, "checks": checks }).to_string())?;
     } else {
-        let header = ["MODE", "USABLE", "MISSING", "FIX"];
-        output::write_line(&output::table(&header, modes.iter().flat_map(mode_rows)))?;
+        output::write_line("MODE       USABLE")?;
+        modes.iter().map(mode_text).try_for_each(|text| output::write_line(&text))?;
         output::write_line("")?;
         output.print_list(&["CHECK", "OK", "FOUND", "FIX"], &checks, check_json, check_row)?;
     }
@@ -181,16 +181,16 @@ fn mode_json(check: &ModeCheck) -> Value {
     })
 }
 
-/// One row for each gap. The first names the mode.
-fn mode_rows(check: &ModeCheck) -> Vec<Vec<String>> {
-    let gap = |gap: &Gap| [gap.missing.clone(), gap.remedy.clone()];
-    let mut rows: Vec<_> =
-        check.gaps.iter().map(gap).map(|gap| [[String::new(), String::new()], gap].concat()).collect();
-    if rows.is_empty() {
-        rows.push(vec![String::new(); 4]);
+/// The mode, and below it each gap with its fix: both are sentences, too long for a table.
+fn mode_text(check: &ModeCheck) -> String {
+    let mut lines = vec![format!("{:10} {}", check.mode.to_string(), usable(check))];
+    for gap in &check.gaps {
+        lines.push(format!("  missing  {}", gap.missing));
+        if !gap.remedy.is_empty() {
+            lines.push(format!("  fix      {}", gap.remedy));
+        }
     }
-    rows[0][..2].clone_from_slice(&[check.mode.to_string(), usable(check)]);
-    rows
+    lines.join("\n")
 }
 
 fn check_json(check: &Check) -> Value {
