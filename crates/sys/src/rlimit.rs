@@ -18,6 +18,8 @@ pub enum Resource {
     FileBytes,
     /// CPU time of one process in seconds.
     CpuSeconds,
+    /// Processes and threads of the user, counted in its user namespace since Linux 5.14.
+    Processes,
     /// Queued signals and POSIX timers of the user.
     PendingSignals,
     /// Bytes in POSIX message queues of the user.
@@ -40,6 +42,7 @@ pub fn lower(resource: Resource, max: u64) -> Result<(), Errno> {
         Resource::FileBytes => (Kernel::Fsize, 0),
         // The soft limit sends SIGXCPU, which shows the cause; the hard limit sends SIGKILL.
         Resource::CpuSeconds => (Kernel::Cpu, 1),
+        Resource::Processes => (Kernel::Nproc, 0),
         Resource::PendingSignals => (Kernel::Sigpending, 0),
         Resource::MessageQueueBytes => (Kernel::Msgqueue, 0),
     };

@@ -11,7 +11,7 @@ use codelia_init::{
     ExpectedEnvironment, ExpectedMount, ExpectedNamespace, FileIdentity, NAMESPACES, Rlimit, SecuritySetup,
     Setup,
 };
-use codelia_policy::{Mount, Plan, SANDBOX_IDS, Security};
+use codelia_policy::{Limit, Mount, Plan, SANDBOX_IDS, Security};
 use codelia_sys::{Errno, proc_self, rlimit::Resource};
 use codelia_types::NetworkMode;
 
@@ -27,6 +27,10 @@ const MAX_PENDING_SIGNALS: u64 = 4096;
 
 /// The kernel's own default.
 const MAX_MESSAGE_QUEUE_BYTES: u64 = 819_200;
+
+/// How far a watched number of processes can exceed its limit: the watcher must see more than the
+/// limit, and a fork bomb must not outrun it.
+const WATCHED_PIDS_MARGIN: u64 = 16;
 
 /// The setup for a plan. A mode that differs changes `expected` before it hands the setup to the
 /// sandbox; the sandbox adds the control groups.
@@ -45,12 +49,11 @@ pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
     })
 }
 
-/// Does not limit the number of processes: the kernel counts that rlimit per host user, while the
-/// group counts it per sandbox.
+/// Limits the number of processes only if no group does: the group counts exactly.
 fn rlimits(plan: &Plan) -> Vec<Rlimit> {
     let limits = &plan.limits;
     let whole_seconds = limits.cpu_time.as_secs() + u64::from(limits.cpu_time.subsec_nanos() > 0);
-    vec![
+    let mut rlimits = vec![
         Rlimit { resource: Resource::OpenFiles, max: limits.open_files },
         // Not 0: with 0 the kernel still starts a core dump handler (`core_pattern` with a pipe).
         Rlimit { resource: Resource::CoreBytes, max: 1 },
@@ -59,7 +62,12 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
         Rlimit { resource: Resource::CpuSeconds, max: whole_seconds + 1 },
         Rlimit { resource: Resource::PendingSignals, max: MAX_PENDING_SIGNALS },
         Rlimit { resource: Resource::MessageQueueBytes, max: MAX_MESSAGE_QUEUE_BYTES },
-    ]
+    ];
+    if plan.watched.contains(&Limit::Pids) {
+        let max = limits.pids.saturating_add(WATCHED_PIDS_MARGIN);
+        rlimits.push(Rlimit { resource: Resource::Processes, max });
+    }
+    rlimits
 }
 
 fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {

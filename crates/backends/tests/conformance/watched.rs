@@ -56,6 +56,8 @@ async fn fork_bomb_is_ended(mut fixture: Fixture) {
     fixture.limits.pids = 50;
     let finished = fixture.sh(&fixture.session(), "perl -e 'fork while 1'").await;
     assert_eq!(finished.outcome, Outcome::Limit("pids".to_owned()), "{finished:?}");
+    // It cannot outrun the watcher.
+    assert!((51..=70).contains(&finished.usage.peak_processes), "{finished:?}");
 }
 
 async fn cpu_time_of_all_processes_ends_command(mut fixture: Fixture) {
