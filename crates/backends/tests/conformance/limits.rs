@@ -28,7 +28,7 @@ async fn tmpfs_counts_as_memory(mut fixture: Fixture) {
 
 /// Fills the buffers of sockets or pipes that nothing reads. Prints how many bytes they held.
 const FILL_BUFFERS: &str = r"
-import fcntl, os, socket, sys
+import fcntl, os, signal, socket, sys
 MOST, held, total = 100_000_000, [], 0
 def tcp():
     server = socket.create_server(('127.0.0.1', 0))
@@ -70,9 +70,10 @@ else:
         held.append({'tcp': tcp, 'unix': unix, 'pipe': pipe}[sys.argv[1]]())
         fill(held[-1][0])
         if total == before or total >= MOST: break
+if total > int(sys.argv[2]): signal.pause()
 print(total)";
 
-/// A command that is killed for its memory prints nothing and held less.
+/// A command that holds more than its limit waits, so that only the limit can end it.
 async fn socket_buffers_count_as_memory(mut fixture: Fixture) {
     if !std::path::Path::new("/usr/bin/python3").exists() {
         return skip("python", "python3 is not installed");
@@ -84,7 +85,8 @@ async fn socket_buffers_count_as_memory(mut fixture: Fixture) {
         for memory in [limit, 1024 * MIB] {
             fixture.limits.memory_bytes = memory;
             let session = fixture.session();
-            let finished = fixture.run(&session, &["/usr/bin/python3", "-c", FILL_BUFFERS, kind]).await;
+            let argv = ["/usr/bin/python3", "-c", FILL_BUFFERS, kind, &memory.to_string()];
+            let finished = fixture.run(&session, &argv).await;
             assert!(
                 finished.outcome == Outcome::Exited(0) || finished.outcome == Outcome::Oom,
                 "{finished:?}"
