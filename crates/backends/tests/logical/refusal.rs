@@ -26,14 +26,15 @@ async fn non_executable_program_is_refused() {
 #[tokio::test]
 async fn launch_failure_names_step_and_errno() {
     let fixture = Fixture::new().await;
-    let path = fixture.root.path().join("garbage");
-    std::fs::write(&path, "text").unwrap();
+    let path = fixture.root.path().join("loop");
+    // A script that is its own interpreter.
+    std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    match fixture.launch(&command(&["./garbage"])).await {
+    match fixture.launch(&command(&["./loop"])).await {
         Err(Error::Refused(refusal)) => {
             assert_eq!(refusal.reason, Reason::LaunchFailed);
             assert!(
-                refusal.message.contains("Execute") && refusal.message.contains("os error 8"),
+                refusal.message.contains("Execute") && refusal.message.contains("os error 40"),
                 "{refusal:?}"
             );
         }
