@@ -67,10 +67,10 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     assert_eq!(record(&place, &["--memory", "64m"], &hold(2000)).await?["outcome"], "oom");
     assert_eq!(record(&place, &["--memory", "64m"], &hold(10)).await?["outcome"], "exited");
     let sleepers =
-        |count: u32| format!("for i in $(seq {count}); do sleep 1000 & done; sleep {}", count / 20);
-    let run = record(&place, &["--pids", "10"], &sleepers(20000)).await?;
+        |count: u32, seconds: u32| format!("for i in $(seq {count}); do sleep 1000 & done; sleep {seconds}");
+    let run = record(&place, &["--pids", "10"], &sleepers(15, 1000)).await?;
     assert_eq!((&run["outcome"], &run["detail"]), (&json!("limit"), &json!("pids")));
-    assert_eq!(record(&place, &["--pids", "10"], &sleepers(5)).await?["outcome"], "exited");
+    assert_eq!(record(&place, &["--pids", "10"], &sleepers(5, 0)).await?["outcome"], "exited");
     let refused = Process::finish(place.command(&["run", "--cpus", "0.5", "--", "true"]), b"").await?;
     assert!(
         refused.stderr.contains("limits.cpu_millicores") && refused.stderr.contains(REMEDY),

@@ -105,6 +105,7 @@ async fn endless_output_is_truncated_and_memory_stays_flat() -> Result<()> {
     assert!(grown < 24 * 1024, "the worker grew by {grown} kB");
 
     client.runs().cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() }).await?;
+    client.watch_to_end(&run.name, 0).await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Canceled(codelia_proto::v1::Canceled::default()));
     assert_eq!((seen.truncated_at, seen.position), (Some(MIB), MIB));
