@@ -1,4 +1,4 @@
-//! Output after the limit: an attached caller receives all of it, and is told if it does not.
+//! Output after the limit: an attached caller receives all of it, or an error.
 
 use std::{fs::File, process::Stdio};
 

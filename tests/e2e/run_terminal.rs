@@ -13,7 +13,7 @@ fn on_terminal(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result
     Terminal::start(&cluster.cli(client, arguments), 91, 37)
 }
 
-/// Waits until the user is told that the run continues, and returns its id.
+/// Waits for the message that the run continues. Returns the run's id.
 async fn detached(terminal: &mut Terminal) -> Result<String> {
     let shown = terminal.shows("stop with `codelia kill").await?;
     assert_eq!(terminal.exited().await?.code(), Some(0), "{shown}");

@@ -38,7 +38,7 @@ fn server_info(options: &Options, modes: &[Mode]) -> v1::ServerInfo {
 impl Info {
     async fn who_am_i(&self, caller: &Caller) -> Result<v1::WhoAmIResponse, ApiError> {
         let store = &self.context.store;
-        // A key or tenant that is deleted meanwhile is no longer valid.
+        // The key or tenant may have been deleted since authentication.
         let key = store.key_get(&caller.tenant, caller.key).await?.ok_or(ApiError::Unauthenticated)?;
         let tenant = store.tenant_get(&caller.tenant).await?.ok_or(ApiError::Unauthenticated)?;
         let usage = store.tenant_usage(&caller.tenant).await?;

@@ -13,7 +13,7 @@ const DELETED: &str = "deleted";
 /// What became of a request to delete a tenant.
 #[derive(Debug)]
 pub enum TenantDeletion {
-    /// There is no such tenant.
+    /// The tenant does not exist.
     NotFound,
     /// It has this many open sessions.
     HasSessions(i64),

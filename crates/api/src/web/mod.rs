@@ -3,7 +3,7 @@
 //! [`WebLayer`] is the outermost layer. It recognizes the protocol of a request, presents the
 //! request to the layers below as gRPC, and translates the response, so that authentication and
 //! every limit are the same for all protocols. Bodies of JSON are read and parsed by [`to_grpc`],
-//! below authentication. What is no call of a method gets a short text.
+//! below authentication. Other requests get a short text.
 
 mod answer;
 mod call;
