@@ -38,10 +38,10 @@ impl Output {
         json: impl Fn(&T) -> Value,
         row: impl Fn(&T) -> Vec<String>,
     ) -> Result<()> {
-        match self {
-            Self::Json => write_line(&Value::Array(items.iter().map(json).collect()).to_string()),
-            Self::Text => write_line(&table::format(header, safe(items.iter().map(row)), list_width())),
-        }
+        write_line(&match self {
+            Self::Json => json_array(items, json),
+            Self::Text => table::format(header, safe(items.iter().map(row)), list_width()),
+        })
     }
 
     /// Like [`Output::print_list`], without cutting cells.
@@ -52,10 +52,10 @@ impl Output {
         json: impl Fn(&T) -> Value,
         row: impl Fn(&T) -> Vec<String>,
     ) -> Result<()> {
-        match self {
-            Self::Json => self.print_list(header, items, json, row),
-            Self::Text => write_line(&table(header, items.iter().map(row))),
-        }
+        write_line(&match self {
+            Self::Json => json_array(items, json),
+            Self::Text => table(header, items.iter().map(row)),
+        })
     }
 
     /// Prints a JSON object, or a text.
@@ -115,6 +115,10 @@ fn write_after_label(safe: &str) {
 /// Converts an error of writing to stdout; a broken pipe becomes [`StdoutClosed`].
 pub(crate) fn stdout_error(error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::BrokenPipe { StdoutClosed.into() } else { error.into() }
+}
+
+fn json_array<T>(items: &[T], json: impl Fn(&T) -> Value) -> String {
+    Value::Array(items.iter().map(json).collect()).to_string()
 }
 
 /// Formats a table for stdout, without borders.

@@ -51,9 +51,9 @@ impl SpecSummary {
 
 type SummaryRow = RunRow<SpecSummary>;
 
-/// Selects summaries of runs by a condition and its arguments.
+/// Reads summaries of runs by a condition and its arguments.
 macro_rules! select_summaries {
-    ($condition:literal, $($argument:expr),* $(,)?) => {
+    ($pool:expr, $condition:literal, $($argument:expr),* $(,)?) => {
         select_runs!(
             SummaryRow,
             // A run of an earlier version has no summary: show only its program.
@@ -68,6 +68,11 @@ macro_rules! select_summaries {
             $condition,
             $($argument),*
         )
+        .fetch_all($pool)
+        .await?
+        .into_iter()
+        .map(Run::try_from)
+        .collect()
     };
 }
 
@@ -83,6 +88,7 @@ impl Store {
             return self.run_list_labeled(tenant, filter, limit).await;
         }
         select_summaries!(
+            &self.pool,
             "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
                AND ($4::timestamptz IS NULL OR r.created_at > $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
                AND ($6::uuid IS NULL OR r.id < $6)
@@ -95,11 +101,6 @@ impl Store {
             filter.before.map(|id| id.0),
             limit,
         )
-        .fetch_all(&self.pool)
-        .await?
-        .into_iter()
-        .map(Run::try_from)
-        .collect()
     }
 
     /// Lists summaries of runs that have not ended, of all tenants or of one, newest first. For
@@ -111,6 +112,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
         select_summaries!(
+            &self.pool,
             "r.id = ANY (ARRAY(SELECT id FROM runs
                                WHERE active_tenant IS NOT NULL AND ($1::text IS NULL OR active_tenant = $1)))
                AND ($2::uuid IS NULL OR r.id < $2)
@@ -119,11 +121,6 @@ impl Store {
             before.map(|id| id.0),
             limit,
         )
-        .fetch_all(&self.pool)
-        .await?
-        .into_iter()
-        .map(Run::try_from)
-        .collect()
     }
 
     /// As [`Store::run_list`], with labels. A statement of its own, because Postgres plans it once
@@ -135,6 +132,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
         select_summaries!(
+            &self.pool,
             "r.id = ANY (ARRAY(SELECT id FROM runs
                                WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $8) AND labels <> '{}'))
                -- Not by the index of tenants, which has all other runs too.
@@ -151,11 +149,6 @@ impl Store {
             limit,
             Json(&filter.labels) as _,
         )
-        .fetch_all(&self.pool)
-        .await?
-        .into_iter()
-        .map(Run::try_from)
-        .collect()
     }
 }
 
