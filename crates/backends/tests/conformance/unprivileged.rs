@@ -15,8 +15,10 @@ use crate::{
     watched::UNDELEGATED,
 };
 
-/// A user that no other test uses.
-const USER: u32 = 399_999;
+/// Users that no other test uses. The suite finds its processes by their user, and both suites may
+/// run at the same time.
+const DELEGATED_USER: u32 = 399_999;
+const UNDELEGATED_USER: u32 = 399_998;
 
 /// A control group in each hierarchy that belongs to the user, with a leaf for its processes.
 struct Delegation {
@@ -34,9 +36,9 @@ impl Delegation {
         for group in &groups {
             for dir in [group.clone(), group.join("first")] {
                 fs::create_dir_all(&dir).unwrap();
-                chown(&dir, Some(USER), Some(USER)).unwrap();
+                chown(&dir, Some(DELEGATED_USER), Some(DELEGATED_USER)).unwrap();
                 for file in ["cgroup.procs", "tasks", "cgroup.subtree_control"] {
-                    let _ = chown(dir.join(file), Some(USER), Some(USER));
+                    let _ = chown(dir.join(file), Some(DELEGATED_USER), Some(DELEGATED_USER));
                 }
             }
         }
@@ -100,10 +102,10 @@ impl Staged {
     }
 
     /// A shell that runs `before` as root and then these cases as the user.
-    fn command(&self, before: &str, cases: &str) -> Command {
+    fn command(&self, before: &str, user: u32, cases: &str) -> Command {
         let suite = self.suite.display();
         let script = format!(
-            "{before} && exec setpriv --reuid {USER} --regid {USER} --clear-groups {suite} {cases} --test-threads 1"
+            "{before} && exec setpriv --reuid {user} --regid {user} --clear-groups {suite} {cases} --test-threads 1"
         );
         let mut command = Command::new("sh");
         command.args(["-c", &script]).env("CODELIA_INIT", &self.init);
@@ -137,7 +139,8 @@ fn bwrap_suite_passes_for_unprivileged_user() {
         }
     };
     let delegation = Delegation::new();
-    let mut command = staged.command(&delegation.enter(), &cases("CODELIA_TEST_USER_CASES", "bwrap::"));
+    let cases = cases("CODELIA_TEST_USER_CASES", "bwrap::");
+    let mut command = staged.command(&delegation.enter(), DELEGATED_USER, &cases);
     command.env("CODELIA_TEST_CGROUP_PARENT", &delegation.name).env("PATH", path);
     passes(command);
 }
@@ -149,7 +152,7 @@ fn limits_are_watched_for_user_without_cgroup() {
     }
     let cases = cases("CODELIA_TEST_WATCHED_CASES", "watched::bwrap::");
     let staged = Staged::new();
-    let mut command = staged.command("true", &cases);
+    let mut command = staged.command("true", UNDELEGATED_USER, &cases);
     command.env_remove("CODELIA_TEST_CGROUP_PARENT").env(UNDELEGATED, "1");
     passes(command);
 }
