@@ -149,7 +149,7 @@ impl<'a> Columns<'a> {
 impl Store {
     /// Records an event.
     pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        insert(&self.pool, subject, body).await
+        insert(&self.pools.runs, subject, body).await
     }
 
     /// Lists a tenant's events older than `before`, newest first, optionally of one kind.
@@ -172,7 +172,7 @@ impl Store {
             before,
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.reads)
         .await?
         .into_iter()
         .map(Event::try_from)
@@ -187,7 +187,7 @@ impl Store {
             row::interval(keep),
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(purged.rows_affected())
     }

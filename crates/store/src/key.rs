@@ -144,7 +144,7 @@ impl Store {
             &scopes,
             key.expires_at,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Key::try_from)
         .transpose()
@@ -163,7 +163,7 @@ impl Store {
                WHERE k.secret_hash = $1 AND k.revoked_at IS NULL"#,
             secret_hash,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?;
         let Some(row) = row else { return Ok(None) };
         let standing = match (row.suspended, row.expired) {
@@ -197,7 +197,7 @@ impl Store {
             tenant.as_str(),
             id.0,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Store {
             tenant.as_str(),
             id.0,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Key::try_from)
         .transpose()
@@ -233,7 +233,7 @@ impl Store {
             after.map(|id| id.0),
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.reads)
         .await?
         .into_iter()
         .map(Key::try_from)
@@ -250,7 +250,7 @@ impl Store {
             tenant.as_str(),
             id.0,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Key::try_from)
         .transpose()

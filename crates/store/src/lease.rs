@@ -55,7 +55,7 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<Option<Lease>, Error> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pools.runs.begin().await?;
         let locked = sqlx::query!(
             "SELECT lease_worker, lease_incarnation FROM sessions WHERE id = $1 FOR UPDATE",
             session.0
@@ -98,7 +98,7 @@ impl Store {
         session: SessionId,
         lease: &LeaseToken,
     ) -> Result<ReleaseOutcome, Error> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pools.runs.begin().await?;
         let held = sqlx::query_scalar!(
             "SELECT id FROM sessions
              WHERE id = $1 AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4 FOR UPDATE",
@@ -133,7 +133,7 @@ impl Store {
     ) -> Result<Vec<SessionId>, Error> {
         let ids =
             sqlx::query_file_scalar!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
-                .fetch_all(&self.pool)
+                .fetch_all(&self.pools.runs)
                 .await?;
         Ok(ids.into_iter().map(SessionId).collect())
     }
@@ -141,7 +141,7 @@ impl Store {
     /// Ends the leases of dead workers. Started runs end as lost, or are queued again if their
     /// caller allowed retries. Idempotent. Any api or worker may call it.
     pub async fn lease_sweep_any_tenant(&self, limit: i64) -> Result<SweepReport, Error> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pools.upkeep.begin().await?;
         mark_all_expired(&mut tx).await?;
         let sessions = end_dead_leases(&mut tx, limit).await?;
         let (retried, lost) = resolve_orphan_runs(&mut tx, None, limit).await?;

@@ -28,7 +28,7 @@ impl Store {
     #[must_use]
     pub fn lease_connection(&self, timeout: Duration) -> LeaseConnection {
         let settings = [("statement_timeout", timeout.as_millis().max(1))];
-        let connect = self.pool.connect_options().as_ref().clone();
+        let connect = self.pools.runs.connect_options().as_ref().clone();
         let connect = connect.application_name("codelia lease").options(settings);
         LeaseConnection { connect, timeout, idle: Mutex::default() }
     }

@@ -13,6 +13,7 @@ mod lease;
 mod lease_connection;
 mod local_postgres;
 mod output;
+mod pools;
 mod row;
 mod run;
 mod secret;
@@ -23,10 +24,9 @@ mod worker;
 
 use std::time::Duration;
 
-use sqlx::{
-    PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::postgres::PgConnectOptions;
+
+use pools::Pools;
 
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
@@ -101,7 +101,7 @@ const UNDEFINED_TABLE: &str = "42P01";
 /// [`LeaseToken`]: codelia_types::LeaseToken
 #[derive(Debug, Clone)]
 pub struct Store {
-    pool: PgPool,
+    pools: Pools,
 }
 
 /// How to connect to the database.
@@ -126,24 +126,13 @@ impl Options {
     }
 }
 
-/// Every statement finds its rows by an index, whatever its arguments. So Postgres plans it once
-/// for each connection instead of once for each run, and a plan that was made while a table was
-/// small never scans that table later.
-const PLANNER_SETTINGS: [(&str, &str); 3] =
-    [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off"), ("jit", "off")];
-
 impl Store {
     /// Connects to the database.
     ///
     /// # Errors
     /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
-        let pool = PgPoolOptions::new()
-            .max_connections(options.max_connections)
-            .acquire_timeout(options.acquire_timeout)
-            .connect_with(options.connect.application_name("codelia").options(PLANNER_SETTINGS))
-            .await?;
-        Ok(Self { pool })
+        Ok(Self { pools: Pools::connect(options).await? })
     }
 
     /// Applies missing migrations under an advisory lock and returns how many there were.
@@ -152,7 +141,7 @@ impl Store {
     /// If a migration fails, or one that is already applied was edited.
     pub async fn migrate(&self) -> Result<usize, Error> {
         let before = self.migrations_applied().await?;
-        MIGRATIONS.run(&self.pool).await.map_err(Error::Migrate)?;
+        MIGRATIONS.run(&self.pools.upkeep).await.map_err(Error::Migrate)?;
         Ok(MIGRATIONS.iter().count().saturating_sub(before))
     }
 
@@ -170,7 +159,7 @@ impl Store {
     async fn migrations_applied(&self) -> Result<usize, Error> {
         // Not a checked query: the table exists only after the first migration.
         let count: Result<i64, _> = sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.pools.upkeep)
             .await;
         match count {
             Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
@@ -184,12 +173,12 @@ impl Store {
     /// # Errors
     /// If it does not.
     pub async fn ping(&self) -> Result<(), Error> {
-        sqlx::query("SELECT 1").execute(&self.pool).await?;
+        sqlx::query("SELECT 1").execute(&self.pools.runs).await?;
         Ok(())
     }
 
     /// Closes all connections.
     pub async fn close(&self) {
-        self.pool.close().await;
+        self.pools.close().await;
     }
 }

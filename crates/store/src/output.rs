@@ -103,7 +103,7 @@ impl Store {
             &columns.offsets,
             &columns.data as _,
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.pools.runs)
         .await?;
         if matched == 0 {
             return Err(Error::Fenced);
@@ -140,7 +140,7 @@ impl Store {
             max_bytes as _,
             MAX_READ_ROWS,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.reads)
         .await?;
         rows.into_iter()
             .map(|row| {

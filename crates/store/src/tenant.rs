@@ -124,7 +124,7 @@ impl Store {
             quotas.requests_per_second,
             quotas.output_bytes,
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.pools.runs)
         .await;
         match inserted {
             Ok(row) => Ok(Tenant {
@@ -155,7 +155,7 @@ impl Store {
              FROM tenants WHERE id = $1"#,
             id.as_str(),
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Tenant::try_from)
         .transpose()
@@ -178,7 +178,7 @@ impl Store {
             after.map_or("", TenantId::as_str),
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.reads)
         .await?
         .into_iter()
         .map(Tenant::try_from)
@@ -212,7 +212,7 @@ impl Store {
             change.requests_per_second,
             change.output_bytes,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Tenant::try_from)
         .transpose()
@@ -235,7 +235,7 @@ impl Store {
             id.as_str(),
             Json(max) as _,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Tenant::try_from)
         .transpose()
@@ -275,7 +275,7 @@ impl Store {
             uuid::Uuid::now_v7(),
             EventKind::IsolationFloorSet.as_str(),
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Tenant::try_from)
         .transpose()
@@ -293,7 +293,7 @@ impl Store {
                   WHERE tenant_id = $1 AND output_bytes > 0) AS "output_bytes!""#,
             id.as_str(),
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.pools.reads)
         .await?;
         Ok(usage)
     }
@@ -303,7 +303,7 @@ impl Store {
         &self,
         id: &TenantId,
     ) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, Error> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pools.runs.begin().await?;
         sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", id.as_str())
             .execute(&mut *tx)
             .await?;

@@ -43,7 +43,7 @@ impl Store {
             EventKind::TenantSuspended.as_str(),
             key.0,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         self.tenant_get(id).await
     }
@@ -63,7 +63,7 @@ impl Store {
             EventKind::TenantResumed.as_str(),
             key.0,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         self.tenant_get(id).await
     }
@@ -95,7 +95,7 @@ impl Store {
             EventKind::TenantDeleted.as_str(),
             key.0,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         let found = self.tenant_get(id).await?;
         Ok(found.map_or(TenantDeletion::NotFound, |tenant| TenantDeletion::Begun(Box::new(tenant))))
@@ -128,7 +128,7 @@ impl Store {
             limit,
             CANCEL_REASON,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Store {
              FROM due WHERE s.id = due.id",
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Store {
              DELETE FROM sessions USING old WHERE sessions.id = old.id",
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         sqlx::query!(
             "DELETE FROM events USING (
@@ -174,7 +174,7 @@ impl Store {
              ) AS old WHERE events.id = old.id",
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         // Keys last: until then a call is refused with a reason.
         sqlx::query!(
@@ -189,7 +189,7 @@ impl Store {
              DELETE FROM tenants USING empty WHERE tenants.id = empty.id",
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(())
     }

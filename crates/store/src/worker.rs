@@ -121,7 +121,7 @@ impl Store {
     /// Registers a worker. This fences an earlier incarnation with the same id. A drain that an
     /// operator requested of the same process stays in force.
     pub async fn worker_register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
-        register(&self.pool, worker).await
+        register(&self.pools.runs, worker).await
     }
 
     /// Renews all leases of a worker in one statement.
@@ -135,12 +135,12 @@ impl Store {
         lease_ttl: Duration,
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
-        renew(&self.pool, id, incarnation, lease_ttl, busy_slots).await
+        renew(&self.pools.runs, id, incarnation, lease_ttl, busy_slots).await
     }
 
     /// Marks a worker as draining. Returns `None` if it is unknown or gone.
     pub async fn worker_drain(&self, id: &WorkerId, by: DrainedBy) -> Result<Option<Worker>, Error> {
-        if !drain(&self.pool, id, by).await? {
+        if !drain(&self.pools.runs, id, by).await? {
             return Ok(None);
         }
         Ok(self.worker_select(Some(id), None, 1).await?.pop())
@@ -154,7 +154,7 @@ impl Store {
              WHERE id = $1 AND state = 'draining' AND NOT drains_itself AND lease_until > now()",
             id.as_str(),
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         let found = self.worker_select(Some(id), None, 1).await?.pop();
         Ok(found.filter(|worker| worker.state != WorkerState::Gone))
@@ -167,7 +167,7 @@ impl Store {
             id.as_str(),
             incarnation.0,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         Ok(())
     }
@@ -195,7 +195,7 @@ impl Store {
             after.map(WorkerId::as_str),
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.reads)
         .await?;
         rows.into_iter()
             .map(|row| {
@@ -233,7 +233,7 @@ impl Store {
             session.0,
             mode.as_str(),
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.runs)
         .await?;
         rows.into_iter()
             .map(|row| {
@@ -254,7 +254,7 @@ impl Store {
             r#"SELECT DISTINCT mode AS "mode!" FROM workers, unnest(modes) AS mode
                WHERE lease_until > now() AND state <> 'left' ORDER BY 1"#
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.runs)
         .await?;
         row::parse_all("workers.modes", &modes)
     }
@@ -266,7 +266,7 @@ impl Store {
                               WHERE lease_until > now() AND state <> 'left' AND $1 = ANY (modes)) AS "found!""#,
             mode.as_str(),
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.pools.runs)
         .await?;
         Ok(found)
     }

@@ -71,7 +71,7 @@ impl Store {
             lease.incarnation.0,
             lease.epoch.0,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(AssignedRun::try_from)
         .transpose()
@@ -103,7 +103,7 @@ impl Store {
             incarnation.0,
             turn,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         Ok(updated.rows_affected() > 0)
     }
@@ -157,7 +157,7 @@ impl Store {
             &result.watched,
             result.output_total,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .ok_or(Error::Fenced)?;
         Ok(EndedRun {
@@ -183,7 +183,7 @@ impl Store {
             lease.incarnation.0,
             lease.epoch.0,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         Ok(())
     }
@@ -202,7 +202,7 @@ impl Store {
             worker.as_str(),
             incarnation.0,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.runs)
         .await?
         .into_iter()
         .map(AssignedRun::try_from)
@@ -225,7 +225,7 @@ impl Store {
             incarnation.0,
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.runs)
         .await?;
         rows.into_iter()
             .map(|row| {

@@ -63,7 +63,7 @@ impl Store {
     /// the state [`RunState::Running`].
     pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
         let within = |margin| (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
-        match self.run_insert_within(&self.pool, &new, within(QUOTA_MARGIN)).await? {
+        match self.run_insert_within(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
             RunAdmission::OverQuota(_) => {}
             admission => return Ok(admission),
         }
@@ -140,7 +140,7 @@ impl Store {
             new.session.0,
             key,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?;
         let Some(found) = found else { return Ok(None) };
         if found.request_hash.as_deref() != Some(hash) {

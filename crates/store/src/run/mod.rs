@@ -169,7 +169,7 @@ impl Store {
             tenant.as_str(),
             id.0,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Run::try_from)
         .transpose()
@@ -198,7 +198,7 @@ impl Store {
             cancellation.reason,
             cancellation.grace.map(row::interval) as _,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         self.run_get(tenant, id).await
     }
@@ -206,7 +206,7 @@ impl Store {
     /// Counts the queued runs of all tenants.
     pub async fn run_queue_depth_any_tenant(&self) -> Result<i64, Error> {
         let depth = sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM runs WHERE state = 'queued'"#)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.pools.upkeep)
             .await?;
         Ok(depth)
     }
@@ -223,7 +223,7 @@ impl Store {
                FROM stranded WHERE r.id = stranded.id"#,
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(())
     }

@@ -87,7 +87,7 @@ impl Store {
             "SELECT id FROM runs WHERE state = 'queued' AND queued_until <= now() ORDER BY queued_until LIMIT $1",
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.upkeep)
         .await?;
         if due.is_empty() {
             return Ok(0);
@@ -107,12 +107,14 @@ impl Store {
             &ids,
             &outcomes as _,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(ended.rows_affected())
     }
 
     async fn run_waiting(&self, ids: &[Uuid]) -> Result<Vec<WaitingRun>, Error> {
-        Ok(sqlx::query_file_as!(WaitingRun, "src/sql/run_wait_reason.sql", ids).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_file_as!(WaitingRun, "src/sql/run_wait_reason.sql", ids)
+            .fetch_all(&self.pools.reads)
+            .await?)
     }
 }

@@ -88,7 +88,7 @@ impl Store {
             return self.run_list_labeled(tenant, filter, limit).await;
         }
         select_summaries!(
-            &self.pool,
+            &self.pools.reads,
             "r.tenant_id = $1 AND ($2::uuid IS NULL OR r.session_id = $2) AND ($3::text IS NULL OR r.state = $3)
                AND ($4::timestamptz IS NULL OR r.created_at > $4) AND ($5::timestamptz IS NULL OR r.created_at < $5)
                AND ($6::uuid IS NULL OR r.id < $6)
@@ -112,7 +112,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
         select_summaries!(
-            &self.pool,
+            &self.pools.reads,
             "r.id = ANY (ARRAY(SELECT id FROM runs
                                WHERE active_tenant IS NOT NULL AND ($1::text IS NULL OR active_tenant = $1)))
                AND ($2::uuid IS NULL OR r.id < $2)
@@ -132,7 +132,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
         select_summaries!(
-            &self.pool,
+            &self.pools.reads,
             "r.id = ANY (ARRAY(SELECT id FROM runs
                                WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $8) AND labels <> '{}'))
                -- Not by the index of tenants, which has all other runs too.

@@ -51,7 +51,7 @@ impl Store {
     /// # Errors
     /// [`Error::AlreadyExists`] if an open session of the tenant has the alias.
     pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
-        if !self.session_insert(&self.pool, &new, quotas.sessions - QUOTA_MARGIN).await? {
+        if !self.session_insert(&self.pools.runs, &new, quotas.sessions - QUOTA_MARGIN).await? {
             if let Some(existing) = self.session_existing(&new).await? {
                 return Ok(existing);
             }
@@ -109,7 +109,7 @@ impl Store {
             new.tenant.as_str(),
             key,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?;
         let Some(found) = found else { return Ok(None) };
         if found.request_hash.as_deref() != Some(hash) {

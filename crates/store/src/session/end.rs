@@ -18,7 +18,7 @@ impl Store {
     ) -> Result<Option<Session>, Error> {
         let (id, alias) = session.columns();
         let found = sqlx::query_file_scalar!("src/sql/session_close.sql", tenant.as_str(), id, alias)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.pools.runs)
             .await?;
         match found {
             Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
@@ -40,7 +40,7 @@ impl Store {
             lease.epoch.0,
             Json(refused) as _,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.runs)
         .await?;
         Ok(())
     }
@@ -48,7 +48,8 @@ impl Store {
     /// Ends open sessions that are past their expiry or idle time and have no unfinished run.
     /// Returns how many.
     pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
-        let ended = sqlx::query_file!("src/sql/session_expire.sql", limit).execute(&self.pool).await?;
+        let ended =
+            sqlx::query_file!("src/sql/session_expire.sql", limit).execute(&self.pools.upkeep).await?;
         Ok(ended.rows_affected())
     }
 
@@ -73,7 +74,7 @@ impl Store {
             root_id,
             limit,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.upkeep)
         .await?;
         Ok(ids.into_iter().map(SessionId).collect())
     }
@@ -88,7 +89,7 @@ impl Store {
             id.0,
             root_id,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(())
     }
@@ -109,7 +110,7 @@ impl Store {
             root_id,
             &ids,
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.pools.upkeep)
         .await?;
         Ok(orphans.into_iter().map(SessionId).collect())
     }
@@ -129,7 +130,7 @@ impl Store {
             row::interval(keep),
             limit,
         )
-        .execute(&self.pool)
+        .execute(&self.pools.upkeep)
         .await?;
         Ok(purged.rows_affected())
     }

@@ -193,7 +193,7 @@ impl Store {
             id,
             alias,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?;
         Ok(row.map(|row| (SessionId(row.id), row.spec.0)))
     }
@@ -212,7 +212,7 @@ impl Store {
             id,
             alias,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Session::try_from)
         .transpose()
@@ -226,7 +226,7 @@ impl Store {
             tenant.as_str(),
             alias,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?
         .map(Session::try_from)
         .transpose()
@@ -250,7 +250,7 @@ impl Store {
                 before,
                 limit,
             )
-            .fetch_all(&self.pool)
+            .fetch_all(&self.pools.reads)
             .await?
         } else {
             // See Store::run_list_labeled.
@@ -266,7 +266,7 @@ impl Store {
                 limit,
                 Json(&filter.labels) as _,
             )
-            .fetch_all(&self.pool)
+            .fetch_all(&self.pools.reads)
             .await?
         };
         rows.into_iter().map(Session::try_from).collect()
@@ -290,7 +290,7 @@ impl Store {
             alias,
             row::interval(ttl),
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?;
         match extended {
             Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
@@ -312,7 +312,7 @@ impl Store {
             tenant.as_str(),
             id.0,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await?;
         Ok(open.unwrap_or(false))
     }

@@ -51,7 +51,7 @@ impl Store {
             change.idle_ttl.is_some(),
             change.idle_ttl.flatten().map(row::interval) as _,
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.pools.runs)
         .await;
         match updated {
             Ok(Some(id)) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
