@@ -138,7 +138,8 @@ impl Executor {
         Ok(StartedCommand { running, stdio, started })
     }
 
-    /// Whether the run's command may start now: the lease is live and the session held.
+    /// Whether the run's command may start now: the lease is live and the session held. A run that
+    /// began while its session was being closed is canceled: its directory is about to be removed.
     fn check_lease(&self, run: &ActiveRun) -> Result<(), NoResult> {
         let current = self.lease.borrow();
         if run.fence.is_cancelled() || current.incarnation != run.lease.incarnation {
@@ -150,7 +151,12 @@ impl Executor {
             return Err(NoResult::LeaseLost);
         }
         match self.sessions.holding(run.assigned.session) {
-            Holding::Held { epoch, .. } if epoch == run.assigned.epoch => Ok(()),
+            Holding::Held { epoch, closing } if epoch == run.assigned.epoch => {
+                if closing {
+                    run.cancel_within(None);
+                }
+                Ok(())
+            }
             Holding::Held { .. } | Holding::Changing | Holding::NotHeld => Err(NoResult::NotHeld),
         }
     }
