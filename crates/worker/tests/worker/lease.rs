@@ -43,7 +43,12 @@ async fn fenced_worker_kills_commands_and_registers_again() {
     let process = std::path::PathBuf::from(format!("/proc/{pid}"));
     eventually("the worker kills the command", || async { (!process.exists()).then_some(()) }).await;
     assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Lost));
-    // The new incarnation takes the session again.
+    // The worker replaces the successor, whose root does not have the session's files.
+    eventually("the worker registers again", || async {
+        let workers = fixture.store.worker_list(None, 10).await.unwrap();
+        workers.iter().any(|worker| worker.address != fixture.successor().address).then_some(())
+    })
+    .await;
     let (next, _) = fixture.record(session, &shell("true")).await;
     assert_eq!(fixture.ended(next.id).await.outcome, Some(Outcome::Exited(0)));
     fixture.end().await;
