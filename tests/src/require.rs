@@ -10,8 +10,9 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 21] = [
+const NEEDS: [&str; 22] = [
     "postgres",
+    "pgbouncer",
     "cgroup",
     "cgroup1",
     "cgroup2",

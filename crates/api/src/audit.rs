@@ -69,6 +69,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::SessionDataLost
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded
+        | ApiError::QueryTimeout
         | ApiError::ShuttingDown
         | ApiError::Unavailable { .. }
         | ApiError::Internal { .. } => None,

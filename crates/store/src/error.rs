@@ -1,5 +1,10 @@
 //! Store errors.
 
+/// SQLSTATE of a statement that reached `statement_timeout`, or that an operator canceled.
+const QUERY_CANCELED: &str = "57014";
+/// SQLSTATE of a statement that reached `lock_timeout`.
+pub(crate) const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// A failure of the store. A row that does not exist is an `Option`, not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -9,6 +14,21 @@ pub enum Error {
     /// The database cannot be reached or cannot serve now. The same call may succeed later.
     #[error("database unavailable")]
     Unavailable(#[source] sqlx::Error),
+    /// No connection became free in time. The same call may succeed later.
+    #[error("no database connection became free in time (raise database.max_connections)")]
+    PoolExhausted,
+    /// The statement took too long and was canceled. It may succeed later, or with fewer rows.
+    #[error("the statement took too long")]
+    StatementTimeout(#[source] sqlx::Error),
+    /// The statement waited too long for a lock. The same call may succeed later.
+    #[error("waited too long for a lock")]
+    LockTimeout(#[source] sqlx::Error),
+    /// Fewer connections than classes of statements.
+    #[error("database.max_connections: minimum is {minimum}")]
+    TooFewConnections {
+        /// The smallest possible number.
+        minimum: u32,
+    },
     /// The database rejected a statement, or a row could not be decoded: a defect.
     #[error("database rejected a statement")]
     Statement(#[source] sqlx::Error),
@@ -33,6 +53,12 @@ pub enum Error {
     /// Migrations are missing.
     #[error("database is not migrated: run `codelia migrate`")]
     NotMigrated,
+    /// A pooler between this process and the server cannot keep the lock of a migration.
+    #[error(
+        "migrations need a direct connection: run `codelia migrate` with database.pooler = none and the \
+         server's own address"
+    )]
+    MigrateThroughPooler,
     /// The id or alias is taken.
     #[error("{what} already exists")]
     AlreadyExists {
@@ -44,27 +70,43 @@ pub enum Error {
     Fenced,
 }
 
+impl Error {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable(_) | Self::PoolExhausted | Self::StatementTimeout(_) | Self::LockTimeout(_)
+        )
+    }
+}
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
         match &error {
+            E::PoolTimedOut => Self::PoolExhausted,
             // A connection that breaks during its handshake is a protocol error.
-            E::Io(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Tls(_) | E::Protocol(_) => {
+            E::Io(_) | E::PoolClosed | E::WorkerCrashed | E::Tls(_) | E::Protocol(_) => {
                 Self::Unavailable(error)
             }
-            E::Database(detail) if detail.code().is_some_and(|code| is_transient(&code)) => {
-                Self::Unavailable(error)
-            }
+            E::Database(detail) => match detail.code().as_deref() {
+                Some(QUERY_CANCELED) => Self::StatementTimeout(error),
+                Some(LOCK_NOT_AVAILABLE) => Self::LockTimeout(error),
+                Some(code) if is_transient(code) => Self::Unavailable(error),
+                _ => Self::Statement(error),
+            },
             _ => Self::Statement(error),
         }
     }
 }
 
 /// Whether a SQLSTATE may go away by itself: 08 (connection), 25006 (the server is a standby),
-/// 40 (deadlock or serialization failure), 53 (out of resources), 57 (shutdown, start-up or a
-/// canceled statement), 58 (disk or system failure).
+/// 25P03 (idle for too long within a transaction), 40 (deadlock or serialization failure), 53 (out of
+/// resources), 57 (shutdown or start-up), 58 (disk or system failure).
 fn is_transient(code: &str) -> bool {
-    code == "25006" || ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+    ["25006", "25P03"].contains(&code)
+        || ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
 }
 
 /// Whether a statement failed because it violates the unique `constraint`.
@@ -79,7 +121,7 @@ mod tests {
 
     #[test]
     fn transient_codes_are_unavailable() {
-        for code in ["57P01", "57P03", "57014", "08006", "40P01", "53100", "25006", "58030"] {
+        for code in ["57P01", "57P03", "08006", "40P01", "53100", "25006", "25P03", "58030"] {
             assert!(is_transient(code), "{code}");
         }
         for code in ["23505", "42P01", "22021", "25001"] {

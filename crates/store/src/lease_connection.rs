@@ -8,29 +8,33 @@ use std::{
 };
 
 use codelia_types::{Incarnation, WorkerId};
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
-use crate::{DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, event, worker};
+use crate::{
+    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, event, pools::Settings, worker,
+};
 
 /// A connection for the heartbeat of one worker. Every call opens it if needed, and after a failed
 /// call the next one opens another.
 #[derive(Debug)]
 pub struct LeaseConnection {
     connect: PgConnectOptions,
+    /// What each transaction must begin with, if the connection goes through a pooler.
+    begin: Option<String>,
     timeout: Duration,
     idle: Mutex<Option<PgConnection>>,
 }
 
 impl Store {
-    /// A separate connection to the same database. A call fails as [`Error::Unavailable`] after
-    /// `timeout`, here and in the database.
+    /// A separate connection to the same database. A call fails after `timeout`, here and in
+    /// the database.
     #[must_use]
     pub fn lease_connection(&self, timeout: Duration) -> LeaseConnection {
-        let settings = [("statement_timeout", timeout.as_millis().max(1))];
-        let connect = self.pools.runs.connect_options().as_ref().clone();
-        let connect = connect.application_name("codelia lease").options(settings);
-        LeaseConnection { connect, timeout, idle: Mutex::default() }
+        let settings =
+            Settings { statement_timeout: timeout, lock_timeout: timeout, pooler: self.pools.pooler };
+        let connect = settings.connect(self.pools.connect.clone()).application_name("codelia lease");
+        LeaseConnection { connect, begin: settings.begin(), timeout, idle: Mutex::default() }
     }
 }
 
@@ -69,7 +73,15 @@ impl LeaseConnection {
     ) -> Result<T, Error> {
         let call = async {
             let mut connection = self.take().await?;
-            let result = work(&mut connection).await?;
+            let result = match &self.begin {
+                None => work(&mut connection).await?,
+                Some(begin) => {
+                    let mut tx = connection.begin_with(AssertSqlSafe(begin.clone())).await?;
+                    let result = work(&mut tx).await?;
+                    tx.commit().await?;
+                    result
+                }
+            };
             self.put_back(connection);
             Ok(result)
         };

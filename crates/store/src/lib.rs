@@ -12,6 +12,7 @@ mod key;
 mod lease;
 mod lease_connection;
 mod local_postgres;
+mod migrate;
 mod output;
 mod pools;
 mod row;
@@ -22,10 +23,6 @@ mod tenant;
 mod tenant_lifecycle;
 mod worker;
 
-use std::time::Duration;
-
-use sqlx::postgres::PgConnectOptions;
-
 use pools::Pools;
 
 pub use error::Error;
@@ -35,6 +32,7 @@ pub use lease::{Lease, ReleaseOutcome, SweepReport};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
+pub use pools::{Options, Pooler};
 pub use run::{
     AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState, RunSummary,
     SpecSummary, WaitReason,
@@ -47,11 +45,6 @@ pub use session::{
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
-
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
-
-/// SQLSTATE of a query on a table that does not exist.
-const UNDEFINED_TABLE: &str = "42P01";
 
 /// A handle on the database. Cheap to clone.
 ///
@@ -91,7 +84,7 @@ const UNDEFINED_TABLE: &str = "42P01";
 ///             // Fenced: drop the result and stop everything that runs under this lease.
 ///             Err(Error::Fenced) => return Ok(()),
 ///             // The commit may have happened. Repeating it under the same lease is safe.
-///             Err(Error::Unavailable(_)) => continue,
+///             Err(error) if error.is_transient() => continue,
 ///             Err(error) => return Err(error),
 ///         }
 ///     }
@@ -104,28 +97,6 @@ pub struct Store {
     pools: Pools,
 }
 
-/// How to connect to the database.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Address, user and database.
-    pub connect: PgConnectOptions,
-    /// Size of the connection pool.
-    pub max_connections: u32,
-    /// How long a call waits for a free connection.
-    pub acquire_timeout: Duration,
-}
-
-impl Options {
-    /// Parses a `postgres://` URL.
-    ///
-    /// # Errors
-    /// [`Error::InvalidUrl`] if it is malformed.
-    pub fn from_url(url: &str) -> Result<Self, Error> {
-        let connect = url.parse().map_err(|_| Error::InvalidUrl)?;
-        Ok(Self { connect, max_connections: 16, acquire_timeout: Duration::from_secs(5) })
-    }
-}
-
 impl Store {
     /// Connects to the database.
     ///
@@ -133,39 +104,6 @@ impl Store {
     /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         Ok(Self { pools: Pools::connect(options).await? })
-    }
-
-    /// Applies missing migrations under an advisory lock and returns how many there were.
-    ///
-    /// # Errors
-    /// If a migration fails, or one that is already applied was edited.
-    pub async fn migrate(&self) -> Result<usize, Error> {
-        let before = self.migrations_applied().await?;
-        MIGRATIONS.run(&self.pools.upkeep).await.map_err(Error::Migrate)?;
-        Ok(MIGRATIONS.iter().count().saturating_sub(before))
-    }
-
-    /// Checks that every migration of this program is applied.
-    ///
-    /// # Errors
-    /// [`Error::NotMigrated`] if one is missing.
-    pub async fn check_migrated(&self) -> Result<(), Error> {
-        if self.migrations_applied().await? < MIGRATIONS.iter().count() {
-            return Err(Error::NotMigrated);
-        }
-        Ok(())
-    }
-
-    async fn migrations_applied(&self) -> Result<usize, Error> {
-        // Not a checked query: the table exists only after the first migration.
-        let count: Result<i64, _> = sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
-            .fetch_one(&self.pools.upkeep)
-            .await;
-        match count {
-            Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(0),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Checks that the database answers.

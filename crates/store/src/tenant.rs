@@ -293,7 +293,7 @@ impl Store {
                   WHERE tenant_id = $1 AND output_bytes > 0) AS "output_bytes!""#,
             id.as_str(),
         )
-        .fetch_one(&self.pools.reads)
+        .fetch_one(&self.pools.runs)
         .await?;
         Ok(usage)
     }

@@ -96,6 +96,9 @@ reasons! {
     Unavailable = "UNAVAILABLE",
         "a part of the service is temporarily unavailable",
         "retry after the delay in `RetryInfo`";
+    QueryTimeout = "QUERY_TIMEOUT",
+        "the database took too long for the call, usually a list",
+        "retry, or ask for less: a smaller page, one session, a filter";
     Internal = "INTERNAL",
         "the service failed; its log has the cause",
         "report the `x-request-id` of the response to the operator";

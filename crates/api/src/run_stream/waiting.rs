@@ -34,7 +34,11 @@ impl Wait {
             return Ok(None);
         }
         self.check_at = Instant::now() + CHECK_INTERVAL;
-        let reason = store.run_wait_reason(run.id).await?.filter(|reason| Some(*reason) != self.reported);
+        let reason = match store.run_wait_reason(run.id).await {
+            // Lists may be slow; the run waits all the same.
+            Err(error) if error.is_transient() => return Ok(None),
+            reason => reason?.filter(|reason| Some(*reason) != self.reported),
+        };
         self.reported = reason.or(self.reported);
         Ok(reason)
     }

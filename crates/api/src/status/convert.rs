@@ -13,8 +13,13 @@ impl From<codelia_store::Error> for ApiError {
         let detail = with_sources(&error);
         match error {
             // A row that is missing was deleted concurrently; a retry sees the new state.
-            E::Unavailable(_) | E::RowMissing { .. } => Self::Unavailable { detail },
+            E::Unavailable(_) | E::PoolExhausted | E::LockTimeout(_) | E::RowMissing { .. } => {
+                Self::Unavailable { detail }
+            }
+            E::StatementTimeout(_) => Self::QueryTimeout,
             E::InvalidUrl
+            | E::TooFewConnections { .. }
+            | E::MigrateThroughPooler
             | E::Statement(_)
             | E::UnknownValue { .. }
             | E::Migrate(_)

@@ -72,6 +72,8 @@ pub(crate) enum ApiError {
     File(FileError),
     /// The caller's deadline passed.
     DeadlineExceeded,
+    /// The database took too long for what the caller asked.
+    QueryTimeout,
     /// This server is stopping; another may answer.
     ShuttingDown,
     /// A dependency does not answer.
@@ -192,6 +194,10 @@ impl ApiError {
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::File(error) => error.text(),
             Self::DeadlineExceeded => "deadline exceeded; retry with a longer one".into(),
+            Self::QueryTimeout => {
+                "the database took too long; retry, or ask for less: a smaller page, one session, a filter"
+                    .into()
+            }
             Self::ShuttingDown => "the server is shutting down; retry".into(),
             Self::Unavailable { .. } => "temporarily unavailable; retry".into(),
             Self::Internal { .. } => "internal error; report the x-request-id to the operator".into(),

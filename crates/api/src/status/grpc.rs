@@ -53,6 +53,7 @@ impl ApiError {
             Self::NoSecretKey => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
+            Self::QueryTimeout => (Code::Unavailable, Reason::QueryTimeout),
             Self::ShuttingDown => (Code::Unavailable, Reason::ShuttingDown),
             Self::Unavailable { .. } => (Code::Unavailable, Reason::Unavailable),
             Self::Internal { .. } => (Code::Internal, Reason::Internal),
@@ -62,6 +63,7 @@ impl ApiError {
     fn log(&self) {
         match self {
             Self::Unavailable { detail } => tracing::warn!(detail, "unavailable"),
+            Self::QueryTimeout => tracing::warn!("a statement took too long"),
             Self::Internal { detail } => tracing::error!(detail, "internal error"),
             Self::InvalidField { .. }
             | Self::NotFound { .. }
@@ -138,7 +140,7 @@ impl ApiError {
                 metadata
             }
             Self::File(error) => describe_file(details, error),
-            Self::ShuttingDown | Self::Unavailable { .. } => {
+            Self::ShuttingDown | Self::QueryTimeout | Self::Unavailable { .. } => {
                 details.set_retry_info(Some(RETRY_DELAY));
                 HashMap::new()
             }
@@ -261,6 +263,7 @@ mod tests {
             (ApiError::DeadlineExceeded, Code::DeadlineExceeded),
             (ApiError::ShuttingDown, Code::Unavailable),
             (ApiError::unavailable("secret"), Code::Unavailable),
+            (ApiError::QueryTimeout, Code::Unavailable),
             (ApiError::internal("secret"), Code::Internal),
         ]
     }

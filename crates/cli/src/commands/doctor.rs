@@ -114,7 +114,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
 
 async fn check_database(config: &Config) -> Result<Check> {
     let check = |ok, found: String| Check { name: "database", ok, found, remedy: "run `codelia migrate`" };
-    let Some(options) = options::store(config)? else {
+    let Some(options) = options::store(config, options::DatabaseUse::Calls)? else {
         return Ok(check(true, "not configured: `codelia up` starts a private one".to_owned()));
     };
     let store = match Store::connect(options).await {

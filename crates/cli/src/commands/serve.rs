@@ -20,7 +20,8 @@ use super::up::create_data_dir;
 use crate::{
     backends,
     config::{Config, Loaded},
-    delegation, options,
+    delegation,
+    options::{self, DatabaseUse},
     output::Output,
     signals,
 };
@@ -40,7 +41,7 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let options = options::api(config, backends::configured_mode(config)?, options::SEPARATE)?;
-    let store = connect(config).await?;
+    let store = connect(config, DatabaseUse::Calls).await?;
     store.check_migrated().await?;
     let service = codelia_api::Service::bind(options, store.clone()).await?;
     let address = service.local_addr();
@@ -70,7 +71,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let id = config.worker.id.as_deref().unwrap_or(&default_id);
     let socket = config.data_dir.join(format!("run/{id}.sock"));
     let options = options::worker(config, &default_id, &socket, uids, options::SEPARATE)?;
-    let store = connect(config).await?;
+    let store = connect(config, DatabaseUse::Worker).await?;
     store.check_migrated().await?;
     let id = options.id.clone();
     let service = codelia_worker::Service::start(options, store.clone(), backends).await?;
@@ -86,7 +87,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
 
 /// Applies pending migrations.
 pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
-    let store = connect(config).await?;
+    let store = connect(config, DatabaseUse::Calls).await?;
     let applied = store.migrate().await?;
     store.close().await;
     let text = match applied {
@@ -97,8 +98,8 @@ pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
     output.print(&json!({ "applied": applied }), &text)
 }
 
-async fn connect(config: &Config) -> Result<Store> {
-    let options = options::store(config)?
+async fn connect(config: &Config, used_for: DatabaseUse) -> Result<Store> {
+    let options = options::store(config, used_for)?
         .context("no database configured: set database.url or CODELIA_DATABASE_URL")?;
     Store::connect(options).await.context("cannot connect to the database")
 }

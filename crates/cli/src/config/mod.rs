@@ -73,7 +73,13 @@ pub(crate) enum Profile {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Database {
     pub(crate) url: Option<SecretString>,
-    pub(crate) max_connections: NonZeroU32,
+    /// For all classes of statements together.
+    pub(crate) max_connections: Option<NonZeroU32>,
+    pub(crate) pooler: String,
+    pub(crate) idle_timeout_seconds: NonZeroU64,
+    pub(crate) statement_timeout_ms: NonZeroU64,
+    pub(crate) read_timeout_ms: NonZeroU64,
+    pub(crate) lock_timeout_ms: NonZeroU64,
 }
 
 #[derive(Debug, Clone, Deserialize)]

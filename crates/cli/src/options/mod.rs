@@ -2,6 +2,7 @@
 
 mod api;
 mod connections;
+mod database;
 mod limits;
 mod secrets;
 mod tls;
@@ -13,11 +14,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use secrecy::ExposeSecret;
 
 pub(crate) use self::{
     api::api,
     connections::{metrics, raise_open_files},
+    database::{DatabaseUse, database, store},
     worker::{host_id, reserve_uids, separates_users, worker},
 };
 use crate::config::Config;
@@ -43,13 +44,6 @@ pub(crate) const ALL_IN_ONE: ServiceDefaults = ServiceDefaults {
     log_filter: "warn,codelia_worker::sandbox::backends=error",
     shutdown_grace: Duration::from_secs(2),
 };
-
-/// Options of the configured database; `None` if none is configured.
-pub(crate) fn store(config: &Config) -> Result<Option<codelia_store::Options>> {
-    let Some(url) = &config.database.url else { return Ok(None) };
-    let options = codelia_store::Options::from_url(url.expose_secret()).context("database.url")?;
-    Ok(Some(codelia_store::Options { max_connections: config.database.max_connections.get(), ..options }))
-}
 
 /// Options for logs, traces and metrics of this process.
 pub(crate) fn telemetry(

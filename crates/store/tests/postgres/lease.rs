@@ -299,7 +299,7 @@ async fn lease_connection_recovers_from_cut_and_lock() {
     let mut blocker = fixture.database.connection().await.unwrap();
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("SELECT FROM workers FOR UPDATE").execute(&mut *lock).await.unwrap();
-    assert!(matches!(renew().await, Err(Error::Unavailable(_))), "the statement ends in time");
+    assert!(renew().await.unwrap_err().is_transient(), "the statement ends in time");
     lock.rollback().await.unwrap();
     renew().await.unwrap();
     blocker.close().await.unwrap();
@@ -313,13 +313,13 @@ async fn busy_pool_does_not_delay_lease_connection() {
     let mut blocker = fixture.database.connection().await.unwrap();
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("LOCK TABLE sessions").execute(&mut *lock).await.unwrap();
-    // More calls than the pool has connections.
+    // More calls than their class has connections.
     let held = join_all((0..8).map(|_| fixture.store.tenant_usage(&fixture.tenant)));
     let connection = fixture.store.lease_connection(Duration::from_secs(10));
     let renewed = async {
         let busy = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
         eventually("the pool is busy", || async {
-            (fixture.database.number(busy).await.ok()? >= 4).then_some(())
+            (fixture.database.number(busy).await.ok()? >= 2).then_some(())
         })
         .await;
         connection.renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap();

@@ -6,6 +6,7 @@ mod harness;
 mod lease;
 mod local;
 mod output;
+mod pools;
 mod queue;
 mod quota;
 mod run;

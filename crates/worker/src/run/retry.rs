@@ -32,7 +32,7 @@ where
         match run.fence.run_until_cancelled(attempt()).await {
             Some(Ok(done)) => return Ok(done),
             None | Some(Err(Error::Fenced)) => return Err(LeaseLost),
-            Some(Err(error @ Error::Unavailable(_))) => {
+            Some(Err(error)) if error.is_transient() => {
                 tracing::warn!(%error, operation, "store unavailable, retrying");
             }
             Some(Err(error)) => {

@@ -5,10 +5,7 @@ mod check;
 mod data_dir;
 mod instances;
 
-use std::{
-    net::{SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::net::{SocketAddr, TcpListener};
 
 use anyhow::{Context, Result};
 use codelia_policy::{IsolationLevel, limits_remedy};
@@ -27,7 +24,8 @@ use crate::{
     args, backends,
     client::{Client, ClientFile},
     config::{Config, Loaded},
-    delegation, options,
+    delegation,
+    options::{self, DatabaseUse},
     output::Output,
     record, signals,
     spinner::Spinner,
@@ -43,7 +41,6 @@ const NO_TENANT: &str = "tenant \"dev\" not found";
 const STORED_REASON: &str = "codelia up was started in mode logical";
 /// Name of the private database.
 const DATABASE: &str = "codelia";
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts everything, prints how to use it, and stops everything on a termination signal.
 pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Result<()> {
@@ -79,7 +76,7 @@ struct Database {
 
 impl Database {
     async fn start(config: &Config, data_dir: &DataDir) -> Result<Self> {
-        if let Some(options) = options::store(config)? {
+        if let Some(options) = options::store(config, DatabaseUse::Calls)? {
             return Ok(Self { server: None, options });
         }
         let dir = data_dir.postgres();
@@ -90,8 +87,7 @@ impl Database {
         });
         let server = LocalPostgres::start(&dir).await?;
         let connect = server.database(DATABASE).await?;
-        let max_connections = config.database.max_connections.get();
-        let options = codelia_store::Options { connect, max_connections, acquire_timeout: ACQUIRE_TIMEOUT };
+        let options = options::database(config, codelia_store::Options::new(connect), DatabaseUse::Calls)?;
         Ok(Self { server: Some(server), options })
     }
 

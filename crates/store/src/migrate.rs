@@ -1,0 +1,97 @@
+//! Applies migrations without blocking callers for long.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection,
+    migrate::{MigrateError, Migrator},
+};
+
+use crate::{Error, Pooler, Store, error::LOCK_NOT_AVAILABLE};
+
+static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
+
+/// SQLSTATE of a query on a table that does not exist.
+const UNDEFINED_TABLE: &str = "42P01";
+/// A migration that waits for a lock blocks everyone behind it, so it gives up and starts again.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// How long a migration tries to get its locks.
+const MAX_WAIT: Duration = Duration::from_secs(120);
+
+impl Store {
+    /// Applies missing migrations under an advisory lock and returns how many there were.
+    ///
+    /// # Errors
+    /// If a migration fails, or one that is already applied was edited.
+    /// [`Error::MigrateThroughPooler`] if one is missing and the connection is not to a server.
+    pub async fn migrate(&self) -> Result<usize, Error> {
+        let before = self.migrations_applied().await?;
+        let missing = MIGRATIONS.iter().count().saturating_sub(before);
+        if self.pools.pooler == Pooler::Transaction {
+            return if missing == 0 { Ok(0) } else { Err(Error::MigrateThroughPooler) };
+        }
+        let mut connection = PgConnection::connect_with(&self.pools.connect).await?;
+        // The end of the connection releases the advisory lock, after a failure as well.
+        let applied = apply(&mut connection).await;
+        connection.close().await?;
+        applied.map_err(Error::Migrate)?;
+        Ok(missing)
+    }
+
+    /// Checks that every migration of this program is applied.
+    ///
+    /// # Errors
+    /// [`Error::NotMigrated`] if one is missing.
+    pub async fn check_migrated(&self) -> Result<(), Error> {
+        if self.migrations_applied().await? < MIGRATIONS.iter().count() {
+            return Err(Error::NotMigrated);
+        }
+        Ok(())
+    }
+
+    async fn migrations_applied(&self) -> Result<usize, Error> {
+        // Not a checked query: the table exists only after the first migration.
+        let count: Result<i64, _> = sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
+            .fetch_one(&self.pools.upkeep)
+            .await;
+        match count {
+            Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Applies all migrations. Those without a transaction wait for locks as long as they need: they
+/// take none that blocks others, and cannot be repeated.
+async fn apply(connection: &mut PgConnection) -> Result<(), MigrateError> {
+    for group in MIGRATIONS.iter().as_slice().chunk_by(|one, next| one.no_tx == next.no_tx) {
+        let Some(last) = group.last() else { continue };
+        let timeout = if last.no_tx { Duration::ZERO } else { LOCK_TIMEOUT };
+        let set = format!("SET lock_timeout = {}", timeout.as_millis());
+        sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await?;
+        apply_to(connection, last.version).await?;
+    }
+    Ok(())
+}
+
+async fn apply_to(connection: &mut PgConnection, version: i64) -> Result<(), MigrateError> {
+    let deadline = Instant::now() + MAX_WAIT;
+    loop {
+        match MIGRATIONS.run_to(version, &mut *connection).await {
+            Err(error) if is_lock_timeout(&error) && Instant::now() < deadline => {
+                tracing::info!(%error, "a migration waits for a lock, retrying");
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+fn is_lock_timeout(error: &MigrateError) -> bool {
+    matches!(error,
+        MigrateError::Execute(sqlx::Error::Database(detail))
+        | MigrateError::ExecuteMigration(sqlx::Error::Database(detail), _)
+            if detail.code().as_deref() == Some(LOCK_NOT_AVAILABLE))
+}

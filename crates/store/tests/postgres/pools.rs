@@ -1,0 +1,133 @@
+//! Classes of statements have separate connections and timeouts.
+
+use std::time::Duration;
+
+use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Store};
+use codelia_tests::{Database, eventually};
+use futures::{
+    future::{Either, join_all, select},
+    pin_mut,
+};
+use sqlx::{Connection, PgConnection};
+
+use crate::harness::{Fixture, LONG, exited};
+
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
+                       WHERE wait_event_type = 'Lock' AND datname = current_database()";
+
+async fn lock(database: &Database, table: &str) -> PgConnection {
+    let mut blocker = database.connection().await.unwrap();
+    let lock = sqlx::AssertSqlSafe(format!("BEGIN; LOCK TABLE {table}"));
+    sqlx::raw_sql(lock).execute(&mut blocker).await.unwrap();
+    blocker
+}
+
+async fn store_with(database: &Database, change: impl FnOnce(&mut Options)) -> Store {
+    let mut options = Options::from_url(&database.url()).unwrap();
+    change(&mut options);
+    Store::connect(options).await.unwrap()
+}
+
+/// Waits until statements wait for a lock.
+async fn blocked(database: &Database, statements: i64) {
+    eventually("statements wait for the lock", || async {
+        (database.number(WAITING).await.ok()? >= statements).then_some(())
+    })
+    .await;
+}
+
+async fn ends_before(fast: impl Future, slow: impl Future) -> bool {
+    pin_mut!(fast, slow);
+    matches!(select(fast, slow).await, Either::Left(_))
+}
+
+async fn record(store: &Store) -> Result<(), Error> {
+    let body = EventBody { kind: EventKind::RunRefused, field: None, detail: serde_json::json!({}) };
+    store.event_insert(&EventSubject::default(), &body).await
+}
+
+#[tokio::test]
+async fn slow_lists_delay_neither_runs_nor_lease() {
+    let mut fixture = Fixture::new().await;
+    let patient = |options: &mut Options| {
+        (options.lock_timeout, options.read_timeout) = (LONG, LONG);
+        options.acquire_timeout = Duration::from_secs(1);
+    };
+    fixture.store = store_with(&fixture.database, patient).await;
+    let worker = fixture.worker("w").await;
+    let keeper = fixture.store.lease_connection(LONG);
+    // No statement on the path of a run reads this table.
+    let mut blocker = lock(&fixture.database, "api_keys").await;
+    let lists = join_all((0..20).map(|_| fixture.store.key_list(&fixture.other, None, 10)));
+    let run = async {
+        blocked(&fixture.database, 4).await;
+        let session = fixture.session().await;
+        let lease = fixture.lease(&session, &worker).await.unwrap();
+        let run = fixture.insert(session.id, 0).await;
+        fixture.store.run_commit(run, &lease.token, &exited(0)).await.unwrap();
+        keeper.renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap();
+    };
+    assert!(ends_before(run, lists).await, "the lists still wait");
+
+    // The control: as many slow statements of the same class leave no connection.
+    let calls = join_all((0..20).map(|_| fixture.store.key_authenticate(&[0; 32])));
+    let ping = async {
+        blocked(&fixture.database, 14).await;
+        assert!(matches!(fixture.store.ping().await, Err(Error::PoolExhausted)));
+        keeper.renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap();
+    };
+    assert!(ends_before(ping, calls).await);
+    sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
+    blocker.close().await.unwrap();
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn slow_statements_end_with_typed_errors() {
+    let fixture = Fixture::new().await;
+    let mut blocker = lock(&fixture.database, "events").await;
+    let short = Duration::from_millis(100);
+    let slow = store_with(&fixture.database, |options| options.read_timeout = short).await;
+    let error = slow.event_list(&fixture.tenant, None, None, 10).await.unwrap_err();
+    assert!(matches!(error, Error::StatementTimeout(_)) && error.is_transient(), "{error:?}");
+    let locked = store_with(&fixture.database, |options| options.lock_timeout = short).await;
+    for result in [
+        locked.event_list(&fixture.tenant, None, None, 10).await.map(drop),
+        record(&locked).await,
+        fixture.store.event_purge_any_tenant(Duration::ZERO, 10).await.map(drop),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::LockTimeout(_)) && error.is_transient(), "{error:?}");
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
+    record(&locked).await.unwrap();
+    blocker.close().await.unwrap();
+    slow.close().await;
+    locked.close().await;
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed() {
+    let fixture = Fixture::new().await;
+    fixture.store.close().await;
+    let short = Duration::from_secs(1);
+    let store = store_with(&fixture.database, |options| options.idle_timeout = short).await;
+    let connections = "SELECT count(*) FROM pg_stat_activity
+                       WHERE application_name = 'codelia' AND datname = current_database()";
+    assert_eq!(fixture.database.number(connections).await.unwrap(), 1, "only what is needed is open");
+    eventually("idle connections are closed", || async {
+        (fixture.database.number(connections).await.ok()? == 0).then_some(())
+    })
+    .await;
+    store.ping().await.unwrap();
+    store.close().await;
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn unreachable_server_is_not_an_exhausted_pool() {
+    let mut options = Options::from_url("postgres://u@127.0.0.1:1/d").unwrap();
+    options.acquire_timeout = Duration::from_millis(200);
+    assert!(matches!(Store::connect(options).await, Err(Error::Unavailable(_))));
+}

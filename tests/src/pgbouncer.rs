@@ -1,0 +1,88 @@
+//! PgBouncer in front of a private Postgres server.
+
+use std::{
+    fs,
+    os::unix::{fs::chown, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+use codelia_store::{Options, Pooler, Store};
+
+use crate::{Process, Proxy, is_root, require::available};
+
+/// Part of the socket's file name. It cannot collide, because the directory is private.
+const PORT: u16 = 6432;
+/// Fewer than the clients, so that server connections change hands.
+const SERVER_CONNECTIONS: u32 = 4;
+
+/// A running PgBouncer with `pool_mode = transaction`. Dropping it stops it.
+#[derive(Debug)]
+pub struct PgBouncer {
+    process: Process,
+    directory: PathBuf,
+    /// Connects as this process's user: PgBouncer does not run as root.
+    _server: Proxy,
+}
+
+impl PgBouncer {
+    /// Whether it is installed.
+    #[must_use]
+    pub fn is_available() -> bool {
+        available("pgbouncer", program().is_none().then_some("pgbouncer is not installed"))
+    }
+
+    /// Starts it for the private server in `server`, with its files in the new directory `directory`.
+    pub fn start(server: &Path, directory: &Path) -> Result<Self> {
+        fs::create_dir(directory)?;
+        let server = Proxy::start(server, &[])?;
+        let config = directory.join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\n* = host=127.0.0.1 port={} user=codelia\n\
+             [pgbouncer]\npool_mode = transaction\nauth_type = any\nlisten_addr =\nlisten_port = {PORT}\n\
+             unix_socket_dir = {}\ndefault_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 200\n",
+            server.port(),
+            directory.display()
+        );
+        fs::write(&config, text)?;
+        let mut command = Command::new(program().context("pgbouncer is not installed")?);
+        command.arg(&config).stdin(Stdio::null());
+        if is_root() {
+            let passwd = fs::read_to_string("/etc/passwd")?;
+            let user =
+                passwd.lines().find(|line| line.starts_with("postgres:")).context("no user postgres")?;
+            let mut ids = user.split(':').skip(2).map_while(|id| id.parse().ok());
+            let (uid, gid) = ids.next().zip(ids.next()).context("ids of postgres")?;
+            chown(directory, Some(uid), Some(gid))?;
+            command.uid(uid).gid(gid);
+        }
+        let process = Process::start("pgbouncer", command, directory.parent().unwrap_or(directory))?;
+        Ok(Self { process, directory: directory.to_owned(), _server: server })
+    }
+
+    /// The URL of a database through it.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        let host: String =
+            self.directory.to_string_lossy().bytes().map(|byte| format!("%{byte:02X}")).collect();
+        format!("postgres://codelia@{host}:{PORT}/{database}")
+    }
+
+    /// Opens a database through it as a store.
+    pub async fn store(&self, database: &str, pooler: Pooler) -> Result<Store, codelia_store::Error> {
+        let options = Options::from_url(&self.url(database))?;
+        Store::connect(Options { pooler, ..options }).await
+    }
+
+    /// Stops it.
+    pub async fn stop(mut self) -> Result<()> {
+        self.process.terminate().await.map(drop)
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    directories.map(|directory| directory.join("pgbouncer")).find(|program| program.is_file())
+}
