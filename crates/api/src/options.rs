@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use codelia_policy::{Ceilings, Limits, Policy};
-use codelia_store::SecretKey;
+use codelia_store::{Retention, SecretKey};
 use codelia_types::{Mode, NetworkMode, TenantId};
 
 use crate::web::CorsOrigins;
@@ -49,6 +49,8 @@ pub struct Options {
     pub cors_origins: CorsOrigins,
     /// Whether to log a line for each call.
     pub access_log: bool,
+    /// How long rows are kept, unless their tenant has a retention of its own.
+    pub retention: Retention,
 }
 
 /// Timeouts of runs that depend on how they were started.

@@ -191,11 +191,7 @@ fn start_maintenance(
     let tasks = CriticalTasks::default();
     let health = HealthMonitor::new(context.store.clone(), reporter, descriptors);
     tasks.critical("health", health.run(shutdown.clone()));
-    let (store, shutdown) = (context.store.clone(), shutdown.clone());
-    tasks.critical("sweep", async move {
-        shutdown.run_until_cancelled(sweep(store)).await;
-        std::future::pending().await
-    });
+    tasks.critical("sweep", sweep(context.store.clone(), context.options.retention, shutdown.clone()));
     tasks
 }
 

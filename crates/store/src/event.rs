@@ -1,7 +1,7 @@
 //! The table `events`: refusals, blocked calls and alerts. Rows are inserted and, when they are
 //! old, purged. They never change.
 
-use std::{str::FromStr, time::Duration};
+use std::str::FromStr;
 
 use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
 use serde_json::Value;
@@ -58,6 +58,28 @@ impl EventKind {
         Self::RunsListedByOperator,
         Self::RunCanceledByOperator,
     ];
+
+    /// Whether it is kept for audits: a decision of an operator, or what a command tried against its
+    /// policy.
+    fn is_audited(self) -> bool {
+        match self {
+            Self::RunRefused | Self::SessionRefused | Self::WorkerFenced | Self::WorkerOutOfRotation => false,
+            Self::FileRefused
+            | Self::SyscallBlocked
+            | Self::SandboxReceiptUnclean
+            | Self::IsolationFloorSet
+            | Self::TenantSuspended
+            | Self::TenantResumed
+            | Self::TenantDeleted
+            | Self::RunsListedByOperator
+            | Self::RunCanceledByOperator => true,
+        }
+    }
+
+    /// The kinds that are not kept for audits.
+    pub(crate) fn ordinary() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| !kind.is_audited())
+    }
 
     /// The name in the database and in the API.
     #[must_use]
@@ -146,6 +168,23 @@ impl<'a> Columns<'a> {
     }
 }
 
+/// Reads a tenant's events, newest first.
+macro_rules! list_events {
+    ($store:ident, $condition:literal, $($argument:expr),*) => {
+        sqlx::query_as!(
+            EventRow,
+            r#"SELECT id, created_at, kind, tenant_id, session_id, run_id, key_id, worker_id, field,
+                      detail AS "detail: Json<Value>"
+               FROM events WHERE tenant_id = $1 AND id < $2 "#
+                + $condition
+                + " ORDER BY id DESC LIMIT $3",
+            $($argument),*
+        )
+        .fetch_all(&$store.pools.reads)
+        .await?
+    };
+}
+
 impl Store {
     /// Records an event.
     pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
@@ -160,36 +199,12 @@ impl Store {
         before: Option<Uuid>,
         limit: i64,
     ) -> Result<Vec<Event>, Error> {
-        sqlx::query_as!(
-            EventRow,
-            r#"SELECT id, created_at, kind, tenant_id, session_id, run_id, key_id, worker_id, field,
-                      detail AS "detail: Json<Value>"
-               FROM events
-               WHERE tenant_id = $1 AND ($2::text IS NULL OR kind = $2) AND ($3::uuid IS NULL OR id < $3)
-               ORDER BY id DESC LIMIT $4"#,
-            tenant.as_str(),
-            kind.map(EventKind::as_str),
-            before,
-            limit,
-        )
-        .fetch_all(&self.pools.reads)
-        .await?
-        .into_iter()
-        .map(Event::try_from)
-        .collect()
-    }
-
-    /// Deletes up to `limit` events older than `keep` and returns how many.
-    pub async fn event_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
-        let purged = sqlx::query!(
-            "DELETE FROM events WHERE id IN (
-                 SELECT id FROM events WHERE created_at < now() - $1::interval LIMIT $2 FOR UPDATE SKIP LOCKED)",
-            row::interval(keep),
-            limit,
-        )
-        .execute(&self.pools.upkeep)
-        .await?;
-        Ok(purged.rows_affected())
+        let before = before.unwrap_or(Uuid::max());
+        let rows = match kind {
+            None => list_events!(self, "", tenant.as_str(), before, limit),
+            Some(kind) => list_events!(self, "AND kind = $4", tenant.as_str(), before, limit, kind.as_str()),
+        };
+        rows.into_iter().map(Event::try_from).collect()
     }
 }
 

@@ -21,6 +21,7 @@ mod secret;
 mod session;
 mod tenant;
 mod tenant_lifecycle;
+mod upkeep;
 mod worker;
 
 use pools::Pools;
@@ -44,6 +45,7 @@ pub use session::{
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
+pub use upkeep::{Retention, Upkeep, UpkeepPass};
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 /// A handle on the database. Cheap to clone.

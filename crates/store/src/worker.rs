@@ -117,6 +117,53 @@ pub struct WorkerCandidate {
     pub busy_slots: i32,
 }
 
+/// Selects workers by a condition and its arguments.
+macro_rules! select_workers {
+    ($condition:literal, $($argument:expr),*) => {
+        sqlx::query_as!(
+            WorkerRow,
+            r#"SELECT w.id, w.modes, w.watched_modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
+                      CASE WHEN w.lease_until > now() THEN w.state ELSE 'left' END AS "state!",
+                      (SELECT count(*) FROM sessions s
+                       WHERE s.lease_worker = w.id AND s.lease_incarnation = w.incarnation) AS "sessions!"
+               FROM workers w WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
+
+struct WorkerRow {
+    id: String,
+    modes: Vec<String>,
+    watched_modes: Vec<String>,
+    slots: i32,
+    busy_slots: i32,
+    heartbeat_at: OffsetDateTime,
+    version: String,
+    address: String,
+    state: String,
+    sessions: i64,
+}
+
+impl TryFrom<WorkerRow> for Worker {
+    type Error = Error;
+
+    fn try_from(row: WorkerRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: row::parse("workers.id", &row.id)?,
+            state: row::parse("workers.state", &row.state)?,
+            modes: row::parse_all("workers.modes", &row.modes)?,
+            watched_modes: row::parse_all("workers.watched_modes", &row.watched_modes)?,
+            slots: row.slots,
+            busy_slots: row.busy_slots,
+            sessions: row.sessions,
+            heartbeat_at: row.heartbeat_at,
+            version: row.version,
+            address: row.address,
+        })
+    }
+}
+
 impl Store {
     /// Registers a worker. This fences an earlier incarnation with the same id. A drain that an
     /// operator requested of the same process stays in force.
@@ -143,7 +190,7 @@ impl Store {
         if !drain(&self.pools.runs, id, by).await? {
             return Ok(None);
         }
-        Ok(self.worker_select(Some(id), None, 1).await?.pop())
+        self.worker_get(id).await
     }
 
     /// Takes back the drain of an operator, and not that of the worker itself: then the worker is
@@ -156,7 +203,7 @@ impl Store {
         )
         .execute(&self.pools.runs)
         .await?;
-        let found = self.worker_select(Some(id), None, 1).await?.pop();
+        let found = self.worker_get(id).await?;
         Ok(found.filter(|worker| worker.state != WorkerState::Gone))
     }
 
@@ -172,47 +219,34 @@ impl Store {
         Ok(())
     }
 
-    /// Lists workers in the order of their ids, after `after`.
+    /// Lists workers in the order of their ids, after `after`. Those that are gone stay for a day.
     pub async fn worker_list(&self, after: Option<&WorkerId>, limit: i64) -> Result<Vec<Worker>, Error> {
-        self.worker_select(None, after, limit).await
+        let after = after.map_or("", WorkerId::as_str);
+        let rows = select_workers!("w.id > $1 ORDER BY w.id LIMIT $2", after, limit)
+            .fetch_all(&self.pools.reads)
+            .await?;
+        rows.into_iter().map(Worker::try_from).collect()
     }
 
-    async fn worker_select(
-        &self,
-        only: Option<&WorkerId>,
-        after: Option<&WorkerId>,
-        limit: i64,
-    ) -> Result<Vec<Worker>, Error> {
-        let rows = sqlx::query!(
-            r#"SELECT w.id, w.modes, w.watched_modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
-                      CASE WHEN w.lease_until > now() THEN w.state ELSE 'left' END AS "state!",
-                      (SELECT count(*) FROM sessions s
-                       WHERE s.lease_worker = w.id AND s.lease_incarnation = w.incarnation) AS "sessions!"
-               FROM workers w
-               WHERE ($1::text IS NULL OR w.id = $1) AND ($2::text IS NULL OR w.id > $2)
-               ORDER BY w.id LIMIT $3"#,
-            only.map(WorkerId::as_str),
-            after.map(WorkerId::as_str),
+    async fn worker_get(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
+        let row = select_workers!("w.id = $1", id.as_str()).fetch_optional(&self.pools.reads).await?;
+        row.map(Worker::try_from).transpose()
+    }
+
+    /// Deletes the rows of workers that have been gone for a day and hold no session, at most `limit`,
+    /// and returns how many.
+    pub async fn worker_forget_any_tenant(&self, limit: i64) -> Result<u64, Error> {
+        let forgotten = sqlx::query!(
+            "DELETE FROM workers WHERE id = ANY (ARRAY(
+                 SELECT w.id FROM workers w
+                 WHERE w.lease_until <= now() AND w.heartbeat_at < now() - interval '1 day'
+                   AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.lease_worker = w.id)
+                 LIMIT $1 FOR UPDATE SKIP LOCKED))",
             limit,
         )
-        .fetch_all(&self.pools.reads)
+        .execute(&self.pools.upkeep)
         .await?;
-        rows.into_iter()
-            .map(|row| {
-                Ok(Worker {
-                    id: row::parse("workers.id", &row.id)?,
-                    state: row::parse("workers.state", &row.state)?,
-                    modes: row::parse_all("workers.modes", &row.modes)?,
-                    watched_modes: row::parse_all("workers.watched_modes", &row.watched_modes)?,
-                    slots: row.slots,
-                    busy_slots: row.busy_slots,
-                    sessions: row.sessions,
-                    heartbeat_at: row.heartbeat_at,
-                    version: row.version,
-                    address: row.address,
-                })
-            })
-            .collect()
+        Ok(forgotten.rows_affected())
     }
 
     /// Returns up to two random live, ready workers that may acquire this session: they support its

@@ -20,7 +20,7 @@ mod workspace;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::Backend;
-use codelia_store::{SecretKey, Store};
+use codelia_store::{Retention, SecretKey, Store};
 use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
 use codelia_types::{Mode, WorkerId};
 use futures::future::{FusedFuture, FutureExt};
@@ -68,8 +68,8 @@ pub struct Options {
     pub drain_grace: Duration,
     /// From the signal that asks a command to end to the one that kills it.
     pub kill_grace: Duration,
-    /// How long rows of ended sessions are kept.
-    pub output_retention: Duration,
+    /// How long rows are kept, unless their tenant has a retention of its own.
+    pub retention: Retention,
     /// How long a file call may work. Reads and writes of content end by their own limits.
     pub file_call_timeout: Duration,
     /// With less free memory on the host than this, the worker keeps no spare sandboxes.

@@ -2,7 +2,8 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use codelia_telemetry::{backoff::jittered, task::CriticalTasks};
+use codelia_store::{Upkeep, UpkeepPass};
+use codelia_telemetry::{backoff::jittered, metrics, task::CriticalTasks};
 use tokio::{
     sync::{Notify, oneshot},
     time::sleep,
@@ -43,6 +44,8 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
         repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.janitor.purge()).await;
     });
     let w = worker.clone();
+    tasks.critical("upkeep", async move { upkeep(&w).await });
+    let w = worker.clone();
     tasks.critical("rotation", async move { watch_receipts(&w).await });
     Ok(tasks)
 }
@@ -76,6 +79,18 @@ impl Drop for FenceOnExit<'_> {
             self.registration.fence_now();
         }
     }
+}
+
+/// Does the periodic work of the installation, if this worker is its owner.
+async fn upkeep(worker: &Worker) {
+    let observe = |pass: &UpkeepPass| {
+        metrics().queue_depth(pass.queue_depth);
+        if pass.swept.sessions > 0 || pass.expired > 0 {
+            worker.wakeups.poll.notify_one();
+            worker.wakeups.janitor.notify_one();
+        }
+    };
+    Upkeep::new(worker.store.clone(), worker.retention).run(observe).await;
 }
 
 /// Takes the worker out of rotation when a sandbox left something behind.

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_store::{NewWorker, Store};
+use codelia_store::{NewWorker, Retention, Store};
 use codelia_types::Incarnation;
 use tokio::runtime::Handle;
 
@@ -44,6 +44,7 @@ pub(crate) struct Worker {
     pub(crate) address: String,
     pub(crate) term: LeaseTerm,
     pub(crate) poll_interval: Duration,
+    pub(crate) retention: Retention,
     file_call_timeout: Duration,
     pub(crate) store: Store,
     pub(crate) lease: LeaseHandle,
@@ -92,6 +93,7 @@ impl Worker {
         Arc::new(Self {
             term: LeaseTerm { ttl: options.lease_ttl, margin: options.lease_margin },
             poll_interval: options.poll_interval,
+            retention: options.retention,
             file_call_timeout: options.file_call_timeout,
             registration: shared.registration(options, &address, dispatcher.clone()),
             janitor: shared.janitor(options),
@@ -262,10 +264,8 @@ impl Shared {
             slots: self.slots.clone(),
             root: self.root.clone(),
             backends: self.backends.clone(),
-            wakeups: self.wakeups.clone(),
             removals: RemovalBackoff::default(),
             min_free_memory_bytes: options.min_free_memory_bytes,
-            retention: options.output_retention,
         }
     }
 

@@ -24,6 +24,7 @@ pub(crate) fn options() -> Options {
         calls: CallLimits::default(),
         cors_origins: crate::CorsOrigins::None,
         access_log: false,
+        retention: codelia_store::Retention::default(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Loops that run next to the services: `sweep` cleans up after workers that are gone, `health`
-//! reports whether the server can answer. Each pass reads the store again.
+//! Loops that run next to the services: `sweep` does the periodic work of the installation,
+//! `health` reports whether the server can answer. Each pass reads the store again.
 
 mod health;
 mod sweep;

@@ -1,40 +1,15 @@
-//! Ends the leases of workers that are gone, expires sessions, stops suspended tenants and removes
-//! deleted ones. Every api does it, so that it happens even if no worker is left.
+//! The periodic work of the installation, if this api is its owner.
 
-use std::time::Duration;
+use codelia_store::{Retention, Store, Upkeep};
+use codelia_telemetry::metrics;
+use tokio_util::sync::CancellationToken;
 
-use codelia_store::{Store, SweepReport};
-use codelia_telemetry::{backoff::jittered, metrics};
-
-const INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum rows that one pass changes, so that it never holds many locks.
-const MAX_ROWS: i64 = 500;
-
-/// Sweeps until it is dropped.
-pub(crate) async fn sweep(store: Store) {
-    loop {
-        if let Err(error) = sweep_once(&store).await {
-            tracing::warn!(%error, "sweep failed, retrying");
-        }
-        // Several servers should not sweep at the same time.
-        tokio::time::sleep(jittered(INTERVAL)).await;
+/// Works until shutdown, and then until it is dropped does nothing.
+pub(crate) async fn sweep(store: Store, retention: Retention, shutdown: CancellationToken) {
+    let mut upkeep = Upkeep::new(store, retention);
+    shutdown.run_until_cancelled(upkeep.run(|pass| metrics().queue_depth(pass.queue_depth))).await;
+    if let Err(error) = upkeep.release().await {
+        tracing::debug!(%error, "cannot release the upkeep, which ends by itself");
     }
-}
-
-async fn sweep_once(store: &Store) -> Result<(), codelia_store::Error> {
-    let swept = store.lease_sweep_any_tenant(MAX_ROWS).await?;
-    if swept != SweepReport::default() {
-        tracing::info!(swept.sessions, swept.retried, swept.lost, "ended leases of lost workers");
-    }
-    let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
-    if refused > 0 {
-        tracing::info!(refused, "ended runs that waited too long for a worker");
-    }
-    let expired = store.session_expire_any_tenant(MAX_ROWS).await?;
-    if expired > 0 {
-        tracing::info!(expired, "expired sessions");
-    }
-    store.tenant_sweep_any_tenant(MAX_ROWS).await?;
-    metrics().queue_depth(store.run_queue_depth_any_tenant().await?);
-    Ok(())
+    std::future::pending().await
 }

@@ -396,5 +396,6 @@ fn options() -> Options {
         calls: codelia_api::CallLimits::default(),
         cors_origins: codelia_api::CorsOrigins::None,
         access_log: false,
+        retention: codelia_store::Retention::default(),
     }
 }

@@ -51,6 +51,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         calls: connections::calls(config),
         cors_origins: config.api.cors_origins.parse().context("api.cors_origins")?,
         access_log: config.log.access,
+        retention: codelia_store::Retention::default(),
     })
 }
 

@@ -13,8 +13,6 @@ use codelia_worker::{Listen, UidOptions, UidRange};
 use super::{MIB, ServiceDefaults, connections, secrets::secret_key, shutdown_grace, tls};
 use crate::config::Config;
 
-/// How long the output of ended runs is kept.
-const OUTPUT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Time from SIGTERM to SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 const SLOTS_PER_CORE: usize = 4;
@@ -43,7 +41,7 @@ pub(crate) fn worker(
         poll_interval: Duration::from_millis(worker.poll_interval_ms.get()),
         drain_grace: shutdown_grace(config, defaults),
         kill_grace: KILL_GRACE,
-        output_retention: OUTPUT_RETENTION,
+        retention: codelia_store::Retention::default(),
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
         required_mode: config.sandbox.mode,

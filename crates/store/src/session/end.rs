@@ -45,12 +45,24 @@ impl Store {
         Ok(())
     }
 
-    /// Ends open sessions that are past their expiry or idle time and have no unfinished run.
-    /// Returns how many.
+    /// Looks at open sessions that are due, at most `limit`. Ends those that are past their expiry or
+    /// idle time and have no unfinished run, and returns how many. The first statement locks the rows,
+    /// so that the second sees every run that was inserted before.
     pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
-        let ended =
-            sqlx::query_file!("src/sql/session_expire.sql", limit).execute(&self.pools.upkeep).await?;
-        Ok(ended.rows_affected())
+        let mut tx = self.pools.upkeep.begin().await?;
+        let due = sqlx::query_scalar!(
+            "SELECT id FROM sessions WHERE state = 'open' AND check_at <= now()
+             ORDER BY check_at LIMIT $1 FOR UPDATE SKIP LOCKED",
+            limit,
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let ended = sqlx::query_file_scalar!("src/sql/session_check.sql", &due).fetch_one(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(ended.unsigned_abs())
     }
 
     /// Lists ended sessions whose files are on this root and that no other live worker holds.

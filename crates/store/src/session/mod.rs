@@ -36,6 +36,18 @@ macro_rules! select_sessions {
     };
 }
 
+/// Reads sessions without their policies.
+macro_rules! list_sessions {
+    ($store:ident, $condition:literal, $($argument:expr),* $(,)?) => {
+        select_sessions!("jsonb_set(s.spec, '{policy}', '{}')", $condition, $($argument),*)
+            .fetch_all(&$store.pools.reads)
+            .await?
+    };
+}
+
+/// Sessions that are searched for labels before the index of labels is.
+const LABEL_WINDOW: i64 = 2000;
+
 /// The settings of a session, which its runs inherit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSpec {
@@ -232,44 +244,88 @@ impl Store {
         .transpose()
     }
 
-    /// Lists a tenant's sessions, newest first. Leaves out their policies, which may be large.
+    /// Lists a tenant's sessions, newest first. Leaves out their policies, which may be large. Each
+    /// kind of filter has a statement that reads little more than the rows of the page.
     pub async fn session_list(
         &self,
         tenant: &TenantId,
         filter: &SessionFilter,
         limit: i64,
     ) -> Result<Vec<Session>, Error> {
-        let (state, before) = (filter.state.map(SessionState::as_str), filter.before.map(|id| id.0));
-        let rows = if filter.labels.is_empty() {
-            select_sessions!(
-                "jsonb_set(s.spec, '{policy}', '{}')",
-                "s.tenant_id = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
-                 ORDER BY s.id DESC LIMIT $4",
+        let before = filter.before.map_or(Uuid::max(), |id| id.0);
+        let rows = match filter.state {
+            _ if !filter.labels.is_empty() => return self.session_list_labeled(tenant, filter, limit).await,
+            None => list_sessions!(
+                self,
+                "s.tenant_id = $1 AND s.id < $2 ORDER BY s.id DESC LIMIT $3",
                 tenant.as_str(),
-                state,
                 before,
                 limit,
-            )
-            .fetch_all(&self.pools.reads)
-            .await?
-        } else {
-            // See Store::run_list_labeled.
-            select_sessions!(
-                "jsonb_set(s.spec, '{policy}', '{}')",
-                "s.id = ANY (ARRAY(SELECT id FROM sessions
-                                   WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $5) AND labels <> '{}'))
-                   AND s.tenant_id || '' = $1 AND ($2::text IS NULL OR s.state = $2) AND ($3::uuid IS NULL OR s.id < $3)
-                 ORDER BY s.id DESC LIMIT $4",
+            ),
+            Some(SessionState::Open) => list_sessions!(
+                self,
+                "s.open_tenant = $1 AND s.id < $2 ORDER BY s.id DESC LIMIT $3",
                 tenant.as_str(),
-                state,
                 before,
                 limit,
-                Json(&filter.labels) as _,
-            )
-            .fetch_all(&self.pools.reads)
-            .await?
+            ),
+            Some(SessionState::Ended) => list_sessions!(
+                self,
+                "s.tenant_id = $1 AND s.id < $2 AND s.state = 'ended' ORDER BY s.id DESC LIMIT $3",
+                tenant.as_str(),
+                before,
+                limit,
+            ),
         };
         rows.into_iter().map(Session::try_from).collect()
+    }
+
+    /// Looks for labels among the next sessions in the order of the page, which suffices if many have
+    /// them, and else by the index of labels, which is fast if few have them.
+    async fn session_list_labeled(
+        &self,
+        tenant: &TenantId,
+        filter: &SessionFilter,
+        limit: i64,
+    ) -> Result<Vec<Session>, Error> {
+        let before = filter.before.map_or(Uuid::max(), |id| id.0);
+        let states: Vec<&str> = match filter.state {
+            Some(state) => vec![state.as_str()],
+            None => vec![SessionState::Open.as_str(), SessionState::Ended.as_str()],
+        };
+        let next = list_sessions!(
+            self,
+            "s.id = ANY (ARRAY(
+                 SELECT id FROM (SELECT id, state, labels FROM sessions
+                                 WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $6) AS next
+                 WHERE state = ANY ($4) AND labels @> $5 ORDER BY id DESC LIMIT $3))
+             ORDER BY s.id DESC",
+            tenant.as_str(),
+            before,
+            limit,
+            &states as _,
+            Json(&filter.labels) as _,
+            LABEL_WINDOW,
+        );
+        if i64::try_from(next.len()).is_ok_and(|found| found >= limit) {
+            return next.into_iter().map(Session::try_from).collect();
+        }
+        list_sessions!(
+            self,
+            "s.id = ANY (ARRAY(SELECT id FROM sessions
+                               WHERE label_tokens(tenant_id, labels) @> label_tokens($1, $5) AND labels <> '{}'))
+               -- Not by the index of tenants, which has all other sessions too.
+               AND s.tenant_id || '' = $1 AND s.id < $2 AND s.state = ANY ($4)
+             ORDER BY s.id DESC LIMIT $3",
+            tenant.as_str(),
+            before,
+            limit,
+            &states as _,
+            Json(&filter.labels) as _,
+        )
+        .into_iter()
+        .map(Session::try_from)
+        .collect()
     }
 
     /// Sets the expiry of an open session to `ttl` from now. Returns `None` if the tenant has no such
@@ -282,7 +338,7 @@ impl Store {
     ) -> Result<Option<Session>, Error> {
         let (id, alias) = session.columns();
         let extended = sqlx::query_scalar!(
-            "UPDATE sessions SET expires_at = now() + $4::interval
+            "UPDATE sessions SET expires_at = now() + $4::interval, check_at = now()
              WHERE tenant_id = $1 AND (id = $2 OR alias = $3) AND state = 'open' AND expires_at > now()
              RETURNING id",
             tenant.as_str(),

@@ -38,7 +38,8 @@ impl Store {
                  alias = CASE WHEN $4 THEN $5 ELSE alias END,
                  labels = coalesce($6, labels),
                  expires_at = coalesce(now() + $7::interval, expires_at),
-                 idle_ttl = CASE WHEN $8 THEN $9 ELSE idle_ttl END
+                 idle_ttl = CASE WHEN $8 THEN $9 ELSE idle_ttl END,
+                 check_at = now()
              WHERE tenant_id = $1 AND (id = $2 OR alias = $3) AND state = 'open' AND expires_at > now()
              RETURNING id",
             tenant.as_str(),

@@ -11,3 +11,4 @@ mod queue;
 mod quota;
 mod run;
 mod session;
+mod upkeep;

@@ -1,10 +1,7 @@
-//! The janitor: ends expired sessions and leases, and removes the directories of ended sessions.
-//! Idempotent: each sweep reads the store again.
+//! The janitor: removes the directories of ended sessions on this worker's root. Idempotent: each
+//! sweep reads the store again.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use codelia_store::{Error, Store};
 use codelia_sys::memory;
@@ -20,7 +17,6 @@ use crate::{
     },
     run::{registry::RunRegistry, slots::SlotQueue},
     sandbox::backends::Backends,
-    wakeups::Wakeups,
     workspace::{
         removal_backoff::RemovalBackoff,
         root::{RootError, SessionRoot},
@@ -29,8 +25,6 @@ use crate::{
 
 /// Rows that one sweep handles at most.
 const SWEEP_LIMIT: i64 = 200;
-/// Events that one purge removes at most.
-const PURGE_LIMIT: i64 = 10_000;
 /// Directories that are removed concurrently.
 const MAX_CONCURRENT_REMOVALS: usize = 4;
 /// Directories that one query looks up.
@@ -46,12 +40,9 @@ pub(crate) struct Janitor {
     pub(crate) slots: Arc<SlotQueue>,
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) backends: Arc<Backends>,
-    pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) removals: RemovalBackoff,
     /// With less free memory than this, the worker keeps no spare sandboxes.
     pub(crate) min_free_memory_bytes: u64,
-    /// How long rows of ended sessions are kept.
-    pub(crate) retention: Duration,
 }
 
 impl Janitor {
@@ -64,23 +55,10 @@ impl Janitor {
         if !current.is_live() {
             return Ok(());
         }
-        let swept = self.store.lease_sweep_any_tenant(SWEEP_LIMIT).await?;
-        if swept.sessions > 0 {
-            tracing::warn!(
-                swept.sessions,
-                swept.retried,
-                swept.lost,
-                "expired leases of other workers ended"
-            );
-            self.wakeups.poll.notify_one();
-        }
-        self.store.session_expire_any_tenant(SWEEP_LIMIT).await?;
-        self.remove_ended(&current).await?;
-        metrics().queue_depth(self.store.run_queue_depth_any_tenant().await?);
-        Ok(())
+        self.remove_ended(&current).await
     }
 
-    /// Removes leftovers: directories without a session, old trash, old rows.
+    /// Removes leftovers: directories without a session, old trash.
     pub(crate) async fn purge(&self) -> Result<(), Error> {
         if !self.lease.is_live() {
             return Ok(());
@@ -96,8 +74,6 @@ impl Janitor {
                 }
             }
         }
-        self.store.session_purge_any_tenant(self.retention, SWEEP_LIMIT).await?;
-        self.store.event_purge_any_tenant(self.retention, PURGE_LIMIT).await?;
         Ok(())
     }
 

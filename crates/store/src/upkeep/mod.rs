@@ -1,0 +1,139 @@
+//! The periodic work of the installation. One process does it: the owner of the row `upkeep_owner`.
+//!
+//! Ownership saves work; nothing depends on it. Every statement is also right while two processes
+//! execute it, so an owner that was replaced without knowing does no harm.
+
+mod owner;
+mod purge;
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use uuid::Uuid;
+
+pub use self::purge::Retention;
+use crate::{Error, Store, SweepReport};
+
+/// An owner that has not renewed its claim for this long is replaced.
+const TTL: Duration = Duration::from_secs(3);
+/// Time between two passes of the owner.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum rows that one statement of a pass changes, so that it never holds many locks.
+const MAX_ROWS: i64 = 500;
+/// Time between two looks for old rows.
+const PURGE_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum rows that one purge deletes.
+const MAX_PURGED_ROWS: i64 = 5000;
+
+/// What a pass did, or, in a process that is not the owner, what it read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UpkeepPass {
+    /// Whether this process is the owner.
+    pub is_owner: bool,
+    /// Queued runs of all tenants.
+    pub queue_depth: i64,
+    /// Leases of dead workers that ended.
+    pub swept: SweepReport,
+    /// Runs that waited too long for a worker.
+    pub refused: u64,
+    /// Sessions that expired or were idle for too long.
+    pub expired: u64,
+}
+
+impl UpkeepPass {
+    fn log(&self) {
+        let swept = self.swept;
+        if swept != SweepReport::default() {
+            tracing::warn!(swept.sessions, swept.retried, swept.lost, "ended leases of lost workers");
+        }
+        if self.refused > 0 {
+            tracing::info!(refused = self.refused, "ended runs that waited too long for a worker");
+        }
+        if self.expired > 0 {
+            tracing::info!(expired = self.expired, "expired sessions");
+        }
+    }
+}
+
+/// Does the periodic work while this process is the owner, and else waits to become the owner.
+#[derive(Debug)]
+pub struct Upkeep {
+    store: Store,
+    retention: Retention,
+    holder: Uuid,
+    purged_at: Option<Instant>,
+    /// What the last pass counted, to be stored with the next renewal.
+    queue_depth: Option<i64>,
+}
+
+impl Upkeep {
+    /// A process that may become the owner.
+    #[must_use]
+    pub fn new(store: Store, retention: Retention) -> Self {
+        Self { store, retention, holder: Uuid::now_v7(), purged_at: None, queue_depth: None }
+    }
+
+    /// Makes passes until it is dropped, and reports each.
+    pub async fn run(&mut self, observe: impl Fn(&UpkeepPass)) {
+        loop {
+            let delay = match self.pass().await {
+                Ok((pass, delay)) => {
+                    pass.log();
+                    observe(&pass);
+                    delay
+                }
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "upkeep failed, retrying");
+                    INTERVAL
+                }
+            };
+            sleep(delay + self.stagger()).await;
+        }
+    }
+
+    /// Makes one pass, and returns the time until the next one.
+    ///
+    /// # Errors
+    /// If a statement fails. The next pass repeats what is left.
+    pub async fn pass(&mut self) -> Result<(UpkeepPass, Duration), Error> {
+        let claim = self.store.upkeep_claim(self.holder, TTL, self.queue_depth.take()).await?;
+        if !claim.is_owner {
+            let pass = UpkeepPass { queue_depth: claim.queue_depth, ..UpkeepPass::default() };
+            // When the owner has not renewed by then, it is gone.
+            return Ok((pass, claim.expires_in.clamp(Duration::ZERO, TTL)));
+        }
+        let store = &self.store;
+        let swept = store.lease_sweep_any_tenant(MAX_ROWS).await?;
+        let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
+        let expired = store.session_expire_any_tenant(MAX_ROWS).await?;
+        store.tenant_sweep_any_tenant(MAX_ROWS).await?;
+        let queue_depth = store.run_queue_depth_any_tenant().await?;
+        self.queue_depth = Some(queue_depth);
+        self.purge().await?;
+        Ok((UpkeepPass { is_owner: true, queue_depth, swept, refused, expired }, INTERVAL))
+    }
+
+    async fn purge(&mut self) -> Result<(), Error> {
+        if self.purged_at.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
+            return Ok(());
+        }
+        self.store.worker_forget_any_tenant(MAX_ROWS).await?;
+        self.store.session_purge_any_tenant(self.retention.runs, MAX_ROWS).await?;
+        self.store.event_purge_any_tenant(&self.retention, MAX_PURGED_ROWS).await?;
+        self.purged_at = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Gives up the ownership, so that another process need not wait until it ends.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub async fn release(&self) -> Result<(), Error> {
+        self.store.upkeep_release(self.holder).await
+    }
+
+    /// Keeps processes that wait for the same moment from waking at once.
+    fn stagger(&self) -> Duration {
+        Duration::from_millis(u64::from(self.holder.as_bytes()[15]))
+    }
+}

@@ -1,0 +1,56 @@
+//! The table `upkeep_owner`, which has one row.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{Error, Store, row};
+
+/// The answer to a claim.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) is_owner: bool,
+    /// Until the claim of the owner ends.
+    pub(super) expires_in: Duration,
+    pub(super) queue_depth: i64,
+}
+
+impl Store {
+    /// Claims or renews the ownership for `ttl`. The owner stores what it counted.
+    pub(super) async fn upkeep_claim(
+        &self,
+        holder: Uuid,
+        ttl: Duration,
+        queue_depth: Option<i64>,
+    ) -> Result<Claim, Error> {
+        let row = sqlx::query!(
+            r#"WITH claimed AS (
+                   UPDATE upkeep_owner SET holder = $1, until = now() + $2, queue_depth = coalesce($3, queue_depth)
+                   -- No claim lasts longer than $2: one that seems to is from before the clock was set back.
+                   WHERE holder = $1 OR until <= now() OR until > now() + 2 * $2::interval
+                   RETURNING until, queue_depth
+               )
+               SELECT claimed.until IS NOT NULL AS "is_owner!",
+                      coalesce(claimed.queue_depth, o.queue_depth) AS "queue_depth!",
+                      greatest(coalesce(claimed.until, o.until) - now(), interval '0') AS "expires_in!"
+               FROM upkeep_owner o LEFT JOIN claimed ON true"#,
+            holder,
+            row::interval(ttl),
+            queue_depth,
+        )
+        .fetch_one(&self.pools.upkeep)
+        .await?;
+        Ok(Claim {
+            is_owner: row.is_owner,
+            expires_in: row::duration(&row.expires_in),
+            queue_depth: row.queue_depth,
+        })
+    }
+
+    pub(super) async fn upkeep_release(&self, holder: Uuid) -> Result<(), Error> {
+        sqlx::query!("UPDATE upkeep_owner SET until = 'epoch' WHERE holder = $1", holder)
+            .execute(&self.pools.upkeep)
+            .await?;
+        Ok(())
+    }
+}
