@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Store};
+use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Retention, Store};
 use codelia_tests::{Database, eventually};
 use futures::{
     future::{Either, join_all, select},
@@ -94,7 +94,7 @@ async fn slow_statements_end_with_typed_errors() {
     for result in [
         locked.event_list(&fixture.tenant, None, None, 10).await.map(drop),
         record(&locked).await,
-        fixture.store.event_purge_any_tenant(Duration::ZERO, 10).await.map(drop),
+        fixture.store.event_purge_any_tenant(&Retention::default(), 10).await.map(drop),
     ] {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::LockTimeout(_)) && error.is_transient(), "{error:?}");
