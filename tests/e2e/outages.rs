@@ -137,7 +137,7 @@ async fn result_refused_by_database_ends_as_lost() -> Result<()> {
     let session = client.session().await?;
     let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
                   BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'check_violation'; END $$;
-                  CREATE TRIGGER refused BEFORE UPDATE ON runs
+                  CREATE TRIGGER refused BEFORE INSERT ON ended_runs
                   FOR EACH ROW WHEN (NEW.exit_code = 7) EXECUTE FUNCTION refuse()";
     cluster.database.execute(refuse).await?;
     let run = client.start(shell(&session.name, "exit 7")).await?;

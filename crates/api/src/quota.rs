@@ -49,7 +49,7 @@ impl OutputQuota {
         if self.cached(&caller.tenant).is_some_and(|usage| usage.is_usable(quota, Instant::now())) {
             return Ok(());
         }
-        let bytes = store.tenant_usage(&caller.tenant).await?.output_bytes;
+        let bytes = store.tenant_output_bytes(&caller.tenant).await?;
         self.insert(&caller.tenant, OutputUsage { bytes, measured_at: Instant::now() });
         if bytes >= quota { Err(ApiError::QuotaExceeded { quota: "output_bytes" }) } else { Ok(()) }
     }

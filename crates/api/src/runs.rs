@@ -105,11 +105,12 @@ impl Runs {
             queue_timeout: request.queue_timeout.unwrap_or(options.timeouts.queue),
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
             secret_env: secret_env.as_ref(),
+            check_quotas: true,
         };
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
         match admission {
-            RunAdmission::Recorded { run, incarnation } => {
+            RunAdmission::Recorded { run, incarnation, .. } => {
                 let push = |incarnation| NextStep::Push(Push { incarnation, secret_env });
                 Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, push) })
             }

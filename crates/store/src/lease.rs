@@ -71,8 +71,17 @@ impl Store {
                 .fetch_optional(&mut *tx)
                 .await?;
         let Some(acquired) = acquired else { return Ok(None) };
+        sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0)
+            .execute(&mut *tx)
+            .await?;
         let has_files = if acquired.lease_epoch > 1 {
-            resolve_orphan_runs(&mut tx, Some(session), i64::MAX).await?;
+            let orphans = sqlx::query_scalar!(
+                "SELECT id FROM live_runs WHERE session_id = $1 AND state = 'running'",
+                session.0
+            )
+            .fetch_all(&mut *tx)
+            .await?;
+            resolve_orphan_runs(&mut tx, &orphans).await?;
             !acquired.allow_data_loss && has_files(&mut tx, session).await?
         } else {
             false
@@ -114,13 +123,17 @@ impl Store {
         }
         let released = sqlx::query!(
             "UPDATE sessions SET lease_worker = NULL, lease_incarnation = NULL
-             WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = $1 AND state = 'running')",
+             WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM live_runs WHERE session_id = $1 AND state = 'running')",
             session.0,
         )
         .execute(&mut *tx)
         .await?;
+        let released = released.rows_affected() > 0;
+        if released {
+            mark_waiting(&mut tx, &[session.0]).await?;
+        }
         tx.commit().await?;
-        Ok(if released.rows_affected() > 0 { ReleaseOutcome::Released } else { ReleaseOutcome::Busy })
+        Ok(if released { ReleaseOutcome::Released } else { ReleaseOutcome::Busy })
     }
 
     /// Lists open sessions with queued runs that no live worker holds and this worker may take.
@@ -131,11 +144,41 @@ impl Store {
         incarnation: Incarnation,
         limit: i64,
     ) -> Result<Vec<SessionId>, Error> {
-        let ids =
-            sqlx::query_file_scalar!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
-                .fetch_all(&self.pools.runs)
-                .await?;
-        Ok(ids.into_iter().map(SessionId).collect())
+        let found = sqlx::query_file!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
+            .fetch_all(&self.pools.runs)
+            .await?;
+        let outdated: Vec<Uuid> = found.iter().filter(|row| !row.waits).map(|row| row.id).collect();
+        if !outdated.is_empty() {
+            self.clear_outdated(&outdated).await?;
+        }
+        let limit = usize::try_from(limit).unwrap_or(0);
+        Ok(found.into_iter().filter(|row| row.waits).map(|row| SessionId(row.id)).take(limit).collect())
+    }
+
+    /// Deletes rows of sessions that do not wait for a worker. A session that is locked may be about
+    /// to wait again; it is left to a later call.
+    async fn clear_outdated(&self, sessions: &[Uuid]) -> Result<(), Error> {
+        let mut tx = self.pools.runs.begin().await?;
+        let locked = sqlx::query_scalar!(
+            "SELECT id FROM sessions WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED",
+            sessions
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        sqlx::query!(
+            "DELETE FROM waiting_sessions w USING sessions s
+             WHERE w.session_id = ANY ($1) AND s.id = w.session_id
+               AND (s.state <> 'open' OR s.expires_at <= now()
+                    OR EXISTS (SELECT 1 FROM workers holder
+                               WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
+                                 AND holder.lease_until > now())
+                    OR NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued'))",
+            &locked,
+        )
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
     }
 
     /// Ends the leases of dead workers. Started runs end as lost, or are queued again if their
@@ -144,9 +187,10 @@ impl Store {
         let mut tx = self.pools.upkeep.begin().await?;
         mark_all_expired(&mut tx).await?;
         let sessions = end_dead_leases(&mut tx, limit).await?;
-        let (retried, lost) = resolve_orphan_runs(&mut tx, None, limit).await?;
+        let orphans = lock_orphans(&mut tx, limit).await?;
+        let (retried, lost) = resolve_orphan_runs(&mut tx, &orphans).await?;
+        offer_lost_roots(&mut tx, limit).await?;
         tx.commit().await?;
-        self.run_cancel_stranded_any_tenant(limit).await?;
         Ok(SweepReport { sessions, retried, lost })
     }
 }
@@ -154,10 +198,11 @@ impl Store {
 /// Whether a command may have been started in the session, or a file call made.
 async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
     let found = sqlx::query_scalar!(
-        r#"SELECT EXISTS (SELECT 1 FROM runs
+        r#"SELECT EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND used_at IS NOT NULL)
+               OR EXISTS (SELECT 1 FROM live_runs WHERE session_id = $1 AND attempt > 1)
+               OR EXISTS (SELECT 1 FROM ended_runs
                           WHERE session_id = $1
-                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost'))
-               OR EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND used_at IS NOT NULL) AS "found!""#,
+                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost')) AS "found!""#,
         session.0,
     )
     .fetch_one(tx)
@@ -220,32 +265,70 @@ async fn end_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, Error
                              AND w.lease_until > now())",
         &locked,
     )
-    .execute(tx)
+    .execute(&mut *tx)
     .await?;
+    mark_waiting(tx, &locked).await?;
     Ok(released.rows_affected())
 }
 
-/// Ends or requeues runs whose worker is dead, in two steps for the same reason. Skips locked rows:
-/// another transaction is committing or resolving them. Returns how many were retried and lost.
-async fn resolve_orphan_runs(
-    tx: &mut PgConnection,
-    session: Option<SessionId>,
-    limit: i64,
-) -> Result<(u64, u64), Error> {
-    let locked = sqlx::query_scalar!(
-        "SELECT r.id FROM runs r
-         WHERE r.state = 'running' AND ($1::uuid IS NULL OR r.session_id = $1)
-           AND NOT EXISTS (SELECT 1 FROM workers w
-                           WHERE w.id = r.worker_id AND w.incarnation = r.incarnation AND w.lease_until > now())
-         LIMIT $2 FOR UPDATE OF r SKIP LOCKED",
-        session.map(|id| id.0),
-        limit,
+/// Makes workers find these sessions, which the caller has locked, if they have queued runs and no
+/// holder.
+async fn mark_waiting(tx: &mut PgConnection, sessions: &[Uuid]) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
+         SELECT s.id, s.tenant_id, s.spec ->> 'mode', coalesce(s.home_root, '00000000-0000-0000-0000-000000000000'),
+                s.allow_data_loss
+         FROM sessions s
+         WHERE s.id = ANY ($1) AND s.lease_worker IS NULL AND s.state = 'open'
+           AND EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued')
+         ON CONFLICT (session_id) DO UPDATE SET root = excluded.root",
+        sessions,
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Lets every worker find waiting sessions whose files are gone and whose caller allowed the loss.
+/// Reads one row for each root.
+async fn offer_lost_roots(tx: &mut PgConnection, limit: i64) -> Result<(), Error> {
+    sqlx::query_file!("src/sql/waiting_lost_roots.sql", limit).execute(tx).await?;
+    Ok(())
+}
+
+/// Locks runs whose worker is dead, with their sessions: a session that ends or is released at the
+/// same time must see the runs that are queued again. Skips locked rows: another transaction is
+/// committing or resolving them.
+async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<Uuid>, Error> {
+    let found = sqlx::query_file!("src/sql/orphan_runs_find.sql", limit).fetch_all(&mut *tx).await?;
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (runs, sessions): (Vec<Uuid>, Vec<Uuid>) =
+        found.into_iter().map(|row| (row.id, row.session_id)).unzip();
+    let sessions = sqlx::query_scalar!(
+        "SELECT id FROM sessions WHERE id = ANY ($1) ORDER BY id FOR SHARE SKIP LOCKED",
+        &sessions
     )
     .fetch_all(&mut *tx)
     .await?;
-    if locked.is_empty() {
+    let locked = sqlx::query_scalar!(
+        "SELECT id FROM live_runs WHERE id = ANY ($1) AND session_id = ANY ($2) AND state = 'running'
+         FOR UPDATE SKIP LOCKED",
+        &runs,
+        &sessions,
+    )
+    .fetch_all(tx)
+    .await?;
+    Ok(locked)
+}
+
+/// Ends or requeues those of the runs whose worker is dead. The caller has locked their sessions.
+/// Returns how many were retried and lost.
+async fn resolve_orphan_runs(tx: &mut PgConnection, runs: &[Uuid]) -> Result<(u64, u64), Error> {
+    if runs.is_empty() {
         return Ok((0, 0));
     }
-    let row = sqlx::query_file!("src/sql/orphan_runs_resolve.sql", &locked).fetch_one(tx).await?;
+    let row = sqlx::query_file!("src/sql/orphan_runs_resolve.sql", runs).fetch_one(tx).await?;
     Ok((row.retried.unsigned_abs(), row.lost.unsigned_abs()))
 }

@@ -14,6 +14,7 @@ mod lease_connection;
 mod local_postgres;
 mod migrate;
 mod output;
+mod output_usage;
 mod pools;
 mod row;
 mod run;
@@ -35,8 +36,8 @@ pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use run::{
-    AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState, RunSummary,
-    SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState,
+    RunSummary, SpecSummary, WaitReason,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{

@@ -78,7 +78,7 @@ impl Store {
             // The row lock makes this statement wait for a transaction that takes the run away from
             // the worker. A worker repeats a flush whose answer was lost, with the same chunks.
             r#"WITH run AS (
-                 SELECT r.id FROM runs r
+                 SELECT r.id FROM live_runs r
                  JOIN sessions s ON s.id = r.session_id
                      AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  JOIN workers w ON w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
@@ -125,8 +125,10 @@ impl Store {
             r#"SELECT position, stream, stream_offset, data FROM (
                    SELECT o.position, o.stream, o.stream_offset, o.data,
                           sum(octet_length(o.data)) OVER (ORDER BY o.position) - octet_length(o.data) AS before
-                   FROM run_output o JOIN runs r ON r.id = o.run_id
-                   WHERE r.tenant_id = $1 AND o.run_id = $2
+                   FROM run_output o
+                   WHERE o.run_id = $2
+                     AND (EXISTS (SELECT 1 FROM live_runs WHERE id = $2 AND tenant_id || '' = $1)
+                          OR EXISTS (SELECT 1 FROM ended_runs WHERE id = $2 AND tenant_id || '' = $1))
                      -- No chunk is longer than 1 MiB, so this includes the chunk at the position.
                      AND o.position > $3::bigint - 1048576
                      AND o.position + octet_length(o.data) > $3

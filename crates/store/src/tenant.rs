@@ -287,15 +287,25 @@ impl Store {
             TenantUsage,
             r#"SELECT
                  (SELECT count(*) FROM sessions WHERE open_tenant = $1) AS "sessions!",
-                 (SELECT count(*) FROM runs WHERE active_tenant = $1) AS "concurrent_runs!",
-                 (SELECT count(*) FROM runs WHERE active_tenant = $1 AND state = 'queued') AS "queued_runs!",
-                 (SELECT coalesce(sum(output_bytes), 0)::bigint FROM runs
-                  WHERE tenant_id = $1 AND output_bytes > 0) AS "output_bytes!""#,
+                 (SELECT count(*) FROM live_runs WHERE tenant_id = $1) AS "concurrent_runs!",
+                 (SELECT count(*) FROM live_runs WHERE tenant_id = $1 AND state = 'queued') AS "queued_runs!",
+                 (SELECT coalesce(sum(bytes), 0)::bigint FROM tenant_output WHERE tenant_id = $1) AS "output_bytes!""#,
             id.as_str(),
         )
         .fetch_one(&self.pools.runs)
         .await?;
         Ok(usage)
+    }
+
+    /// Returns how much output a tenant stores, without what ended in the last seconds.
+    pub async fn tenant_output_bytes(&self, id: &TenantId) -> Result<i64, Error> {
+        let bytes = sqlx::query_scalar!(
+            r#"SELECT coalesce(sum(bytes), 0)::bigint AS "bytes!" FROM tenant_output WHERE tenant_id = $1"#,
+            id.as_str(),
+        )
+        .fetch_one(&self.pools.runs)
+        .await?;
+        Ok(bytes)
     }
 
     /// Begins a transaction that holds the tenant's advisory lock.

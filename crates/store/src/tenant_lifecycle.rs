@@ -113,18 +113,24 @@ impl Store {
     async fn cancel_runs_of_suspended(&self, limit: i64) -> Result<(), Error> {
         sqlx::query!(
             r#"WITH due AS (
-                   SELECT r.id FROM tenants t JOIN runs r ON r.active_tenant = t.id
+                   SELECT r.id, r.state FROM tenants t JOIN live_runs r ON r.tenant_id = t.id
                    WHERE t.suspended_at IS NOT NULL AND (r.state = 'queued' OR r.cancel_requested_at IS NULL)
                    LIMIT $1 FOR UPDATE OF r SKIP LOCKED
+               ),
+               requested AS (
+                   UPDATE live_runs r SET cancel_requested_at = now(), cancel_reason = $2
+                   FROM due WHERE r.id = due.id AND due.state = 'running'
+               ),
+               canceled AS (
+                   DELETE FROM live_runs r USING due WHERE r.id = due.id AND due.state = 'queued' RETURNING r.*
                )
-               UPDATE runs r SET
-                   cancel_requested_at = coalesce(r.cancel_requested_at, now()),
-                   cancel_reason = CASE WHEN r.cancel_requested_at IS NULL THEN $2 ELSE r.cancel_reason END,
-                   state = CASE r.state WHEN 'queued' THEN 'ended' ELSE r.state END,
-                   ended_at = CASE r.state WHEN 'queued' THEN now() END,
-                   outcome = CASE r.state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END,
-                   secret_env = CASE r.state WHEN 'queued' THEN NULL ELSE r.secret_env END
-               FROM due WHERE r.id = due.id"#,
+               INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt,
+                                       cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
+               SELECT id, tenant_id, session_id, spec, summary, labels, attempt,
+                      coalesce(cancel_requested_at, now()),
+                      CASE WHEN cancel_requested_at IS NULL THEN $2 ELSE cancel_reason END,
+                      created_at, now(), '{"kind": "canceled"}'
+               FROM canceled"#,
             limit,
             CANCEL_REASON,
         )
@@ -158,10 +164,19 @@ impl Store {
                  SELECT s.id FROM tenants t JOIN sessions s ON s.tenant_id = t.id
                  WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL AND s.state = 'ended'
                    AND (s.removed_at IS NOT NULL OR root_is_gone(s.home_root))
-                   AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = s.id AND r.state <> 'ended')
+                   AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id)
                  LIMIT $1 FOR UPDATE OF s SKIP LOCKED
              ),
-             deleted_runs AS (DELETE FROM runs USING old WHERE runs.session_id = old.id)
+             deleted_runs AS (
+                 DELETE FROM ended_runs r USING old WHERE r.session_id = old.id
+                 RETURNING r.id, r.tenant_id, r.labels
+             ),
+             deleted_output AS (DELETE FROM run_output o USING deleted_runs r WHERE o.run_id = r.id),
+             deleted_labels AS (
+                 DELETE FROM run_labels l USING deleted_runs r
+                 WHERE l.run_id = r.id AND l.token = ANY (label_tokens(r.tenant_id, r.labels))
+             ),
+             deleted_keys AS (DELETE FROM run_keys k USING old WHERE k.session_id = old.id)
              DELETE FROM sessions USING old WHERE sessions.id = old.id",
             limit,
         )

@@ -241,6 +241,7 @@ impl Store {
                  SELECT w.id FROM workers w
                  WHERE w.lease_until <= now() AND w.heartbeat_at < now() - interval '1 day'
                    AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.lease_worker = w.id)
+                   AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.worker_id = w.id)
                  LIMIT $1 FOR UPDATE SKIP LOCKED))",
             limit,
         )

@@ -80,8 +80,8 @@ impl DisabledSafeguard {
                     "\n      -- and",
                 ),
                 (
-                    "AND w.incarnation = $3 AND w.lease_until > now()\n    RETURNING r.id, r.session_id",
-                    "\n    RETURNING r.id, r.session_id",
+                    "AND w.incarnation = $3 AND w.lease_until > now()\n    RETURNING r.*\n),\ncommitted",
+                    "\n    RETURNING r.*\n),\ncommitted",
                 ),
             ],
             Self::None | Self::SelfFencing => &[],

@@ -23,13 +23,13 @@ CREATE TABLE chaos_ends (run_id uuid NOT NULL, by_worker boolean NOT NULL, autho
 CREATE FUNCTION chaos_observe() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos_ends VALUES (NEW.id, NEW.receipt IS NOT NULL,
-        NEW.receipt IS NULL OR (current_setting('chaos.process', true) = OLD.worker_id AND EXISTS (
+        NEW.receipt IS NULL OR (current_setting('chaos.process', true) = NEW.worker_id AND EXISTS (
             SELECT 1 FROM sessions s JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
-            WHERE s.id = OLD.session_id AND s.lease_worker = OLD.worker_id AND s.lease_incarnation = OLD.incarnation
-              AND s.lease_epoch = OLD.lease_epoch AND w.lease_until > now())));
+            WHERE s.id = NEW.session_id AND s.lease_worker = NEW.worker_id AND s.lease_incarnation = NEW.incarnation
+              AND s.lease_epoch = NEW.lease_epoch AND w.lease_until > now())));
     RETURN NULL;
 END $$;
-CREATE TRIGGER chaos_observer AFTER UPDATE ON runs FOR EACH ROW WHEN (NEW.state = 'ended') EXECUTE FUNCTION chaos_observe();
+CREATE TRIGGER chaos_observer AFTER INSERT ON ended_runs FOR EACH ROW EXECUTE FUNCTION chaos_observe();
 ";
 
 pub(crate) struct TestSystem {

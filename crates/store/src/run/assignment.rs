@@ -1,4 +1,4 @@
-//! A worker's side of the table `runs`: begin, hand back, commit. Every statement checks the
+//! A worker's side of the table `live_runs`: begin, hand back, commit. Every statement checks the
 //! worker's incarnation, and those that start or end a run check its lease.
 
 use std::time::Duration;
@@ -8,6 +8,7 @@ use codelia_types::{
     EndedRun, Incarnation, LeaseEpoch, LeaseToken, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
 };
 use sqlx::{postgres::types::PgInterval, types::Json};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, output, row};
@@ -57,7 +58,7 @@ impl Store {
     pub async fn run_begin(&self, id: RunId, lease: &LeaseToken) -> Result<Option<AssignedRun>, Error> {
         sqlx::query_as!(
             AssignedRunRow,
-            r#"UPDATE runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
+            r#"UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
                FROM sessions s, workers w
                WHERE r.id = $1 AND r.state = 'queued'
                  AND s.id = r.session_id AND s.state = 'open'
@@ -88,24 +89,16 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<bool, Error> {
-        let updated = sqlx::query!(
-            r#"UPDATE runs r SET
-                   state = CASE s.state WHEN 'open' THEN 'queued' ELSE 'ended' END,
-                   ended_at = CASE s.state WHEN 'open' THEN NULL ELSE now() END,
-                   outcome = CASE s.state WHEN 'open' THEN NULL ELSE '{"kind": "canceled"}'::jsonb END,
-                   secret_env = CASE s.state WHEN 'open' THEN r.secret_env END,
-                   worker_id = NULL, incarnation = NULL, lease_epoch = NULL
-               FROM sessions s
-               WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3
-                 AND r.turn = $4 AND s.id = r.session_id"#,
+        let changed = sqlx::query_file_scalar!(
+            "src/sql/run_hand_back.sql",
             id.0,
             worker.as_str(),
             incarnation.0,
             turn,
         )
-        .execute(&self.pools.runs)
+        .fetch_one(&self.pools.runs)
         .await?;
-        Ok(updated.rows_affected() > 0)
+        Ok(changed > 0)
     }
 
     /// Ends a run with its result. Repeating the call under the same lease changes nothing.
@@ -128,7 +121,8 @@ impl Store {
         let events = event::Columns::new(&commit.events);
         let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
-        let stored = sqlx::query_file!(
+        let committed = sqlx::query_file_as!(
+            StoredEnd,
             "src/sql/run_commit.sql",
             id.0,
             lease.worker.as_str(),
@@ -158,8 +152,11 @@ impl Store {
             result.output_total,
         )
         .fetch_optional(&self.pools.runs)
-        .await?
-        .ok_or(Error::Fenced)?;
+        .await?;
+        let stored = match committed {
+            Some(stored) => stored,
+            None => self.run_committed_before(id, lease).await?.ok_or(Error::Fenced)?,
+        };
         Ok(EndedRun {
             // With the precision at which the database stores it.
             result: RunResult { setup_time: setup_micros.map(row::micros), ..result.clone() },
@@ -170,14 +167,28 @@ impl Store {
         })
     }
 
+    /// A repeated commit, whose first answer was lost, succeeds if it was made under the same lease.
+    async fn run_committed_before(&self, id: RunId, lease: &LeaseToken) -> Result<Option<StoredEnd>, Error> {
+        let stored = sqlx::query_as!(
+            StoredEnd,
+            r#"SELECT attempt, started_at, ended_at AS "ended_at!", cancel_reason FROM ended_runs
+               WHERE id = $1 AND outcome ->> 'kind' <> 'lost'
+                 AND worker_id = $2 AND incarnation = $3 AND lease_epoch = $4"#,
+            id.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        Ok(stored)
+    }
+
     /// Ends a run as lost because its result cannot be stored. Does nothing if the run is no longer
     /// assigned under this lease.
     pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<(), Error> {
-        sqlx::query!(
-            r#"UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "lost"}', secret_env = NULL,
-                   output_bytes = (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = r.id)
-               WHERE r.id = $1 AND r.state = 'running'
-                 AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4"#,
+        sqlx::query_file!(
+            "src/sql/run_abandon.sql",
             id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
@@ -198,7 +209,7 @@ impl Store {
             AssignedRunRow,
             r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
                       secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
-               FROM runs WHERE worker_id = $1 AND incarnation = $2 AND state = 'running'"#,
+               FROM live_runs WHERE worker_id = $1 AND incarnation = $2"#,
             worker.as_str(),
             incarnation.0,
         )
@@ -218,8 +229,11 @@ impl Store {
     ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
         let rows = sqlx::query!(
             "SELECT r.id, r.session_id, r.tenant_id
-             FROM runs r JOIN sessions s ON s.id = r.session_id
-             WHERE r.state = 'queued' AND s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
+             FROM sessions s CROSS JOIN LATERAL (
+                 SELECT r.id, r.session_id, r.tenant_id, r.created_at FROM live_runs r
+                 WHERE r.session_id = s.id AND r.state = 'queued' ORDER BY r.id LIMIT $3
+             ) AS r
+             WHERE s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
              ORDER BY r.created_at LIMIT $3",
             worker.as_str(),
             incarnation.0,
@@ -233,6 +247,14 @@ impl Store {
             })
             .collect()
     }
+}
+
+/// The columns of an ended run that only the database knows.
+struct StoredEnd {
+    attempt: i32,
+    started_at: Option<OffsetDateTime>,
+    ended_at: OffsetDateTime,
+    cancel_reason: Option<String>,
 }
 
 struct AssignedRunRow {

@@ -31,6 +31,18 @@ pub struct NewRun<'a> {
     pub idempotency: Option<(&'a str, &'a [u8])>,
     /// Its secret variables. The store keeps them until the run ends.
     pub secret_env: Option<&'a SealedEnv>,
+    /// Whether to count the tenant's runs. Without it only the session and the key are checked: the
+    /// caller knows that the tenant is far from its quotas.
+    pub check_quotas: bool,
+}
+
+/// Runs of a tenant that have not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActiveRuns {
+    /// All.
+    pub active: i64,
+    /// Those that are queued.
+    pub queued: i64,
 }
 
 /// The answer to [`Store::run_insert`].
@@ -43,6 +55,8 @@ pub enum RunAdmission {
         run: Box<Run>,
         /// The incarnation of the worker that it is assigned to.
         incarnation: Option<Incarnation>,
+        /// The tenant's runs without this one, if they were counted.
+        counted: Option<ActiveRuns>,
     },
     /// The idempotency key was used before with the same request. This is the run of that request.
     Existing(Box<Run>),
@@ -62,93 +76,137 @@ impl Store {
     /// Inserts a run. If a live worker holds the session, the run is assigned to it and starts in
     /// the state [`RunState::Running`].
     pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
-        let within = |margin| (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
-        match self.run_insert_within(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
-            RunAdmission::OverQuota(_) => {}
-            admission => return Ok(admission),
+        let within = |margin| match new.check_quotas {
+            true => (quotas.concurrent_runs - margin, quotas.queued_runs - margin),
+            false => (i64::MAX, i64::MAX),
+        };
+        // The key of a removed run is deleted; then the run is inserted as if the key were new.
+        for _ in 0..2 {
+            let refusal = match insert_within(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
+                Ok(recorded) => return Ok(recorded),
+                Err(refusal) => refusal,
+            };
+            match self.run_of_key(&new).await? {
+                KeyState::Unknown => return self.run_insert_exact(&new, within(0), refusal).await,
+                KeyState::Used(existing) => return Ok(existing),
+                KeyState::Freed => {}
+            }
         }
-        // Near a quota, inserts of a tenant are serialized so that they cannot exceed it together.
-        let mut tx = self.tenant_lock(new.tenant).await?;
-        let admission = self.run_insert_within(&mut *tx, &new, within(0)).await?;
-        tx.commit().await?;
-        Ok(admission)
+        Err(Error::RowMissing { what: "run" })
     }
 
-    async fn run_insert_within(
+    /// Near a quota, inserts of a tenant are serialized so that they cannot exceed it together.
+    async fn run_insert_exact(
         &self,
-        executor: impl PgExecutor<'_>,
         new: &NewRun<'_>,
-        (max_active, max_queued): (i64, i64),
+        max: (i64, i64),
+        refusal: RunAdmission,
     ) -> Result<RunAdmission, Error> {
-        let found = sqlx::query_file!(
-            "src/sql/run_insert.sql",
-            new.id.0,
-            new.session.0,
-            new.tenant.as_str(),
-            Json(new.spec) as _,
-            Json(new.labels) as _,
-            new.retries,
-            new.idempotency.map(|(key, _)| key),
-            new.idempotency.map(|(_, hash)| hash),
-            max_active,
-            max_queued,
-            Json(SpecSummary::new(new.spec)) as _,
-            new.secret_env.map(|sealed| sealed.0.as_slice()),
-            row::interval(new.queue_timeout) as _,
-        )
-        .fetch_optional(executor)
-        .await?;
-        let Some(found) = found else { return Ok(RunAdmission::NoSession) };
-        if let Some(created_at) = found.created_at {
-            let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
-            let is_assigned = worker.is_some();
-            let run = Run {
-                lease_epoch: is_assigned.then_some(LeaseEpoch(found.lease_epoch)),
-                worker,
-                worker_address: found.address,
-                ..Run::inserted(
-                    new,
-                    created_at,
-                    if is_assigned { RunState::Running } else { RunState::Queued },
-                )
-            };
-            return Ok(RunAdmission::Recorded {
-                run: Box::new(run),
-                incarnation: found.incarnation.map(Incarnation),
-            });
+        if !matches!(refusal, RunAdmission::OverQuota(_)) {
+            return Ok(refusal);
         }
-        // Look for the key first: a retry gets the same answer even if the session ended or a quota
-        // was reached in the meantime.
-        if let Some(existing) = self.run_existing(new).await? {
-            return Ok(existing);
-        }
-        Ok(match found.open {
-            false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
-            false => RunAdmission::SessionEnded,
-            true if found.lost => RunAdmission::SessionDataLost,
-            true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
-            true => RunAdmission::OverQuota("queued_runs"),
+        let mut tx = self.tenant_lock(new.tenant).await?;
+        let inserted = insert_within(&mut *tx, new, max).await?;
+        tx.commit().await?;
+        Ok(match inserted {
+            Ok(recorded) => recorded,
+            Err(refusal) => match self.run_of_key(new).await? {
+                KeyState::Used(existing) => existing,
+                KeyState::Unknown | KeyState::Freed => refusal,
+            },
         })
     }
 
-    /// Returns the run that was inserted earlier with the same idempotency key.
-    async fn run_existing(&self, new: &NewRun<'_>) -> Result<Option<RunAdmission>, Error> {
-        let Some((key, hash)) = new.idempotency else { return Ok(None) };
+    /// Finds the run that was inserted earlier with the same idempotency key. A retry gets the same
+    /// answer even if the session ended or a quota was reached in the meantime.
+    async fn run_of_key(&self, new: &NewRun<'_>) -> Result<KeyState, Error> {
+        let Some((key, hash)) = new.idempotency else { return Ok(KeyState::Unknown) };
         let found = sqlx::query!(
-            "SELECT id, request_hash FROM runs WHERE tenant_id = $1 AND session_id = $2 AND idempotency_key = $3",
-            new.tenant.as_str(),
+            "SELECT run_id, request_hash FROM run_keys WHERE session_id = $1 AND idempotency_key = $2",
             new.session.0,
             key,
         )
         .fetch_optional(&self.pools.runs)
         .await?;
-        let Some(found) = found else { return Ok(None) };
-        if found.request_hash.as_deref() != Some(hash) {
-            return Ok(Some(RunAdmission::KeyReused));
+        let Some(found) = found else { return Ok(KeyState::Unknown) };
+        if found.request_hash != hash {
+            return Ok(KeyState::Used(RunAdmission::KeyReused));
         }
-        let run = self.run_get(new.tenant, RunId(found.id)).await?;
-        Ok(run.map(|run| RunAdmission::Existing(Box::new(run))))
+        if let Some(run) = self.run_get(new.tenant, RunId(found.run_id)).await? {
+            return Ok(KeyState::Used(RunAdmission::Existing(Box::new(run))));
+        }
+        sqlx::query!(
+            "DELETE FROM run_keys WHERE session_id = $1 AND idempotency_key = $2 AND run_id = $3",
+            new.session.0,
+            key,
+            found.run_id,
+        )
+        .execute(&self.pools.runs)
+        .await?;
+        Ok(KeyState::Freed)
     }
+}
+
+/// What is known of an idempotency key.
+enum KeyState {
+    /// Nothing, or there is no key.
+    Unknown,
+    /// The answer to its earlier use.
+    Used(RunAdmission),
+    /// Its run was removed by retention, and now the key, too.
+    Freed,
+}
+
+/// Inserts a run if the tenant has fewer runs than this. Else returns the reason, unless its key was
+/// used before.
+async fn insert_within(
+    executor: impl PgExecutor<'_>,
+    new: &NewRun<'_>,
+    (max_active, max_queued): (i64, i64),
+) -> Result<Result<RunAdmission, RunAdmission>, Error> {
+    let found = sqlx::query_file!(
+        "src/sql/run_insert.sql",
+        new.id.0,
+        new.session.0,
+        new.tenant.as_str(),
+        Json(new.spec) as _,
+        Json(new.labels) as _,
+        new.retries,
+        new.idempotency.map(|(key, _)| key),
+        new.idempotency.map(|(_, hash)| hash),
+        max_active,
+        max_queued,
+        Json(SpecSummary::new(new.spec)) as _,
+        new.secret_env.map(|sealed| sealed.0.as_slice()),
+        row::interval(new.queue_timeout) as _,
+        new.check_quotas,
+    )
+    .fetch_optional(executor)
+    .await?;
+    let Some(found) = found else { return Ok(Err(RunAdmission::NoSession)) };
+    if let Some(created_at) = found.created_at {
+        let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
+        let is_assigned = worker.is_some();
+        let run = Run {
+            lease_epoch: is_assigned.then_some(LeaseEpoch(found.lease_epoch)),
+            worker,
+            worker_address: found.address,
+            ..Run::inserted(new, created_at, if is_assigned { RunState::Running } else { RunState::Queued })
+        };
+        let counted = ActiveRuns { active: found.active, queued: found.queued };
+        return Ok(Ok(RunAdmission::Recorded {
+            run: Box::new(run),
+            incarnation: found.incarnation.map(Incarnation),
+            counted: new.check_quotas.then_some(counted),
+        }));
+    }
+    Ok(Err(match found.open {
+        false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
+        false => RunAdmission::SessionEnded,
+        true if found.lost => RunAdmission::SessionDataLost,
+        true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
+        true => RunAdmission::OverQuota("queued_runs"),
+    }))
 }
 
 impl Run {

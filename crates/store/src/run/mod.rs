@@ -1,7 +1,9 @@
-//! The table `runs`. Every run gets exactly one outcome.
+//! The tables `live_runs`, of runs that have not ended, and `ended_runs`, their history. Ending a run is
+//! one statement that moves its row. Every run gets exactly one outcome.
 
 mod assignment;
 mod insert;
+mod list;
 mod queue;
 mod summary;
 
@@ -18,22 +20,39 @@ use uuid::Uuid;
 use crate::{Error, Store, row};
 
 pub use assignment::{AssignedRun, RunCommit};
-pub use insert::{NewRun, RunAdmission};
+pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub use queue::WaitReason;
+pub(crate) use queue::end_queued;
 pub use summary::{RunSummary, SpecSummary};
 
-/// Selects runs by a condition and its arguments.
+/// Selects runs that have not ended, or ended ones, by a condition and its arguments.
 macro_rules! select_runs {
-    ($row:ident, $large_columns:literal, $condition:literal, $($argument:expr),* $(,)?) => {
+    (live $row:ident, $($rest:tt)*) => {
+        select_runs!(
+            $row,
+            "(SELECT *, NULL::text AS sandbox_root, NULL::timestamptz AS started_at, NULL::timestamptz AS ended_at,
+                     NULL::bigint AS setup_micros, NULL::boolean AS prepared, NULL::text[] AS unenforced,
+                     NULL::text[] AS watched, NULL::jsonb AS outcome, NULL::jsonb AS usage, NULL::jsonb AS receipt,
+                     0::bigint AS output_bytes, false AS output_truncated, NULL::bigint AS output_total,
+                     NULL::jsonb AS violations
+              FROM live_runs) AS r",
+            $($rest)*
+        )
+    };
+    (ended $row:ident, $($rest:tt)*) => {
+        select_runs!($row, "(SELECT *, 'ended' AS state FROM ended_runs) AS r", $($rest)*)
+    };
+    ($row:ident, $from:literal, $large_columns:literal, $condition:literal, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             $row,
             "SELECT " + $large_columns + r#", r.id, r.session_id, r.tenant_id,
-                      r.labels AS "labels: Json<BTreeMap<String, String>>", r.state,
+                      r.labels AS "labels: Json<BTreeMap<String, String>>", r.state AS "state!",
                       r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id, r.lease_epoch,
                       r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced, r.watched,
                       r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
-                      r.output_bytes, r.output_truncated, r.output_total, w.address AS "worker_address?"
-               FROM runs r
+                      r.output_bytes AS "output_bytes!", r.output_truncated AS "output_truncated!", r.output_total,
+                      w.address AS "worker_address?"
+               FROM "# + $from + r#"
                LEFT JOIN workers w ON r.state = 'running' AND w.id = r.worker_id AND w.incarnation = r.incarnation
                    AND w.lease_until > now()
                WHERE "# + $condition,
@@ -161,11 +180,25 @@ pub struct RunFilter {
 impl Store {
     /// Returns a tenant's run.
     pub async fn run_get(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
-        select_runs!(
-            WholeRow,
+        // A run that ends between the two statements is found by the second.
+        let live = select_runs!(
+            live WholeRow,
             r#"r.spec AS "spec: Json<RunSpec>", r.outcome AS "outcome: Json<Outcome>",
                r.violations AS "violations: Json<Violations>""#,
-            "r.tenant_id = $1 AND r.id = $2",
+            "r.tenant_id || '' = $1 AND r.id = $2",
+            tenant.as_str(),
+            id.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        if let Some(row) = live {
+            return row.try_into().map(Some);
+        }
+        select_runs!(
+            ended WholeRow,
+            r#"r.spec AS "spec: Json<RunSpec>", r.outcome AS "outcome: Json<Outcome>",
+               r.violations AS "violations: Json<Violations>""#,
+            "r.tenant_id || '' = $1 AND r.id = $2",
             tenant.as_str(),
             id.0,
         )
@@ -183,16 +216,8 @@ impl Store {
         id: RunId,
         cancellation: &Cancellation,
     ) -> Result<Option<Run>, Error> {
-        sqlx::query!(
-            r#"UPDATE runs SET
-                   cancel_requested_at = coalesce(cancel_requested_at, now()),
-                   cancel_reason = CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
-                   cancel_grace = least(cancel_grace, $4),
-                   state = CASE state WHEN 'queued' THEN 'ended' ELSE state END,
-                   ended_at = CASE state WHEN 'queued' THEN now() END,
-                   outcome = CASE state WHEN 'queued' THEN '{"kind": "canceled"}'::jsonb END,
-                   secret_env = CASE state WHEN 'queued' THEN NULL ELSE secret_env END
-               WHERE tenant_id = $1 AND id = $2 AND state <> 'ended'"#,
+        sqlx::query_file!(
+            "src/sql/run_cancel.sql",
             tenant.as_str(),
             id.0,
             cancellation.reason,
@@ -205,27 +230,11 @@ impl Store {
 
     /// Counts the queued runs of all tenants.
     pub async fn run_queue_depth_any_tenant(&self) -> Result<i64, Error> {
-        let depth = sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM runs WHERE state = 'queued'"#)
-            .fetch_one(&self.pools.upkeep)
-            .await?;
+        let depth =
+            sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM live_runs WHERE state = 'queued'"#)
+                .fetch_one(&self.pools.upkeep)
+                .await?;
         Ok(depth)
-    }
-
-    /// Cancels queued runs whose session ended while they were being inserted.
-    pub(crate) async fn run_cancel_stranded_any_tenant(&self, limit: i64) -> Result<(), Error> {
-        sqlx::query!(
-            r#"WITH stranded AS (
-                   SELECT r.id FROM runs r JOIN sessions s ON s.id = r.session_id
-                   WHERE r.state = 'queued' AND s.state = 'ended'
-                   LIMIT $1 FOR UPDATE OF r SKIP LOCKED
-               )
-               UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}', secret_env = NULL
-               FROM stranded WHERE r.id = stranded.id"#,
-            limit,
-        )
-        .execute(&self.pools.upkeep)
-        .await?;
-        Ok(())
     }
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use codelia_policy::display_duration;
-use codelia_types::{Mode, Outcome, Reason, Refusal, RunId};
-use sqlx::types::Json;
+use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId};
+use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{Error, Store, row};
@@ -84,7 +84,7 @@ impl Store {
     /// Ends queued runs whose queue timeout has passed, at most `limit`, and returns how many.
     pub async fn run_expire_queued_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let due = sqlx::query_scalar!(
-            "SELECT id FROM runs WHERE state = 'queued' AND queued_until <= now() ORDER BY queued_until LIMIT $1",
+            "SELECT id FROM live_runs WHERE state = 'queued' AND queued_until <= now() ORDER BY queued_until LIMIT $1",
             limit,
         )
         .fetch_all(&self.pools.upkeep)
@@ -98,12 +98,15 @@ impl Store {
         let ids: Vec<Uuid> = waiting.iter().map(|run| run.run).collect();
         let ended = sqlx::query!(
             "WITH due AS (
-                 SELECT id FROM runs WHERE id = ANY ($1) AND state = 'queued' AND queued_until <= now()
+                 SELECT id FROM live_runs WHERE id = ANY ($1) AND state = 'queued' AND queued_until <= now()
                  FOR UPDATE SKIP LOCKED
-             )
-             UPDATE runs r SET state = 'ended', ended_at = now(), outcome = o.outcome, secret_env = NULL
-             FROM due JOIN unnest($1::uuid[], $2::jsonb[]) AS o (id, outcome) ON o.id = due.id
-             WHERE r.id = due.id",
+             ),
+             deleted AS (DELETE FROM live_runs r USING due WHERE r.id = due.id RETURNING r.*)
+             INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+                                     cancel_reason, created_at, ended_at, outcome)
+             SELECT d.id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+                    cancel_reason, created_at, now(), o.outcome
+             FROM deleted d JOIN unnest($1::uuid[], $2::jsonb[]) AS o (id, outcome) ON o.id = d.id",
             &ids,
             &outcomes as _,
         )
@@ -117,4 +120,29 @@ impl Store {
             .fetch_all(&self.pools.reads)
             .await?)
     }
+}
+
+/// Ends the queued runs of a session that the same transaction has ended before, in a statement that
+/// sees every run that was inserted until then.
+pub(crate) async fn end_queued(
+    tx: &mut PgConnection,
+    session: SessionId,
+    outcome: &Outcome,
+) -> Result<(), Error> {
+    sqlx::query!(
+        "WITH deleted AS (
+             DELETE FROM live_runs WHERE session_id = $1 AND state = 'queued' RETURNING *
+         )
+         INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+                                 cancel_reason, created_at, ended_at, outcome)
+         SELECT id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+                cancel_reason, created_at, now(), $2
+         FROM deleted",
+        session.0,
+        Json(outcome) as _,
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0).execute(tx).await?;
+    Ok(())
 }

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use codelia_types::{Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId};
-use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Session, SessionRef};
-use crate::{Error, Store, row};
+use crate::{Error, Store, row, run};
 
 impl Store {
     /// Closes a session and cancels its queued runs. An ended session stays as it is.
@@ -17,13 +16,16 @@ impl Store {
         session: &SessionRef,
     ) -> Result<Option<Session>, Error> {
         let (id, alias) = session.columns();
-        let found = sqlx::query_file_scalar!("src/sql/session_close.sql", tenant.as_str(), id, alias)
-            .fetch_optional(&self.pools.runs)
+        let mut tx = self.pools.runs.begin().await?;
+        let found = sqlx::query_file!("src/sql/session_close.sql", tenant.as_str(), id, alias)
+            .fetch_optional(&mut *tx)
             .await?;
-        match found {
-            Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
-            None => Ok(None),
+        let Some(found) = found else { return Ok(None) };
+        if found.ended {
+            run::end_queued(&mut tx, SessionId(found.id), &Outcome::Canceled).await?;
         }
+        tx.commit().await?;
+        self.session_get(tenant, &SessionRef::Id(SessionId(found.id))).await
     }
 
     /// Ends a session whose files its holder cannot find, and refuses its queued runs.
@@ -32,16 +34,21 @@ impl Store {
             reason: Reason::SessionDataLost,
             message: "the session's files are lost".into(),
         });
-        sqlx::query_file!(
-            "src/sql/session_data_lost.sql",
+        let mut tx = self.pools.runs.begin().await?;
+        let ended = sqlx::query!(
+            "UPDATE sessions SET state = 'ended', end_reason = 'data_lost', ended_at = now()
+             WHERE id = $1 AND state = 'open' AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4",
             id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
             lease.epoch.0,
-            Json(refused) as _,
         )
-        .execute(&self.pools.runs)
+        .execute(&mut *tx)
         .await?;
+        if ended.rows_affected() > 0 {
+            run::end_queued(&mut tx, id, &refused).await?;
+        }
+        tx.commit().await?;
         Ok(())
     }
 
@@ -97,7 +104,7 @@ impl Store {
         sqlx::query!(
             "UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
              WHERE s.id = $1 AND s.state = 'ended' AND s.home_root = $2 AND s.removed_at IS NULL
-               AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = s.id AND r.state = 'running')",
+               AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running')",
             id.0,
             root_id,
         )
@@ -134,10 +141,23 @@ impl Store {
             "WITH old AS (
                  SELECT id FROM sessions
                  WHERE state = 'ended' AND removed_at IS NOT NULL AND ended_at < now() - $1::interval
-                   AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = sessions.id AND r.state <> 'ended')
+                   AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = sessions.id)
                  LIMIT $2 FOR UPDATE SKIP LOCKED
              ),
-             deleted_runs AS (DELETE FROM runs USING old WHERE runs.session_id = old.id)
+             deleted_runs AS (
+                 DELETE FROM ended_runs r USING old WHERE r.session_id = old.id
+                 RETURNING r.id, r.tenant_id, r.labels, r.output_bytes
+             ),
+             deleted_output AS (DELETE FROM run_output o USING deleted_runs r WHERE o.run_id = r.id),
+             deleted_labels AS (
+                 DELETE FROM run_labels l USING deleted_runs r
+                 WHERE l.run_id = r.id AND l.token = ANY (label_tokens(r.tenant_id, r.labels))
+             ),
+             deleted_keys AS (DELETE FROM run_keys k USING old WHERE k.session_id = old.id),
+             counted AS (
+                 INSERT INTO output_changes (tenant_id, day, bytes)
+                 SELECT tenant_id, run_day(id), -output_bytes FROM deleted_runs WHERE output_bytes > 0
+             )
              DELETE FROM sessions USING old WHERE sessions.id = old.id",
             row::interval(keep),
             limit,

@@ -1,18 +1,55 @@
--- Open sessions with queued runs that no live worker holds. Ranks the sessions of each tenant by
--- waiting time and returns all first ranks before all second ranks.
-SELECT wanted.id FROM (
-    SELECT s.id, row_number() OVER (PARTITION BY s.tenant_id ORDER BY q.first_run) AS rank, q.first_run
-    FROM (SELECT session_id, min(created_at) AS first_run FROM runs WHERE state = 'queued' GROUP BY session_id) q
-    JOIN sessions s ON s.id = q.session_id
-    JOIN workers me ON me.id = $1 AND me.incarnation = $2
-    WHERE s.state = 'open' AND s.expires_at > now()
-      AND s.spec ->> 'mode' = ANY (me.modes)
-      AND (s.home_root IS NULL OR s.home_root = me.root_id
-           -- See lease_acquire.sql.
-           OR (s.allow_data_loss AND root_is_gone(s.home_root)))
-      AND NOT EXISTS (SELECT 1 FROM workers holder
-                      WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
-                        AND holder.lease_until > now())
-) AS wanted
-ORDER BY wanted.rank, wanted.first_run
-LIMIT $3
+-- Sessions that wait for a worker and that this one may take, with whether they really wait. Reads the first tenants
+-- after a random number and the first sessions of each, never the whole queue. Returns the first session of each tenant
+-- before the second of any.
+WITH RECURSIVE start AS MATERIALIZED (
+    SELECT floor(random() * 4294967296)::bigint - 2147483648 AS hash
+),
+-- The parts of the index to read: for each mode the sessions without files and those with files here, from the random
+-- number on and up to it.
+part AS (
+    SELECT root, mode, range.low, range.high
+    FROM workers me
+    CROSS JOIN LATERAL (VALUES (uuid '00000000-0000-0000-0000-000000000000'), (me.root_id)) AS roots (root)
+    CROSS JOIN LATERAL unnest(me.modes) AS mode
+    CROSS JOIN start
+    CROSS JOIN LATERAL (VALUES (start.hash, 2147483647), (-2147483648, start.hash - 1)) AS range (low, high)
+    WHERE me.id = $1 AND me.incarnation = $2
+),
+tenant AS (
+    SELECT p.root, p.mode, p.high, t.tenant_hash, t.tenant_id, 1 AS number
+    FROM part p CROSS JOIN LATERAL (
+        SELECT w.tenant_hash, w.tenant_id FROM waiting_sessions w
+        WHERE w.root = p.root AND w.mode = p.mode AND w.tenant_hash >= p.low AND w.tenant_hash <= p.high
+        ORDER BY w.tenant_hash, w.tenant_id LIMIT 1
+    ) AS t
+    UNION ALL
+    SELECT p.root, p.mode, p.high, t.tenant_hash, t.tenant_id, p.number + 1
+    FROM tenant p CROSS JOIN LATERAL (
+        SELECT w.tenant_hash, w.tenant_id FROM waiting_sessions w
+        WHERE w.root = p.root AND w.mode = p.mode
+          AND (w.tenant_hash, w.tenant_id) > (p.tenant_hash, p.tenant_id) AND w.tenant_hash <= p.high
+        ORDER BY w.tenant_hash, w.tenant_id LIMIT 1
+    ) AS t
+    WHERE p.number < $3::bigint
+),
+candidate AS MATERIALIZED (
+    SELECT w.session_id, w.tenant_id, w.since
+    FROM tenant t CROSS JOIN LATERAL (
+        SELECT w.session_id, w.tenant_id, w.since FROM waiting_sessions w
+        WHERE w.root = t.root AND w.mode = t.mode AND w.tenant_hash = t.tenant_hash AND w.tenant_id = t.tenant_id
+        ORDER BY w.since, w.session_id
+        -- Some more than the share of a tenant: other tenants may have fewer.
+        LIMIT (SELECT 8 + 2 * $3::bigint / greatest(count(*), 1) FROM tenant)
+    ) AS w
+),
+checked AS MATERIALIZED (
+    SELECT c.session_id, c.tenant_id, c.since,
+           s.state = 'open' AND s.expires_at > now()
+               AND NOT EXISTS (SELECT 1 FROM workers holder
+                               WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
+                                 AND holder.lease_until > now())
+               AND EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = c.session_id AND r.state = 'queued') AS waits
+    FROM candidate c JOIN sessions s ON s.id = c.session_id
+)
+SELECT session_id AS "id!", waits AS "waits!" FROM checked
+ORDER BY row_number() OVER (PARTITION BY tenant_id, waits ORDER BY since, session_id), since, session_id

@@ -1,35 +1,59 @@
--- Inserts a run. One statement checks the session, the quotas and the idempotency key.
+-- Inserts a run. One statement checks the session, the idempotency key and, if $14 is set, the quotas.
 WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
            -- The files are gone and the caller did not allow their loss. Checked only if no worker
            -- holds the session.
            w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss AND root_is_gone(s.home_root) AS lost,
+           w.id IS NULL AS waits,
            -- Set if a live, ready worker holds the session: the run is assigned to it immediately.
-           w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
+           CASE WHEN w.state = 'ready' THEN w.id END AS worker_id,
+           CASE WHEN w.state = 'ready' THEN w.incarnation END AS incarnation,
+           CASE WHEN w.state = 'ready' THEN w.address END AS address,
+           s.lease_epoch,
+           CASE WHEN w.id IS NULL THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
     FROM sessions s
     LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
-        AND w.lease_until > now() AND w.state = 'ready'
+        AND w.lease_until > now()
     WHERE s.id = $2 AND s.tenant_id = $3
-    -- A release or acquisition of the lease waits until this run is visible.
-    FOR KEY SHARE OF s
+    -- The end of the session and a change of its lease wait until this run is visible.
+    FOR SHARE OF s
 ),
 used AS (
     SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
-    FROM runs WHERE active_tenant = $3
+    FROM live_runs WHERE tenant_id = $3 AND $14::boolean
+),
+admitted AS (
+    SELECT session.* FROM session, used
+    WHERE session.open AND NOT session.lost AND used.active < $9 AND used.queued < $10
+),
+keyed AS (
+    INSERT INTO run_keys (session_id, idempotency_key, run_id, request_hash)
+    SELECT id, $7, $1, $8 FROM admitted WHERE $7::text IS NOT NULL
+    ON CONFLICT (session_id, idempotency_key) DO NOTHING
+    RETURNING run_id
 ),
 inserted AS (
-    INSERT INTO runs (id, session_id, tenant_id, spec, labels, retries, idempotency_key, request_hash, summary, secret_env,
-                      queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch)
-    SELECT $1, session.id, $3, $4, $5, $6, $7, $8, $11, $12,
+    INSERT INTO live_runs (id, session_id, tenant_id, spec, labels, retries, summary, secret_env,
+                           queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch)
+    SELECT $1, a.id, $3, $4, $5, $6, $11, $12,
            $13, now() + $13::interval,
-           CASE WHEN session.worker_id IS NULL THEN 'queued' ELSE 'running' END,
-           session.worker_id, session.incarnation,
-           CASE WHEN session.worker_id IS NOT NULL THEN session.lease_epoch END
-    FROM session, used
-    WHERE session.open AND NOT session.lost AND used.active < $9 AND used.queued < $10
-    ON CONFLICT (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+           CASE WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
+           a.worker_id, a.incarnation,
+           CASE WHEN a.worker_id IS NOT NULL THEN a.lease_epoch END
+    FROM admitted a
+    WHERE $7::text IS NULL OR EXISTS (SELECT 1 FROM keyed)
     RETURNING created_at
+),
+labeled AS (
+    INSERT INTO run_labels (token, run_id)
+    SELECT unnest(label_tokens($3, $5)), $1 FROM inserted WHERE $5::jsonb <> '{}'
+),
+waiting AS (
+    INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
+    SELECT a.id, $3, a.mode, coalesce(a.home_root, '00000000-0000-0000-0000-000000000000'), a.allow_data_loss
+    FROM admitted a, inserted WHERE a.waits
+    ON CONFLICT (session_id) DO NOTHING
 )
 SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",

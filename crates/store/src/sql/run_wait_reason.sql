@@ -3,7 +3,7 @@
 SELECT r.id AS "run!", s.spec ->> 'mode' AS "mode!", r.queue_timeout AS "queue_timeout?",
        found.live AS "live!", found.with_mode AS "with_mode!", found.with_files AS "with_files!",
        found.ready AS "ready!", found.free AS "free!"
-FROM runs r JOIN sessions s ON s.id = r.session_id
+FROM live_runs r JOIN sessions s ON s.id = r.session_id
 CROSS JOIN LATERAL (
     SELECT count(*) AS live,
            count(*) FILTER (WHERE w.has_mode) AS with_mode,

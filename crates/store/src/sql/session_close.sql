@@ -1,4 +1,4 @@
--- Closes a session and cancels its queued runs. The holder ends the running ones.
+-- Closes a session. Waits for runs that are being inserted; the caller cancels them next, in a statement that sees them.
 WITH found AS (
     SELECT id FROM sessions
     WHERE tenant_id = $1 AND (id = $2 OR (alias = $3 AND state = 'open'))
@@ -9,9 +9,5 @@ ended AS (
         removed_at = CASE WHEN home_root IS NULL THEN now() END
     FROM found WHERE s.id = found.id AND s.state = 'open'
     RETURNING s.id
-),
-canceled AS (
-    UPDATE runs r SET state = 'ended', ended_at = now(), outcome = '{"kind": "canceled"}', secret_env = NULL
-    FROM ended WHERE r.session_id = ended.id AND r.state = 'queued'
 )
-SELECT id FROM found
+SELECT found.id, ended.id IS NOT NULL AS "ended!" FROM found LEFT JOIN ended ON true

@@ -20,6 +20,8 @@ const TTL: Duration = Duration::from_secs(3);
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum rows that one statement of a pass changes, so that it never holds many locks.
 const MAX_ROWS: i64 = 500;
+/// Maximum changes of stored output that one pass adds up.
+const MAX_CHANGES: i64 = 10_000;
 /// Time between two looks for old rows.
 const PURGE_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum rows that one purge deletes.
@@ -107,6 +109,7 @@ impl Upkeep {
         let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
         let expired = store.session_expire_any_tenant(MAX_ROWS).await?;
         store.tenant_sweep_any_tenant(MAX_ROWS).await?;
+        store.output_fold_any_tenant(MAX_CHANGES).await?;
         let queue_depth = store.run_queue_depth_any_tenant().await?;
         self.queue_depth = Some(queue_depth);
         self.purge().await?;

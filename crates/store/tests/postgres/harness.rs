@@ -180,6 +180,7 @@ impl Fixture {
             idempotency: None,
             // The database refuses every statement that ends a run and keeps them.
             secret_env: Some(&SECRET),
+            check_quotas: true,
         }
     }
 

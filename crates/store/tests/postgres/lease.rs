@@ -254,8 +254,8 @@ async fn release_waits_for_insert_in_flight() {
     // An insert of a run that is not committed yet and holds its locks.
     let mut insert = fixture.database.connection().await.unwrap();
     let record = format!(
-        "BEGIN; SELECT id FROM sessions WHERE id = '{0}' FOR KEY SHARE;
-         INSERT INTO runs (id, tenant_id, session_id, spec, labels, retries, state, worker_id, incarnation, lease_epoch)
+        "BEGIN; SELECT id FROM sessions WHERE id = '{0}' FOR SHARE;
+         INSERT INTO live_runs (id, tenant_id, session_id, spec, labels, retries, state, worker_id, incarnation, lease_epoch)
          SELECT gen_random_uuid(), tenant_id, id, '{{}}', '{{}}', 0, 'running', lease_worker, lease_incarnation, lease_epoch
          FROM sessions WHERE id = '{0}'",
         session.id

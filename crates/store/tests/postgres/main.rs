@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod harness;
+mod history;
 mod lease;
 mod local;
 mod output;

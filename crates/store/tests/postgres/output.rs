@@ -29,6 +29,7 @@ async fn output_reads_from_any_position() {
     assert_eq!(read(8, 1 << 20).await[0], chunk(8, OutputStream::Stderr, 2, b"ps\0"));
     assert_eq!(read(0, 1).await.len(), 1, "at least one chunk");
     assert!(read(16, 1 << 20).await.is_empty());
+    fixture.store.output_fold_any_tenant(10).await.unwrap();
     assert_eq!(fixture.store.tenant_usage(&fixture.tenant).await.unwrap().output_bytes, 16);
     fixture.end().await;
 }

@@ -15,7 +15,7 @@ async fn insert_assigns_run_to_live_holder() {
 
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
-    let RunAdmission::Recorded { run, incarnation } =
+    let RunAdmission::Recorded { run, incarnation, .. } =
         fixture.insert_try(session.id, 0, None, fixture.quotas).await
     else {
         panic!("run was not inserted")
@@ -201,7 +201,7 @@ async fn run_of_earlier_version_is_listed() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
     fixture.insert(session.id, 0).await;
-    fixture.database.execute("UPDATE runs SET summary = NULL").await.unwrap();
+    fixture.database.execute("UPDATE live_runs SET summary = NULL").await.unwrap();
     let runs = fixture.store.run_list(&fixture.tenant, &RunFilter::default(), 10).await.unwrap();
     let summary = &runs[0].spec;
     assert_eq!((summary.argv.as_slice(), summary.argv_truncated), (&["true".to_owned()][..], true));

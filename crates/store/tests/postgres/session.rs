@@ -23,12 +23,12 @@ async fn stored_policy_gets_new_names() {
     let session = fixture.session().await;
     let run = fixture.insert(session.id, 0).await;
     let old = r#"{"max_cpu_ms": 4000, "max_wall_ms": 6, "release_interval_ms": 18, "max_cpu_millis": 5, "max_threads": 7}"#;
-    for table in ["sessions", "runs"] {
+    for table in ["sessions", "live_runs"] {
         let set = format!("UPDATE {table} SET spec = jsonb_set(spec, '{{policy,resources}}', '{old}')");
         fixture.database.execute(&set).await.unwrap();
     }
     let migration = include_str!("../../../../migrations/0016_policy_durations.sql");
-    fixture.database.execute(migration).await.unwrap();
+    fixture.database.execute(&migration.replace("UPDATE runs", "UPDATE live_runs")).await.unwrap();
     let by_id = SessionRef::Id(session.id);
     let session = fixture.store.session_get(&fixture.tenant, &by_id).await.unwrap().unwrap();
     let resources = session.spec.policy.resources;

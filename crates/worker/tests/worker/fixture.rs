@@ -164,9 +164,10 @@ impl Fixture {
             retries: 0,
             idempotency: None,
             secret_env: None,
+            check_quotas: true,
         };
         match self.store.run_insert(new, Quotas::default()).await.unwrap() {
-            RunAdmission::Recorded { run, incarnation } => (*run, incarnation),
+            RunAdmission::Recorded { run, incarnation, .. } => (*run, incarnation),
             other => panic!("the run was not recorded: {other:?}"),
         }
     }

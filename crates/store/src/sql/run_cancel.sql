@@ -1,0 +1,21 @@
+-- Requests the cancellation of a run and ends it if it is queued. The lock comes first: the state decides which of the
+-- two statements applies, and a statement that waited for a lock would not look at the other state again.
+WITH run AS (
+    SELECT id, state FROM live_runs WHERE tenant_id || '' = $1 AND id = $2 FOR UPDATE
+),
+requested AS (
+    UPDATE live_runs r SET
+        cancel_requested_at = coalesce(r.cancel_requested_at, now()),
+        cancel_reason = CASE WHEN r.cancel_requested_at IS NULL THEN $3 ELSE r.cancel_reason END,
+        cancel_grace = least(r.cancel_grace, $4)
+    FROM run WHERE r.id = run.id AND run.state = 'running'
+),
+canceled AS (
+    DELETE FROM live_runs r USING run WHERE r.id = run.id AND run.state = 'queued' RETURNING r.*
+)
+INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+                        created_at, ended_at, outcome)
+SELECT id, tenant_id, session_id, spec, summary, labels, attempt, coalesce(cancel_requested_at, now()),
+       CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
+       created_at, now(), '{"kind": "canceled"}'
+FROM canceled

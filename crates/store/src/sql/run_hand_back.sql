@@ -1,0 +1,38 @@
+-- Queues a run again that its worker has not started, or cancels it if its session has ended.
+WITH session AS (
+    SELECT s.id, s.state = 'open' AS open, w.id IS NULL AS waits,
+           CASE WHEN w.id IS NULL THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
+    FROM live_runs r JOIN sessions s ON s.id = r.session_id
+    LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation AND w.lease_until > now()
+    WHERE r.id = $1
+    -- The end of the session and a change of its lease wait until this run is visible as queued.
+    FOR SHARE OF s
+),
+queued AS (
+    UPDATE live_runs r SET state = 'queued', worker_id = NULL, incarnation = NULL, lease_epoch = NULL
+    FROM session
+    WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
+      AND session.open
+    RETURNING r.session_id, r.tenant_id
+),
+canceled AS (
+    DELETE FROM live_runs r USING session
+    WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
+      AND NOT session.open
+    RETURNING r.*
+),
+ended AS (
+    INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+                            created_at, ended_at, outcome)
+    SELECT id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+           created_at, now(), '{"kind": "canceled"}'
+    FROM canceled
+),
+waiting AS (
+    INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
+    SELECT session.id, queued.tenant_id, session.mode,
+           coalesce(session.home_root, '00000000-0000-0000-0000-000000000000'), session.allow_data_loss
+    FROM queued, session WHERE session.waits
+    ON CONFLICT (session_id) DO NOTHING
+)
+SELECT (SELECT count(*) FROM queued) + (SELECT count(*) FROM canceled) AS "changed!"

@@ -1,0 +1,179 @@
+//! Runs before and after their end: migration, partitions, and sessions that end meanwhile.
+
+use codelia_store::{RunFilter, RunState, SessionRef};
+use codelia_tests::{Database, eventually};
+use codelia_types::{Outcome, RunId, TenantId};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use uuid::Uuid;
+
+use crate::harness::Fixture;
+
+/// Applies the migrations from one number to another, each in a transaction.
+async fn migrate(connection: &mut PgConnection, numbers: std::ops::RangeInclusive<u32>) {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../migrations");
+    let mut files: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for file in files {
+        let number: u32 = file.file_name().unwrap().to_str().unwrap()[..4].parse().unwrap();
+        if numbers.contains(&number) {
+            let text = std::fs::read_to_string(file).unwrap();
+            sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {text}; COMMIT")))
+                .execute(&mut *connection)
+                .await
+                .unwrap();
+        }
+    }
+}
+
+async fn count(database: &Database, from: &str) -> i64 {
+    let mut connection = database.connection().await.unwrap();
+    let query = AssertSqlSafe(format!("SELECT count(*) FROM {from}"));
+    let count = sqlx::query_scalar(query).fetch_one(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    count
+}
+
+/// Two runs of one session in the tables of migration 18: an ended one with output, a label and a
+/// key, and a queued one.
+const OLD_ROWS: &str = r#"
+INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs, quota_requests_per_second, quota_output_bytes)
+VALUES ('a', 9, 9, 9, 9, 9);
+INSERT INTO sessions (id, tenant_id, spec, labels, expires_at) VALUES
+    ('01900000-0000-7000-8000-000000000001', 'a', '{"mode": "logical"}', '{}', now() + interval '1 day');
+INSERT INTO runs (id, tenant_id, session_id, spec, labels, idempotency_key, request_hash, retries, state, outcome, ended_at, output_bytes)
+VALUES ('01900000-0000-7000-8000-00000000000e', 'a', '01900000-0000-7000-8000-000000000001', '{"mode": "logical", "limits": {}}',
+        '{"k": "v"}', 'key', 'hash', 0, 'ended', '{"kind": "canceled"}', now(), 5);
+INSERT INTO run_output VALUES ('01900000-0000-7000-8000-00000000000e', 0, 1, 0, 'hello');
+INSERT INTO runs (id, tenant_id, session_id, spec, labels, retries, state)
+VALUES ('01900000-0000-7000-8000-00000000000f', 'a', '01900000-0000-7000-8000-000000000001', '{}', '{}', 1, 'queued');
+"#;
+
+#[tokio::test]
+async fn migration_moves_live_runs_and_keeps_history() {
+    let database = Database::create().await.unwrap();
+    let mut connection = database.connection().await.unwrap();
+    migrate(&mut connection, 1..=18).await;
+    sqlx::raw_sql(OLD_ROWS).execute(&mut connection).await.unwrap();
+    migrate(&mut connection, 19..=20).await;
+    let count = async |from: &str| count(&database, from).await;
+    assert_eq!(count("live_runs WHERE state = 'queued' AND retries = 1").await, 1);
+    assert_eq!(count("ended_runs_before WHERE outcome ->> 'kind' = 'canceled'").await, 1);
+    assert_eq!(count("run_output_before").await, 1);
+    assert_eq!(count("run_keys WHERE idempotency_key = 'key' AND request_hash = 'hash'").await, 1);
+    assert_eq!(count("run_labels").await, 1);
+    assert_eq!(count("waiting_sessions").await, 1);
+    assert_eq!(count("tenant_output WHERE bytes = 5").await, 1);
+    assert_eq!(count("runs").await, 2);
+    let store = database.store().await.unwrap();
+    let tenant: TenantId = "a".parse().unwrap();
+    let id = RunId(Uuid::from_u128(0x01900000_0000_7000_8000_00000000000e));
+    let output = store.output_read(&tenant, id, 0, 99).await.unwrap();
+    assert_eq!(output[0].data, b"hello");
+    store.close().await;
+    connection.close().await.unwrap();
+    database.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn missing_partition_is_made_with_its_rows() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let day = fixture
+        .database
+        .number("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')::bigint")
+        .await
+        .unwrap();
+    for parent in ["ended_runs", "run_output", "run_labels"] {
+        fixture.database.execute(&format!("DROP TABLE {parent}_{day}")).await.unwrap();
+    }
+    let run = fixture.insert(session.id, 0).await;
+    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session.id)).await.unwrap();
+    let count = async |table: &str| count(&fixture.database, table).await;
+    assert_eq!(count("ended_runs_default").await, 1);
+    let create = "SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date)";
+    for _ in 0..2 {
+        fixture.database.execute(create).await.unwrap();
+        assert_eq!((count("ended_runs_default").await, count(&format!("ended_runs_{day}")).await), (0, 1));
+    }
+    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    fixture.end().await;
+}
+
+/// Starts a transaction that has inserted a queued run as [`codelia_store::Store::run_insert`] does, but
+/// is not committed.
+async fn insert_in_flight(fixture: &Fixture, session: Uuid) -> PgConnection {
+    let mut connection = fixture.database.connection().await.unwrap();
+    let insert = format!(
+        "BEGIN; SELECT id FROM sessions WHERE id = '{session}' FOR SHARE;
+         INSERT INTO live_runs (id, tenant_id, session_id, spec, labels, retries, state)
+         SELECT gen_random_uuid(), tenant_id, id, '{{}}', '{{}}', 0, 'queued' FROM sessions WHERE id = '{session}'"
+    );
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut connection).await.unwrap();
+    connection
+}
+
+#[tokio::test]
+async fn close_ends_run_that_is_being_inserted() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let mut insert = insert_in_flight(&fixture, session.id.0).await;
+    let by_id = SessionRef::Id(session.id);
+    let close = fixture.store.session_close(&fixture.tenant, &by_id);
+    let (closed, ()) = tokio::join!(close, async {
+        eventually("the close waits", || async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity
+                           WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            (fixture.database.number(waiting).await.ok()? > 0).then_some(())
+        })
+        .await;
+        sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();
+    });
+    closed.unwrap().unwrap();
+    assert_eq!(
+        fixture.database.number("SELECT count(*) FROM live_runs").await.unwrap(),
+        0,
+        "none is left behind"
+    );
+    assert_eq!(fixture.database.number("SELECT count(*) FROM ended_runs").await.unwrap(), 1);
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn expiry_spares_session_while_run_is_inserted() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let overdue = "UPDATE sessions SET expires_at = now() - interval '1 hour'";
+    fixture.database.execute(overdue).await.unwrap();
+    let mut insert = insert_in_flight(&fixture, session.id.0).await;
+    let expire = async || fixture.store.session_expire_any_tenant(9).await.unwrap();
+    assert_eq!(expire().await, 0, "the insert holds the session");
+    sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();
+    assert_eq!(expire().await, 0, "the session has a run");
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn list_joins_live_and_ended_runs() {
+    let fixture = Fixture::new().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    let lease = fixture.lease(&session, &worker).await.unwrap();
+    let mut ids = Vec::new();
+    for number in 0..4 {
+        ids.push(fixture.insert(session.id, 0).await);
+        if number % 2 == 0 {
+            fixture.commit(ids[number], &worker, &lease).await.unwrap();
+        }
+    }
+    let list = async |filter: RunFilter| {
+        let runs = fixture.store.run_list(&fixture.tenant, &filter, 9).await.unwrap();
+        runs.into_iter().map(|run| run.id).collect::<Vec<_>>()
+    };
+    let all = [ids[3], ids[2], ids[1], ids[0]];
+    let in_session = RunFilter { session: Some(session.id), ..RunFilter::default() };
+    assert_eq!(list(RunFilter::default()).await, all);
+    assert_eq!(list(in_session.clone()).await, all);
+    assert_eq!(list(RunFilter { before: Some(ids[2]), ..in_session.clone() }).await, [ids[1], ids[0]]);
+    assert_eq!(list(RunFilter { state: Some(RunState::Running), ..in_session }).await, [ids[3], ids[1]]);
+    fixture.end().await;
+}
