@@ -116,7 +116,7 @@ async fn labeled_lists_use_the_label_index() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let scans = "SELECT count(*) FROM pg_stat_user_indexes
-                 WHERE indexrelname IN ('runs_by_label', 'sessions_by_label') AND idx_scan > 0";
+                 WHERE indexrelname IN ('run_labels_default_pkey', 'sessions_by_label') AND idx_scan > 0";
     assert_eq!(cluster.database.number(scans).await?, 0);
     // Postgres publishes its counters with a delay, when a connection is used again.
     eventually("both lists used their index", || async {
