@@ -365,12 +365,12 @@ impl Fixture {
     /// Lets an ended run have ended this many minutes ago.
     async fn end_run_earlier(&self, run: Uuid, minutes: i32) {
         self.execute(&format!(
-            "UPDATE runs SET ended_at = now() - interval '{minutes} minutes' WHERE id = '{run}'"
+            "UPDATE ended_runs SET ended_at = now() - interval '{minutes} minutes' WHERE id = '{run}'"
         ))
         .await;
     }
 
     async fn rename_run(&self, run: Uuid, id: Uuid) {
-        self.execute(&format!("UPDATE runs SET id = '{id}' WHERE id = '{run}'")).await;
+        self.execute(&format!("UPDATE ended_runs SET id = '{id}' WHERE id = '{run}'")).await;
     }
 }
