@@ -26,17 +26,25 @@ impl Store {
     /// If a migration fails, or one that is already applied was edited.
     /// [`Error::MigrateThroughPooler`] if one is missing and the connection is not to a server.
     pub async fn migrate(&self) -> Result<usize, Error> {
+        self.migrate_to(i64::MAX).await
+    }
+
+    /// As [`Store::migrate`], up to this version. For tests.
+    ///
+    /// # Errors
+    /// As [`Store::migrate`].
+    pub async fn migrate_to(&self, version: i64) -> Result<usize, Error> {
         let before = self.migrations_applied().await?;
-        let missing = MIGRATIONS.iter().count().saturating_sub(before);
         if self.pools.pooler == Pooler::Transaction {
-            return if missing == 0 { Ok(0) } else { Err(Error::MigrateThroughPooler) };
+            let is_current = before >= MIGRATIONS.iter().count();
+            return if is_current { Ok(0) } else { Err(Error::MigrateThroughPooler) };
         }
         let mut connection = PgConnection::connect_with(&self.pools.connect).await?;
         // The end of the connection releases the advisory lock, after a failure as well.
-        let applied = apply(&mut connection).await;
+        let applied = apply(&mut connection, version).await;
         connection.close().await?;
         applied.map_err(Error::Migrate)?;
-        Ok(missing)
+        Ok(self.migrations_applied().await?.saturating_sub(before))
     }
 
     /// Checks that every migration of this program is applied.
@@ -63,15 +71,15 @@ impl Store {
     }
 }
 
-/// Applies all migrations. Those without a transaction wait for locks as long as they need: they
+/// Applies the migrations up to `target`. Those without a transaction wait for locks as long as they need: they
 /// take none that blocks others, and cannot be repeated.
-async fn apply(connection: &mut PgConnection) -> Result<(), MigrateError> {
+async fn apply(connection: &mut PgConnection, target: i64) -> Result<(), MigrateError> {
     for group in MIGRATIONS.iter().as_slice().chunk_by(|one, next| one.no_tx == next.no_tx) {
         let Some(last) = group.last() else { continue };
         let timeout = if last.no_tx { Duration::ZERO } else { LOCK_TIMEOUT };
         let set = format!("SET lock_timeout = {}", timeout.as_millis());
         sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await?;
-        apply_to(connection, last.version).await?;
+        apply_to(connection, last.version.min(target)).await?;
     }
     Ok(())
 }

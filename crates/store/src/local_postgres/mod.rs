@@ -2,6 +2,7 @@
 //! keeps everything in one directory, listens only on a Unix socket there and stops with its owner.
 
 mod files;
+mod settings;
 
 use std::{
     fs, io,
@@ -328,13 +329,12 @@ fn spawn_server(
     let mut command = command_as(&program, user);
     command.current_dir(files.data()).arg("-D").arg(files.data()).arg("-k").arg(files.run());
     command.args(["-p", &PORT.to_string(), "-c", "listen_addresses="]);
-    command.args(["-c", "unix_socket_permissions=0700", "-c", "max_connections=200"]);
+    for setting in settings::all(durability) {
+        command.arg("-c").arg(setting);
+    }
     // Not the files in the data directory, which the server's user may change.
     command.arg("-c").arg(format!("hba_file={}", hba.display()));
     command.arg("-c").arg(format!("ident_file={}", ident.display()));
-    if durability == Durability::None {
-        command.args(["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]);
-    }
     command.stdout(log).stderr(errors).spawn().map_err(file("run", &program))
 }
 

@@ -116,3 +116,17 @@ async fn data_of_earlier_version_is_taken_over() -> Result<()> {
     assert!(matches!(&refused, Err(LocalPostgresError::WrongOwner { owner: 65534, .. })), "{refused:?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn private_server_has_measured_settings() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
+    let mut connection = PgConnection::connect_with(&server.database("test").await?).await?;
+    let settings = "SELECT string_agg(current_setting(name), ' ' ORDER BY name) FROM pg_settings
+                    WHERE name IN ('checkpoint_timeout', 'max_wal_size', 'wal_compression')";
+    let found: String = sqlx::query_scalar(settings).fetch_one(&mut connection).await?;
+    assert_eq!(found, "15min 2GB pglz");
+    connection.close().await?;
+    server.stop().await?;
+    Ok(())
+}

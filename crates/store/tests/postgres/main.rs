@@ -6,6 +6,7 @@ mod harness;
 mod history;
 mod lease;
 mod local;
+mod migrations;
 mod output;
 mod pools;
 mod queue;
