@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use codelia_proto::v1::SandboxMode;
-use codelia_tests::chaos::{DisabledSafeguard, Fault, Findings, Options, run_seed};
+use codelia_tests::chaos::{Defect, DisabledSafeguard, Fault, Findings, Options, planned_faults, run_seed};
 
 fn options(seed: u64, runs: usize) -> Options {
     Options {
@@ -13,6 +13,8 @@ fn options(seed: u64, runs: usize) -> Options {
         max_run_ticks: 10,
         faults: Fault::ALL.to_vec(),
         disabled: DisabledSafeguard::None,
+        defects: Vec::new(),
+        min_exits: 0.6,
     }
 }
 
@@ -22,6 +24,74 @@ async fn no_run_is_lost_doubled_or_left_behind() -> Result<()> {
     assert!(report.findings.is_clean(), "{report:#?}");
     println!("{report:?}");
     Ok(())
+}
+
+/// A seed with faults after which every run must exit. Each of them happens.
+fn harmless() -> Options {
+    let faults = vec![Fault::Drain, Fault::RollingRestart, Fault::RestartApi, Fault::HalfOpen];
+    let with_seed = |seed| Options { faults: faults.clone(), min_exits: 1.0, ..options(seed, 120) };
+    let has_all = |options: &Options| {
+        let planned = planned_faults(options);
+        faults.iter().all(|fault| planned.contains(fault))
+    };
+    (1..).map(with_seed).find(has_all).expect("a seed with all faults")
+}
+
+#[tokio::test]
+async fn restarts_and_broken_connections_lose_no_run() -> Result<()> {
+    let report = run_seed(&harmless()).await?;
+    assert!(report.findings.is_clean(), "{report:#?}");
+    assert_eq!(report.outcomes.get("lost"), None, "{report:#?}");
+    println!("{report:?}");
+    Ok(())
+}
+
+/// The control of the test above: with each defect, its check finds something.
+#[tokio::test]
+async fn chaos_detects_planted_defects() -> Result<()> {
+    let report = run_seed(&Options { defects: Defect::ALL.to_vec(), ..harmless() }).await?;
+    let expected = [
+        Findings::UNEXPLAINED_LOSS,
+        Findings::FEW_EXITS,
+        Findings::WRONG_OUTPUT,
+        Findings::WRONG_FILE,
+        Findings::WRONG_WATCH,
+        Findings::WRONG_END,
+        Findings::EXPOSED,
+    ];
+    for begin in expected {
+        assert!(report.findings.has(begin), "nothing begins with {begin:?}: {report:#?}");
+    }
+    Ok(())
+}
+
+/// Runs a seed with only this fault in every round.
+async fn survives(faults: &[Fault]) -> Result<()> {
+    let options = Options { faults: faults.to_vec(), min_exits: 0.3, ..options(1, 90) };
+    let report = run_seed(&options).await?;
+    assert!(report.findings.is_clean(), "{report:#?}");
+    println!("{report:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn killed_backends_lose_nothing_without_cause() -> Result<()> {
+    survives(&[Fault::KillBackend]).await
+}
+
+#[tokio::test]
+async fn full_database_disk_loses_nothing_without_cause() -> Result<()> {
+    survives(&[Fault::FullDatabaseDisk]).await
+}
+
+#[tokio::test]
+async fn clock_jumps_lose_nothing_without_cause() -> Result<()> {
+    survives(&[Fault::ClockForward, Fault::ClockBackward]).await
+}
+
+#[tokio::test]
+async fn promoted_standby_loses_nothing_without_cause() -> Result<()> {
+    survives(&[Fault::Failover]).await
 }
 
 /// Returns whether chaos detects the disabled safeguard with one of a few seeds. Workers are cut off

@@ -45,7 +45,7 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, POSTGRES_URL};
 pub use process::{Process, ProcessOutput, is_root};
 pub use program::Program;
-pub use proxy::{Proxy, ProxyMode, Replacement};
+pub use proxy::{Proxy, ProxyMode, ProxySide, ProxyTarget, Replacement};
 pub use require::available;
 pub use scratch::Scratch;
 pub use screen::Screen;

@@ -40,6 +40,12 @@ impl Database {
         Ok(Self { connect: server.database(&name).await?, name, server: None })
     }
 
+    /// An existing database on another server.
+    #[must_use]
+    pub(crate) fn existing(connect: PgConnectOptions, name: String) -> Self {
+        Self { connect, name, server: None }
+    }
+
     /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {

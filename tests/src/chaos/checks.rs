@@ -11,7 +11,12 @@ use anyhow::Result;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::load::{DISK_FULL_EXIT, LABEL, Observed};
+use super::{
+    content::{check_output, check_watched},
+    fault_log::FaultLog,
+    load::{DISK_FULL_EXIT, LABEL, Observed, Output},
+    system::{TENANT_NAMES, TestSystem},
+};
 use crate::{abandoned_cgroups, worker_containers};
 
 /// Violations that were found.
@@ -23,6 +28,8 @@ pub struct Findings {
     pub doubled: Vec<String>,
     /// Leftover processes, directories, mounts, control groups, sockets and rows.
     pub leftovers: Vec<String>,
+    /// What a tenant could reach of another.
+    pub exposed: Vec<String>,
 }
 
 impl Findings {
@@ -30,48 +37,103 @@ impl Findings {
     pub const UNAUTHORIZED_END: &str = "ended without holding the lease";
     /// How the finding of a run that wrote under an old lease begins.
     pub const STALE_WRITE: &str = "wrote after a later holder";
+    /// How the finding of a lost run begins whose worker's lease no fault ended.
+    pub const UNEXPLAINED_LOSS: &str = "lost without a fault on its lease";
+    /// How the finding of too few exits begins.
+    pub const FEW_EXITS: &str = "too few runs exited";
+    /// How the finding of wrong output begins.
+    pub const WRONG_OUTPUT: &str = "its output is wrong";
+    /// How the finding of a watcher that received something else than the run printed begins.
+    pub const WRONG_WATCH: &str = "its watcher received something else";
+    /// How the finding of an upload that cannot be read back begins.
+    pub const WRONG_FILE: &str = "an upload is not as it was written";
+    /// How the finding of a session that ended too early, too late or for a wrong reason begins.
+    pub const WRONG_END: &str = "a session ended wrongly";
+    /// How the finding of a call of another tenant that succeeded begins.
+    pub const EXPOSED: &str = "reached by another tenant";
 
     /// Whether nothing was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.lost.is_empty() && self.doubled.is_empty() && self.leftovers.is_empty()
+        self.all().next().is_none()
+    }
+
+    /// All findings.
+    pub fn all(&self) -> impl Iterator<Item = &String> {
+        [&self.lost, &self.doubled, &self.leftovers, &self.exposed].into_iter().flatten()
+    }
+
+    /// Whether there is a finding that begins so.
+    #[must_use]
+    pub fn has(&self, begin: &str) -> bool {
+        self.all().any(|what| what.starts_with(begin))
     }
 }
 
 /// A run as recorded in the database.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    number: usize,
-    session: Uuid,
-    state: String,
-    outcome: String,
+    pub(crate) number: usize,
+    pub(crate) session: Uuid,
+    pub(crate) tenant: String,
+    pub(crate) state: String,
+    pub(crate) outcome: String,
     /// The reason if it was refused.
-    reason: Option<String>,
-    exit_code: Option<i64>,
-    attempt: i32,
-    epoch: Option<i64>,
-    incarnation: Option<Uuid>,
-    output: String,
-    ends: i64,
-    unauthorized_ends: i64,
+    pub(crate) reason: Option<String>,
+    pub(crate) exit_code: Option<i64>,
+    pub(crate) attempt: i32,
+    pub(crate) epoch: Option<i64>,
+    pub(crate) worker: Option<String>,
+    pub(crate) incarnation: Option<Uuid>,
+    pub(crate) output: Output,
+    /// Number of chunks of its output that do not follow the one before.
+    pub(crate) gaps: i64,
+    pub(crate) ends: i64,
+    pub(crate) unauthorized_ends: i64,
 }
 
 impl Recorded {
+    /// A run for tests of the checks.
+    #[cfg(test)]
+    pub(crate) fn ended(number: usize, outcome: &str) -> Self {
+        Self {
+            number,
+            session: Uuid::nil(),
+            tenant: TENANT_NAMES[0].to_owned(),
+            state: "ended".to_owned(),
+            outcome: outcome.to_owned(),
+            reason: None,
+            exit_code: Some(0),
+            attempt: 1,
+            epoch: Some(1),
+            worker: None,
+            incarnation: None,
+            output: Output::default(),
+            gaps: 0,
+            ends: 1,
+            unauthorized_ends: 0,
+        }
+    }
+
     /// Whether its command ran to the end. One whose disk was full may have failed after its mark.
-    fn ran_to_end(&self) -> bool {
+    pub(crate) fn ran_to_end(&self) -> bool {
         self.outcome == "exited" && self.exit_code != Some(DISK_FULL_EXIT)
     }
 }
 
 const SELECT_RUNS: &str = "
 SELECT (r.labels ->> $1)::bigint, r.session_id, r.state, coalesce(r.outcome ->> 'kind', ''), r.exit_code::bigint,
-       r.attempt, r.lease_epoch, r.incarnation,
-       coalesce((SELECT convert_from(string_agg(o.data, '' ORDER BY o.position), 'UTF8') FROM run_output o
-                 WHERE o.run_id = r.id), ''),
+       r.attempt, r.lease_epoch, r.incarnation, printed.data, printed.gaps,
        (SELECT count(*) FROM chaos_ends e WHERE e.run_id = r.id),
        (SELECT count(*) FROM chaos_ends e WHERE e.run_id = r.id AND NOT e.authorized),
-       r.outcome -> 'detail' ->> 'reason'
-FROM runs r ORDER BY 1";
+       r.outcome -> 'detail' ->> 'reason', r.tenant_id, r.worker_id
+FROM runs r CROSS JOIN LATERAL (
+    SELECT coalesce(string_agg(o.data, '' ORDER BY o.position), '') AS data,
+           count(*) FILTER (WHERE o.position <> o.expected) AS gaps
+    FROM (SELECT data, position, lag(position + octet_length(data), 1, 0::bigint) OVER (ORDER BY position) AS expected
+          FROM run_output WHERE run_id = r.id) o
+) printed
+WHERE r.labels ? $1 ORDER BY 1";
 
 pub(crate) async fn load_runs(connection: &mut PgConnection) -> Result<Vec<Recorded>> {
     let rows = sqlx::query(SELECT_RUNS).bind(LABEL).fetch_all(connection).await?;
@@ -86,10 +148,13 @@ pub(crate) async fn load_runs(connection: &mut PgConnection) -> Result<Vec<Recor
                 attempt: row.try_get(5)?,
                 epoch: row.try_get(6)?,
                 incarnation: row.try_get(7)?,
-                output: row.try_get(8)?,
-                ends: row.try_get(9)?,
-                unauthorized_ends: row.try_get(10)?,
-                reason: row.try_get(11)?,
+                output: Output(row.try_get(8)?),
+                gaps: row.try_get(9)?,
+                ends: row.try_get(10)?,
+                unauthorized_ends: row.try_get(11)?,
+                reason: row.try_get(12)?,
+                tenant: row.try_get(13)?,
+                worker: row.try_get(14)?,
             })
         })
         .collect()
@@ -113,10 +178,10 @@ pub(crate) fn read_lines(roots: &BTreeSet<std::path::PathBuf>, session: Uuid) ->
 
 /// Checks all runs against their marks and what their callers observed.
 pub(crate) fn check_runs(
-    observed: &[Observed],
+    observed: &[&Observed],
     runs: &[Recorded],
     lines: &BTreeMap<Uuid, Vec<Line>>,
-    paused: &BTreeSet<Uuid>,
+    system: &TestSystem,
     findings: &mut Findings,
 ) {
     let by_number: BTreeMap<usize, &Recorded> = runs.iter().map(|run| (run.number, run)).collect();
@@ -124,28 +189,32 @@ pub(crate) fn check_runs(
         match by_number.get(&observed.number) {
             None => findings.lost.push(format!("run {} was accepted but is not recorded", observed.number)),
             Some(run) => {
-                check_run(run, &lines[&run.session], findings);
-                check_observed(run, observed, findings);
+                check_run(run, lines.get(&run.session), findings);
+                check_observed(run, observed, &system.log, findings);
+                check_output(run, observed, findings);
+                check_watched(run, observed, findings);
             }
         }
     }
     for lines in lines.values() {
-        check_order(lines, &by_number, paused, findings);
+        check_order(lines, &by_number, &system.exempt, findings);
     }
 }
 
-fn check_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
-    let words: Vec<&str> =
-        lines.iter().filter(|line| line.0 == run.number).filter_map(|line| line.1.as_deref()).collect();
+/// Checks a run against its marks. Those of a session that has ended are gone.
+fn check_run(run: &Recorded, lines: Option<&Vec<Line>>, findings: &mut Findings) {
+    let own = lines.into_iter().flatten().filter(|line| line.0 == run.number);
+    let words: Vec<&str> = own.filter_map(|line| line.1.as_deref()).collect();
     let (marks, attempts) = (words.len(), usize::try_from(run.attempt).unwrap_or(0));
     let mut lost = |what: &str| findings.lost.push(format!("{what}: {run:?}, marks {words:?}"));
     if run.state != "ended" || run.ends == 0 {
         return lost("no outcome");
     }
-    if run.ran_to_end() && marks == 0 {
+    let is_marked = lines.is_some();
+    if run.ran_to_end() && is_marked && marks == 0 {
         lost("it exited without a mark");
     }
-    if run.ran_to_end() && !words.contains(&run.output.trim()) {
+    if run.ran_to_end() && is_marked && !words.contains(&run.output.word()) {
         lost("its output is not the word of a mark");
     }
     let mut doubled = |what: &str| findings.doubled.push(format!("{what}: {run:?}, marks {words:?}"));
@@ -161,28 +230,33 @@ fn check_run(run: &Recorded, lines: &[Line], findings: &mut Findings) {
 }
 
 /// Checks a run against what its caller observed.
-fn check_observed(run: &Recorded, observed: &Observed, findings: &mut Findings) {
-    if run.outcome == "canceled" && !observed.may_be_canceled {
+fn check_observed(run: &Recorded, observed: &Observed, log: &FaultLog, findings: &mut Findings) {
+    let is_cut = || observed.is_attached && run.worker.as_ref().is_some_and(|worker| log.broke_link(worker));
+    if run.outcome == "canceled" && !observed.may_be_canceled && !is_cut() {
         findings.lost.push(format!("canceled without a request: {run:?}"));
     }
     if run.ran_to_end() && observed.printed.as_ref().is_some_and(|printed| *printed != run.output) {
         findings.lost.push(format!("its caller read different output: {run:?}, {observed:?}"));
     }
+    if run.tenant != TENANT_NAMES[observed.tenant] {
+        findings.exposed.push(format!("{}: recorded for it: {run:?}", Findings::EXPOSED));
+    }
+    findings.exposed.extend(observed.exposed.iter().cloned());
 }
 
 /// Checks that no run of an earlier holder writes after a run of a later holder. Exempts workers
-/// that were paused: they may have been paused right after starting a command, before its deadline
-/// was set.
+/// that were paused (perhaps right after they started a command, before its deadline was set), and
+/// those whose lease ended early because the clock of the database jumped.
 fn check_order(
     lines: &[Line],
     runs: &BTreeMap<usize, &Recorded>,
-    paused: &BTreeSet<Uuid>,
+    exempt: &BTreeSet<Uuid>,
     findings: &mut Findings,
 ) {
     let mut latest = 0;
     for run in lines.iter().filter_map(|line| runs.get(&line.0)).filter(|run| run.attempt == 1) {
         let (Some(epoch), Some(incarnation)) = (run.epoch, run.incarnation) else { continue };
-        if epoch < latest && !paused.contains(&incarnation) {
+        if epoch < latest && !exempt.contains(&incarnation) {
             findings.doubled.push(format!("{} (epoch {latest}): {run:?}", Findings::STALE_WRITE));
             return;
         }

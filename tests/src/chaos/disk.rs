@@ -1,5 +1,4 @@
-//! A small tmpfs for a worker's root that can be filled and freed. Needs root; without it, nothing
-//! is mounted or filled.
+//! A small tmpfs that can be filled and freed. Needs root; without it, nothing is mounted or filled.
 
 use std::{
     fs::{self, File},
@@ -12,8 +11,10 @@ use anyhow::{Result, ensure};
 
 use crate::{available, is_root};
 
-/// Enough for the marks of thousands of runs.
-const MOUNT_OPTIONS: &str = "size=8m,mode=0755";
+/// Enough for the marks and uploads of thousands of runs.
+pub(crate) const WORKER_DISK: &str = "size=16m,mode=0755";
+/// Enough for the data of Postgres and its WAL.
+pub(crate) const DATABASE_DISK: &str = "size=400m,mode=0755";
 const FILLER: &str = "filler";
 
 #[derive(Debug)]
@@ -23,14 +24,12 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn mount(path: &Path) -> Result<Self> {
+    pub(crate) fn mount(path: &Path, options: &str) -> Result<Self> {
         fs::create_dir_all(path)?;
         let is_mounted = available("root", (!is_root()).then_some("only root can mount a tmpfs"));
         if is_mounted {
-            let status = Command::new("mount")
-                .args(["-t", "tmpfs", "-o", MOUNT_OPTIONS, "tmpfs"])
-                .arg(path)
-                .status()?;
+            let status =
+                Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(path).status()?;
             ensure!(status.success(), "mount: {status}");
         }
         Ok(Self { path: path.to_owned(), is_mounted })
@@ -42,7 +41,7 @@ impl Disk {
             return Ok(());
         }
         let mut filler = File::create(self.path.join(FILLER))?;
-        for size in [4096, 256, 1] {
+        for size in [1 << 20, 4096, 256, 1] {
             let block = vec![0; size];
             while filler.write_all(&block).is_ok() {}
         }
@@ -50,8 +49,9 @@ impl Disk {
     }
 
     pub(crate) fn free(&self) -> Result<()> {
-        if self.is_mounted {
-            fs::remove_file(self.path.join(FILLER))?;
+        let filler = self.path.join(FILLER);
+        if self.is_mounted && filler.exists() {
+            fs::remove_file(filler)?;
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! The load: runs that leave marks in their sessions. Calls are retried until an api accepts them.
 
 use std::{
+    fmt,
     future::Future,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use codelia_proto::v1::{CancelRunRequest, CreateSessionRequest, SandboxMode, Session, StartRunRequest};
+use codelia_proto::v1::{CancelRunRequest, CreateSessionRequest, Run, SandboxMode, Session, StartRunRequest};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -15,22 +16,27 @@ use tokio::{
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use super::plan::{Job, Kind};
+use super::{
+    plan::{Job, Kind},
+    watcher::Watched,
+};
 use crate::{Client, Exec, command};
 
 /// How long a call is retried. Longer than any fault.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long an attached run may take, including its time in the queue.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long an attached or watched run may take, including its time in the queue.
+pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long one call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(8);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Leaves a mark: one line with the run's number and a random word, which the run also prints. The
-/// line has 32 bytes, so that it is never written in part.
+/// line has 32 bytes, so that it is never written in part. Then it prints numbered lines.
 const SCRIPT: &str = r#"
 word=$(od -An -N12 -tx1 /dev/urandom | tr -d ' \n')
 echo "$1 $word" >> marks || exit 9
 echo "$word"
+[ $4 -eq 0 ] || awk -v run="$1" -v lines="$4" 'BEGIN { for (i = 0; i < lines; i++) printf "%s %024d\n", run, i }'
 i=0
 while [ $i -lt $2 ]; do sleep 0.2; echo "$1 ------------------------" >> marks || exit 9; i=$((i+1)); done
 exit $3
@@ -43,29 +49,75 @@ pub(crate) const FAILED_EXIT: i64 = 3;
 /// The label with the number of a run.
 pub(crate) const LABEL: &str = "chaos";
 
+/// What a run printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Output(pub(crate) Vec<u8>);
+
+impl Output {
+    /// The first line.
+    pub(crate) fn word(&self) -> &str {
+        let line = self.0.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        std::str::from_utf8(line).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = &self.0[..self.0.len().min(40)];
+        write!(f, "{:?} ({} bytes)", String::from_utf8_lossy(start), self.0.len())
+    }
+}
+
 /// What the caller of a run observed.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
     pub(crate) number: usize,
-    /// Its caller canceled it or disconnected.
+    /// The index of its tenant.
+    pub(crate) tenant: usize,
+    /// Its caller canceled it or disconnected, or its session ended.
     pub(crate) may_be_canceled: bool,
+    /// Its caller called `Exec`: the run ends with the connection between api and worker.
+    pub(crate) is_attached: bool,
+    /// How many lines it prints after its word.
+    pub(crate) lines: u32,
     /// Its output, if the caller stayed attached to the end.
-    pub(crate) printed: Option<String>,
+    pub(crate) printed: Option<Output>,
+    /// What a watcher of it received.
+    pub(crate) watched: Option<Watched>,
+    /// What the other tenant could reach.
+    pub(crate) exposed: Vec<String>,
 }
 
-/// Clients of all apis.
+/// Clients of one tenant for all apis.
 #[derive(Debug, Clone)]
 pub(crate) struct Callers {
-    clients: Vec<Client>,
+    pub(crate) tenant: usize,
+    pub(crate) clients: Vec<Client>,
+    /// Clients of the other tenant.
+    pub(crate) others: Vec<Client>,
+    /// How many bytes before its position a watcher resumes: 0, or a planted defect.
+    pub(crate) watch_overlap: i64,
 }
 
 impl Callers {
-    pub(crate) fn new(clients: Vec<Client>) -> Self {
-        Self { clients }
-    }
-
     /// Calls one api after another until one accepts.
     pub(crate) async fn retry<T, F>(&self, what: &str, first: usize, call: impl Fn(Client) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        match self.retry_until(what, first, call).await? {
+            Ok(answer) => Ok(answer),
+            Err(status) => bail!("{what}: refused permanently: {status:?}"),
+        }
+    }
+
+    /// Calls one api after another until one accepts or refuses permanently.
+    pub(crate) async fn retry_until<T, F>(
+        &self,
+        what: &str,
+        first: usize,
+        call: impl Fn(Client) -> F,
+    ) -> Result<Result<T, Status>>
     where
         F: Future<Output = Result<T, Status>>,
     {
@@ -74,25 +126,31 @@ impl Callers {
         for attempt in first.. {
             let client = self.clients[attempt % self.clients.len()].clone();
             match timeout(CALL_TIMEOUT, call(client)).await {
-                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Ok(answer)) => return Ok(Ok(answer)),
                 Ok(Err(status)) if is_retryable(&status)? => last = Some(status),
-                Ok(Err(status)) => bail!("{what}: refused permanently: {status:?}"),
+                Ok(Err(status)) => return Ok(Err(status)),
                 Err(_) => {}
             }
             if Instant::now() > deadline {
                 break;
             }
-            sleep(Duration::from_millis(100)).await;
+            sleep(RETRY_DELAY).await;
         }
         bail!("{what}: no api accepted it, last error: {last:?}")
     }
 
     pub(crate) async fn session(&self, number: usize, mode: SandboxMode) -> Result<Session> {
-        let request = CreateSessionRequest {
-            mode: mode.into(),
-            idempotency_key: format!("session-{number}"),
-            ..CreateSessionRequest::default()
-        };
+        let idempotency_key = format!("session-{number}");
+        let request =
+            CreateSessionRequest { mode: mode.into(), idempotency_key, ..CreateSessionRequest::default() };
+        self.create_session(number, request).await
+    }
+
+    pub(crate) async fn create_session(
+        &self,
+        number: usize,
+        request: CreateSessionRequest,
+    ) -> Result<Session> {
         self.retry("create a session", number, |client| {
             let request = request.clone();
             async move { client.create(request).await }
@@ -100,7 +158,7 @@ impl Callers {
         .await
     }
 
-    /// Waits for the job's round, then starts its run, and cancels it if that is its kind.
+    /// Waits for the job's round, then starts its run, and watches or cancels it if it shall.
     pub(crate) async fn start(
         &self,
         job: Job,
@@ -119,17 +177,34 @@ impl Callers {
                 async move { client.start(request).await }
             })
             .await?;
-        let Kind::Canceled(after) = job.kind else {
-            return Ok(Observed { number: job.number, ..Observed::default() });
-        };
+        let probed = async { if job.is_probed { self.probe(&run.name, session).await } else { Vec::new() } };
+        let (exposed, canceled, watched) =
+            futures::join!(probed, self.cancel(job, &run), self.watch_if(job, &run));
+        canceled?;
+        let may_be_canceled = matches!(job.kind, Kind::Canceled(_));
+        Ok(Observed { may_be_canceled, watched, exposed, ..self.observed(job) })
+    }
+
+    pub(crate) fn observed(&self, job: Job) -> Observed {
+        let lines = lines_of(job);
+        Observed { number: job.number, tenant: self.tenant, lines, ..Observed::default() }
+    }
+
+    async fn watch_if(&self, job: Job, run: &Run) -> Option<Watched> {
+        if job.is_watched { Some(self.watch(&run.name, job.api).await) } else { None }
+    }
+
+    /// Cancels a run if it shall be canceled.
+    async fn cancel(&self, job: Job, run: &Run) -> Result<()> {
+        let Kind::Canceled(after) = job.kind else { return Ok(()) };
         sleep(after).await;
-        let cancel = CancelRunRequest { name: run.name, ..Default::default() };
+        let cancel = CancelRunRequest { name: run.name.clone(), ..Default::default() };
         self.retry("cancel a run", job.api, |client| {
             let cancel = cancel.clone();
             async move { client.runs().cancel_run(cancel).await }
         })
         .await?;
-        Ok(Observed { number: job.number, may_be_canceled: true, printed: None })
+        Ok(())
     }
 
     /// Starts a run and stays attached. The run ends with the call, which ends early if this caller
@@ -145,14 +220,14 @@ impl Callers {
         let transcript = match job.kind {
             Kind::Canceled(after) => timeout(after, exec.finish_without_timeout()).await.ok(),
             _ => Some(
-                timeout(ATTACH_TIMEOUT, exec.finish_without_timeout())
+                timeout(RUN_TIMEOUT, exec.finish_without_timeout())
                     .await
                     .context("attached run timed out")?,
             ),
         };
-        let printed = transcript.and_then(Result::ok).map(|transcript| transcript.stdout_text());
+        let printed = transcript.and_then(Result::ok).map(|transcript| Output(transcript.stdout));
         let may_be_canceled = printed.is_none() || calls.into_inner() > 1;
-        Ok(Observed { number: job.number, may_be_canceled, printed })
+        Ok(Observed { may_be_canceled, is_attached: true, printed, ..self.observed(job) })
     }
 
     pub(crate) async fn close(&self, session: &str) -> Result<()> {
@@ -161,24 +236,35 @@ impl Callers {
     }
 }
 
-fn request(job: Job, session: &str) -> StartRunRequest {
+fn lines_of(job: Job) -> u32 {
+    if let Kind::Loud(lines) = job.kind { lines } else { 0 }
+}
+
+pub(crate) fn request(job: Job, session: &str) -> StartRunRequest {
     let ticks = match job.kind {
         Kind::Long(ticks) => ticks,
         Kind::Canceled(_) => 20,
-        Kind::Quick | Kind::Failing => 0,
+        Kind::Quick | Kind::Failing | Kind::Loud(_) => 0,
     };
     let code = if job.kind == Kind::Failing { FAILED_EXIT } else { 0 };
-    let number = format!("{:06}", job.number);
-    let mut request =
-        command(session, &["sh", "-c", SCRIPT, "sh", &number, &ticks.to_string(), &code.to_string()]);
+    let (number, lines) = (format!("{:06}", job.number), lines_of(job).to_string());
+    let arguments = [&number, &ticks.to_string(), &code.to_string(), &lines];
+    let mut request = command(session, &["sh", "-c", SCRIPT, "sh"]);
+    let command = request.command.get_or_insert_default();
+    command.argv.extend(arguments.into_iter().cloned());
     request.retries = job.retries;
     request.labels.insert(LABEL.to_owned(), job.number.to_string());
     request.idempotency_key = format!("run-{}", job.number);
     request
 }
 
+/// What a run prints after its word.
+pub(crate) fn expected_lines(number: usize, lines: u32) -> impl Iterator<Item = u8> {
+    (0..lines).flat_map(move |line| format!("{number:06} {line:024}\n").into_bytes())
+}
+
 /// Whether a refused call may be retried. A retryable refusal without `RetryInfo` is an error.
-fn is_retryable(status: &Status) -> Result<bool> {
+pub(crate) fn is_retryable(status: &Status) -> Result<bool> {
     let details = status.get_error_details();
     let reason = details.error_info().map(|info| info.reason.as_str());
     match (status.code(), reason) {
@@ -188,8 +274,8 @@ fn is_retryable(status: &Status) -> Result<bool> {
             bail!("UNAVAILABLE without RetryInfo: {status:?}")
         }
         (Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted, Some(_)) => Ok(true),
-        // All workers may be restarting.
-        (Code::FailedPrecondition, Some("MODE_UNAVAILABLE")) => Ok(true),
+        // All workers may be restarting, or gone for long by a clock that jumped.
+        (Code::FailedPrecondition, Some("MODE_UNAVAILABLE" | "SESSION_DATA_LOST")) => Ok(true),
         _ => Ok(false),
     }
 }

@@ -2,13 +2,23 @@
 //! Afterwards nothing may be lost, doubled or left behind.
 
 mod checks;
+mod clock;
+mod content;
+mod database;
+mod defect;
 mod disk;
+mod fault_log;
 mod load;
 mod plan;
+mod server;
+mod short_sessions;
 mod system;
+mod tenants;
+mod uploads;
+mod watcher;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -23,10 +33,14 @@ use tokio::{
 };
 
 pub use checks::Findings;
-use load::Observed;
+pub use defect::Defect;
+use load::{Callers, Observed};
 pub use plan::Fault;
 use plan::Plan;
+use short_sessions::ShortObserved;
 use system::TestSystem;
+use tenants::tenant_of;
+use uploads::Uploaded;
 
 use crate::{Proxy, Replacement};
 
@@ -54,6 +68,10 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// A safeguard to disable, to show that the checks notice its absence.
     pub disabled: DisabledSafeguard,
+    /// Defects to plant, to show that the checks notice them.
+    pub defects: Vec<Defect>,
+    /// The share that must exit of the runs that nobody may have canceled.
+    pub min_exits: f64,
 }
 
 /// A safeguard of Codelia that the test disables from outside.
@@ -107,14 +125,34 @@ impl DisabledSafeguard {
 pub struct Report {
     /// Number of runs by outcome.
     pub outcomes: BTreeMap<String, usize>,
-    /// Number of faults.
-    pub faults: usize,
+    /// The faults.
+    pub faults: Vec<Fault>,
     /// Violations that were found.
     pub findings: Findings,
     /// Statements that a proxy rewrote to disable a safeguard.
     pub rewritten_statements: usize,
+    /// How often a watcher of a run had to watch again.
+    pub resumed_watches: usize,
     /// Duration of the test.
     pub took: Duration,
+}
+
+/// What all callers observed.
+struct LoadReport {
+    runs: Vec<Observed>,
+    short: Vec<ShortObserved>,
+    uploads: Vec<Uploaded>,
+}
+
+fn plan(options: &Options) -> Plan {
+    Plan::new(options, (options.runs / RUNS_PER_ROUND).max(3))
+}
+
+/// The faults of a seed.
+#[must_use]
+pub fn planned_faults(options: &Options) -> Vec<Fault> {
+    let events = plan(options).rounds.into_iter().flat_map(|round| round.faults);
+    events.map(|event| event.fault).collect()
 }
 
 /// Runs one seed.
@@ -123,36 +161,72 @@ pub struct Report {
 /// If the harness fails, or a call is refused permanently.
 pub async fn run_seed(options: &Options) -> Result<Report> {
     let began = Instant::now();
-    let rounds = (options.runs / RUNS_PER_ROUND).max(3);
-    let plan = Plan::new(options, rounds);
-    let mut system = TestSystem::start(options.disabled).await?;
+    let plan = plan(options);
+    let mut system = TestSystem::start(options).await?;
     let callers = system.callers.clone();
     let sessions: Vec<Session> = stream::iter(0..options.sessions)
-        .map(|number| callers.session(number, options.modes[number % options.modes.len()]))
+        .map(|number| callers[tenant_of(number)].session(number, options.modes[number % options.modes.len()]))
         .buffered(8)
         .try_collect()
         .await?;
 
     let (round, _) = watch::channel(0);
-    let load = stream::iter(plan.jobs.iter())
-        .map(|job| callers.start(*job, &sessions[job.session].name, round.subscribe()))
-        .buffer_unordered(plan.jobs.len())
-        .try_collect::<Vec<Observed>>();
-    let (observed, ()) = futures::try_join!(load, run_rounds(&mut system, &plan, &round))?;
+    let load = load(&callers, &plan, &sessions, options, &round);
+    let rounds = run_rounds(&mut system, &plan, &options.defects, &round);
+    let (observed, ()) = futures::try_join!(load, rounds)?;
 
     let mut findings = Findings::default();
-    let outcomes = recover(&mut system, &observed, &sessions, &mut findings).await?;
+    let outcomes = recover(&mut system, &observed, &sessions, options, &mut findings).await?;
     let rewritten_statements = system.proxies.iter().map(Proxy::replaced).sum();
+    let resumed_watches =
+        observed.runs.iter().filter_map(|run| run.watched.as_ref()).map(|watched| watched.resumed).sum();
     shut_down(system, options.seed, &sessions, &mut findings).await?;
-    let faults = plan.rounds.iter().map(|round| round.faults.len()).sum();
-    Ok(Report { outcomes, faults, findings, rewritten_statements, took: began.elapsed() })
+    let faults = planned_faults(options);
+    let took = began.elapsed();
+    Ok(Report { outcomes, faults, findings, rewritten_statements, resumed_watches, took })
+}
+
+/// Makes all calls of the plan.
+async fn load(
+    callers: &[Callers],
+    plan: &Plan,
+    sessions: &[Session],
+    options: &Options,
+    round: &watch::Sender<usize>,
+) -> Result<LoadReport> {
+    let callers_of = |session: usize| &callers[tenant_of(session)];
+    let name = |session: usize| sessions[session].name.as_str();
+    let runs = stream::iter(plan.jobs.iter())
+        .map(|job| callers_of(job.session).start(*job, name(job.session), round.subscribe()))
+        .buffer_unordered(plan.jobs.len())
+        .try_collect();
+    let short = stream::iter(plan.short_sessions.iter())
+        .map(|short| {
+            let mode = options.modes[short.number % options.modes.len()];
+            callers_of(short.number).visit(short, mode, round.subscribe())
+        })
+        .buffer_unordered(plan.short_sessions.len())
+        .try_collect();
+    let uploads = stream::iter(plan.uploads.iter())
+        .map(|upload| callers_of(upload.session).upload(*upload, name(upload.session), round.subscribe()))
+        .buffer_unordered(plan.uploads.len().max(1))
+        .try_filter_map(|uploaded| async { Ok(uploaded) })
+        .try_collect();
+    let (runs, short, uploads) = futures::try_join!(runs, short, uploads)?;
+    Ok(LoadReport { runs, short, uploads })
 }
 
 /// Runs one round after another.
-async fn run_rounds(system: &mut TestSystem, plan: &Plan, now: &watch::Sender<usize>) -> Result<()> {
+async fn run_rounds(
+    system: &mut TestSystem,
+    plan: &Plan,
+    defects: &[Defect],
+    now: &watch::Sender<usize>,
+) -> Result<()> {
     for round in &plan.rounds {
         now.send_modify(|now| *now += 1);
         sleep(round.before).await;
+        system.plant(defects).await?;
         system.start_faults(round).await?;
         sleep(round.during).await;
         system.end_faults(round).await?;
@@ -160,14 +234,16 @@ async fn run_rounds(system: &mut TestSystem, plan: &Plan, now: &watch::Sender<us
     Ok(())
 }
 
-/// Waits until every run has an outcome, then checks them.
+/// Waits until every run has an outcome and every short session has ended, then checks them.
 async fn recover(
     system: &mut TestSystem,
-    observed: &[Observed],
+    observed: &LoadReport,
     sessions: &[Session],
+    options: &Options,
     findings: &mut Findings,
 ) -> Result<BTreeMap<String, usize>> {
-    let unfinished = "SELECT count(*) FROM runs WHERE state <> 'ended'";
+    let unfinished = "SELECT (SELECT count(*) FROM runs WHERE state <> 'ended')
+                           + (SELECT count(*) FROM sessions WHERE state = 'open' AND expires_at < now())";
     let database = &system.cluster.database;
     let recovered = async {
         while database.number(unfinished).await.unwrap_or(1) > 0 {
@@ -179,6 +255,8 @@ async fn recover(
     }
     let mut connection = database.connection().await?;
     let runs = checks::load_runs(&mut connection).await?;
+    let renewals = fault_log::load_renewals(&mut connection).await?;
+    let ends = short_sessions::load_ends(&mut connection).await?;
     checks::close(connection).await;
     let roots = system.roots();
     let mut lines = BTreeMap::new();
@@ -186,8 +264,38 @@ async fn recover(
         let id = session.session_id.parse().context("invalid session id")?;
         lines.insert(id, checks::read_lines(&roots, id));
     }
-    checks::check_runs(observed, &runs, &lines, &system.paused, findings);
+    let short = observed.short.iter().flat_map(|short| &short.runs);
+    let all: Vec<&Observed> = observed.runs.iter().chain(short).collect();
+    checks::check_runs(&all, &runs, &lines, system, findings);
+    content::check_losses(&runs, &system.log, &renewals, findings);
+    content::check_exits(&observed.runs, &runs, options.min_exits, findings);
+    short_sessions::check_ends(&observed.short, &ends, findings);
+    check_calls(system, observed, sessions, options, findings).await?;
     Ok(checks::count_outcomes(&runs))
+}
+
+/// Reads all uploads back, and lists everything as the other tenant.
+async fn check_calls(
+    system: &TestSystem,
+    observed: &LoadReport,
+    sessions: &[Session],
+    options: &Options,
+    findings: &mut Findings,
+) -> Result<()> {
+    if options.defects.contains(&Defect::FileChanged) {
+        uploads::change_files(&system.roots(), sessions, &observed.uploads)?;
+    }
+    for uploaded in &observed.uploads {
+        let session = &sessions[uploaded.session].name;
+        system.callers[tenant_of(uploaded.session)].check_upload(uploaded, session, findings).await?;
+    }
+    for callers in &system.callers {
+        let is_own = |number: &usize| tenant_of(*number) == callers.tenant;
+        let own: BTreeSet<String> =
+            (0..sessions.len()).filter(is_own).map(|number| sessions[number].name.clone()).collect();
+        callers.check_lists(&own, findings).await?;
+    }
+    Ok(())
 }
 
 /// Stops everything and finds leftovers.
@@ -197,8 +305,8 @@ async fn shut_down(
     sessions: &[Session],
     findings: &mut Findings,
 ) -> Result<()> {
-    for session in sessions {
-        system.callers.close(&session.name).await?;
+    for (number, session) in sessions.iter().enumerate() {
+        system.callers[tenant_of(number)].close(&session.name).await?;
     }
     let database = &system.cluster.database;
     let open = "SELECT count(*) FROM sessions WHERE removed_at IS NULL";

@@ -14,6 +14,11 @@ pub(crate) const WORKERS: usize = 3;
 /// The worker whose disk can be filled.
 pub(crate) const SMALL_DISK_WORKER: usize = WORKERS - 1;
 
+const RUNS_OF_SHORT_SESSION: usize = 4;
+const RUNS_PER_UPLOAD: usize = 6;
+/// Lines of a loud run: more bytes than a worker keeps before it stores them.
+const MAX_LINES: u32 = 60_000;
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
@@ -39,11 +44,29 @@ pub enum Fault {
     Drain,
     /// All workers restart one after another.
     RollingRestart,
+    /// SIGTERM of an api, and restart.
+    RestartApi,
+    /// All connections of apis to a worker break.
+    CutWorker,
+    /// Connections of apis to a worker stay open but transfer nothing for a while.
+    StallWorker,
+    /// Connections of apis to a worker end for one side only; the other side notices nothing.
+    HalfOpen,
+    /// `kill -9` of a backend of Postgres, which then ends all others and recovers.
+    KillBackend,
+    /// The disk of Postgres is full.
+    FullDatabaseDisk,
+    /// The clock of Postgres is ahead for a while.
+    ClockForward,
+    /// The clock of Postgres is behind for a while.
+    ClockBackward,
+    /// Postgres is killed and its standby promoted.
+    Failover,
 }
 
 impl Fault {
-    /// All faults.
-    pub const ALL: [Self; 11] = [
+    /// Faults of every seed.
+    pub const ALL: [Self; 16] = [
         Self::KillWorker,
         Self::KillApi,
         Self::PauseWorker,
@@ -55,14 +78,22 @@ impl Fault {
         Self::FullDisk,
         Self::Drain,
         Self::RollingRestart,
+        Self::RestartApi,
+        Self::CutWorker,
+        Self::StallWorker,
+        Self::HalfOpen,
+        Self::KillBackend,
     ];
+    /// Faults that need a special server: they must be named.
+    pub const SPECIAL: [Self; 4] =
+        [Self::FullDatabaseDisk, Self::ClockForward, Self::ClockBackward, Self::Failover];
 }
 
 /// A fault and its target.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FaultEvent {
     pub(crate) fault: Fault,
-    /// The index of the worker or api.
+    /// The index of the worker, api or proxy; for a half-open connection also the side.
     pub(crate) target: usize,
 }
 
@@ -81,6 +112,8 @@ pub(crate) struct Round {
 pub(crate) enum Kind {
     Quick,
     Failing,
+    /// Prints this many lines.
+    Loud(u32),
     /// Runs for this many ticks of 0.2 s and leaves a line in each.
     Long(u32),
     /// Its caller cancels it after this time, or disconnects if it is attached.
@@ -96,6 +129,10 @@ pub(crate) struct Job {
     pub(crate) kind: Kind,
     /// Whether its caller stays attached with `Exec`, so that the run ends with the call.
     pub(crate) is_attached: bool,
+    /// Whether its caller watches it to the end with `WatchRun`.
+    pub(crate) is_watched: bool,
+    /// Whether the other tenant tries to reach it.
+    pub(crate) is_probed: bool,
     /// The round in which it starts, and the delay from the start of the round.
     pub(crate) round: usize,
     pub(crate) delay: Duration,
@@ -103,20 +140,62 @@ pub(crate) struct Job {
     pub(crate) api: usize,
 }
 
+/// A file to upload.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Upload {
+    pub(crate) number: usize,
+    pub(crate) session: usize,
+    pub(crate) round: usize,
+    pub(crate) delay: Duration,
+}
+
+/// A session that ends during the faults, and its runs.
+#[derive(Debug, Clone)]
+pub(crate) struct ShortSession {
+    pub(crate) number: usize,
+    pub(crate) round: usize,
+    /// How long it lives; it expires, unless its caller closes it then.
+    pub(crate) life: Duration,
+    pub(crate) is_closed: bool,
+    pub(crate) jobs: Vec<Job>,
+}
+
 /// Everything that a seed determines.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) rounds: Vec<Round>,
     pub(crate) jobs: Vec<Job>,
+    pub(crate) uploads: Vec<Upload>,
+    pub(crate) short_sessions: Vec<ShortSession>,
 }
 
 impl Plan {
     pub(crate) fn new(options: &Options, rounds: usize) -> Self {
         let mut random = StdRng::seed_from_u64(options.seed);
         let rounds: Vec<_> = (0..rounds).map(|_| round(&mut random, &options.faults)).collect();
-        let job = |number| job(&mut random, options, number, rounds.len());
-        let jobs = (0..options.runs).map(job).collect();
-        Self { rounds, jobs }
+        let mut job = |number| job(&mut random, options, number, rounds.len());
+        let jobs = (0..options.runs).map(&mut job).collect();
+        // Two for each round: one is closed, one expires. Their runs have the numbers after all others.
+        let first = |session| options.runs + session * RUNS_OF_SHORT_SESSION;
+        let runs = |session| (first(session)..first(session + 1)).map(&mut job).collect();
+        let short_jobs: Vec<Vec<Job>> = (0..rounds.len() * 2).map(runs).collect();
+        let short = |(number, jobs)| ShortSession {
+            number,
+            round: number / 2,
+            life: Duration::from_millis(random.random_range(1000..5000)),
+            is_closed: number % 2 == 0,
+            jobs,
+        };
+        let short_sessions = short_jobs.into_iter().enumerate().map(short).collect();
+        let uploads = (0..options.runs / RUNS_PER_UPLOAD)
+            .map(|number| Upload {
+                number,
+                session: random.random_range(0..options.sessions),
+                round: number * rounds.len() * RUNS_PER_UPLOAD / options.runs,
+                delay: Duration::from_millis(random.random_range(0..4000)),
+            })
+            .collect();
+        Self { rounds, jobs, uploads, short_sessions }
     }
 }
 
@@ -125,7 +204,9 @@ fn round(random: &mut StdRng, kinds: &[Fault]) -> Round {
     let lease = Duration::from_secs(WORKER_LEASE_SECONDS);
     let faults: Vec<_> =
         kinds.choose_multiple(random, count).map(|fault| fault_event(random, *fault)).collect();
-    let is_long = |event: &FaultEvent| matches!(event.fault, Fault::PauseWorker | Fault::Partition);
+    let is_long = |event: &FaultEvent| {
+        matches!(event.fault, Fault::PauseWorker | Fault::Partition | Fault::FullDatabaseDisk)
+    };
     let during = if faults.iter().any(is_long) {
         lease + Duration::from_millis(random.random_range(1000..3000))
     } else {
@@ -136,8 +217,9 @@ fn round(random: &mut StdRng, kinds: &[Fault]) -> Round {
 
 fn fault_event(random: &mut StdRng, fault: Fault) -> FaultEvent {
     let targets = match fault {
-        Fault::KillApi => APIS,
+        Fault::KillApi | Fault::RestartApi => APIS,
         Fault::Cut | Fault::Stall => WORKERS + APIS,
+        Fault::HalfOpen => WORKERS * 2,
         _ => WORKERS,
     };
     FaultEvent { fault, target: random.random_range(0..targets) }
@@ -147,15 +229,20 @@ fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> 
     let kind = match random.random_range(0..20) {
         0..10 => Kind::Quick,
         10..12 => Kind::Failing,
-        12..18 => Kind::Long(random.random_range(1..=options.max_run_ticks)),
+        12..17 => Kind::Long(random.random_range(1..=options.max_run_ticks)),
+        17..18 => Kind::Loud(random.random_range(MAX_LINES / 4..=MAX_LINES)),
         _ => Kind::Canceled(Duration::from_millis(random.random_range(0..1500))),
     };
+    let (retries, is_attached) = (if random.random_ratio(1, 4) { 2 } else { 0 }, random.random_ratio(1, 4));
     Job {
         number,
         session: random.random_range(0..options.sessions),
-        retries: if random.random_ratio(1, 4) { 2 } else { 0 },
+        retries,
         kind,
-        is_attached: random.random_ratio(1, 4),
+        is_attached,
+        // Each attempt of a retried run prints again.
+        is_watched: !is_attached && retries == 0 && random.random_ratio(1, 2),
+        is_probed: random.random_ratio(1, 5),
         round: number * rounds / options.runs.max(1),
         delay: Duration::from_millis(random.random_range(0..4000)),
         api: random.random_range(0..APIS),

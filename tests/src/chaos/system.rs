@@ -1,21 +1,40 @@
-//! The installation under test: processes that each reach one Postgres through their own proxy.
+//! The installation under test: processes that each reach one Postgres through their own proxy, and
+//! apis that reach each worker through a proxy, with TLS.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::atomic::{AtomicU16, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::DrainWorkerRequest;
-use codelia_store::{LocalPostgres, Quotas, Scope};
+use codelia_store::{Quotas, Scope};
 use rustix::process::Signal;
 use sqlx::Connection;
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::{
-    DisabledSafeguard,
-    disk::Disk,
+    DisabledSafeguard, Options, POLL_INTERVAL,
+    database::TestDatabase,
+    defect::Defect,
+    disk::{Disk, WORKER_DISK},
+    fault_log::{FaultLog, RENEWAL_OBSERVER},
     load::Callers,
     plan::{APIS, Fault, FaultEvent, Round, SMALL_DISK_WORKER, WORKERS},
 };
-use crate::{Client, Cluster, ClusterOptions, Database, ENGINE_SOCKET, Process, Proxy, ProxyMode, Scratch};
+use crate::{
+    Certificates, Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, Proxy, ProxyMode, ProxySide,
+    ProxyTarget,
+};
+
+/// How long to wait for a database that recovers.
+const EXEMPT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The ids of the tenants.
+pub(crate) const TENANT_NAMES: [&str; 2] = ["chaos", "other"];
 
 /// Records every end of a run: whether a worker committed it, and whether it held the lease.
 const END_OBSERVER: &str = "
@@ -36,55 +55,69 @@ pub(crate) struct TestSystem {
     /// Dropped first: it is mounted in the cluster's directory.
     disk: Disk,
     pub(crate) cluster: Cluster,
-    pub(crate) callers: Callers,
+    /// Callers of each tenant.
+    pub(crate) callers: Vec<Callers>,
     operator: Client,
-    server: Option<LocalPostgres>,
-    /// Proxies of the workers, then of the apis.
+    /// Proxies from the workers, then from the apis, to Postgres.
     pub(crate) proxies: Vec<Proxy>,
-    /// Incarnations of workers that were paused.
-    pub(crate) paused: BTreeSet<Uuid>,
+    /// Proxies from the apis to each worker.
+    links: Vec<Proxy>,
+    /// Incarnations whose commands may have outlived their lease: they were paused, or the clock of
+    /// the database jumped.
+    pub(crate) exempt: BTreeSet<Uuid>,
+    pub(crate) log: FaultLog,
     /// Process ids of all workers so far.
     pub(crate) pids: BTreeSet<u32>,
-    scratch: Scratch,
+    database: TestDatabase,
 }
 
 impl TestSystem {
-    pub(crate) async fn start(disabled: DisabledSafeguard) -> Result<Self> {
-        let scratch = Scratch::new()?;
-        let server = LocalPostgres::start(&scratch.join("postgres")).await?;
-        let database = Database::on(&server).await?;
-        let mut cluster = Cluster::start_on(database, cluster_options()).await?;
-        cluster.database.execute(END_OBSERVER).await?;
-        if let Some(statements) = disabled.statements() {
+    pub(crate) async fn start(options: &Options) -> Result<Self> {
+        let (disabled, defects) = (options.disabled, &options.defects);
+        let (database, empty) = TestDatabase::start(&options.faults).await?;
+        let mut cluster = Cluster::start_on(empty, cluster_options()).await?;
+        for statements in [END_OBSERVER, RENEWAL_OBSERVER] {
             cluster.database.execute(statements).await?;
         }
-        let disk = Disk::mount(&cluster.directory().join("small"))?;
-        let mut proxies = Vec::new();
+        let planted = defects.iter().filter_map(|defect| defect.statements());
+        for statements in disabled.statements().into_iter().chain(planted) {
+            cluster.database.execute(statements).await?;
+        }
+        let disk = Disk::mount(&cluster.directory().join("small"), WORKER_DISK)?;
+        let (mut proxies, mut links) = (Vec::new(), Vec::new());
+        let tls = internal_tls(&cluster)?;
         for number in 0..WORKERS {
-            let proxy = Proxy::start(&scratch.join("postgres"), disabled.replacements())?;
+            let proxy = Proxy::to(database.target(), disabled.replacements())?;
+            let address = worker_address();
+            let link = Proxy::to(ProxyTarget::Tcp(address.clone()), &[])?;
             let url = database_url(&cluster, &format!("worker-{number}"), &proxy);
-            let root = cluster.directory().join("small/root").display().to_string();
-            let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
-            settings.extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
-            settings.extend(disabled.settings());
-            cluster.add_worker_with(&settings).await?;
+            let own = [
+                ("CODELIA_DATABASE_URL", url.as_str()),
+                ("CODELIA_WORKER_LISTEN", &address),
+                ("CODELIA_WORKER_ADVERTISE", &format!("https://127.0.0.1:{}", link.port())),
+            ];
+            add_worker(&mut cluster, number, disabled, &tls, &own).await?;
             proxies.push(proxy);
+            links.push(link);
         }
         for number in 0..APIS {
-            let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
+            let proxy = Proxy::to(database.target(), &[])?;
             let url = database_url(&cluster, &format!("api-{number}"), &proxy);
-            cluster.add_api_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
+            let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
+            settings.extend(tls.iter().map(|(name, value)| (*name, value.as_str())));
+            cluster.add_api_with(&settings).await?;
             proxies.push(proxy);
         }
-        let (callers, operator) = callers(&cluster).await?;
+        let (callers, operator) = callers(&cluster, defects).await?;
         let pids = cluster.workers.iter().map(|worker| worker.process.pid()).collect();
-        let paused = BTreeSet::new();
-        Ok(Self { cluster, callers, operator, server: Some(server), proxies, disk, paused, pids, scratch })
+        let (exempt, log) = (BTreeSet::new(), FaultLog::default());
+        Ok(Self { disk, cluster, callers, operator, proxies, links, exempt, log, pids, database })
     }
 
     /// Starts the faults of a round.
     pub(crate) async fn start_faults(&mut self, round: &Round) -> Result<()> {
         for event in &round.faults {
+            self.log.begin(*event)?;
             self.start_fault(*event).await.with_context(|| format!("start {event:?}"))?;
         }
         Ok(())
@@ -94,86 +127,88 @@ impl TestSystem {
     pub(crate) async fn end_faults(&mut self, round: &Round) -> Result<()> {
         let mut events = round.faults.clone();
         events.sort_by_key(|event| match event.fault {
-            Fault::StopPostgres | Fault::CrashPostgres => 0,
-            Fault::KillWorker | Fault::KillApi | Fault::Drain | Fault::RollingRestart => 2,
-            _ => 1,
+            Fault::FullDatabaseDisk => 0,
+            Fault::StopPostgres | Fault::CrashPostgres | Fault::KillBackend | Fault::Failover => 1,
+            Fault::KillWorker | Fault::KillApi | Fault::RestartApi | Fault::Drain | Fault::RollingRestart => {
+                3
+            }
+            _ => 2,
         });
         for event in events {
             self.end_fault(event).await.with_context(|| format!("end {event:?}"))?;
+            self.log.end(event)?;
         }
         Ok(())
     }
 
     async fn start_fault(&mut self, FaultEvent { fault, target }: FaultEvent) -> Result<()> {
         match fault {
-            Fault::KillWorker => kill(&mut self.cluster.workers[target].process).await,
-            Fault::KillApi => kill(&mut self.cluster.apis[target].process).await,
-            Fault::PauseWorker => self.pause(target).await,
-            Fault::StopPostgres => {
-                if let Some(server) = self.server.take() {
-                    server.stop().await?;
-                }
-                Ok(())
+            Fault::KillWorker => kill(&mut self.cluster.workers[target].process).await?,
+            Fault::KillApi => kill(&mut self.cluster.apis[target].process).await?,
+            Fault::RestartApi => terminate(&mut self.cluster.apis[target].process).await?,
+            Fault::PauseWorker => self.pause(target).await?,
+            Fault::ClockForward | Fault::ClockBackward => {
+                self.exempt_all().await?;
+                self.database.start_fault(fault, target).await?;
             }
-            Fault::CrashPostgres => {
-                // Dropping it is an immediate shutdown.
-                drop(self.server.take());
-                Ok(())
+            Fault::StopPostgres
+            | Fault::CrashPostgres
+            | Fault::KillBackend
+            | Fault::FullDatabaseDisk
+            | Fault::Failover => self.database.start_fault(fault, target).await?,
+            Fault::Cut => self.proxies[target].cut(),
+            Fault::Partition => self.proxies[target].set(ProxyMode::Closed),
+            Fault::Stall => self.proxies[target].set(ProxyMode::Stalled),
+            Fault::CutWorker => self.links[target].cut(),
+            Fault::StallWorker => self.links[target].set(ProxyMode::Stalled),
+            Fault::HalfOpen => {
+                let closed = if target < WORKERS { ProxySide::Server } else { ProxySide::Client };
+                self.links[target % WORKERS].half_open(closed);
             }
-            Fault::Cut => {
-                self.proxies[target].cut();
-                Ok(())
-            }
-            Fault::Partition => {
-                self.proxies[target].set(ProxyMode::Closed);
-                Ok(())
-            }
-            Fault::Stall => {
-                self.proxies[target].set(ProxyMode::Stalled);
-                Ok(())
-            }
-            Fault::FullDisk => self.disk.fill(),
-            Fault::Drain => self.drain(target).await,
-            Fault::RollingRestart => Ok(()),
+            Fault::FullDisk => self.disk.fill()?,
+            Fault::Drain => self.drain(target).await?,
+            Fault::RollingRestart => {}
         }
+        Ok(())
     }
 
     async fn end_fault(&mut self, FaultEvent { fault, target }: FaultEvent) -> Result<()> {
         match fault {
-            Fault::KillWorker => self.start_if_exited(target).await,
-            Fault::KillApi => {
+            Fault::KillWorker => self.start_if_exited(target).await?,
+            Fault::KillApi | Fault::RestartApi => {
                 if self.cluster.apis[target].process.has_ended()? {
                     self.cluster.restart_api(target).await?;
                 }
-                Ok(())
             }
             Fault::PauseWorker => {
                 let process = &mut self.cluster.workers[target].process;
                 if !process.has_ended()? {
                     process.signal(Signal::CONT)?;
                 }
-                Ok(())
             }
-            Fault::StopPostgres | Fault::CrashPostgres => {
-                if self.server.is_none() {
-                    self.server = Some(LocalPostgres::start(&self.scratch.join("postgres")).await?);
-                }
-                Ok(())
+            Fault::ClockForward | Fault::ClockBackward => {
+                self.exempt_all().await?;
+                self.database.end_fault(fault).await?;
             }
-            Fault::Cut => Ok(()),
-            Fault::Partition | Fault::Stall => {
-                self.proxies[target].set(ProxyMode::Open);
-                Ok(())
+            Fault::StopPostgres | Fault::CrashPostgres | Fault::KillBackend | Fault::FullDatabaseDisk => {
+                self.database.end_fault(fault).await?;
             }
-            Fault::FullDisk => self.disk.free(),
-            Fault::Drain => self.restart(target).await,
+            Fault::Failover => {
+                self.database.end_fault(fault).await?;
+                self.proxies.iter().for_each(|proxy| proxy.redirect(self.database.target()));
+            }
+            Fault::Cut | Fault::CutWorker | Fault::HalfOpen => {}
+            Fault::Partition | Fault::Stall => self.proxies[target].set(ProxyMode::Open),
+            Fault::StallWorker => self.links[target].set(ProxyMode::Open),
+            Fault::FullDisk => self.disk.free()?,
+            Fault::Drain => self.restart(target).await?,
             Fault::RollingRestart => {
                 for worker in 0..WORKERS {
                     self.restart(worker).await?;
                 }
-                Ok(())
             }
         }
+        Ok(())
     }
 
     async fn pause(&mut self, target: usize) -> Result<()> {
@@ -183,13 +218,35 @@ impl TestSystem {
         }
         worker.process.signal(Signal::STOP)?;
         // The paused worker cannot change its row, so this is its current incarnation.
-        if self.server.is_some() {
-            let mut connection = self.cluster.database.connection().await?;
-            let query = "SELECT incarnation FROM workers WHERE id = $1";
-            self.paused.insert(sqlx::query_scalar(query).bind(&worker.id).fetch_one(&mut connection).await?);
-            connection.close().await?;
+        let id = worker.id.clone();
+        self.exempt(&[id]).await
+    }
+
+    async fn exempt_all(&mut self) -> Result<()> {
+        let ids: Vec<_> = self.cluster.workers.iter().map(|worker| worker.id.clone()).collect();
+        self.exempt(&ids).await
+    }
+
+    /// Exempts the current incarnations from the check that no command outlives its lease, if the
+    /// database answers.
+    async fn exempt(&mut self, ids: &[String]) -> Result<()> {
+        if !self.database.is_running()? {
+            return Ok(());
         }
-        Ok(())
+        let deadline = Instant::now() + EXEMPT_TIMEOUT;
+        loop {
+            match self.cluster.database.connection().await {
+                Ok(mut connection) => {
+                    let query = "SELECT incarnation FROM workers WHERE id = ANY ($1)";
+                    let current: Vec<Uuid> =
+                        sqlx::query_scalar(query).bind(ids).fetch_all(&mut connection).await?;
+                    self.exempt.extend(current);
+                    return Ok(connection.close().await?);
+                }
+                Err(_) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
+                Err(_) => return Ok(()),
+            }
+        }
     }
 
     /// Drains a worker as an operator. Fails silently without a database or an api.
@@ -203,11 +260,7 @@ impl TestSystem {
 
     /// Stops a worker with SIGTERM and starts it again.
     async fn restart(&mut self, target: usize) -> Result<()> {
-        let process = &mut self.cluster.workers[target].process;
-        if !process.has_ended()? {
-            let status = process.terminate().await?;
-            ensure!(status.success(), "{status}:\n{}", process.read_log());
-        }
+        terminate(&mut self.cluster.workers[target].process).await?;
         self.start_if_exited(target).await
     }
 
@@ -224,6 +277,15 @@ impl TestSystem {
         self.cluster.workers.iter().map(|worker| worker.root.clone()).collect()
     }
 
+    /// Plants defects that happen once, in the middle of the load.
+    pub(crate) async fn plant(&mut self, defects: &[Defect]) -> Result<()> {
+        if defects.contains(&Defect::LeaseEnded) {
+            let end = "UPDATE workers SET lease_until = now() - interval '1 second'";
+            self.cluster.database.execute(end).await?;
+        }
+        Ok(())
+    }
+
     pub(crate) async fn stop_processes(&mut self) -> Result<()> {
         self.cluster.stop_processes().await
     }
@@ -233,9 +295,44 @@ impl TestSystem {
         // Unmount first: ending the cluster removes its directory.
         self.disk.unmount()?;
         self.cluster.end().await?;
-        self.server.take().context("Postgres is not running")?.stop().await?;
-        Ok(())
+        self.database.end().await
     }
+}
+
+/// Adds a worker. The last one has a small disk.
+async fn add_worker(
+    cluster: &mut Cluster,
+    number: usize,
+    disabled: DisabledSafeguard,
+    tls: &[(&'static str, String)],
+    own: &[(&str, &str)],
+) -> Result<()> {
+    let root = cluster.directory().join("small/root").display().to_string();
+    let mut settings = own.to_vec();
+    settings.extend(tls.iter().map(|(name, value)| (*name, value.as_str())));
+    settings.extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
+    settings.extend(disabled.settings());
+    cluster.add_worker_with(&settings).await
+}
+
+/// Certificates for connections between apis and workers.
+fn internal_tls(cluster: &Cluster) -> Result<Vec<(&'static str, String)>> {
+    let directory = cluster.directory();
+    Certificates::new()?.write(directory, "inside", &["codelia-worker"])?;
+    let files = [
+        ("CODELIA_INTERNAL_TLS_CA", "inside-ca.pem"),
+        ("CODELIA_INTERNAL_TLS_CERT", "inside.pem"),
+        ("CODELIA_INTERNAL_TLS_KEY", "inside.key"),
+    ];
+    Ok(files.map(|(name, file)| (name, directory.join(file).display().to_string())).to_vec())
+}
+
+/// The address that a worker listens on. No other process uses its host, and no other worker its
+/// port, so that it is free after a restart.
+fn worker_address() -> String {
+    static NEXT_PORT: AtomicU16 = AtomicU16::new(7400);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    format!("127.64.{high}.{low}:{}", NEXT_PORT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn cluster_options() -> ClusterOptions {
@@ -252,21 +349,41 @@ fn database_url(cluster: &Cluster, name: &str, proxy: &Proxy) -> String {
     format!("postgres://codelia@127.0.0.1:{port}/{database}?options=-c%20chaos.process%3D{name}")
 }
 
-async fn callers(cluster: &Cluster) -> Result<(Callers, Client)> {
+/// Callers of both tenants, and an operator.
+async fn callers(cluster: &Cluster, defects: &[Defect]) -> Result<(Vec<Callers>, Client)> {
     let quotas = Quotas { concurrent_runs: 100_000, queued_runs: 100_000, ..Quotas::default() };
-    let first = cluster.tenant_with("chaos", quotas).await?;
-    let mut clients = vec![first.clone()];
-    for api in 1..APIS {
-        clients.push(Client::connect(&cluster.endpoint(api), &first.secret).await?);
+    let mut clients = Vec::new();
+    for tenant in TENANT_NAMES {
+        let first = cluster.tenant_with(tenant, quotas).await?;
+        let mut own = vec![first.clone()];
+        for api in 1..APIS {
+            own.push(Client::connect(&cluster.endpoint(api), &first.secret).await?);
+        }
+        clients.push(own);
     }
-    let secret = cluster.key("chaos", &Scope::ALL).await?;
-    Ok((Callers::new(clients), first.with_secret(&secret)?))
+    let callers = |tenant: usize| Callers {
+        tenant,
+        clients: clients[tenant].clone(),
+        others: clients[if defects.contains(&Defect::SharedKey) { tenant } else { 1 - tenant }].clone(),
+        watch_overlap: i64::from(defects.contains(&Defect::WatchOverlap)),
+    };
+    let secret = cluster.key(TENANT_NAMES[0], &Scope::ALL).await?;
+    let operator = clients[0][0].with_secret(&secret)?;
+    Ok(((0..TENANT_NAMES.len()).map(callers).collect(), operator))
 }
 
 async fn kill(process: &mut Process) -> Result<()> {
     if !process.has_ended()? {
         process.signal(Signal::KILL)?;
         process.exited().await?;
+    }
+    Ok(())
+}
+
+async fn terminate(process: &mut Process) -> Result<()> {
+    if !process.has_ended()? {
+        let status = process.terminate().await?;
+        ensure!(status.success(), "{status}:\n{}", process.read_log());
     }
     Ok(())
 }

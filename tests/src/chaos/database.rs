@@ -1,0 +1,139 @@
+//! The database of the installation under test and its faults.
+
+use anyhow::{Context, Result, ensure};
+use sqlx::{AssertSqlSafe, Connection, postgres::PgConnectOptions};
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use super::{
+    POLL_INTERVAL,
+    clock::Clock,
+    disk::{DATABASE_DISK, Disk},
+    plan::Fault,
+    server::Server,
+};
+use crate::{Database, Proxy, ProxyTarget, Scratch};
+
+/// How far the clock jumps, in seconds: much longer than a lease, shorter than the life of a session.
+const JUMP: i64 = 600;
+
+/// A Postgres server, with what the faults of a plan need.
+#[derive(Debug)]
+pub(crate) struct TestDatabase {
+    server: Server,
+    standby: Option<Standby>,
+    clock: Option<Clock>,
+    disk: Option<Disk>,
+    /// From the test itself.
+    proxy: Proxy,
+    scratch: Scratch,
+}
+
+/// A server that follows the first one.
+#[derive(Debug)]
+struct Standby {
+    server: Server,
+    /// From the standby to the first server.
+    _replication: Proxy,
+}
+
+impl TestDatabase {
+    /// Starts a server with an empty database.
+    pub(crate) async fn start(faults: &[Fault]) -> Result<(Self, Database)> {
+        let scratch = Scratch::new()?;
+        let directory = scratch.join("postgres");
+        let is_small = faults.contains(&Fault::FullDatabaseDisk);
+        let disk = is_small.then(|| Disk::mount(&directory, DATABASE_DISK)).transpose()?;
+        let mut server = Server::create(&directory)?;
+        let jumps = faults.iter().any(|fault| matches!(fault, Fault::ClockForward | Fault::ClockBackward));
+        let clock = jumps.then(|| Clock::install(&mut server, &scratch.join("clock"))).transpose()?;
+        server.start().await?;
+        let standby = match faults.contains(&Fault::Failover) {
+            true => Some(Standby::start(&server, &scratch).await?),
+            false => None,
+        };
+        let name = format!("test_{}", Uuid::new_v4().simple());
+        let mut connection = server.connect("postgres").await?;
+        let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
+        sqlx::query(create).execute(&mut connection).await?;
+        connection.close().await?;
+        let proxy = Proxy::to(server.target(), &[])?;
+        let options = PgConnectOptions::new_without_pgpass().host("127.0.0.1").port(proxy.port());
+        let database = Database::existing(options.username("codelia").database(&name), name);
+        Ok((Self { server, standby, clock, disk, proxy, scratch }, database))
+    }
+
+    /// The address of the current server.
+    pub(crate) fn target(&self) -> ProxyTarget {
+        self.server.target()
+    }
+
+    pub(crate) fn is_running(&mut self) -> Result<bool> {
+        self.server.is_running()
+    }
+
+    pub(crate) async fn start_fault(&mut self, fault: Fault, target: usize) -> Result<()> {
+        match fault {
+            Fault::StopPostgres => self.server.stop().await,
+            Fault::CrashPostgres => self.server.crash().await,
+            Fault::KillBackend if self.server.is_running()? => {
+                self.server.kill_backend(target).await.map(drop)
+            }
+            Fault::FullDatabaseDisk => self.disk.as_ref().context("no disk")?.fill(),
+            Fault::ClockForward => self.clock.as_ref().context("no clock")?.set(JUMP),
+            Fault::ClockBackward => self.clock.as_ref().context("no clock")?.set(-JUMP),
+            // There is one standby: later failovers of a seed do nothing.
+            Fault::Failover if self.standby.is_some() => self.server.kill().await,
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) async fn end_fault(&mut self, fault: Fault) -> Result<()> {
+        match fault {
+            Fault::ClockForward | Fault::ClockBackward => self.clock.as_ref().context("no clock")?.set(0)?,
+            Fault::FullDatabaseDisk => self.disk.as_ref().context("no disk")?.free()?,
+            Fault::Failover => {
+                if let Some(standby) = self.standby.take() {
+                    standby.server.promote().await?;
+                    self.server = standby.server;
+                    self.proxy.redirect(self.server.target());
+                }
+            }
+            _ => {}
+        }
+        self.server.ensure_running().await
+    }
+
+    pub(crate) async fn end(mut self) -> Result<()> {
+        self.server.stop().await?;
+        if let Some(mut standby) = self.standby.take() {
+            standby.server.stop().await?;
+        }
+        if let Some(mut disk) = self.disk.take() {
+            disk.unmount()?;
+        }
+        drop(self.scratch);
+        Ok(())
+    }
+}
+
+impl Standby {
+    /// Starts a synchronous standby of a running server.
+    async fn start(primary: &Server, scratch: &Scratch) -> Result<Self> {
+        let replication = Proxy::to(primary.target(), &[])?;
+        let mut server = Server::create_standby(&scratch.join("standby"), replication.port())?;
+        server.start().await?;
+        let mut connection = primary.connect("postgres").await?;
+        for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            sqlx::query(statement).execute(&mut connection).await?;
+        }
+        let synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        let deadline = std::time::Instant::now() + crate::TIMEOUT;
+        while sqlx::query_scalar::<_, i64>(synchronous).fetch_one(&mut connection).await? == 0 {
+            ensure!(std::time::Instant::now() < deadline, "the standby does not follow");
+            sleep(POLL_INTERVAL).await;
+        }
+        connection.close().await?;
+        Ok(Self { server, _replication: replication })
+    }
+}
