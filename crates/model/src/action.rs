@@ -1,11 +1,15 @@
 //! The steps that the checker can take.
 
-/// One action of the environment, a worker or the database. Workers and runs are indices; `call` is
-/// an index into the calls in flight.
+use crate::statement::Statement;
+
+/// One action of a caller, the environment, a worker or the database. Workers, sessions, runs and
+/// processes are indices; `call` is an index into the calls in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are enough")]
 pub enum Action {
     Tick,
+
+    // Faults.
     Crash {
         worker: usize,
     },
@@ -13,21 +17,42 @@ pub enum Action {
         worker: usize,
         clock_stops: bool,
     },
+    Partition {
+        worker: usize,
+    },
     /// Time passes, but not on this worker's clock.
     LoseTick {
         worker: usize,
+    },
+    /// This worker's clock jumps forward.
+    JumpWorkerClock {
+        worker: usize,
+    },
+    /// The database's clock jumps.
+    JumpClock {
+        is_forward: bool,
     },
     /// The connection breaks. The statement is lost, or continues without a receiver.
     BreakConnection {
         call: usize,
         is_lost: bool,
     },
-    Drain {
+    /// The database rejects the commit of a run, however often it is repeated.
+    RejectCommit {
         worker: usize,
+        run: usize,
     },
-    Partition {
-        worker: usize,
+    /// The directory of a session that no worker holds disappears.
+    LoseDirectory {
+        session: usize,
+        root: usize,
     },
+    /// A process that may do the upkeep stops for good.
+    StopUpkeep {
+        process: usize,
+    },
+
+    // The end of a fault.
     Reconnect {
         worker: usize,
     },
@@ -37,18 +62,48 @@ pub enum Action {
     Restart {
         worker: usize,
     },
+    /// `codelia-init` kills the command of a worker that does not extend its time.
+    KillUnattended {
+        worker: usize,
+        run: usize,
+    },
+
+    // Operators and callers.
+    Drain {
+        worker: usize,
+    },
     Insert {
         run: usize,
+    },
+    Cancel {
+        run: usize,
+    },
+    Close {
+        session: usize,
     },
     Push {
         run: usize,
         is_full: bool,
     },
-    Sweep,
+
+    // The database.
     /// A slow call is executed, committed, or answered.
     Advance {
         call: usize,
     },
+
+    // Upkeep. A process claims it, then does one of its tasks.
+    Sweep {
+        process: usize,
+    },
+    ExpireSessions {
+        process: usize,
+    },
+    ExpireQueued {
+        process: usize,
+    },
+
+    // A worker and its leases.
     Register {
         worker: usize,
     },
@@ -58,17 +113,30 @@ pub enum Action {
     Fence {
         worker: usize,
     },
+    Leave {
+        worker: usize,
+    },
     Acquire {
         worker: usize,
+        session: usize,
     },
     /// The poll finds a lease that this incarnation does not know of, or the worker drains.
     Release {
         worker: usize,
+        session: usize,
         epoch: u8,
     },
-    Leave {
+    /// The janitor finds an ended session and cancels what is left of it.
+    BeginRemoval {
         worker: usize,
+        session: usize,
     },
+    RemoveDirectory {
+        worker: usize,
+        session: usize,
+    },
+
+    // A worker and its runs.
     TakeAssigned {
         worker: usize,
         run: usize,
@@ -87,11 +155,28 @@ pub enum Action {
         worker: usize,
         run: usize,
     },
+    /// The worker tells a sandbox when its lease ends.
+    KeepAlive {
+        worker: usize,
+        run: usize,
+    },
+    NoticeCancel {
+        worker: usize,
+        run: usize,
+    },
+    Append {
+        worker: usize,
+        run: usize,
+    },
     Exit {
         worker: usize,
         run: usize,
     },
     SendCommit {
+        worker: usize,
+        run: usize,
+    },
+    SendAbandon {
         worker: usize,
         run: usize,
         epoch: u8,
@@ -124,12 +209,29 @@ impl Action {
         matches!(
             self,
             Self::Insert { .. }
+                | Self::Cancel { .. }
+                | Self::Close { .. }
+                | Self::Register { .. }
                 | Self::Renew { .. }
+                | Self::Leave { .. }
                 | Self::Acquire { .. }
                 | Self::Release { .. }
+                | Self::RemoveDirectory { .. }
                 | Self::TakeQueued { .. }
+                | Self::Append { .. }
                 | Self::SendCommit { .. }
+                | Self::SendAbandon { .. }
                 | Self::SendHandBack { .. }
-        )
+        ) || self.upkeep().is_some()
+    }
+
+    /// The process and the statement of a task of the upkeep.
+    pub(crate) fn upkeep(self) -> Option<(usize, Statement)> {
+        match self {
+            Self::Sweep { process } => Some((process, Statement::Sweep)),
+            Self::ExpireSessions { process } => Some((process, Statement::ExpireSessions)),
+            Self::ExpireQueued { process } => Some((process, Statement::ExpireQueued)),
+            _ => None,
+        }
     }
 }

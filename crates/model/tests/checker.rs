@@ -1,60 +1,24 @@
 //! The checker verifies the protocol and finds the flaw of every broken variant.
 
+mod configurations;
+mod variants;
+
 use std::time::Instant;
 
-use codelia_model::{Bounds, FaultBudget, Protocol, Variant};
-use stateright::{Checker, Expectation, HasDiscoveries, Model};
+use codelia_model::{Bounds, Protocol, Variant};
+use configurations::*;
+use stateright::{Checker, Expectation, Model};
 
-const NONE: FaultBudget = FaultBudget {
-    crashes: 0,
-    pauses: 0,
-    partitions: 0,
-    broken_connections: 0,
-    lost_ticks: 0,
-    drains: 0,
-    full_pushes: 0,
-    slow_calls: 0,
-};
-
-const ONE_HOLDER: &str = "only the lease holder has a running sandbox";
-const NO_STALE_COMMIT: &str = "no worker commits without holding the lease";
-const STARTED_ONCE: &str = "a run starts again only if retries are allowed";
-const NOTHING_LOST: &str = "no run is lost without a fault";
-const EVERY_RUN_ENDS: &str = "every run ends after the faults stop";
+const CANCELED: &str = "a run is canceled";
 const LOST: &str = "a run is lost";
+const REFUSED: &str = "a run is refused";
+const REMOVED: &str = "an ended session is removed";
+const RETRIED: &str = "a run is retried";
 const TAKEN_OVER: &str = "another worker takes over the session";
 
-fn bounds(retries: &[u8], ticks: u8, faults: FaultBudget) -> Bounds {
-    Bounds { retries: retries.to_vec(), faults, ticks, pushes: 2, check_recovery: false }
-}
-
-/// A worker crashes, and its runs are lost or retried.
-fn crashes() -> Bounds {
-    bounds(&[0, 1], 5, FaultBudget { crashes: 1, ..NONE })
-}
-
-/// A worker is paused past its lease while a call is in flight.
-fn pauses() -> Bounds {
-    bounds(&[1], 5, FaultBudget { pauses: 1, slow_calls: 1, ..NONE })
-}
-
-/// A worker whose clock lags cannot reach the database.
-fn partitions() -> Bounds {
-    bounds(&[0], 6, FaultBudget { partitions: 1, lost_ticks: 1, ..NONE })
-}
-
-/// Connections break while statements continue, and a worker drains.
-fn broken_connections() -> Bounds {
-    bounds(&[0], 1, FaultBudget { broken_connections: 1, slow_calls: 1, full_pushes: 1, drains: 1, ..NONE })
-}
-
-/// A worker drains while an insert assigns a run to it.
-fn drains() -> Bounds {
-    bounds(&[0], 2, FaultBudget { drains: 1, slow_calls: 1, full_pushes: 1, ..NONE })
-}
-
-/// Checks that the protocol keeps every property, and that the search reached the states in `seen`.
-fn check(name: &str, bounds: Bounds, seen: &[&'static str]) {
+/// Checks that the protocol keeps every property in exactly so many states, and that the search
+/// reached the states in `seen`.
+fn check(name: &str, bounds: Bounds, states: usize, seen: &[&'static str]) {
     let began = Instant::now();
     let protocol = Protocol { variant: Variant::Correct, bounds };
     let checked = protocol.checker().spawn_dfs().join();
@@ -67,83 +31,87 @@ fn check(name: &str, bounds: Bounds, seen: &[&'static str]) {
     for name in seen {
         checked.assert_any_discovery(name);
     }
+    assert_eq!(checked.unique_state_count(), states, "{name}: the state space changed");
 }
 
-/// Checks that from every state all runs end after the faults stop.
-fn check_recovery(name: &str, bounds: Bounds, ticks: u8) {
-    check(&format!("{name}, recovery"), Bounds { check_recovery: true, ticks, ..bounds }, &["all runs exit"]);
+/// Also checks that from every state all runs end after the faults stop, and ended sessions are
+/// removed.
+fn check_recovery(name: &str, bounds: Bounds, states: usize, seen: &[&'static str]) {
+    check(&format!("{name}, recovery"), Bounds { check_recovery: true, ..bounds }, states, seen);
 }
 
-/// Checks that the variant violates the property, and prints the steps.
-fn check_violation(variant: Variant, bounds: Bounds, property: &'static str) {
-    let began = Instant::now();
-    let until = HasDiscoveries::AllOf([property].into());
-    let checked = Protocol { variant, bounds }.checker().finish_when(until).spawn_bfs().join();
-    let path = checked.assert_any_discovery(property).into_actions();
-    println!(
-        "{variant:?} violates \"{property}\", {} states in {:.1?}",
-        checked.unique_state_count(),
-        began.elapsed()
-    );
-    for step in path {
-        println!("    {}{:?}", if step.is_slow { "slowly " } else { "" }, step.action);
-    }
+/// The same bounds with less time: recovery takes long to check.
+fn within(ticks: i8, bounds: Bounds) -> Bounds {
+    Bounds { ticks, ..bounds }
 }
 
 #[test]
 fn protocol_holds_under_every_fault() {
-    check("crashes", crashes(), &[LOST, TAKEN_OVER]);
-    check("partitions", partitions(), &[LOST, TAKEN_OVER]);
-    check("pauses", pauses(), &[TAKEN_OVER]);
-    check("drains", drains(), &[TAKEN_OVER]);
-    check("broken connections", broken_connections(), &[TAKEN_OVER]);
+    check("crashes", crashes(), 217_123, &[LOST, TAKEN_OVER, RETRIED]);
+    check("partitions", partitions(), 32_339, &[LOST, TAKEN_OVER]);
+    check("pauses", pauses(), 747_077, &[TAKEN_OVER, RETRIED]);
+    check("drains", drains(), 133_754, &[TAKEN_OVER]);
+    check("slow renewals", slow_renewals(), 276_798, &[LOST, TAKEN_OVER]);
+    check("two sessions", two_sessions(), 291_019, &[LOST, TAKEN_OVER, RETRIED]);
+}
+
+#[test]
+fn protocol_holds_over_several_lease_times() {
+    check("combined faults", combined_faults(), 233_722, &[LOST, TAKEN_OVER, RETRIED]);
+    check("combined pauses", combined_pauses(), 929_443, &[LOST, TAKEN_OVER, RETRIED]);
+}
+
+#[test]
+fn protocol_holds_when_clocks_jump() {
+    let two_run = "a clock jump lets two workers run";
+    check("forward jumps", forward_jumps(), 342_972, &[TAKEN_OVER, RETRIED, two_run]);
+    check("clock jumps", clock_jumps(), 564_363, &[LOST, TAKEN_OVER, RETRIED]);
+    check("worker jumps", worker_jumps(), 90_921, &[LOST, TAKEN_OVER, RETRIED]);
+}
+
+#[test]
+fn protocol_holds_when_sessions_end() {
+    check("cancels", cancels(), 621_862, &[CANCELED, LOST, RETRIED]);
+    check("closes and crashes", closes_and_crashes(), 634_848, &[CANCELED, LOST, REMOVED, RETRIED]);
+    check("expiry and crashes", expiry_and_crashes(), 81_695, &[REFUSED, REMOVED, RETRIED]);
+}
+
+#[test]
+fn protocol_holds_when_files_are_lost() {
+    check("lost directories", lost_directories(), 161_315, &[LOST, REFUSED, REMOVED]);
+    check("separate roots", separate_roots(), 110_024, &[LOST, RETRIED]);
+    check("allowed data loss", allowed_data_loss(), 217_074, &[LOST, TAKEN_OVER, RETRIED]);
+}
+
+#[test]
+fn protocol_holds_for_output_and_upkeep() {
+    check("output", output(), 346_576, &[LOST, RETRIED]);
+    check("leaves", leaves(), 173_920, &[TAKEN_OVER]);
+    check("upkeep", upkeep(), 722_163, &[LOST, RETRIED, "the upkeep has a new owner"]);
 }
 
 #[test]
 fn every_run_ends_after_faults_stop() {
-    check_recovery("crashes", crashes(), 2);
-    check_recovery("partitions", partitions(), 3);
-    check_recovery("pauses", pauses(), 2);
-    check_recovery("drains", drains(), 1);
-    check_recovery("broken connections", broken_connections(), 1);
+    check_recovery("crashes", within(2, crashes()), 69_811, &[]);
+    check_recovery("partitions", within(3, partitions()), 7_949, &[]);
+    check_recovery("pauses", within(2, pauses()), 31_669, &[]);
+    check_recovery("drains", within(1, drains()), 35_715, &[]);
+    check_recovery("broken connections", broken_connections(), 110_086, &[TAKEN_OVER]);
+    check_recovery("clock jumps", within(2, clock_jumps()), 171_582, &[]);
+    check_recovery("upkeep", within(2, upkeep()), 137_607, &[]);
+    check_recovery("registrations", registrations(), 19_124, &[LOST]);
+    check_recovery("rejections", rejections(), 2_441, &[LOST]);
+    check_recovery("same key", same_key(), 47_573, &[LOST]);
+    check_recovery("two sessions", within(1, two_sessions()), 54_695, &[]);
 }
 
 #[test]
-fn without_commit_guard_stale_worker_commits() {
-    check_violation(Variant::NoCommitGuard, pauses(), NO_STALE_COMMIT);
-}
-
-#[test]
-fn without_self_fencing_sandbox_outlives_lease() {
-    check_violation(Variant::NoSelfFencing, partitions(), ONE_HOLDER);
-}
-
-#[test]
-fn without_push_memory_run_starts_twice() {
-    check_violation(Variant::NoPushMemory, crashes(), STARTED_ONCE);
-}
-
-#[test]
-fn unrequested_retry_starts_run_twice() {
-    check_violation(Variant::UnrequestedRetry, crashes(), STARTED_ONCE);
-}
-
-#[test]
-fn without_insert_lock_drained_worker_loses_run() {
-    check_violation(Variant::NoInsertLock, drains(), NOTHING_LOST);
-}
-
-#[test]
-fn without_turns_late_hand_back_restarts_run() {
-    check_violation(Variant::NoTurnGuard, broken_connections(), STARTED_ONCE);
-}
-
-#[test]
-fn without_expiry_mark_late_renewal_revives_worker() {
-    check_violation(Variant::NoExpiryMark, Bounds { pushes: 1, ..pauses() }, ONE_HOLDER);
-}
-
-#[test]
-fn revived_lease_leaves_run_unfinished() {
-    check_violation(Variant::RevivedLease, Bounds { check_recovery: true, ..drains() }, EVERY_RUN_ENDS);
+fn every_ended_session_is_removed() {
+    check_recovery("cancels", within(2, cancels()), 70_050, &[CANCELED]);
+    check_recovery("closes", closes(), 82_808, &[CANCELED, REMOVED]);
+    check_recovery("closes and crashes", within(2, closes_and_crashes()), 205_428, &[CANCELED, REMOVED]);
+    check_recovery("expiry", expiry(), 80_254, &[REFUSED, REMOVED]);
+    check_recovery("expiry and crashes", within(4, expiry_and_crashes()), 34_653, &[REFUSED, REMOVED]);
+    check_recovery("lost directories", within(2, lost_directories()), 51_587, &[REFUSED, REMOVED]);
+    check_recovery("separate roots", within(3, separate_roots()), 44_648, &[]);
 }
