@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bare;
+mod database;
 mod idle;
 mod isolated;
 mod measure;
@@ -19,10 +20,18 @@ use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::Scratch;
 
+use database::{backlog, capacity, cells, growth, lists, retention, snapshot};
+
 /// Number of turns of each measurement.
 const ROUNDS: usize = 5;
 /// Length of one turn.
 const TURN: Duration = Duration::from_secs(3);
+
+/// The sizes of the part `growth`: the arguments after its name, or all.
+fn sizes() -> Result<Vec<u64>> {
+    let named = std::env::args().skip(2).map(|size| Ok(size.parse()?)).collect::<Result<Vec<_>>>()?;
+    Ok(if named.is_empty() { growth::SIZES.to_vec() } else { named })
+}
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -48,6 +57,21 @@ async fn main() -> Result<()> {
     }
     if selected("idle") {
         println!("{}", idle::measure(&server).await?);
+    }
+    // Long: hours for all of them at full size. They run only if they are named.
+    match part.as_deref() {
+        Some("growth") => println!("{}", growth::measure(&server, &sizes()?).await?),
+        Some("lists") => println!("{}", lists::measure(&server, cores).await?),
+        Some("backlog") => println!("{}", backlog::measure(&server, cores).await?),
+        Some("snapshot") => println!("{}", snapshot::measure(&server).await?),
+        Some("retention") => println!("{}", retention::measure(&server).await?),
+        Some("capacity") => {
+            for mode in capacity::measure(&server, cores).await? {
+                println!("{mode}");
+            }
+        }
+        Some("cells") => cells::days().for_each(|day| println!("{day}")),
+        _ => {}
     }
     server.stop().await?;
     Ok(())

@@ -38,6 +38,16 @@ impl Report {
         self.check(ratio >= min, &format!("{what}: {:.0} % (target ≥ {:.0} %)", ratio * 100.0, min * 100.0));
     }
 
+    /// Compares how many times something took longer with the most it may.
+    pub(crate) fn check_factor(&mut self, what: &str, factor: f64, max: f64) {
+        self.check(factor <= max, &format!("{what}: {factor:.2} × (target ≤ {max} ×)"));
+    }
+
+    /// Adds a line without a target.
+    pub(crate) fn note(&mut self, text: &str) {
+        self.checks.push(format!("       {text}"));
+    }
+
     fn check(&mut self, met: bool, text: &str) {
         self.checks.push(format!("{} {text}", if met { "met   " } else { "MISSED" }));
     }

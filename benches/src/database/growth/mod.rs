@@ -1,0 +1,108 @@
+//! The time of every statement as the tables grow: on the path of a run, in periodic tasks, and for
+//! callers' lists. Each size is measured with tables that were never analyzed, and analyzed.
+
+mod statements;
+
+use std::{fmt, time::Duration};
+
+use anyhow::Result;
+use codelia_store::LocalPostgres;
+use codelia_tests::Database;
+
+use super::{fill, open, store_load::StoreLoad};
+use statements::{Kind, STATEMENTS, Subject};
+
+/// Ended runs at each size.
+pub(crate) const SIZES: [u64; 3] = [10_000, 1_000_000, 10_000_000];
+/// Nothing on the path of a run or in a periodic task may take longer than this by growing.
+const MAX_FACTOR: f64 = 2.0;
+/// Times below this are noise.
+const NOISE: Duration = Duration::from_micros(1500);
+/// How often a statement is measured; the median counts.
+const REPETITIONS: usize = 25;
+
+/// Medians of each statement: by size, never analyzed and analyzed.
+#[derive(Debug)]
+pub(crate) struct Table {
+    sizes: Vec<u64>,
+    rows: Vec<(&'static str, Kind, Vec<[Duration; 2]>)>,
+}
+
+/// Measures all statements at these sizes, each in a database of its own.
+pub(crate) async fn measure(server: &LocalPostgres, sizes: &[u64]) -> Result<Table> {
+    let rows = STATEMENTS.iter().map(|statement| (statement.name, statement.kind, Vec::new()));
+    let mut table = Table { sizes: sizes.to_vec(), rows: rows.collect() };
+    for size in sizes {
+        let database = Database::on(server).await?;
+        let load = StoreLoad::prepare(open(&database).await?, 1).await?;
+        // The run that the others are copies of.
+        load.run(0).await?;
+        fill::installation(&database, load.leases[0].session, *size).await?;
+        let subject = Subject::prepare(load).await?;
+        let never = medians(&subject).await?;
+        database.execute("VACUUM ANALYZE").await?;
+        let analyzed = medians(&subject).await?;
+        for (row, times) in table.rows.iter_mut().zip(never.into_iter().zip(analyzed)) {
+            row.2.push([times.0, times.1]);
+        }
+        subject.load.store.close().await;
+        database.end().await?;
+    }
+    Ok(table)
+}
+
+async fn medians(subject: &Subject) -> Result<Vec<Duration>> {
+    let mut medians = Vec::new();
+    for statement in &STATEMENTS {
+        let mut times = Vec::new();
+        for _ in 0..REPETITIONS {
+            times.push((statement.measure)(subject).await?);
+        }
+        times.sort_unstable();
+        medians.push(times[REPETITIONS / 2]);
+    }
+    Ok(medians)
+}
+
+impl Table {
+    /// The slowest time of a statement at any size relative to the fastest at the smallest size.
+    fn factor(times: &[[Duration; 2]]) -> f64 {
+        let smallest = times.first().into_iter().flatten().min().copied().unwrap_or_default();
+        let slowest = times.iter().flatten().max().copied().unwrap_or_default();
+        slowest.as_secs_f64() / smallest.as_secs_f64().max(1e-6)
+    }
+
+    fn is_flat(times: &[[Duration; 2]]) -> bool {
+        Self::factor(times) <= MAX_FACTOR || times.iter().flatten().all(|time| *time < NOISE)
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<44} {:<9}", "median in ms: never analyzed / analyzed", "")?;
+        for size in &self.sizes {
+            write!(f, " {:>17}", format!("{size} runs"))?;
+        }
+        writeln!(f, " {:>7}", "factor")?;
+        for (name, kind, times) in &self.rows {
+            write!(f, "{name:<44} {:<9}", kind.as_str())?;
+            for [never, analyzed] in times {
+                let cell = format!("{:.2} / {:.2}", millis(*never), millis(*analyzed));
+                write!(f, " {cell:>17}")?;
+            }
+            let mark = if !kind.is_bounded() || Self::is_flat(times) { "" } else { "  MISSED" };
+            writeln!(f, " {:>6.1}x{mark}", Self::factor(times))?;
+        }
+        let bounded = self.rows.iter().filter(|(_, kind, _)| kind.is_bounded());
+        let missed = bounded.filter(|(_, _, times)| !Self::is_flat(times)).count();
+        let verdict = if missed == 0 { "met   " } else { "MISSED" };
+        writeln!(
+            f,
+            "\n{verdict} statements on the path of a run or in a periodic task that grow by more than {MAX_FACTOR} ×: {missed}"
+        )
+    }
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
