@@ -113,6 +113,8 @@ pub(crate) struct Effect {
     pub(crate) assignment: Option<Assignment>,
     /// Whether a hand-back ends the run, because its session has ended.
     pub(crate) ends_run: bool,
+    /// Whether a queued run makes its session wait for a worker, because no live one holds it.
+    pub(crate) waits: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -101,7 +101,7 @@ fn every_run_ends_after_faults_stop() {
     check_recovery("upkeep", within(2, upkeep()), 137_607, &[]);
     check_recovery("registrations", registrations(), 19_124, &[LOST]);
     check_recovery("rejections", rejections(), 2_441, &[LOST]);
-    check_recovery("same key", same_key(), 47_573, &[LOST]);
+    check_recovery("same key", same_key(), 47_589, &[LOST]);
     check_recovery("two sessions", within(1, two_sessions()), 54_695, &[]);
 }
 

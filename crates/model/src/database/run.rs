@@ -37,7 +37,8 @@ impl Protocol {
                 let is_ready = |holder: &Incarnation| state.rows[holder.worker].is_ready;
                 let holder = state.live_holder(session).filter(is_ready);
                 let assignment = holder.map(|holder| assignment(holder, state.sessions[session].epoch));
-                Ok(Effect { sessions: bit(session), assignment, ..Effect::default() })
+                let waits = state.live_holder(session).is_none();
+                Ok(Effect { sessions: bit(session), assignment, waits, ..Effect::default() })
             }
             Statement::Cancel { run } if state.runs[run].live.is_some() => {
                 Ok(Effect { runs: bit(run), ..Effect::default() })
@@ -54,7 +55,7 @@ impl Protocol {
         effect: Effect,
     ) -> Answer {
         match statement {
-            Statement::Insert { run } => self.commit_insert(state, run, effect.assignment),
+            Statement::Insert { run } => self.commit_insert(state, run, effect),
             Statement::Cancel { run } => match &mut state.runs[run].live {
                 Some(live) if live.assignment.is_some() => {
                     live.canceled_in = live.canceled_in.or(Some(live.attempt));
@@ -67,10 +68,10 @@ impl Protocol {
         Answer::Done
     }
 
-    fn commit_insert(&self, state: &mut State, run: usize, assignment: Option<Assignment>) {
+    fn commit_insert(&self, state: &mut State, run: usize, Effect { assignment, waits, .. }: Effect) {
         state.runs[run].live = Some(LiveRun { assignment, attempt: 1, turn: 0, canceled_in: None });
         state.past.recorded |= bit(run);
-        self.mark_waiting(state, self.session_of(run));
+        state.sessions[self.session_of(run)].is_waiting |= waits;
         if self.bounds.same_key {
             state.key = Some(run);
         }
@@ -100,8 +101,14 @@ impl Protocol {
                 let same_turn = live.turn == turn || self.is(Variant::NoTurnGuard);
                 let is_assigned = live.assignment.is_some_and(|of| of.incarnation == by);
                 let ends_run = !state.sessions[self.session_of(run)].is_open();
-                let sessions = bit(self.session_of(run));
-                allow(run, is_assigned && same_turn).map(|effect| Effect { sessions, ends_run, ..effect })
+                let session = self.session_of(run);
+                let (sessions, waits) = (bit(session), state.live_holder(session).is_none());
+                allow(run, is_assigned && same_turn).map(|effect| Effect {
+                    sessions,
+                    ends_run,
+                    waits,
+                    ..effect
+                })
             }
             Statement::Append { run, epoch, .. } => {
                 let is_guarded = !self.is(Variant::UnguardedAppend);
@@ -150,7 +157,7 @@ impl Protocol {
             }
             Statement::HandBack { run, .. } => {
                 state.runs[run].live.iter_mut().for_each(|live| live.assignment = None);
-                self.mark_waiting(state, self.session_of(run));
+                state.sessions[self.session_of(run)].is_waiting |= effect.waits;
             }
             Statement::Append { run, start, .. } => state.runs[run].output |= bit(start.into()),
             Statement::Commit { run, epoch, result } => {
