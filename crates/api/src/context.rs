@@ -7,7 +7,11 @@ use codelia_telemetry::TenantPool;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    dispatch::Dispatch, options::Options, quota::OutputQuota, rules::Rules, session_cache::SessionCache,
+    dispatch::Dispatch,
+    options::Options,
+    quota::{OutputQuota, RunQuota},
+    rules::Rules,
+    session_cache::SessionCache,
     status::ApiError,
 };
 
@@ -19,6 +23,7 @@ pub(crate) struct Context {
     pub(crate) dispatch: Dispatch,
     pub(crate) session_cache: SessionCache,
     pub(crate) output_quota: OutputQuota,
+    pub(crate) run_quota: RunQuota,
     /// Checks large policies, few at a time for each tenant.
     pub(crate) policy_checks: Arc<TenantPool>,
     /// Cancelled when open streams must end because the shutdown grace is over.

@@ -1,19 +1,23 @@
-//! The quota on stored output. Summing it for every run is too expensive, so a sum is reused for a
-//! short time unless it is near the quota. The store checks the other quotas on insert.
+//! Quotas on runs and stored output. Counting for every run is too expensive, so a count is reused for
+//! a short time unless it is near the quota.
 
 use std::{
+    hash::Hash,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use codelia_store::{Caller, Store};
+use codelia_store::{ActiveRuns, Caller, Quotas, Store};
 use codelia_types::TenantId;
 
 use crate::{recent_map::RecentMap, status::ApiError};
 
-/// How long a sum is reused.
+/// How long a count or sum is reused.
 const MAX_AGE: Duration = Duration::from_secs(2);
-/// Tenants whose sum is kept.
+/// A count that took long is reused for this many times as long, so that counting never takes more
+/// than a small share of the time.
+const MAX_AGE_FACTOR: u32 = 50;
+/// Tenants whose numbers are kept.
 const MAX_TENANTS: usize = 4096;
 
 /// Stored output of a tenant at a point in time.
@@ -46,21 +50,73 @@ impl OutputQuota {
     /// Fails if the caller's tenant stores as much output as its quota allows.
     pub(crate) async fn check(&self, store: &Store, caller: &Caller) -> Result<(), ApiError> {
         let quota = caller.quotas.output_bytes;
-        if self.cached(&caller.tenant).is_some_and(|usage| usage.is_usable(quota, Instant::now())) {
+        let cached = lock(&self.usage).get(&caller.tenant).copied();
+        if cached.is_some_and(|usage| usage.is_usable(quota, Instant::now())) {
             return Ok(());
         }
         let bytes = store.tenant_output_bytes(&caller.tenant).await?;
-        self.insert(&caller.tenant, OutputUsage { bytes, measured_at: Instant::now() });
+        let usage = OutputUsage { bytes, measured_at: Instant::now() };
+        lock(&self.usage).insert(caller.tenant.clone(), usage);
         if bytes >= quota { Err(ApiError::QuotaExceeded { quota: "output_bytes" }) } else { Ok(()) }
     }
+}
 
-    fn cached(&self, tenant: &TenantId) -> Option<OutputUsage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).copied()
+/// Runs of a tenant at a point in time, and what this process inserted since.
+#[derive(Debug, Clone, Copy)]
+struct RunUsage {
+    counted: ActiveRuns,
+    inserted: i64,
+    expires_at: Instant,
+}
+
+impl RunUsage {
+    /// Whether the tenant is so far from its quotas that the next run need not be counted.
+    fn is_far(&self, quotas: &Quotas, now: Instant) -> bool {
+        let is_far = |counted: i64, quota: i64| {
+            counted.saturating_add(self.inserted) < quota / 2 && self.inserted < quota / 8
+        };
+        now < self.expires_at
+            && is_far(self.counted.active, quotas.concurrent_runs)
+            && is_far(self.counted.queued, quotas.queued_runs)
+    }
+}
+
+/// Decides which inserts count the runs of their tenant.
+#[derive(Debug)]
+pub(crate) struct RunQuota {
+    usage: Mutex<RecentMap<TenantId, RunUsage>>,
+}
+
+impl Default for RunQuota {
+    fn default() -> Self {
+        Self { usage: Mutex::new(RecentMap::new(MAX_TENANTS)) }
+    }
+}
+
+impl RunQuota {
+    /// Whether the next run of the caller's tenant must be counted against its quotas. If not, the
+    /// run counts as inserted from now on.
+    pub(crate) fn must_count(&self, caller: &Caller) -> bool {
+        let mut usage = lock(&self.usage);
+        let Some(usage) = usage.get(&caller.tenant) else { return true };
+        if !usage.is_far(&caller.quotas, Instant::now()) {
+            return true;
+        }
+        usage.inserted += 1;
+        false
     }
 
-    fn insert(&self, tenant: &TenantId, usage: OutputUsage) {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone(), usage);
+    /// Remembers what an insert that began at `begun` counted.
+    pub(crate) fn counted(&self, tenant: &TenantId, counted: ActiveRuns, begun: Instant) {
+        let now = Instant::now();
+        let max_age = MAX_AGE.max(now.duration_since(begun).saturating_mul(MAX_AGE_FACTOR));
+        let usage = RunUsage { counted, inserted: 1, expires_at: now + max_age };
+        lock(&self.usage).insert(tenant.clone(), usage);
     }
+}
+
+fn lock<K: Hash + Eq, V>(map: &Mutex<RecentMap<K, V>>) -> std::sync::MutexGuard<'_, RecentMap<K, V>> {
+    map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -73,5 +129,21 @@ mod tests {
         assert!(OutputUsage { bytes: 50, measured_at: at }.is_usable(100, at));
         assert!(!OutputUsage { bytes: 51, measured_at: at }.is_usable(100, at));
         assert!(!OutputUsage { bytes: 0, measured_at: at }.is_usable(100, at + MAX_AGE));
+    }
+
+    #[test]
+    fn runs_are_counted_near_a_quota() {
+        let (now, later) = (Instant::now(), Instant::now() + MAX_AGE);
+        let quotas = Quotas { concurrent_runs: 800, queued_runs: 80, ..Quotas::default() };
+        let usage = |active, queued, inserted| RunUsage {
+            counted: ActiveRuns { active, queued },
+            inserted,
+            expires_at: later,
+        };
+        assert!(usage(390, 30, 9).is_far(&quotas, now));
+        assert!(!usage(391, 30, 9).is_far(&quotas, now), "near the quota of active runs");
+        assert!(!usage(0, 31, 9).is_far(&quotas, now), "near the quota of queued runs");
+        assert!(!usage(0, 0, 10).is_far(&quotas, now), "this process inserted many since");
+        assert!(!usage(0, 0, 0).is_far(&quotas, later), "the count is old");
     }
 }

@@ -72,7 +72,7 @@ impl Runs {
     }
 
     async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
-        let Context { options, store, session_cache, output_quota, .. } = &*self.context;
+        let Context { options, store, session_cache, output_quota, run_quota, .. } = &*self.context;
         let begun = Instant::now();
         let name = request.session.clone();
         let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await? else {
@@ -105,12 +105,15 @@ impl Runs {
             queue_timeout: request.queue_timeout.unwrap_or(options.timeouts.queue),
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
             secret_env: secret_env.as_ref(),
-            check_quotas: true,
+            check_quotas: run_quota.must_count(caller),
         };
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
         match admission {
-            RunAdmission::Recorded { run, incarnation, .. } => {
+            RunAdmission::Recorded { run, incarnation, counted } => {
+                if let Some(counted) = counted {
+                    run_quota.counted(&caller.tenant, counted, admitted);
+                }
                 let push = |incarnation| NextStep::Push(Push { incarnation, secret_env });
                 Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, push) })
             }

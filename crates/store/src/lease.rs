@@ -167,12 +167,12 @@ impl Store {
         .await?;
         sqlx::query!(
             "DELETE FROM waiting_sessions w USING sessions s
-             WHERE w.session_id = ANY ($1) AND s.id = w.session_id
+             WHERE w.session_id = ANY ($1) AND s.id = w.session_id AND s.id = ANY ($1)
                AND (s.state <> 'open' OR s.expires_at <= now()
                     OR EXISTS (SELECT 1 FROM workers holder
                                WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
                                  AND holder.lease_until > now())
-                    OR NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued'))",
+                    OR (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued' LIMIT 1) IS NULL)",
             &locked,
         )
         .execute(&mut *tx)
@@ -279,8 +279,10 @@ async fn mark_waiting(tx: &mut PgConnection, sessions: &[Uuid]) -> Result<(), Er
          SELECT s.id, s.tenant_id, s.spec ->> 'mode', coalesce(s.home_root, '00000000-0000-0000-0000-000000000000'),
                 s.allow_data_loss
          FROM sessions s
-         WHERE s.id = ANY ($1) AND s.lease_worker IS NULL AND s.state = 'open'
-           AND EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued')
+         -- That it has not ended, and not that it is open: the planner may combine indexes of open sessions.
+         WHERE s.id = ANY ($1) AND s.lease_worker IS NULL AND s.ended_at IS NULL
+           -- Not EXISTS, which the planner may turn into a read of the whole queue.
+           AND (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued' LIMIT 1) IS NOT NULL
          ON CONFLICT (session_id) DO UPDATE SET root = excluded.root",
         sessions,
     )

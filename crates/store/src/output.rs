@@ -80,7 +80,8 @@ impl Store {
             r#"WITH run AS (
                  SELECT r.id FROM live_runs r
                  JOIN sessions s ON s.id = r.session_id
-                     AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+                     -- Not by the index of holders, which has all sessions of the worker.
+                     AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  JOIN workers w ON w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
                  WHERE r.id = $1 AND r.state = 'running'
                    AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4

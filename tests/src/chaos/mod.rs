@@ -94,7 +94,7 @@ impl DisabledSafeguard {
                     "\n      -- No",
                 ),
                 (
-                    "AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4\n      -- and",
+                    "AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4\n      -- and",
                     "\n      -- and",
                 ),
                 (

@@ -11,7 +11,11 @@ use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::list;
 use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, output, row};
+
+/// Queued runs of one session that a worker reads at once.
+const MAX_QUEUED_PER_SESSION: i64 = 256;
 
 /// A run that is assigned to a worker.
 #[derive(Debug, Clone)]
@@ -61,8 +65,9 @@ impl Store {
             r#"UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
                FROM sessions s, workers w
                WHERE r.id = $1 AND r.state = 'queued'
-                 AND s.id = r.session_id AND s.state = 'open'
-                 AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+                 AND s.id = r.session_id AND s.ended_at IS NULL
+                 -- Not by the index of holders, which has all sessions of the worker.
+                 AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
                RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
                          r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env,
@@ -220,27 +225,33 @@ impl Store {
         .collect()
     }
 
-    /// Lists queued runs of the sessions that this incarnation holds, oldest first.
+    /// Lists queued runs of the sessions that this incarnation holds, oldest first: the first ones of
+    /// each session, so that a long queue of one neither costs much nor hides the others.
     pub async fn run_list_queued(
         &self,
         worker: &WorkerId,
         incarnation: Incarnation,
         limit: i64,
     ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
+        let mut tx = list::ordered(&self.pools.runs).await?;
         let rows = sqlx::query!(
             "SELECT r.id, r.session_id, r.tenant_id
              FROM sessions s CROSS JOIN LATERAL (
                  SELECT r.id, r.session_id, r.tenant_id, r.created_at FROM live_runs r
-                 WHERE r.session_id = s.id AND r.state = 'queued' ORDER BY r.id LIMIT $3
+                 WHERE (r.session_id, r.state, r.id) > (s.id, 'queued', '00000000-0000-0000-0000-000000000000')
+                   AND (r.session_id, r.state, r.id) < (s.id, 'queued', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+                 ORDER BY r.session_id, r.state, r.id LIMIT $4
              ) AS r
              WHERE s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
              ORDER BY r.created_at LIMIT $3",
             worker.as_str(),
             incarnation.0,
             limit,
+            MAX_QUEUED_PER_SESSION,
         )
-        .fetch_all(&self.pools.runs)
+        .fetch_all(&mut *tx)
         .await?;
+        tx.commit().await?;
         rows.into_iter()
             .map(|row| {
                 Ok((RunId(row.id), SessionId(row.session_id), row::parse("runs.tenant_id", &row.tenant_id)?))

@@ -1,21 +1,25 @@
 //! Listing runs, newest first. Each statement finds its rows by one index in the order of ids and stops
 //! after a page. Ids carry the time, so a cursor and times are bounds on the id, which also leave out
 //! partitions.
+//!
+//! Conditions compare whole rows, as in `(tenant_id, id) < ($1, $2)`, and lists are ordered by them: an
+//! index that begins with another column has no use, and the planner cannot choose to walk the
+//! primary key past the runs of other tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use codelia_types::{Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations};
-use sqlx::{PgConnection, types::Json};
+use sqlx::{PgConnection, Postgres, Transaction, types::Json};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::{Run, RunFilter, RunRow, RunState, RunSummary, SpecSummary, select_runs};
-use crate::{Error, Store};
+use crate::{Error, Store, pools::Pool};
 
 /// How far the clocks of the processes that make ids and of the database may differ.
 const CLOCK_SKEW: Duration = Duration::seconds(10);
-/// Runs with a label that are read at once.
-const LABELED_BATCH: i64 = 256;
+/// Runs with a label that are read at once, at least.
+const MIN_LABELED_BATCH: i64 = 64;
 
 type SummaryRow = RunRow<SpecSummary>;
 
@@ -108,7 +112,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
         let page = Page::new(filter, limit);
-        let mut tx = self.pools.reads.begin().await?;
+        let mut tx = ordered(&self.pools.reads).await?;
         // Runs that have not ended first: a run that ends meanwhile is found twice, but not missed.
         let rows = match (filter.labels.is_empty(), filter.session) {
             (false, _) => labeled(&mut tx, tenant, filter, page).await?,
@@ -133,7 +137,7 @@ impl Store {
         before: Option<RunId>,
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
-        let mut tx = self.pools.reads.begin().await?;
+        let mut tx = ordered(&self.pools.reads).await?;
         let page = Page::new(&RunFilter { before, ..RunFilter::default() }, limit);
         let rows = match tenant {
             Some(tenant) => live_of_tenant(&mut tx, tenant, &page).await?,
@@ -144,6 +148,15 @@ impl Store {
         tx.commit().await?;
         merge((rows, Vec::new()), limit)
     }
+}
+
+/// Begins a transaction whose statements read rows in the order of an index. To read all rows of a
+/// tenant and sort them is never better, but the planner may believe that while a table is small, and
+/// plans each statement only once.
+pub(super) async fn ordered(pool: &Pool) -> Result<Transaction<'static, Postgres>, Error> {
+    let mut tx = pool.begin().await?;
+    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off").execute(&mut *tx).await?;
+    Ok(tx)
 }
 
 /// Runs that ended meanwhile are in both; their end counts.
@@ -168,12 +181,14 @@ async fn live_of_tenant(
         connection,
         "r.id = ANY (ARRAY(
              (SELECT id FROM live_runs
-              WHERE tenant_id = $1 AND state = $6 AND id < $2 AND id >= $3 AND created_at > $4 AND created_at < $5
-              ORDER BY id DESC LIMIT $8)
+              WHERE (tenant_id, state, id) < ($1, $6, $2) AND (tenant_id, state, id) >= ($1, $6, $3)
+                AND created_at > $4 AND created_at < $5
+              ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)
              UNION ALL
              (SELECT id FROM live_runs
-              WHERE tenant_id = $1 AND state = $7 AND id < $2 AND id >= $3 AND created_at > $4 AND created_at < $5
-              ORDER BY id DESC LIMIT $8)))
+              WHERE (tenant_id, state, id) < ($1, $7, $2) AND (tenant_id, state, id) >= ($1, $7, $3)
+                AND created_at > $4 AND created_at < $5
+              ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)))
          ORDER BY r.id DESC LIMIT $8",
         tenant.as_str(),
         page.before,
@@ -200,12 +215,14 @@ async fn live_of_session(
         connection,
         "r.id = ANY (ARRAY(
              (SELECT id FROM live_runs
-              WHERE session_id = $9 AND state = $6 AND id < $2 AND id >= $3 AND created_at > $4 AND created_at < $5
-              ORDER BY id DESC LIMIT $8)
+              WHERE (session_id, state, id) < ($9, $6, $2) AND (session_id, state, id) >= ($9, $6, $3)
+                AND created_at > $4 AND created_at < $5
+              ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)
              UNION ALL
              (SELECT id FROM live_runs
-              WHERE session_id = $9 AND state = $7 AND id < $2 AND id >= $3 AND created_at > $4 AND created_at < $5
-              ORDER BY id DESC LIMIT $8)))
+              WHERE (session_id, state, id) < ($9, $7, $2) AND (session_id, state, id) >= ($9, $7, $3)
+                AND created_at > $4 AND created_at < $5
+              ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)))
            AND r.tenant_id || '' = $1
          ORDER BY r.id DESC LIMIT $8",
         tenant.as_str(),
@@ -231,8 +248,9 @@ async fn ended_of_tenant(
     Ok(select_summaries!(
         ended,
         connection,
-        "r.tenant_id = $1 AND r.id < $2 AND r.id >= $3 AND r.created_at > $4 AND r.created_at < $5
-         ORDER BY r.id DESC LIMIT $6",
+        "(r.tenant_id, r.id) < ($1, $2) AND (r.tenant_id, r.id) >= ($1, $3) AND r.id < $2 AND r.id >= $3
+           AND r.created_at > $4 AND r.created_at < $5
+         ORDER BY r.tenant_id DESC, r.id DESC LIMIT $6",
         tenant.as_str(),
         page.before,
         page.from,
@@ -254,10 +272,9 @@ async fn ended_of_session(
     Ok(select_summaries!(
         ended,
         connection,
-        // Not by the index of tenants, which has all other runs too.
-        "r.session_id = $7 AND r.tenant_id || '' = $1
-           AND r.id < $2 AND r.id >= $3 AND r.created_at > $4 AND r.created_at < $5
-         ORDER BY r.id DESC LIMIT $6",
+        "(r.session_id, r.id) < ($7, $2) AND (r.session_id, r.id) >= ($7, $3) AND r.id < $2 AND r.id >= $3
+           AND r.created_at > $4 AND r.created_at < $5 AND r.tenant_id || '' = $1
+         ORDER BY r.session_id DESC, r.id DESC LIMIT $6",
         tenant.as_str(),
         page.before,
         page.from,
@@ -276,6 +293,7 @@ async fn labeled(
     mut page: Page,
 ) -> Result<(Vec<SummaryRow>, Vec<SummaryRow>), Error> {
     let first: BTreeMap<_, _> = filter.labels.iter().take(1).collect();
+    let batch = page.limit.max(MIN_LABELED_BATCH);
     let (mut live, mut ended) = (Vec::new(), Vec::new());
     loop {
         let ids = sqlx::query_scalar!(
@@ -286,7 +304,7 @@ async fn labeled(
             Json(&first) as _,
             page.before,
             page.from,
-            LABELED_BATCH,
+            batch,
         )
         .fetch_all(&mut *connection)
         .await?;
@@ -299,7 +317,7 @@ async fn labeled(
             ended.extend(labeled_ended(connection, &ids, filter, &page).await?);
         }
         let found = i64::try_from(live.len() + ended.len()).unwrap_or(i64::MAX);
-        if found >= page.limit || ids.len() < usize::try_from(LABELED_BATCH).unwrap_or(0) {
+        if found >= page.limit || ids.len() < usize::try_from(batch).unwrap_or(0) {
             break;
         }
     }

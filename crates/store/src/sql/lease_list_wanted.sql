@@ -48,8 +48,11 @@ checked AS MATERIALIZED (
                AND NOT EXISTS (SELECT 1 FROM workers holder
                                WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
                                  AND holder.lease_until > now())
-               AND EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = c.session_id AND r.state = 'queued') AS waits
-    FROM candidate c JOIN sessions s ON s.id = c.session_id
+               -- Not EXISTS, which the planner may turn into a read of the whole queue.
+               AND (SELECT r.id FROM live_runs r WHERE r.session_id = c.session_id AND r.state = 'queued' LIMIT 1) IS NOT NULL AS waits
+    FROM candidate c
+    -- The limit keeps the planner from reading all sessions for a join.
+    CROSS JOIN LATERAL (SELECT * FROM sessions WHERE id = c.session_id LIMIT 1) AS s
 )
 SELECT session_id AS "id!", waits AS "waits!" FROM checked
 ORDER BY row_number() OVER (PARTITION BY tenant_id, waits ORDER BY since, session_id), since, session_id

@@ -1,11 +1,11 @@
 -- Ends a run with its result, the rest of its output and its events, if the worker still holds the
--- lease.
+-- lease. The session is found by its id: `|| ''` keeps the planner from reading all sessions that the worker holds.
 WITH ended AS (
     DELETE FROM live_runs r USING sessions s, workers w
     WHERE r.id = $1 AND r.state = 'running'
       AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4
       -- No other worker acquired the session,
-      AND s.id = r.session_id AND s.lease_worker = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+      AND s.id = r.session_id AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
       -- and the worker's leases have not expired.
       AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
     RETURNING r.*

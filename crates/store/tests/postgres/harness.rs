@@ -165,7 +165,7 @@ impl Fixture {
         }
     }
 
-    fn new_run(&self, session: SessionId) -> NewRun<'_> {
+    pub(crate) fn new_run(&self, session: SessionId) -> NewRun<'_> {
         static SPEC: LazyLock<RunSpec> = LazyLock::new(run_spec);
         static LABELS: BTreeMap<String, String> = BTreeMap::new();
         static SECRET: LazyLock<SealedEnv> = LazyLock::new(|| SealedEnv(b"sealed".to_vec()));

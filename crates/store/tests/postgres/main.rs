@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod backlog;
 mod harness;
 mod history;
 mod lease;

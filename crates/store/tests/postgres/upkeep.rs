@@ -169,7 +169,7 @@ async fn changed_session_is_looked_at_again() {
 }
 
 /// Rows and index entries that `work` reads, on connections of its own.
-async fn rows_read(fixture: &Fixture, work: impl AsyncFn(&Store)) -> i64 {
+pub(crate) async fn rows_read(fixture: &Fixture, work: impl AsyncFn(&Store)) -> i64 {
     // A connection reports what it read when it ends.
     let ended = async |stores| {
         eventually("connections end", async || (fixture.connections().await == (stores, 0)).then_some(()))
