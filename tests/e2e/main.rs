@@ -17,6 +17,7 @@ mod database_locks;
 mod documents;
 mod endpoints;
 mod exec;
+mod failover;
 mod fairness;
 mod files;
 mod guides;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use sqlx::{AssertSqlSafe, Connection, postgres::PgConnectOptions};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     plan::Fault,
     server::Server,
 };
-use crate::{Database, Proxy, ProxyTarget, Scratch};
+use crate::{Database, Proxy, ProxyMode, ProxyTarget, Scratch};
 
 /// How far the clock jumps, in seconds: much longer than a lease, shorter than the life of a session.
 const JUMP: i64 = 600;
@@ -34,12 +34,16 @@ pub(crate) struct TestDatabase {
 struct Standby {
     server: Server,
     /// From the standby to the first server.
-    _replication: Proxy,
+    replication: Proxy,
 }
 
 impl TestDatabase {
-    /// Starts a server with an empty database.
+    /// Starts a server with an empty database. A standby, if a fault needs one, is synchronous.
     pub(crate) async fn start(faults: &[Fault]) -> Result<(Self, Database)> {
+        Self::start_with(faults, Replication::Synchronous).await
+    }
+
+    pub(crate) async fn start_with(faults: &[Fault], replication: Replication) -> Result<(Self, Database)> {
         let scratch = Scratch::new()?;
         let directory = scratch.join("postgres");
         let is_small = faults.contains(&Fault::FullDatabaseDisk);
@@ -49,7 +53,7 @@ impl TestDatabase {
         let clock = jumps.then(|| Clock::install(&mut server, &scratch.join("clock"))).transpose()?;
         server.start().await?;
         let standby = match faults.contains(&Fault::Failover) {
-            true => Some(Standby::start(&server, &scratch).await?),
+            true => Some(Standby::start(&server, &scratch, replication).await?),
             false => None,
         };
         let name = format!("test_{}", Uuid::new_v4().simple());
@@ -61,6 +65,21 @@ impl TestDatabase {
         let options = PgConnectOptions::new_without_pgpass().host("127.0.0.1").port(proxy.port());
         let database = Database::existing(options.username("codelia").database(&name), name);
         Ok((Self { server, standby, clock, disk, proxy, scratch }, database))
+    }
+
+    /// Waits until the standby has everything, and sends it nothing from then on.
+    pub(crate) async fn stall_replication(&self) -> Result<()> {
+        let standby = self.standby.as_ref().context("no standby")?;
+        let mut connection = self.server.connect("postgres").await?;
+        let behind = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn < $1::pg_lsn";
+        let position: String =
+            sqlx::query_scalar("SELECT pg_current_wal_lsn()::text").fetch_one(&mut connection).await?;
+        while sqlx::query_scalar::<_, i64>(behind).bind(&position).fetch_one(&mut connection).await? > 0 {
+            sleep(POLL_INTERVAL).await;
+        }
+        standby.replication.set(ProxyMode::Stalled);
+        connection.close().await?;
+        Ok(())
     }
 
     /// The address of the current server.
@@ -117,23 +136,36 @@ impl TestDatabase {
     }
 }
 
+/// When a commit is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replication {
+    /// When the standby has it, too.
+    Synchronous,
+    /// When the first server has it.
+    Asynchronous,
+}
+
 impl Standby {
-    /// Starts a synchronous standby of a running server.
-    async fn start(primary: &Server, scratch: &Scratch) -> Result<Self> {
+    /// Starts a standby of a running server.
+    async fn start(primary: &Server, scratch: &Scratch, kind: Replication) -> Result<Self> {
         let replication = Proxy::to(primary.target(), &[])?;
         let mut server = Server::create_standby(&scratch.join("standby"), replication.port())?;
         server.start().await?;
         let mut connection = primary.connect("postgres").await?;
-        for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
-            sqlx::query(statement).execute(&mut connection).await?;
+        if kind == Replication::Synchronous {
+            for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+                sqlx::query(statement).execute(&mut connection).await?;
+            }
         }
-        let synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-        let deadline = std::time::Instant::now() + crate::TIMEOUT;
-        while sqlx::query_scalar::<_, i64>(synchronous).fetch_one(&mut connection).await? == 0 {
-            ensure!(std::time::Instant::now() < deadline, "the standby does not follow");
+        let expected = if kind == Replication::Synchronous { "sync" } else { "async" };
+        let following =
+            "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = $1";
+        let deadline = Instant::now() + crate::TIMEOUT;
+        while sqlx::query_scalar::<_, i64>(following).bind(expected).fetch_one(&mut connection).await? == 0 {
+            ensure!(Instant::now() < deadline, "the standby does not follow");
             sleep(POLL_INTERVAL).await;
         }
         connection.close().await?;
-        Ok(Self { server, _replication: replication })
+        Ok(Self { server, replication })
     }
 }

@@ -9,6 +9,7 @@ mod defect;
 mod disk;
 mod fault_log;
 mod load;
+mod lost_window;
 mod plan;
 mod server;
 mod short_sessions;
@@ -35,6 +36,7 @@ use tokio::{
 pub use checks::Findings;
 pub use defect::Defect;
 use load::{Callers, Observed};
+pub use lost_window::{LostWindow, promote_lagging_standby};
 pub use plan::Fault;
 use plan::Plan;
 use short_sessions::ShortObserved;
