@@ -187,7 +187,10 @@ impl Protocol {
             }
             Action::Fence { worker } => state.end_incarnation(worker),
             Action::Leave { worker } => state.leave(worker),
-            Action::Acquire { worker, session } => state.send_from(worker, Statement::Acquire { session }),
+            Action::Acquire { worker, session } => {
+                state.past.had_acquire = true;
+                state.send_from(worker, Statement::Acquire { session });
+            }
             Action::Release { worker, session, epoch } => {
                 state.workers[worker].leases[session] = LocalLease::Releasing(epoch);
                 state.send_from(worker, Statement::Release { session, epoch });

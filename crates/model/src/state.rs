@@ -63,6 +63,8 @@ pub(crate) struct Past {
     pub(crate) outcomes: [u8; RUNS],
     /// A fault happened.
     pub(crate) had_fault: bool,
+    /// A worker wanted to acquire a session.
+    pub(crate) had_acquire: bool,
     /// A worker committed a run under a lease that it did not hold.
     pub(crate) stale_commit: bool,
     /// A worker was told that a stored result is refused.

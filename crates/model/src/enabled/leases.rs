@@ -51,13 +51,12 @@ impl Protocol {
         self.removal_actions(state, worker, session, actions);
     }
 
-    /// Whether a worker would take a session. The first one that is taken goes to the first worker:
-    /// until then both are alike, so the other way round shows nothing new.
+    /// Whether a worker would take a session. The first worker is the first to try: until then both
+    /// are alike, so the other way round shows nothing new.
     fn wants(&self, state: &State, worker: usize, session: usize) -> bool {
-        let is_first = state.sessions.iter().all(|row| row.epoch == 0);
         let is_needed = (0..self.bounds.runs.len()).any(|run| self.session_of(run) == session);
         is_needed
-            && (worker == 0 || !is_first)
+            && (worker == 0 || state.past.had_acquire)
             && state.believes_leased(worker)
             && !state.workers[worker].is_draining
             && self.is_usable(state, session)

@@ -74,7 +74,7 @@ pub(crate) fn drains() -> Bounds {
 
 /// A caller cancels a run whose worker crashes.
 pub(crate) fn cancels() -> Bounds {
-    Bounds { pushes: 0, ..bounds(&[1], 5, Budget { crashes: 1, cancels: 1, slow_calls: 1, ..NONE }) }
+    Bounds { pushes: 0, ..bounds(&[1], 4, Budget { crashes: 1, cancels: 1, slow_calls: 1, ..NONE }) }
 }
 
 /// A caller closes a session while a call is in flight.
@@ -84,7 +84,7 @@ pub(crate) fn closes() -> Bounds {
 
 /// A caller closes a session whose worker crashes.
 pub(crate) fn closes_and_crashes() -> Bounds {
-    bounds(&[0, 1], 5, Budget { closes: 1, crashes: 1, ..NONE })
+    bounds(&[0, 1], 4, Budget { closes: 1, crashes: 1, ..NONE })
 }
 
 /// A session expires while calls are in flight.
@@ -148,7 +148,7 @@ pub(crate) fn forward_jumps() -> Bounds {
 /// The clock of the database jumps backward and forward, and a worker crashes.
 pub(crate) fn clock_jumps() -> Bounds {
     let budget = Budget { forward_jumps: 1, backward_jumps: 1, crashes: 1, ..NONE };
-    Bounds { pushes: 0, ..bounds(&[1], 4, budget) }
+    Bounds { pushes: 0, ..bounds(&[1], 3, budget) }
 }
 
 /// The clock of a worker jumps forward, and it cannot reach the database.
