@@ -76,7 +76,7 @@ impl Store {
             .await?;
         let has_files = if acquired.lease_epoch > 1 {
             let orphans = sqlx::query_scalar!(
-                "SELECT id FROM live_runs WHERE session_id = $1 AND state = 'running'",
+                "SELECT id FROM live_runs WHERE session_id = $1 AND state = 'running' FOR UPDATE",
                 session.0
             )
             .fetch_all(&mut *tx)

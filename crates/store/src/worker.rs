@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use codelia_types::{Incarnation, Mode, SessionId, WorkerId};
-use sqlx::PgExecutor;
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -167,8 +167,14 @@ impl TryFrom<WorkerRow> for Worker {
 impl Store {
     /// Registers a worker. This fences an earlier incarnation with the same id. A drain that an
     /// operator requested of the same process stays in force.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if another incarnation registered at the same time.
     pub async fn worker_register(&self, worker: &NewWorker) -> Result<Heartbeat, Error> {
-        register(&self.pools.runs, worker).await
+        let mut tx = self.pools.runs.begin().await?;
+        let heartbeat = register(&mut tx, worker).await?;
+        tx.commit().await?;
+        Ok(heartbeat)
     }
 
     /// Renews all leases of a worker in one statement.
@@ -307,8 +313,12 @@ impl Store {
     }
 }
 
-/// See [`Store::worker_register`].
-pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) -> Result<Heartbeat, Error> {
+/// See [`Store::worker_register`]. The statement replaces only the incarnation that was seen before:
+/// the database may execute it late, after the worker gave up on it and registered again.
+pub(crate) async fn register(connection: &mut PgConnection, worker: &NewWorker) -> Result<Heartbeat, Error> {
+    let replaced = sqlx::query_scalar!("SELECT incarnation FROM workers WHERE id = $1", worker.id.as_str())
+        .fetch_optional(&mut *connection)
+        .await?;
     let texts = |modes: &[Mode]| modes.iter().map(|mode| mode.as_str().to_owned()).collect::<Vec<_>>();
     let (modes, watched_modes) = (texts(&worker.modes), texts(&worker.watched_modes));
     let row = sqlx::query!(
@@ -320,6 +330,7 @@ pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) 
                    state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
                    drains_itself = workers.drains_itself AND workers.incarnation = $9,
                    registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
+               WHERE workers.incarnation = $11
                RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
         worker.id.as_str(),
         worker.incarnation.0,
@@ -331,9 +342,11 @@ pub(crate) async fn register(executor: impl PgExecutor<'_>, worker: &NewWorker) 
         row::interval(worker.lease_ttl),
         worker.previous.map(|incarnation| incarnation.0),
         &watched_modes,
+        replaced,
     )
-    .fetch_one(executor)
-    .await?;
+    .fetch_optional(connection)
+    .await?
+    .ok_or(Error::Fenced)?;
     Ok(Heartbeat { now: row.now, drain: row.drain })
 }
 

@@ -1,4 +1,4 @@
--- Queues a run again that its worker has not started, or cancels it if its session has ended.
+-- Queues a run again that its worker has not started, or cancels it if its session has ended or a caller requested it.
 WITH session AS (
     SELECT s.id, s.state = 'open' AS open, w.id IS NULL AS waits,
            CASE WHEN w.id IS NULL THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
@@ -12,13 +12,13 @@ queued AS (
     UPDATE live_runs r SET state = 'queued', worker_id = NULL, incarnation = NULL, lease_epoch = NULL
     FROM session
     WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
-      AND session.open
+      AND session.open AND r.cancel_requested_at IS NULL
     RETURNING r.session_id, r.tenant_id
 ),
 canceled AS (
     DELETE FROM live_runs r USING session
     WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
-      AND NOT session.open
+      AND (NOT session.open OR r.cancel_requested_at IS NOT NULL)
     RETURNING r.*
 ),
 ended AS (

@@ -207,7 +207,7 @@ impl Fixture {
     }
 }
 
-fn new_worker(id: &str) -> NewWorker {
+pub(crate) fn new_worker(id: &str) -> NewWorker {
     NewWorker {
         id: id.parse().unwrap(),
         incarnation: Incarnation::generate(),

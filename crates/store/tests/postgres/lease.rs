@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use codelia_store::{DrainedBy, Error, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport};
+use codelia_store::{
+    DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport,
+};
 use codelia_tests::eventually;
-use codelia_types::Outcome;
+use codelia_types::{Incarnation, Outcome};
 use futures::future::join_all;
 use sqlx::Connection;
 use uuid::Uuid;
 
-use crate::harness::{Fixture, LONG, Registered};
+use crate::harness::{Fixture, LONG, Registered, new_worker};
 
 #[tokio::test]
 async fn concurrent_acquire_has_one_winner() {
@@ -196,10 +198,14 @@ async fn draining_worker_gets_no_sessions_or_runs() {
 
 /// Waits until a statement is blocked by a lock.
 async fn statement_is_blocked(fixture: &Fixture) {
-    codelia_tests::eventually("a statement is blocked", || async {
+    statements_are_blocked(fixture, 1).await;
+}
+
+async fn statements_are_blocked(fixture: &Fixture, count: i64) {
+    codelia_tests::eventually("statements are blocked", || async {
         let waiting = "SELECT count(*) FROM pg_stat_activity
                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        (fixture.database.number(waiting).await.ok()? > 0).then_some(())
+        (fixture.database.number(waiting).await.ok()? >= count).then_some(())
     })
     .await;
 }
@@ -241,6 +247,30 @@ async fn late_renewal_cannot_revive_replaced_holder() {
                  WHERE id = 'holder' AND lease_until > now() - interval '1 minute'";
     let renewed = sqlx::raw_sql(renew).execute(&mut renewal).await.unwrap();
     assert_eq!(renewed.rows_affected(), 0);
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn late_registration_cannot_replace_newer_one() {
+    let fixture = Fixture::new().await;
+    fixture.worker("w").await;
+    // Both registrations have seen the first incarnation when they are executed.
+    let mut lock = fixture.database.connection().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE workers IN SHARE MODE").execute(&mut lock).await.unwrap();
+    let new = || NewWorker { incarnation: Incarnation::generate(), ..new_worker("w") };
+    let (one, two) = (new(), new());
+    let (first, second, ()) =
+        tokio::join!(fixture.store.worker_register(&one), fixture.store.worker_register(&two), async {
+            statements_are_blocked(&fixture, 2).await;
+            sqlx::raw_sql("COMMIT").execute(&mut lock).await.unwrap();
+        });
+    let registered = match (&first, &second) {
+        (Ok(_), Err(Error::Fenced)) => one.incarnation,
+        (Err(Error::Fenced), Ok(_)) => two.incarnation,
+        both => panic!("{both:?}"),
+    };
+    let id = one.id;
+    fixture.store.worker_renew(&id, registered, LONG, 0).await.unwrap();
     fixture.end().await;
 }
 

@@ -106,6 +106,20 @@ async fn handed_back_run_can_begin_again() {
 }
 
 #[tokio::test]
+async fn handed_back_run_ends_if_canceled() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let worker = fixture.worker("w").await;
+    fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.insert(session.id, 0).await;
+    fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
+    assert_eq!(fixture.run(run).await.outcome, None, "the control: its worker must end it");
+    assert!(fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    fixture.end().await;
+}
+
+#[tokio::test]
 async fn canceled_queued_run_never_begins() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
