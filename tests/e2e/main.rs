@@ -14,6 +14,7 @@ mod completion;
 mod configuration;
 mod connections;
 mod database_locks;
+mod database_roles;
 mod documents;
 mod endpoints;
 mod exec;

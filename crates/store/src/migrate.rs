@@ -11,6 +11,8 @@ use crate::{Error, Pooler, Store, error::LOCK_NOT_AVAILABLE};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
 
+/// What each role may do.
+const ROLES: &str = include_str!("sql/roles.sql");
 /// SQLSTATE of a query on a table that does not exist.
 const UNDEFINED_TABLE: &str = "42P01";
 /// A migration that waits for a lock blocks everyone behind it, so it gives up and starts again.
@@ -41,7 +43,10 @@ impl Store {
         }
         let mut connection = PgConnection::connect_with(&self.pools.connect).await?;
         // The end of the connection releases the advisory lock, after a failure as well.
-        let applied = apply(&mut connection, version).await;
+        let mut applied = apply(&mut connection, version).await;
+        if applied.is_ok() && version == i64::MAX {
+            applied = sqlx::raw_sql(ROLES).execute(&mut connection).await.map(drop).map_err(Into::into);
+        }
         connection.close().await?;
         applied.map_err(Error::Migrate)?;
         Ok(self.migrations_applied().await?.saturating_sub(before))
@@ -56,6 +61,26 @@ impl Store {
             return Err(Error::NotMigrated);
         }
         Ok(())
+    }
+
+    /// Group roles that the migrating user could not create.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub async fn roles_missing(&self) -> Result<Vec<String>, Error> {
+        let missing =
+            "SELECT name FROM unnest(ARRAY['codelia_api', 'codelia_worker', 'codelia_auditor']) AS name
+                       WHERE to_regrole(name) IS NULL";
+        Ok(sqlx::query_scalar(missing).fetch_all(&self.pools.upkeep).await?)
+    }
+
+    /// Whether the role of this process may do the periodic work of the installation.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub async fn upkeep_is_permitted(&self) -> Result<bool, Error> {
+        let permitted = "SELECT has_table_privilege('upkeep_owner', 'UPDATE')";
+        Ok(sqlx::query_scalar(permitted).fetch_one(&self.pools.upkeep).await?)
     }
 
     async fn migrations_applied(&self) -> Result<usize, Error> {

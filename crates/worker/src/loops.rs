@@ -81,8 +81,17 @@ impl Drop for FenceOnExit<'_> {
     }
 }
 
-/// Does the periodic work of the installation, if this worker is its owner.
+/// Does the periodic work of the installation, if this worker is its owner. A worker whose database
+/// role may not do it leaves it to the apis.
 async fn upkeep(worker: &Worker) {
+    loop {
+        match worker.store.upkeep_is_permitted().await {
+            Ok(true) => break,
+            Ok(false) => return pending().await,
+            Err(error) => tracing::warn!(%error, "cannot read the privileges of this role, retrying"),
+        }
+        sleep(jittered(RETRY_DELAY)).await;
+    }
     let observe = |pass: &UpkeepPass| {
         metrics().queue_depth(pass.queue_depth);
         if pass.swept.sessions > 0 || pass.expired > 0 {

@@ -22,7 +22,7 @@ use crate::{
     config::{Config, Loaded},
     delegation,
     options::{self, DatabaseUse},
-    output::Output,
+    output::{Output, write_message},
     signals,
 };
 
@@ -89,13 +89,18 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
 pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
     let store = connect(config, DatabaseUse::Calls).await?;
     let applied = store.migrate().await?;
+    let roles_missing = store.roles_missing().await?;
     store.close().await;
     let text = match applied {
         0 => "database is up to date".to_owned(),
         1 => "applied 1 migration".to_owned(),
         n => format!("applied {n} migrations"),
     };
-    output.print(&json!({ "applied": applied }), &text)
+    if !roles_missing.is_empty() {
+        let names = roles_missing.join(", ");
+        write_message(&format!("roles {names} do not exist: to use them, create them and migrate again"));
+    }
+    output.print(&json!({ "applied": applied, "roles_missing": roles_missing }), &text)
 }
 
 async fn connect(config: &Config, used_for: DatabaseUse) -> Result<Store> {

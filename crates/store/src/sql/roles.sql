@@ -1,0 +1,56 @@
+-- Creates the group roles, if this user may, and grants each what it needs. Runs after the migrations, so that new
+-- tables are included; repeating it changes nothing. Queries reach partitions through their parents, so partitions that
+-- are made later need no grant.
+DO $$
+DECLARE
+    schema text := current_schema();
+    role   text;
+    grants text[] := ARRAY[
+        'SELECT ON _sqlx_migrations TO codelia_api, codelia_worker',
+        'SELECT, INSERT, UPDATE ON workers TO codelia_worker',
+        'SELECT, UPDATE ON sessions TO codelia_worker',
+        'SELECT, INSERT, UPDATE, DELETE ON live_runs, waiting_sessions TO codelia_worker',
+        'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
+        'INSERT ON events, output_changes TO codelia_worker',
+        -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
+        'SELECT ON events, ended_runs TO codelia_auditor'
+    ];
+    found  record;
+    one    text;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('codelia roles'));
+    FOREACH role IN ARRAY ARRAY['codelia_api', 'codelia_worker', 'codelia_auditor', 'codelia_migrator'] LOOP
+        IF to_regrole(role) IS NULL AND (SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN
+                -- Another database of this server was migrated at the same time.
+            END;
+        END IF;
+    END LOOP;
+    IF to_regrole('codelia_api') IS NULL OR to_regrole('codelia_worker') IS NULL OR to_regrole('codelia_auditor') IS NULL
+       OR NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = 'tenants'::regclass), 'USAGE') THEN
+        RETURN;
+    END IF;
+
+    -- The api serves every call and does the upkeep: all rows, but no table.
+    FOR found IN
+        SELECT relname FROM pg_class
+        WHERE relnamespace = schema::regnamespace AND relkind IN ('r', 'p', 'v') AND pg_has_role(relowner, 'USAGE')
+          AND (NOT relispartition OR relname LIKE '%\_default') AND relname <> '_sqlx_migrations'
+    LOOP
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO codelia_api', found.relname);
+    END LOOP;
+    FOREACH one IN ARRAY grants LOOP
+        EXECUTE 'GRANT ' || one;
+    END LOOP;
+
+    -- Only the owner of a table may add and drop its partitions. These functions check what they are asked for.
+    FOREACH one IN ARRAY ARRAY['create_run_partitions(date)', 'drop_run_partition(text, date)'] LOOP
+        IF to_regprocedure(one) IS NOT NULL THEN
+            EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO codelia_api', one);
+        END IF;
+    END LOOP;
+END $$;

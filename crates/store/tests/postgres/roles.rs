@@ -1,0 +1,129 @@
+//! What each database role may do.
+
+use codelia_tests::Database;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+const TABLES: &str = "SELECT relname::text FROM pg_class
+                      WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v') AND NOT relispartition";
+const PRIVILEGES: &str = "SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER";
+
+async fn migrated() -> Database {
+    let database = Database::create().await.unwrap();
+    let store = database.store().await.unwrap();
+    store.migrate().await.unwrap();
+    assert_eq!(store.roles_missing().await.unwrap(), Vec::<String>::new());
+    store.close().await;
+    database
+}
+
+/// The tables that `role` may use, each with its privileges.
+async fn granted(database: &Database, role: &str) -> Vec<(String, String)> {
+    let mut connection = database.connection().await.unwrap();
+    let tables: Vec<String> = sqlx::query_scalar(TABLES).fetch_all(&mut connection).await.unwrap();
+    let mut granted = Vec::new();
+    for table in tables {
+        let held: Option<String> = sqlx::query_scalar(
+            "SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(string_to_array($1, ', ')) AS p
+             WHERE has_table_privilege($2, $3, p)",
+        )
+        .bind(PRIVILEGES)
+        .bind(role)
+        .bind(&table)
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+        granted.extend(held.map(|held| (table, held)));
+    }
+    connection.close().await.unwrap();
+    granted.sort();
+    granted
+}
+
+fn owned(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|&(table, held)| (table.to_owned(), held.to_owned())).collect()
+}
+
+/// Whether `role` is denied this statement; the statement takes no effect.
+async fn is_denied(connection: &mut PgConnection, role: &str, statement: &str) -> bool {
+    let text = AssertSqlSafe(format!("BEGIN; SET LOCAL ROLE {role}; {statement}"));
+    let result = sqlx::raw_sql(text).execute(&mut *connection).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.unwrap();
+    match result {
+        Ok(_) => false,
+        Err(error) => {
+            let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
+            assert_eq!(code, "42501", "{role}: {statement}: {error}");
+            true
+        }
+    }
+}
+
+#[tokio::test]
+async fn worker_and_auditor_hold_only_these_privileges() {
+    let database = migrated().await;
+    let worker = owned(&[
+        ("_sqlx_migrations", "SELECT"),
+        ("ended_runs", "INSERT SELECT"),
+        ("events", "INSERT"),
+        ("live_runs", "DELETE INSERT SELECT UPDATE"),
+        ("output_changes", "INSERT"),
+        ("run_output", "INSERT SELECT"),
+        ("sessions", "SELECT UPDATE"),
+        ("waiting_sessions", "DELETE INSERT SELECT UPDATE"),
+        ("workers", "INSERT SELECT UPDATE"),
+    ]);
+    assert_eq!(granted(&database, "codelia_worker").await, worker);
+    let auditor = owned(&[("ended_runs", "SELECT"), ("events", "SELECT")]);
+    assert_eq!(granted(&database, "codelia_auditor").await, auditor);
+    for (table, held) in granted(&database, "codelia_api").await {
+        let expected = if table == "_sqlx_migrations" { "SELECT" } else { "DELETE INSERT SELECT UPDATE" };
+        assert_eq!(held, expected, "{table}");
+    }
+    database.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn roles_are_denied_what_they_do_not_need() {
+    let database = migrated().await;
+    let mut connection = database.connection().await.unwrap();
+    let tomorrow = "SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + 30)";
+    let denied = [
+        ("codelia_api", "ALTER TABLE tenants ADD COLUMN planted text"),
+        ("codelia_api", "DROP TABLE ended_runs_default"),
+        ("codelia_api", "CREATE TABLE planted ()"),
+        ("codelia_api", "TRUNCATE events"),
+        ("codelia_api", "DELETE FROM _sqlx_migrations"),
+        ("codelia_api", "CREATE ROLE planted"),
+        ("codelia_worker", "SELECT FROM api_keys"),
+        ("codelia_worker", "SELECT FROM tenants"),
+        ("codelia_worker", "SELECT FROM events"),
+        ("codelia_worker", "SELECT FROM run_keys"),
+        ("codelia_worker", "DELETE FROM ended_runs"),
+        ("codelia_worker", "UPDATE ended_runs SET outcome = NULL"),
+        ("codelia_worker", "DELETE FROM sessions"),
+        ("codelia_worker", "INSERT INTO sessions DEFAULT VALUES"),
+        ("codelia_worker", "UPDATE upkeep_owner SET until = now()"),
+        ("codelia_worker", tomorrow),
+        ("codelia_auditor", "SELECT FROM live_runs"),
+        ("codelia_auditor", "SELECT FROM runs"),
+        ("codelia_auditor", "SELECT FROM run_output"),
+        ("codelia_auditor", "SELECT FROM api_keys"),
+        ("codelia_auditor", "DELETE FROM events"),
+        ("codelia_auditor", "INSERT INTO events DEFAULT VALUES"),
+    ];
+    for (role, statement) in denied {
+        assert!(is_denied(&mut connection, role, statement).await, "{role} may: {statement}");
+    }
+    let allowed = [
+        ("codelia_api", "SELECT FROM api_keys"),
+        ("codelia_api", tomorrow),
+        ("codelia_worker", "SELECT FROM live_runs"),
+        ("codelia_auditor", "SELECT FROM events"),
+        ("codelia_auditor", "SELECT FROM ended_runs"),
+    ];
+    for (role, statement) in allowed {
+        assert!(!is_denied(&mut connection, role, statement).await, "the control: {role}: {statement}");
+    }
+    connection.close().await.unwrap();
+    database.end().await.unwrap();
+}
