@@ -1,7 +1,7 @@
 //! Builds the parts of a worker and connects them.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -219,6 +219,7 @@ impl Shared {
             leases,
             dispatcher,
             drain: self.drain.clone(),
+            last: Mutex::default(),
         })
     }
 

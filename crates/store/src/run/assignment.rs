@@ -225,6 +225,37 @@ impl Store {
         .collect()
     }
 
+    /// As [`Store::run_list_assigned`], but only runs that were made since a time, and those of the
+    /// `known` ones that are still assigned. An old snapshot keeps the entries of ended runs in the
+    /// index: this does not read them again and again.
+    pub async fn run_list_assigned_since(
+        &self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        since: OffsetDateTime,
+        known: &[RunId],
+    ) -> Result<Vec<AssignedRun>, Error> {
+        let known: Vec<Uuid> = known.iter().map(|id| id.0).collect();
+        sqlx::query_as!(
+            AssignedRunRow,
+            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
+                      secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
+               FROM live_runs
+               WHERE id = ANY (ARRAY(SELECT id FROM live_runs WHERE worker_id = $1 AND incarnation = $2 AND id >= $3
+                                     UNION SELECT unnest($4::uuid[])))
+                 AND worker_id || '' = $1 AND incarnation = $2"#,
+            worker.as_str(),
+            incarnation.0,
+            list::first_id(since),
+            &known,
+        )
+        .fetch_all(&self.pools.runs)
+        .await?
+        .into_iter()
+        .map(AssignedRun::try_from)
+        .collect()
+    }
+
     /// Lists queued runs of the sessions that this incarnation holds, oldest first: the first ones of
     /// each session, so that a long queue of one neither costs much nor hides the others.
     pub async fn run_list_queued(

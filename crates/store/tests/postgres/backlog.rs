@@ -191,3 +191,25 @@ async fn key_of_removed_run_is_free_again() {
     assert!(matches!(insert().await, RunAdmission::Recorded { .. }));
     fixture.end().await;
 }
+
+#[tokio::test]
+async fn recent_and_known_assigned_runs_are_listed() {
+    let fixture = Fixture::new().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    fixture.lease(&session, &worker).await.unwrap();
+    let (first, second) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 0).await);
+    let list = async |since: OffsetDateTime, known: &[RunId]| {
+        let store = &fixture.store;
+        let runs = store.run_list_assigned_since(&worker.id, worker.incarnation, since, known).await.unwrap();
+        let mut ids: Vec<RunId> = runs.into_iter().map(|run| run.id).collect();
+        ids.sort_unstable_by_key(|id| id.0);
+        ids
+    };
+    let (before, after) = (OffsetDateTime::UNIX_EPOCH, OffsetDateTime::now_utc() + Duration::from_secs(60));
+    assert_eq!(list(before, &[]).await, [first, second]);
+    assert!(list(after, &[]).await.is_empty());
+    assert_eq!(list(after, &[first]).await, [first]);
+    fixture.store.run_hand_back(first, 0, &worker.id, worker.incarnation).await.unwrap();
+    assert!(list(after, &[first]).await.is_empty(), "it is no longer assigned");
+    fixture.end().await;
+}

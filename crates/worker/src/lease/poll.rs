@@ -1,11 +1,15 @@
 //! The poll: finds runs and sessions in the store that no push announced. Idempotent: each pass
 //! reads the store again.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use codelia_store::{AssignedRun, Error, SessionRef, Store};
-use codelia_types::{RunId, SessionId, TenantId};
+use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
+use time::OffsetDateTime;
 
 use crate::{
     lease::{
@@ -22,6 +26,11 @@ use crate::{
 
 /// Queued runs read in one pass: as many as can wait in this worker.
 const MAX_QUEUED: i64 = 16 * 1024;
+/// Time between two polls that read all assigned runs.
+const READ_ALL_INTERVAL: Duration = Duration::from_secs(30);
+/// How long before the last poll a run may have been made that it did not see: the time of an insert
+/// and the difference of two clocks.
+const READ_AGAIN: Duration = Duration::from_secs(30);
 /// Sessions that are acquired concurrently.
 const MAX_CONCURRENT_ACQUIRES: usize = 8;
 
@@ -35,6 +44,15 @@ pub(crate) struct Poller {
     pub(crate) leases: Arc<SessionLeases>,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) drain: Arc<DrainState>,
+    pub(crate) last: Mutex<Option<LastPoll>>,
+}
+
+/// The last polls of an incarnation that read its assigned runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastPoll {
+    incarnation: Incarnation,
+    began: OffsetDateTime,
+    read_all: Instant,
 }
 
 impl Poller {
@@ -45,7 +63,7 @@ impl Poller {
             return Ok(());
         }
         let (worker, incarnation) = (self.lease.worker(), current.incarnation);
-        for assigned in self.store.run_list_assigned(worker, incarnation).await? {
+        for assigned in self.list_assigned(incarnation).await? {
             self.take_assigned(&current, assigned).await;
         }
         if self.drain.is_draining() {
@@ -56,6 +74,31 @@ impl Poller {
             self.take_queued(&current, run, session, &tenant).await?;
         }
         self.acquire_wanted(&current).await
+    }
+
+    /// Lists the runs that are assigned to this incarnation. Most polls read only those made since the
+    /// last poll and those that the worker executes. The others are runs that the worker began
+    /// without receiving the answer; a poll that reads all finds them.
+    async fn list_assigned(&self, incarnation: Incarnation) -> Result<Vec<AssignedRun>, Error> {
+        let (worker, began, now) = (self.lease.worker(), OffsetDateTime::now_utc(), Instant::now());
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = |last: &LastPoll| {
+            last.incarnation == incarnation
+                && now.duration_since(last.read_all) < READ_ALL_INTERVAL
+                && !self.drain.is_draining()
+        };
+        let (assigned, read_all) = match last.filter(recent) {
+            Some(last) => {
+                let known: Vec<RunId> = self.runs.all_active().iter().map(|run| run.assigned.id).collect();
+                let since = last.began - READ_AGAIN;
+                let assigned = self.store.run_list_assigned_since(worker, incarnation, since, &known).await?;
+                (assigned, last.read_all)
+            }
+            None => (self.store.run_list_assigned(worker, incarnation).await?, now),
+        };
+        let last = LastPoll { incarnation, began, read_all };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        Ok(assigned)
     }
 
     /// Takes a run that the store has assigned to this incarnation: its push was lost, or a caller
