@@ -48,6 +48,7 @@ mod processes;
 mod protocol;
 mod queueing;
 mod quotas;
+mod retention;
 mod run_cli;
 mod run_terminal;
 mod secrets;

@@ -152,6 +152,12 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             one(UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
         "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => one(Vec::new()),
+        "codelia.v1.AdminService.SetRetention" => {
+            let time = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+            let retention =
+                Retention { runs: time(700), output: time(600), events: time(700), audit: time(700) };
+            one(SetRetentionRequest { name: tenant(), retention: Some(retention) }.encode_to_vec())
+        }
         "codelia.v1.AdminService.SetMaxLimits" => {
             let seconds = Some(prost_types::Duration { seconds: 7, nanos: 0 });
             let limits = Some(Limits { timeout: seconds, cpu_time: seconds, ..Default::default() });

@@ -184,6 +184,9 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
             let limits = Some(Limits { pids: Some(7), ..Default::default() });
             SetMaxLimitsRequest { name: ids.tenant.clone(), limits }.encode_to_vec()
         }
+        "codelia.v1.AdminService.SetRetention" => {
+            SetRetentionRequest { name: ids.tenant.clone(), retention: None }.encode_to_vec()
+        }
         "codelia.v1.AdminService.ListWorkers" => ListWorkersRequest::default().encode_to_vec(),
         "codelia.v1.AdminService.DrainWorker" => {
             DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()

@@ -29,7 +29,7 @@ pub(crate) struct Admin {
 }
 
 /// Resolves a tenant name to a tenant that the caller may administer.
-fn administered_tenant(caller: &Caller, name: TenantName) -> Result<TenantId, ApiError> {
+pub(crate) fn administered_tenant(caller: &Caller, name: TenantName) -> Result<TenantId, ApiError> {
     match name {
         TenantName::Own => Ok(caller.tenant.clone()),
         TenantName::Id(id) if id == caller.tenant || auth::has_scope(caller, Scope::Operator) => Ok(id),
@@ -37,7 +37,7 @@ fn administered_tenant(caller: &Caller, name: TenantName) -> Result<TenantId, Ap
     }
 }
 
-fn tenant_not_found(id: &TenantId) -> ApiError {
+pub(crate) fn tenant_not_found(id: &TenantId) -> ApiError {
     ApiError::not_found("tenant", id)
 }
 
@@ -169,7 +169,7 @@ impl Admin {
         self.with_usage(&tenant).await
     }
 
-    async fn with_usage(&self, tenant: &Tenant) -> Result<v1::Tenant, ApiError> {
+    pub(crate) async fn with_usage(&self, tenant: &Tenant) -> Result<v1::Tenant, ApiError> {
         let used = self.context.store.tenant_usage(&tenant.id).await?;
         Ok(to_proto::tenant(tenant, Some(used)))
     }
@@ -362,6 +362,15 @@ impl AdminService for Admin {
         let caller = auth::caller(request.extensions())?;
         let tenant = self.set_max_limits(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::SetMaxLimitsResponse { tenant: Some(tenant) }))
+    }
+
+    async fn set_retention(
+        &self,
+        request: Request<v1::SetRetentionRequest>,
+    ) -> Result<Response<v1::SetRetentionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = Some(self.set_retention(&caller, request.into_inner()).await?);
+        Ok(Response::new(v1::SetRetentionResponse { tenant }))
     }
 
     async fn create_key(

@@ -67,6 +67,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::SessionEnded { .. }
         | ApiError::RunNotRunning
         | ApiError::SessionDataLost
+        | ApiError::OutputExpired
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded
         | ApiError::QueryTimeout

@@ -43,8 +43,15 @@ const ENCODED_LEN: usize = 43;
 /// Tenants whose rate limiter is kept. One that is forgotten starts with a full second's requests.
 const MAX_TENANTS: usize = 4096;
 /// Methods of the admin service that an admin of a tenant may not use.
-const OPERATOR_METHODS: [&str; 6] =
-    ["CreateTenant", "UpdateQuotas", "SetIsolationFloor", "ListWorkers", "DrainWorker", "UndrainWorker"];
+const OPERATOR_METHODS: [&str; 7] = [
+    "CreateTenant",
+    "UpdateQuotas",
+    "SetIsolationFloor",
+    "SetRetention",
+    "ListWorkers",
+    "DrainWorker",
+    "UndrainWorker",
+];
 const WATCH: &str = "/codelia.v1.RunService/WatchRun";
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 

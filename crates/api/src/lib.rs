@@ -30,6 +30,7 @@ mod quota;
 mod recent_map;
 mod request;
 mod resource_name;
+mod retention;
 mod rules;
 mod run_stream;
 mod runs;

@@ -7,6 +7,8 @@ use codelia_store::{
 };
 use codelia_types::{CommandSpec, Mode, Outcome};
 
+use crate::retention;
+
 pub(crate) fn session(session: Session) -> v1::Session {
     v1::Session {
         name: format!("sessions/{}", session.id),
@@ -218,6 +220,7 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<TenantUsage>) -> v1::Tenant {
         suspend_reason: tenant.suspension.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default(),
         delete_time: tenant.deleted_at.map(timestamp_to_proto),
         max_limits: Some((&tenant.max_limits).into()),
+        retention: Some(retention::to_proto(&tenant.retention)),
     }
 }
 

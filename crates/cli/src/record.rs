@@ -86,6 +86,12 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
         "suspend_reason": non_empty(&tenant.suspend_reason),
         "delete_time": timestamp(tenant.delete_time.as_ref()),
         "max_limits": tenant.max_limits.as_ref().map(limits),
+        "retention": tenant.retention.as_ref().map(|retention| json!({
+            "runs_ns": nanos(retention.runs.as_ref()),
+            "output_ns": nanos(retention.output.as_ref()),
+            "events_ns": nanos(retention.events.as_ref()),
+            "audit_ns": nanos(retention.audit.as_ref()),
+        })),
         "quotas": tenant.quotas.as_ref().map(|quotas| json!({
             "sessions": quotas.sessions,
             "concurrent_runs": quotas.concurrent_runs,

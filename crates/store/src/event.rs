@@ -40,10 +40,12 @@ pub enum EventKind {
     RunsListedByOperator,
     /// An operator canceled a tenant's run.
     RunCanceledByOperator,
+    /// An operator set how long the rows of a tenant are kept.
+    RetentionSet,
 }
 
 impl EventKind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -57,6 +59,7 @@ impl EventKind {
         Self::TenantDeleted,
         Self::RunsListedByOperator,
         Self::RunCanceledByOperator,
+        Self::RetentionSet,
     ];
 
     /// Whether it is kept for audits: a decision of an operator, or what a command tried against its
@@ -72,7 +75,8 @@ impl EventKind {
             | Self::TenantResumed
             | Self::TenantDeleted
             | Self::RunsListedByOperator
-            | Self::RunCanceledByOperator => true,
+            | Self::RunCanceledByOperator
+            | Self::RetentionSet => true,
         }
     }
 
@@ -98,6 +102,7 @@ impl EventKind {
             Self::TenantDeleted => "TENANT_DELETED",
             Self::RunsListedByOperator => "RUNS_LISTED_BY_OPERATOR",
             Self::RunCanceledByOperator => "RUN_CANCELED_BY_OPERATOR",
+            Self::RetentionSet => "RETENTION_SET",
         }
     }
 }

@@ -46,7 +46,7 @@ pub use session::{
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
-pub use upkeep::{Retention, Upkeep, UpkeepPass};
+pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 /// A handle on the database. Cheap to clone.

@@ -2,10 +2,10 @@
 
 use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
-use sqlx::types::Json;
+use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 
-use crate::{Error, EventKind, Store, error::is_unique_violation, row};
+use crate::{Error, EventKind, Store, TenantRetention, error::is_unique_violation, row};
 
 /// Within this margin of a quota, inserts of a tenant are serialized so that they cannot exceed it
 /// together. Below it they run concurrently: fewer than this many are in flight.
@@ -29,6 +29,8 @@ pub struct Tenant {
     pub suspension: Option<(OffsetDateTime, String)>,
     /// When an operator deleted it. Its rows follow.
     pub deleted_at: Option<OffsetDateTime>,
+    /// How long its rows are kept, where it differs from the installation.
+    pub retention: TenantRetention,
 }
 
 /// The minimum isolation of a tenant's sessions and runs.
@@ -135,6 +137,7 @@ impl Store {
                 floor: IsolationFloor { level: IsolationLevel::Full, decision: None },
                 suspension: None,
                 deleted_at: None,
+                retention: TenantRetention::default(),
             }),
             Err(error) if is_unique_violation(&error, "tenants_pkey") => {
                 Err(Error::AlreadyExists { what: "tenant id" })
@@ -151,7 +154,8 @@ impl Store {
                     quota_requests_per_second, quota_output_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, floor_reason, floor_key, floor_set_at,
-                    suspended_at, suspend_reason, deleted_at
+                    suspended_at, suspend_reason, deleted_at,
+                    retention_runs, retention_output, retention_events, retention_audit
              FROM tenants WHERE id = $1"#,
             id.as_str(),
         )
@@ -173,7 +177,8 @@ impl Store {
                     quota_requests_per_second, quota_output_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, floor_reason, floor_key, floor_set_at,
-                    suspended_at, suspend_reason, deleted_at
+                    suspended_at, suspend_reason, deleted_at,
+                    retention_runs, retention_output, retention_events, retention_audit
              FROM tenants WHERE id > $1 ORDER BY id LIMIT $2"#,
             after.map_or("", TenantId::as_str),
             limit,
@@ -204,7 +209,8 @@ impl Store {
                        quota_requests_per_second, quota_output_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
                        isolation_floor, floor_reason, floor_key, floor_set_at,
-                       suspended_at, suspend_reason, deleted_at"#,
+                       suspended_at, suspend_reason, deleted_at,
+                    retention_runs, retention_output, retention_events, retention_audit"#,
             id.as_str(),
             change.sessions,
             change.concurrent_runs,
@@ -231,7 +237,8 @@ impl Store {
                        quota_requests_per_second, quota_output_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
                        isolation_floor, floor_reason, floor_key, floor_set_at,
-                       suspended_at, suspend_reason, deleted_at"#,
+                       suspended_at, suspend_reason, deleted_at,
+                    retention_runs, retention_output, retention_events, retention_audit"#,
             id.as_str(),
             Json(max) as _,
         )
@@ -266,7 +273,8 @@ impl Store {
                     quota_requests_per_second, quota_output_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, floor_reason, floor_key, floor_set_at,
-                    suspended_at, suspend_reason, deleted_at
+                    suspended_at, suspend_reason, deleted_at,
+                    retention_runs, retention_output, retention_events, retention_audit
              FROM updated"#,
             id.as_str(),
             level.as_str(),
@@ -337,6 +345,10 @@ struct TenantRow {
     suspended_at: Option<OffsetDateTime>,
     suspend_reason: Option<String>,
     deleted_at: Option<OffsetDateTime>,
+    retention_runs: Option<PgInterval>,
+    retention_output: Option<PgInterval>,
+    retention_events: Option<PgInterval>,
+    retention_audit: Option<PgInterval>,
 }
 
 impl TryFrom<TenantRow> for Tenant {
@@ -364,6 +376,12 @@ impl TryFrom<TenantRow> for Tenant {
             },
             suspension: row.suspended_at.zip(row.suspend_reason),
             deleted_at: row.deleted_at,
+            retention: TenantRetention::from_columns([
+                row.retention_runs,
+                row.retention_output,
+                row.retention_events,
+                row.retention_audit,
+            ]),
         })
     }
 }

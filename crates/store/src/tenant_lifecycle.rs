@@ -105,9 +105,20 @@ impl Store {
     /// those whose sandboxes and directories are gone. Changes at most `limit` rows of a table at
     /// once.
     pub async fn tenant_sweep_any_tenant(&self, limit: i64) -> Result<(), Error> {
-        self.cancel_runs_of_suspended(limit).await?;
-        self.close_sessions_of_deleted(limit).await?;
-        self.purge_deleted(limit).await
+        let found = sqlx::query!(
+            r#"SELECT EXISTS (SELECT 1 FROM tenants WHERE suspended_at IS NOT NULL) AS "suspended!",
+                      EXISTS (SELECT 1 FROM tenants WHERE suspended_at IS NOT NULL AND deleted_at IS NOT NULL) AS "deleted!""#
+        )
+        .fetch_one(&self.pools.upkeep)
+        .await?;
+        if found.suspended {
+            self.cancel_runs_of_suspended(limit).await?;
+        }
+        if found.deleted {
+            self.close_sessions_of_deleted(limit).await?;
+            self.purge_deleted(limit).await?;
+        }
+        Ok(())
     }
 
     async fn cancel_runs_of_suspended(&self, limit: i64) -> Result<(), Error> {
@@ -160,33 +171,24 @@ impl Store {
     /// directories of sessions that it does not find here.
     async fn purge_deleted(&self, limit: i64) -> Result<(), Error> {
         sqlx::query!(
-            "WITH old AS (
+            "WITH old AS MATERIALIZED (
                  SELECT s.id FROM tenants t JOIN sessions s ON s.tenant_id = t.id
                  WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL AND s.state = 'ended'
                    AND (s.removed_at IS NOT NULL OR root_is_gone(s.home_root))
                    AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id)
-                 LIMIT $1 FOR UPDATE OF s SKIP LOCKED
+                 LIMIT $1
              ),
-             deleted_runs AS (
-                 DELETE FROM ended_runs r USING old WHERE r.session_id = old.id
-                 RETURNING r.id, r.tenant_id, r.labels
-             ),
-             deleted_output AS (DELETE FROM run_output o USING deleted_runs r WHERE o.run_id = r.id),
-             deleted_labels AS (
-                 DELETE FROM run_labels l USING deleted_runs r
-                 WHERE l.run_id = r.id AND l.token = ANY (label_tokens(r.tenant_id, r.labels))
-             ),
-             deleted_keys AS (DELETE FROM run_keys k USING old WHERE k.session_id = old.id)
-             DELETE FROM sessions USING old WHERE sessions.id = old.id",
+             deleted_keys AS (DELETE FROM run_keys WHERE session_id = ANY (ARRAY(SELECT id FROM old)))
+             DELETE FROM sessions WHERE id = ANY (ARRAY(SELECT id FROM old))",
             limit,
         )
         .execute(&self.pools.upkeep)
         .await?;
+        self.run_purge_deleted_any_tenant(limit).await?;
         sqlx::query!(
-            "DELETE FROM events USING (
+            "DELETE FROM events WHERE id = ANY (ARRAY(
                  SELECT e.id FROM tenants t JOIN events e ON e.tenant_id = t.id
-                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL LIMIT $1
-             ) AS old WHERE events.id = old.id",
+                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL LIMIT $1))",
             limit,
         )
         .execute(&self.pools.upkeep)
@@ -197,6 +199,8 @@ impl Store {
                  SELECT t.id FROM tenants t
                  WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL
                    AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tenant_id = t.id)
+                   AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.tenant_id = t.id)
+                   AND NOT EXISTS (SELECT 1 FROM ended_runs r WHERE r.tenant_id = t.id)
                    AND NOT EXISTS (SELECT 1 FROM events e WHERE e.tenant_id = t.id)
                  LIMIT $1 FOR UPDATE OF t SKIP LOCKED
              ),

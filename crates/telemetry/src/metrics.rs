@@ -80,6 +80,7 @@ pub struct Metrics {
     sandboxes: Counter<u64>,
     violations: Counter<u64>,
     queue_depth: Gauge<i64>,
+    misplaced_rows: Gauge<i64>,
     slots: Gauge<i64>,
     slots_busy: Gauge<i64>,
     leases: Gauge<i64>,
@@ -145,6 +146,10 @@ impl Metrics {
             sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
             queue_depth: gauge("codelia_queue_depth", "Runs waiting for a worker or a slot"),
+            misplaced_rows: gauge(
+                "codelia_default_partition_rows",
+                "Rows of runs and output of days without a partition, up to 10000",
+            ),
             slots: gauge("codelia_slots", "Runs this worker can execute concurrently"),
             slots_busy: gauge("codelia_slots_busy", "Runs this worker is executing"),
             leases: gauge("codelia_leases", "Session leases held by this worker"),
@@ -238,6 +243,11 @@ impl Metrics {
     /// Sets the number of waiting runs.
     pub fn queue_depth(&self, runs: i64) {
         self.queue_depth.record(runs, &[]);
+    }
+
+    /// Sets the number of rows in the default partitions.
+    pub fn misplaced_rows(&self, rows: i64) {
+        self.misplaced_rows.record(rows, &[]);
     }
 
     /// Sets a worker's slots and the number of leases it holds.

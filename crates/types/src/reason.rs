@@ -127,6 +127,9 @@ reasons! {
     SessionDataLost = "SESSION_DATA_LOST",
         "the session's files are lost or their worker is unavailable",
         "create a new session, with `allow_data_loss` if it may continue empty";
+    OutputExpired = "OUTPUT_EXPIRED",
+        "the output of the run was deleted after its retention",
+        "read the result with `GetRun`; ask an operator to keep output for longer";
     RunNotRunning = "RUN_NOT_RUNNING",
         "the run is queued or has ended, and the call needs its command",
         "watch the run for its start, or start it again";

@@ -94,6 +94,9 @@ async fn upkeep(worker: &Worker) {
     }
     let observe = |pass: &UpkeepPass| {
         metrics().queue_depth(pass.queue_depth);
+        if let Some(rows) = pass.misplaced {
+            metrics().misplaced_rows(rows);
+        }
         if pass.swept.sessions > 0 || pass.expired > 0 {
             worker.wakeups.poll.notify_one();
             worker.wakeups.janitor.notify_one();

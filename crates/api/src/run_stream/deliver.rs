@@ -99,7 +99,7 @@ impl Delivery {
         self.assigned(to_proto::assigned(run)).await?;
         self.started(run, to_proto::started(run)).await?;
         if !self.stored_output(run.id, run.output_bytes).await? {
-            return Err(ApiError::internal(format!("output of run {} is missing", run.id)).into());
+            return Err(ApiError::OutputExpired.into());
         }
         for (index, violation) in to_proto::violations(run).enumerate() {
             self.violation(index, violation).await?;

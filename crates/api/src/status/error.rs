@@ -56,6 +56,8 @@ pub(crate) enum ApiError {
     RunNotRunning,
     /// The session's files are lost.
     SessionDataLost,
+    /// The output of the run is deleted.
+    OutputExpired,
     /// The installation does not allow the mode.
     ModeNotAllowed { mode: Mode },
     /// The mode isolates less than the tenant's isolation floor.
@@ -175,6 +177,9 @@ impl ApiError {
             Self::RunNotRunning => "the run is not running: it is queued or has ended".into(),
             Self::SessionDataLost => {
                 "the session's files are lost or their worker is unavailable; create a new session".into()
+            }
+            Self::OutputExpired => {
+                "the output of the run was deleted after its retention; `GetRun` has the result".into()
             }
             Self::ModeNotAllowed { mode } => {
                 format!("mode: {mode} is not allowed on this installation; choose another")

@@ -46,6 +46,7 @@ impl ApiError {
             Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
             Self::RunNotRunning => (Code::FailedPrecondition, Reason::RunNotRunning),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
+            Self::OutputExpired => (Code::FailedPrecondition, Reason::OutputExpired),
             Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
             Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
             Self::ModeUnavailable { .. } => (Code::FailedPrecondition, Reason::ModeUnavailable),
@@ -86,6 +87,7 @@ impl ApiError {
             | Self::SessionEnded { .. }
             | Self::RunNotRunning
             | Self::SessionDataLost
+            | Self::OutputExpired
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
@@ -164,6 +166,7 @@ impl ApiError {
             | Self::TenantDeleted
             | Self::RunNotRunning
             | Self::SessionDataLost
+            | Self::OutputExpired
             | Self::DeadlineExceeded
             | Self::RequestStalled
             | Self::Internal { .. } => HashMap::new(),
@@ -249,6 +252,7 @@ mod tests {
             (ended(SessionEndReason::Closed), Code::FailedPrecondition),
             (ApiError::RunNotRunning, Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
+            (ApiError::OutputExpired, Code::FailedPrecondition),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (
                 ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Full },

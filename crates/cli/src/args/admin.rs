@@ -54,6 +54,18 @@ Example:
         #[command(flatten)]
         limits: MaxLimits,
     },
+    /// Set how long the rows of a tenant are kept
+    #[command(after_help = "\
+Times that are not given are those of the installation (`retention.*` in its configuration).
+
+Example:
+  codelia tenants retention team-7 --runs 7d --output 12h")]
+    Retention {
+        /// Tenant id
+        tenant: String,
+        #[command(flatten)]
+        retention: Retention,
+    },
     /// Set the minimum isolation level of a tenant's sessions and runs
     #[command(after_help = "\
 LEVEL_0 allows mode logical, which isolates nothing. The reason is stored with the decision.
@@ -119,6 +131,22 @@ pub(crate) struct Quotas {
     /// Maximum stored run output, in bytes
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) output_bytes: Option<i64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Retention {
+    /// Keep records of runs and ended sessions for this long
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) runs: Option<Duration>,
+    /// Keep output of runs for this long, at most as long as their records
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) output: Option<Duration>,
+    /// Keep events for this long
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) events: Option<Duration>,
+    /// Keep decisions of operators and policy violations for this long, at least as long as events
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) audit: Option<Duration>,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use codelia_proto::{
         self, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest, DrainWorkerRequest,
         GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest,
         ResumeTenantRequest, RevokeKeyRequest, SetIsolationFloorRequest, SetMaxLimitsRequest,
-        SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
+        SetRetentionRequest, SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
     },
 };
 use time::OffsetDateTime;
@@ -47,6 +47,11 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             let limits = Some(limits_to_proto(&limits));
             let request = SetMaxLimitsRequest { name: tenant_name(&tenant), limits };
             admin.set_max_limits(request).await?.into_inner().tenant
+        }
+        args::Tenants::Retention { tenant, retention } => {
+            let retention = Some(retention_to_proto(&retention));
+            let request = SetRetentionRequest { name: tenant_name(&tenant), retention };
+            admin.set_retention(request).await?.into_inner().tenant
         }
         args::Tenants::Floor { tenant, level, reason } => {
             let level = IsolationLevel::from(Some(level)).into();
@@ -204,6 +209,15 @@ fn limits_to_proto(limits: &args::MaxLimits) -> v1::Limits {
         cpu_time: limits.cpu_time.map(duration_to_proto),
         file_bytes: limits.file_bytes,
         tmp_bytes: limits.tmp_bytes,
+    }
+}
+
+fn retention_to_proto(retention: &args::Retention) -> v1::Retention {
+    v1::Retention {
+        runs: retention.runs.map(duration_to_proto),
+        output: retention.output.map(duration_to_proto),
+        events: retention.events.map(duration_to_proto),
+        audit: retention.audit.map(duration_to_proto),
     }
 }
 

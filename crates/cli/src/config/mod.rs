@@ -53,6 +53,7 @@ pub(crate) struct Config {
     pub(crate) worker: Worker,
     pub(crate) sandbox: Sandbox,
     pub(crate) limits: Limits,
+    pub(crate) retention: Retention,
     #[serde(default)]
     pub(crate) secrets: Secrets,
     pub(crate) log: Log,
@@ -235,6 +236,28 @@ pub(crate) enum LimitEnforcement {
     Strict,
     /// The worker watches them and ends commands that exceed them.
     BestEffort,
+}
+
+/// How long rows are kept.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Retention {
+    #[serde(deserialize_with = "duration")]
+    pub(crate) runs: Duration,
+    #[serde(deserialize_with = "duration")]
+    pub(crate) output: Duration,
+    #[serde(deserialize_with = "duration")]
+    pub(crate) events: Duration,
+    #[serde(deserialize_with = "duration")]
+    pub(crate) audit: Duration,
+}
+
+/// Parses a time with its unit, such as `7d`.
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parsed = humantime::parse_duration(&text);
+    parsed
+        .map_err(|error| serde::de::Error::custom(format!("{text:?} is not a duration such as 7d: {error}")))
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

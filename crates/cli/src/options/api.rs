@@ -9,6 +9,7 @@ use codelia_types::Mode;
 use super::{
     ServiceDefaults, connections,
     limits::{RunLimits, run_limits},
+    retention::retention,
     secrets::secret_key,
     shutdown_grace, tls,
 };
@@ -51,7 +52,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         calls: connections::calls(config),
         cors_origins: config.api.cors_origins.parse().context("api.cors_origins")?,
         access_log: config.log.access,
-        retention: codelia_store::Retention::default(),
+        retention: retention(config)?,
     })
 }
 

@@ -4,6 +4,7 @@ mod api;
 mod connections;
 mod database;
 mod limits;
+mod retention;
 mod secrets;
 mod tls;
 mod worker;

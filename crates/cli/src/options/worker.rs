@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use codelia_types::WorkerId;
 use codelia_worker::{Listen, UidOptions, UidRange};
 
-use super::{MIB, ServiceDefaults, connections, secrets::secret_key, shutdown_grace, tls};
+use super::{
+    MIB, ServiceDefaults, connections, retention::retention, secrets::secret_key, shutdown_grace, tls,
+};
 use crate::config::Config;
 
 /// Time from SIGTERM to SIGKILL.
@@ -41,7 +43,7 @@ pub(crate) fn worker(
         poll_interval: Duration::from_millis(worker.poll_interval_ms.get()),
         drain_grace: shutdown_grace(config, defaults),
         kill_grace: KILL_GRACE,
-        retention: codelia_store::Retention::default(),
+        retention: retention(config)?,
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
         required_mode: config.sandbox.mode,

@@ -1,12 +1,10 @@
-//! Ending sessions, removing their files and purging their rows.
-
-use std::time::Duration;
+//! Ending sessions and removing their files.
 
 use codelia_types::{Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId};
 use uuid::Uuid;
 
 use super::{Session, SessionRef};
-use crate::{Error, Store, row, run};
+use crate::{Error, Store, run};
 
 impl Store {
     /// Closes a session and cancels its queued runs. An ended session stays as it is.
@@ -132,38 +130,5 @@ impl Store {
         .fetch_all(&self.pools.upkeep)
         .await?;
         Ok(orphans.into_iter().map(SessionId).collect())
-    }
-
-    /// Deletes the rows of sessions that ended longer ago than `keep`, with their runs and output.
-    /// Returns how many sessions.
-    pub async fn session_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
-        let purged = sqlx::query!(
-            "WITH old AS (
-                 SELECT id FROM sessions
-                 WHERE state = 'ended' AND removed_at IS NOT NULL AND ended_at < now() - $1::interval
-                   AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = sessions.id)
-                 LIMIT $2 FOR UPDATE SKIP LOCKED
-             ),
-             deleted_runs AS (
-                 DELETE FROM ended_runs r USING old WHERE r.session_id = old.id
-                 RETURNING r.id, r.tenant_id, r.labels, r.output_bytes
-             ),
-             deleted_output AS (DELETE FROM run_output o USING deleted_runs r WHERE o.run_id = r.id),
-             deleted_labels AS (
-                 DELETE FROM run_labels l USING deleted_runs r
-                 WHERE l.run_id = r.id AND l.token = ANY (label_tokens(r.tenant_id, r.labels))
-             ),
-             deleted_keys AS (DELETE FROM run_keys k USING old WHERE k.session_id = old.id),
-             counted AS (
-                 INSERT INTO output_changes (tenant_id, day, bytes)
-                 SELECT tenant_id, run_day(id), -output_bytes FROM deleted_runs WHERE output_bytes > 0
-             )
-             DELETE FROM sessions USING old WHERE sessions.id = old.id",
-            row::interval(keep),
-            limit,
-        )
-        .execute(&self.pools.upkeep)
-        .await?;
-        Ok(purged.rows_affected())
     }
 }

@@ -3,15 +3,18 @@
 //! Ownership saves work; nothing depends on it. Every statement is also right while two processes
 //! execute it, so an owner that was replaced without knowing does no harm.
 
+mod output;
 mod owner;
+mod partitions;
 mod purge;
+mod retention;
 
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use uuid::Uuid;
 
-pub use self::purge::Retention;
+pub use self::retention::{InvalidRetention, Retention, TenantRetention};
 use crate::{Error, Store, SweepReport};
 
 /// An owner that has not renewed its claim for this long is replaced.
@@ -23,9 +26,13 @@ const MAX_ROWS: i64 = 500;
 /// Maximum changes of stored output that one pass adds up.
 const MAX_CHANGES: i64 = 10_000;
 /// Time between two looks for old rows.
-const PURGE_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum rows that one purge deletes.
-const MAX_PURGED_ROWS: i64 = 5000;
+const PURGE_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a pass deletes old rows. The next one continues.
+const PURGE_TIME: Duration = Duration::from_secs(1);
+/// Maximum runs, sessions or events that one purge deletes.
+const MAX_PURGED_ROWS: i64 = 1000;
+/// Time between two looks at the partitions.
+const PARTITION_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What a pass did, or, in a process that is not the owner, what it read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,6 +47,8 @@ pub struct UpkeepPass {
     pub refused: u64,
     /// Sessions that expired or were idle for too long.
     pub expired: u64,
+    /// Rows in partitions that should be empty, if they were counted.
+    pub misplaced: Option<i64>,
 }
 
 impl UpkeepPass {
@@ -54,6 +63,9 @@ impl UpkeepPass {
         if self.expired > 0 {
             tracing::info!(expired = self.expired, "expired sessions");
         }
+        if let Some(rows @ 1..) = self.misplaced {
+            tracing::warn!(rows, "runs are in a default partition: a clock was wrong, or a run took days");
+        }
     }
 }
 
@@ -63,7 +75,8 @@ pub struct Upkeep {
     store: Store,
     retention: Retention,
     holder: Uuid,
-    purged_at: Option<Instant>,
+    purge: Purge,
+    partitions_at: Option<Instant>,
     /// What the last pass counted, to be stored with the next renewal.
     queue_depth: Option<i64>,
 }
@@ -72,7 +85,14 @@ impl Upkeep {
     /// A process that may become the owner.
     #[must_use]
     pub fn new(store: Store, retention: Retention) -> Self {
-        Self { store, retention, holder: Uuid::now_v7(), purged_at: None, queue_depth: None }
+        Self {
+            store,
+            retention,
+            holder: Uuid::now_v7(),
+            purge: Purge::default(),
+            partitions_at: None,
+            queue_depth: None,
+        }
     }
 
     /// Makes passes until it is dropped, and reports each.
@@ -112,19 +132,35 @@ impl Upkeep {
         store.output_fold_any_tenant(MAX_CHANGES).await?;
         let queue_depth = store.run_queue_depth_any_tenant().await?;
         self.queue_depth = Some(queue_depth);
-        self.purge().await?;
-        Ok((UpkeepPass { is_owner: true, queue_depth, swept, refused, expired }, INTERVAL))
+        let misplaced = self.partitions().await?;
+        let has_more = self.purge.pass(&self.store, &self.retention).await?;
+        let pass = UpkeepPass { is_owner: true, queue_depth, swept, refused, expired, misplaced };
+        Ok((pass, if has_more { Duration::ZERO } else { INTERVAL }))
     }
 
-    async fn purge(&mut self) -> Result<(), Error> {
-        if self.purged_at.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
-            return Ok(());
+    /// Makes and drops partitions from time to time, and returns how many rows have none.
+    async fn partitions(&mut self) -> Result<Option<i64>, Error> {
+        if self.partitions_at.is_some_and(|at| at.elapsed() < PARTITION_INTERVAL) {
+            return Ok(None);
         }
-        self.store.worker_forget_any_tenant(MAX_ROWS).await?;
-        self.store.session_purge_any_tenant(self.retention.runs, MAX_ROWS).await?;
-        self.store.event_purge_any_tenant(&self.retention, MAX_PURGED_ROWS).await?;
-        self.purged_at = Some(Instant::now());
-        Ok(())
+        // Without the locks, which runs come first for, the next pass tries again.
+        for done in
+            [self.store.run_partitions_create().await, self.store.run_partitions_drop(&self.retention).await]
+        {
+            match done {
+                Ok(()) => {}
+                Err(error @ Error::LockTimeout(_)) => {
+                    tracing::info!(
+                        error = &error as &dyn std::error::Error,
+                        "partitions are in use, retrying"
+                    );
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.partitions_at = Some(Instant::now());
+        self.store.run_default_rows().await.map(Some)
     }
 
     /// Gives up the ownership, so that another process need not wait until it ends.
@@ -138,5 +174,62 @@ impl Upkeep {
     /// Keeps processes that wait for the same moment from waking at once.
     fn stagger(&self) -> Duration {
         Duration::from_millis(u64::from(self.holder.as_bytes()[15]))
+    }
+}
+
+/// What is deleted next, each until there is no more.
+#[derive(Debug, Clone, Copy, Default)]
+enum Step {
+    #[default]
+    Runs,
+    Output,
+    Sessions,
+    Events,
+    Workers,
+}
+
+/// Deletes old rows from time to time, and for as long as there are some.
+#[derive(Debug, Default)]
+struct Purge {
+    step: Step,
+    done_at: Option<Instant>,
+}
+
+impl Purge {
+    /// Deletes for a limited time, and returns whether there may be more.
+    async fn pass(&mut self, store: &Store, keep: &Retention) -> Result<bool, Error> {
+        if self.done_at.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
+            return Ok(false);
+        }
+        let deadline = Instant::now() + PURGE_TIME;
+        while Instant::now() < deadline {
+            if self.step(store, keep, deadline).await? {
+                continue;
+            }
+            self.step = match self.step {
+                Step::Runs => Step::Output,
+                Step::Output => Step::Sessions,
+                Step::Sessions => Step::Events,
+                Step::Events => Step::Workers,
+                Step::Workers => {
+                    *self = Self { step: Step::Runs, done_at: Some(Instant::now()) };
+                    return Ok(false);
+                }
+            };
+        }
+        self.done_at = None;
+        Ok(true)
+    }
+
+    /// Deletes a batch, and returns whether there may be more of the kind.
+    async fn step(&self, store: &Store, keep: &Retention, deadline: Instant) -> Result<bool, Error> {
+        let is_full = |deleted: u64| i64::try_from(deleted).is_ok_and(|deleted| deleted >= MAX_PURGED_ROWS);
+        match self.step {
+            Step::Runs => store.run_purge_any_tenant(keep, MAX_PURGED_ROWS).await,
+            Step::Output => store.output_purge_any_tenant(keep, MAX_PURGED_ROWS, deadline).await,
+            Step::Sessions => store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full),
+            Step::Events => store.event_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
+            Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
+        }
     }
 }

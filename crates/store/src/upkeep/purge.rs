@@ -2,29 +2,100 @@
 
 use std::time::Duration;
 
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{Retention, retention::DAY};
 use crate::{Error, EventKind, Store, row};
 
-/// How long rows are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retention {
-    /// Records of runs, and ended sessions, after their end.
-    pub runs: Duration,
-    /// Output of runs, after their end.
-    pub output: Duration,
-    /// Events that are not kept for audits.
-    pub events: Duration,
-    /// Decisions of operators, and what commands tried against their policy.
-    pub audit: Duration,
+/// Output that one transaction deletes; one run may have more.
+pub(super) const MAX_BYTES: i64 = 64 * 1024 * 1024;
+
+/// A run to delete, with the tokens of its labels.
+struct OldRun {
+    id: Uuid,
+    tokens: Vec<String>,
 }
 
-impl Default for Retention {
-    fn default() -> Self {
-        const DAY: Duration = Duration::from_secs(24 * 3600);
-        Self { runs: DAY, output: DAY, events: 7 * DAY, audit: 90 * DAY }
+/// Deletes runs with their output, keys and labels.
+async fn delete_runs(tx: &mut PgConnection, old: &[OldRun]) -> Result<(), Error> {
+    let ids: Vec<Uuid> = old.iter().map(|run| run.id).collect();
+    let (Some(first), Some(last)) = (ids.iter().min(), ids.iter().max()) else { return Ok(()) };
+    sqlx::query_file!("src/sql/run_purge.sql", &ids, first, last).fetch_one(&mut *tx).await?;
+    let labels = old.iter().flat_map(|run| run.tokens.iter().map(|token| (token.as_str(), run.id)));
+    let (tokens, labeled): (Vec<&str>, Vec<Uuid>) = labels.unzip();
+    if !tokens.is_empty() {
+        sqlx::query!(
+            "DELETE FROM run_labels l USING unnest($1::text[], $2::uuid[]) AS old (token, run_id)
+             WHERE l.token = old.token AND l.run_id = old.run_id",
+            &tokens as _,
+            &labeled,
+        )
+        .execute(tx)
+        .await?;
     }
+    Ok(())
 }
 
 impl Store {
+    /// Deletes ended runs that are older than their tenant keeps them, at most `limit`, and returns
+    /// whether there may be more. Runs of tenants that keep them for the longest time are left to
+    /// [`Store::run_partitions_drop`], unless that time is shorter than a day.
+    pub async fn run_purge_any_tenant(&self, keep: &Retention, limit: i64) -> Result<bool, Error> {
+        let (longest, _) = self.retention_longest(keep).await?;
+        let mut tx = self.pools.upkeep.begin().await?;
+        let old = sqlx::query_file_as!(
+            OldRun,
+            "src/sql/run_purge_find.sql",
+            row::interval(keep.runs),
+            row::interval(longest),
+            row::interval(longest.max(DAY)),
+            limit,
+            MAX_BYTES as _,
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        delete_runs(&mut tx, &old).await?;
+        tx.commit().await?;
+        Ok(!old.is_empty())
+    }
+
+    /// Deletes ended runs of deleted tenants, at most `limit`.
+    pub(crate) async fn run_purge_deleted_any_tenant(&self, limit: i64) -> Result<(), Error> {
+        let mut tx = self.pools.upkeep.begin().await?;
+        let old = sqlx::query_file_as!(OldRun, "src/sql/run_purge_deleted.sql", limit, MAX_BYTES as _)
+            .fetch_all(&mut *tx)
+            .await?;
+        delete_runs(&mut tx, &old).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Deletes ended sessions that are older than their tenant keeps them, at most `limit`, and returns
+    /// how many. Their runs are deleted by their own age.
+    pub async fn session_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
+        let purged = sqlx::query_scalar!(
+            r#"WITH old AS MATERIALIZED (
+                   SELECT s.id FROM tenants t CROSS JOIN LATERAL (
+                       SELECT id FROM sessions
+                       WHERE tenant_id = t.id AND removed_at IS NOT NULL
+                         AND ended_at < now() - coalesce(t.retention_runs, $1)
+                         -- Not a join, which could read all sessions.
+                         AND (SELECT r.id FROM live_runs r WHERE r.session_id = sessions.id LIMIT 1) IS NULL
+                       ORDER BY ended_at LIMIT $2) AS s
+                   LIMIT $2
+               ),
+               deleted_keys AS (DELETE FROM run_keys WHERE session_id = ANY (ARRAY(SELECT id FROM old))),
+               deleted AS (DELETE FROM sessions WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id)
+               SELECT count(*) AS "count!" FROM deleted"#,
+            row::interval(keep),
+            limit,
+        )
+        .fetch_one(&self.pools.upkeep)
+        .await?;
+        Ok(purged.unsigned_abs())
+    }
+
     /// Deletes events that are older than their tenant keeps them, at most `limit` of each class, and
     /// returns how many of the class with the most.
     pub async fn event_purge_any_tenant(&self, keep: &Retention, limit: i64) -> Result<u64, Error> {

@@ -13,6 +13,7 @@ mod output;
 mod pools;
 mod queue;
 mod quota;
+mod retention;
 mod roles;
 mod run;
 mod session;

@@ -163,19 +163,6 @@ async fn unknown_and_foreign_sessions_are_orphans() {
 }
 
 #[tokio::test]
-async fn purge_deletes_old_sessions_with_runs() {
-    let fixture = Fixture::new().await;
-    let (old, open) = (fixture.session().await, fixture.session().await);
-    let run = fixture.insert(old.id, 0).await;
-    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(old.id)).await.unwrap();
-    assert_eq!(fixture.store.session_purge_any_tenant(LONG, 10).await.unwrap(), 0);
-    assert_eq!(fixture.store.session_purge_any_tenant(Duration::ZERO, 10).await.unwrap(), 1);
-    assert!(fixture.store.run_get(&fixture.tenant, run).await.unwrap().is_none());
-    assert!(fixture.store.session_get(&fixture.tenant, &SessionRef::Id(open.id)).await.unwrap().is_some());
-    fixture.end().await;
-}
-
-#[tokio::test]
 async fn same_key_returns_same_session() {
     let fixture = Fixture::new().await;
     let create = |hash: &'static [u8]| {

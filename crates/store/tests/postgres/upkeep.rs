@@ -265,6 +265,39 @@ async fn event_purge_reads_what_it_deletes() {
 }
 
 #[tokio::test]
+async fn run_and_session_purge_read_what_they_delete() {
+    let fixture = Fixture::new().await;
+    many_rows(&fixture).await;
+    fixture
+        .execute(&format!(
+            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, outcome)
+             SELECT run_id_at(now() - n * interval '1 second'), 'a', id_at(now() - n * interval '1 second'), '{{}}', '{{}}', 1,
+                    now(), now() - n * interval '1 second', '{{\"kind\": \"canceled\"}}'
+             FROM generate_series(1, {MANY}) AS n"
+        ))
+        .await;
+    let hour = Duration::from_secs(3600);
+    let keep = Retention { runs: hour, output: hour / 2, ..Retention::default() };
+    let read = rows_read(&fixture, async |store| {
+        assert!(store.run_purge_any_tenant(&keep, 500).await.unwrap());
+    });
+    let read = read.await;
+    assert!(read < FEW, "{read} for runs");
+    let read = rows_read(&fixture, async |store| {
+        assert_eq!(store.session_purge_any_tenant(Duration::ZERO, 500).await.unwrap(), 500);
+    });
+    let read = read.await;
+    assert!(read < FEW, "{read} for sessions");
+    let read = rows_read(&fixture, async |store| {
+        let soon = std::time::Instant::now() + hour;
+        assert!(store.output_purge_any_tenant(&keep, 500, soon).await.unwrap());
+    });
+    let read = read.await;
+    assert!(read < FEW, "{read} for output");
+    fixture.end().await;
+}
+
+#[tokio::test]
 async fn audit_events_outlive_others() {
     let fixture = Fixture::new().await;
     let subject = EventSubject { tenant: Some(fixture.tenant.clone()), ..EventSubject::default() };
