@@ -2,8 +2,9 @@
 --       that let 0020 make `runs` and `run_output` partitions without reading them.
 -- Why:  history is partitioned by time (0020): a key must be unique across partitions, a list by label must be able to
 --       stop after one page, and the output of a tenant must be known without reading its runs.
--- Lock: ACCESS EXCLUSIVE on runs and run_output for a moment at the end; the copies before it only read. Stop or
---       restart the service for 0019 and 0020 together: earlier programs cannot use the tables of 0020.
+-- Lock: ACCESS EXCLUSIVE on runs and run_output, and SHARE ROW EXCLUSIVE on tenants, for a moment at the end; the
+--       copies before it only read. Stop or restart the service for 0019 and 0020 together: earlier programs cannot
+--       use the tables of 0020.
 
 -- The least id of a run that was made at this time: 48 bits of milliseconds, then zeros.
 CREATE FUNCTION run_id_at(at timestamptz) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
@@ -61,7 +62,7 @@ SELECT unnest(label_tokens(tenant_id, labels)), id FROM runs WHERE labels <> '{}
 
 -- Output that a tenant stores, by the day of the run.
 CREATE TABLE tenant_output (
-    tenant_id text NOT NULL REFERENCES tenants (id) ON DELETE CASCADE,
+    tenant_id text NOT NULL,
     day       date NOT NULL,
     bytes     bigint NOT NULL,
     PRIMARY KEY (tenant_id, day)
@@ -98,3 +99,6 @@ BEGIN
     EXECUTE format('ALTER TABLE run_output ADD CONSTRAINT run_output_before CHECK (run_id < %L) NOT VALID', bound);
     EXECUTE format('ALTER TABLE runs ADD CONSTRAINT ended_runs_before CHECK (id < %L) NOT VALID', bound);
 END $$;
+
+-- Last, because it keeps others from changing tenants.
+ALTER TABLE tenant_output ADD FOREIGN KEY (tenant_id) REFERENCES tenants (id) ON DELETE CASCADE;
