@@ -64,7 +64,7 @@ Example:
         /// Tenant id
         tenant: String,
         #[command(flatten)]
-        retention: Retention,
+        retention: RetentionTimes,
     },
     /// Set the minimum isolation level of a tenant's sessions and runs
     #[command(after_help = "\
@@ -134,7 +134,7 @@ pub(crate) struct Quotas {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Retention {
+pub(crate) struct RetentionTimes {
     /// Keep records of runs and ended sessions for this long
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) runs: Option<Duration>,

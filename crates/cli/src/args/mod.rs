@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 
 pub(crate) use self::{
-    admin::{Keys, MaxLimits, Quotas, Retention, Scope, Tenants, Workers},
+    admin::{Keys, MaxLimits, Quotas, RetentionTimes, Scope, Tenants, Workers},
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     policy::Policy,

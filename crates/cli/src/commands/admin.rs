@@ -212,7 +212,7 @@ fn limits_to_proto(limits: &args::MaxLimits) -> v1::Limits {
     }
 }
 
-fn retention_to_proto(retention: &args::Retention) -> v1::Retention {
+fn retention_to_proto(retention: &args::RetentionTimes) -> v1::Retention {
     v1::Retention {
         runs: retention.runs.map(duration_to_proto),
         output: retention.output.map(duration_to_proto),
