@@ -115,8 +115,9 @@ async fn sessions_are_filtered_by_labels() -> Result<()> {
 async fn labeled_lists_use_the_label_index() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
+    // The migrations scan them a few times.
     let scans = "SELECT count(*) FROM pg_stat_user_indexes
-                 WHERE indexrelname IN ('run_labels_default_pkey', 'sessions_by_label') AND idx_scan > 0";
+                 WHERE indexrelname IN ('run_labels_default_pkey', 'sessions_by_label') AND idx_scan > 20";
     assert_eq!(cluster.database.number(scans).await?, 0);
     // Postgres publishes its counters with a delay, when a connection is used again.
     eventually("both lists used their index", || async {

@@ -43,9 +43,10 @@ const ENCODED_LEN: usize = 43;
 /// Tenants whose rate limiter is kept. One that is forgotten starts with a full second's requests.
 const MAX_TENANTS: usize = 4096;
 /// Methods of the admin service that an admin of a tenant may not use.
-const OPERATOR_METHODS: [&str; 7] = [
+const OPERATOR_METHODS: [&str; 8] = [
     "CreateTenant",
     "UpdateQuotas",
+    "SetMaxLimits",
     "SetIsolationFloor",
     "SetRetention",
     "ListWorkers",
