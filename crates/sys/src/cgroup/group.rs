@@ -279,7 +279,11 @@ impl Group {
     fn kill_listed(&self, spared: Option<Pid>) -> Result<(), Error> {
         if let Some(dir) = &self.pids {
             // First forbid new processes: a fork bomb could outrun the list.
-            dir.limit_pids(0)?;
+            match dir.limit_pids(0) {
+                // An earlier call of `remove` found no process in it.
+                Err(error) if error.errno == Errno::NOENT => {}
+                result => result?,
+            }
         }
         for pid in self.processes()?.into_iter().filter(|pid| Some(*pid) != spared) {
             process::kill(pid).map_err(|errno| Error::new("kill process", pid.to_string(), errno))?;
