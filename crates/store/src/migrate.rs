@@ -1,6 +1,9 @@
 //! Applies migrations without blocking callers for long.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection,
@@ -9,7 +12,12 @@ use sqlx::{
 
 use crate::{Error, Pooler, Store, error::LOCK_NOT_AVAILABLE};
 
-static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
+static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
+    let mut migrations = sqlx::migrate!("../../migrations");
+    // `lock` does it.
+    migrations.set_locking(false);
+    migrations
+});
 
 /// What each role may do.
 const ROLES: &str = include_str!("sql/roles.sql");
@@ -17,6 +25,8 @@ const ROLES: &str = include_str!("sql/roles.sql");
 const UNDEFINED_TABLE: &str = "42P01";
 /// A migration that waits for a lock blocks everyone behind it, so it gives up and starts again.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// Identifies the advisory lock of migrations.
+const LOCK: i64 = 0x636f_6465_6c69_61;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long a migration tries to get its locks.
 const MAX_WAIT: Duration = Duration::from_secs(120);
@@ -42,7 +52,8 @@ impl Store {
             return if is_current { Ok(0) } else { Err(Error::MigrateThroughPooler) };
         }
         let mut connection = PgConnection::connect_with(&self.pools.connect).await?;
-        // The end of the connection releases the advisory lock, after a failure as well.
+        lock(&mut connection).await?;
+        // The end of the connection releases the lock, after a failure as well.
         let mut applied = apply(&mut connection, version).await;
         if applied.is_ok() && version == i64::MAX {
             applied = sqlx::raw_sql(ROLES).execute(&mut connection).await.map(drop).map_err(Into::into);
@@ -94,6 +105,16 @@ impl Store {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Waits until no other process migrates. Asks again and again: `CREATE INDEX CONCURRENTLY` of the other
+/// process waits for every statement that has begun, also for one that waits for the lock.
+async fn lock(connection: &mut PgConnection) -> Result<(), Error> {
+    let try_lock = "SELECT pg_try_advisory_lock($1)";
+    while !sqlx::query_scalar(try_lock).bind(LOCK).fetch_one(&mut *connection).await? {
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
+    Ok(())
 }
 
 /// Applies the migrations up to `target`. Those without a transaction wait for locks as long as they need: they
