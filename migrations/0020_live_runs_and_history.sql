@@ -20,9 +20,6 @@ CREATE FUNCTION pg_temp.copy_new(since timestamptz) RETURNS void LANGUAGE sql AS
     ON CONFLICT DO NOTHING;
 $$;
 SELECT pg_temp.copy_new(now() - interval '1 hour');
-LOCK TABLE run_output, runs IN ACCESS EXCLUSIVE MODE;
-SELECT pg_temp.copy_new(clock_timestamp() - interval '1 minute');
-
 -- Every run is inserted here and deleted when it ends; few are updated. Vacuum as soon as there is something to do, and
 -- never lock the table to shorten it.
 CREATE TABLE live_runs (
@@ -64,14 +61,6 @@ CREATE INDEX live_runs_by_session ON live_runs (session_id, state, id);
 CREATE INDEX live_runs_by_tenant ON live_runs (tenant_id, state, id);
 CREATE INDEX live_runs_queued_by_deadline ON live_runs (queued_until) WHERE state = 'queued';
 
-INSERT INTO live_runs (id, tenant_id, session_id, spec, summary, labels, retries, attempt, turn, state,
-                       cancel_requested_at, cancel_reason, cancel_grace, worker_id, incarnation, lease_epoch,
-                       created_at, queue_timeout, queued_until, secret_env)
-SELECT id, tenant_id, session_id, spec, summary, labels, retries, attempt, turn, state,
-       cancel_requested_at, cancel_reason, cancel_grace, worker_id, incarnation, lease_epoch,
-       created_at, queue_timeout, queued_until, secret_env
-FROM runs WHERE active_tenant IS NOT NULL;
-
 -- Sessions that have queued runs and no live holder; rows that are outdated may be left over. A row is written and
 -- deleted only by transactions that have locked the session's row.
 CREATE TABLE waiting_sessions (
@@ -88,11 +77,6 @@ CREATE TABLE waiting_sessions (
         vacuum_truncate = off);
 CREATE INDEX waiting_sessions_by_worker ON waiting_sessions (root, mode, tenant_hash, tenant_id, since, session_id);
 CREATE INDEX waiting_sessions_by_root ON waiting_sessions (root) WHERE allow_data_loss;
-
-INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
-SELECT s.id, s.tenant_id, s.spec ->> 'mode', coalesce(s.home_root, '00000000-0000-0000-0000-000000000000'), s.allow_data_loss
-FROM sessions s
-WHERE s.id IN (SELECT session_id FROM live_runs WHERE state = 'queued') AND s.state = 'open';
 
 -- History. Only inserted into, and read; removed by day.
 CREATE TABLE ended_runs (
@@ -131,6 +115,22 @@ CREATE TABLE ended_runs (
 ) PARTITION BY RANGE (id);
 CREATE INDEX ended_runs_by_tenant ON ended_runs (tenant_id, id);
 CREATE INDEX ended_runs_by_session ON ended_runs (session_id, id);
+
+LOCK TABLE run_output, runs IN ACCESS EXCLUSIVE MODE;
+SELECT pg_temp.copy_new(clock_timestamp() - interval '1 minute');
+
+INSERT INTO live_runs (id, tenant_id, session_id, spec, summary, labels, retries, attempt, turn, state,
+                       cancel_requested_at, cancel_reason, cancel_grace, worker_id, incarnation, lease_epoch,
+                       created_at, queue_timeout, queued_until, secret_env)
+SELECT id, tenant_id, session_id, spec, summary, labels, retries, attempt, turn, state,
+       cancel_requested_at, cancel_reason, cancel_grace, worker_id, incarnation, lease_epoch,
+       created_at, queue_timeout, queued_until, secret_env
+FROM runs WHERE active_tenant IS NOT NULL;
+
+INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
+SELECT s.id, s.tenant_id, s.spec ->> 'mode', coalesce(s.home_root, '00000000-0000-0000-0000-000000000000'), s.allow_data_loss
+FROM sessions s
+WHERE s.id IN (SELECT session_id FROM live_runs WHERE state = 'queued') AND s.state = 'open';
 
 -- The old table. Dropped columns and constraints rewrite nothing.
 ALTER TABLE run_output DROP CONSTRAINT run_output_run_id_fkey;
@@ -209,7 +209,8 @@ BEGIN
     END LOOP;
 END $$;
 
-SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + days) FROM generate_series(0, 7) AS days;
+-- Upkeep makes those of later days.
+SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + days) FROM generate_series(0, 2) AS days;
 
 -- Both, for reads of single runs and by hand.
 CREATE VIEW runs AS

@@ -26,7 +26,7 @@ const UNDEFINED_TABLE: &str = "42P01";
 /// A migration that waits for a lock blocks everyone behind it, so it gives up and starts again.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Identifies the advisory lock of migrations.
-const LOCK: i64 = 0x636f_6465_6c69_61;
+const LOCK: i64 = 0x0063_6f64_656c_6961;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long a migration tries to get its locks.
 const MAX_WAIT: Duration = Duration::from_secs(120);
