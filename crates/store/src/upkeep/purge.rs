@@ -40,7 +40,7 @@ async fn delete_runs(tx: &mut PgConnection, old: &[OldRun]) -> Result<(), Error>
 impl Store {
     /// Deletes ended runs that are older than their tenant keeps them, at most `limit`, and returns
     /// whether there may be more. Runs of tenants that keep them for the longest time are left to
-    /// [`Store::run_partitions_drop`], unless that time is shorter than a day.
+    /// the removal of whole days, unless that time is shorter than a day.
     pub async fn run_purge_any_tenant(&self, keep: &Retention, limit: i64) -> Result<bool, Error> {
         let (longest, _) = self.retention_longest(keep).await?;
         let mut tx = self.pools.upkeep.begin().await?;

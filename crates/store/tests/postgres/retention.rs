@@ -150,14 +150,15 @@ async fn sessions_and_their_keys_are_deleted() {
     fixture.end().await;
 }
 
-/// Makes partitions for the last ten days, as if the installation had existed for a month.
+/// Makes partitions for the last ten days and the next week, as if the installation had existed for a
+/// month.
 async fn partitions_of_past_days(fixture: &Fixture) {
     fixture
         .execute(
             "DROP TABLE ended_runs_before, run_output_before, run_labels_before;
              CREATE OR REPLACE FUNCTION first_run_partition() RETURNS date LANGUAGE sql IMMUTABLE AS
                  $$ SELECT (now() AT TIME ZONE 'UTC')::date - 30 $$;
-             SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date - n) FROM generate_series(0, 10) AS n",
+             SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + n) FROM generate_series(-10, 7) AS n",
         )
         .await;
 }
