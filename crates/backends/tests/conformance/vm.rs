@@ -16,7 +16,7 @@ use std::{
 use crate::harness::{init_path, skip};
 
 /// Much longer than the suite takes in the VM.
-const TIMEOUT: Duration = Duration::from_secs(440);
+const TIMEOUT: Duration = Duration::from_secs(590);
 
 /// Size of the VM's disk in bytes.
 const DISK_BYTES: u64 = 512 << 20;
