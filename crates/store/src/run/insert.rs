@@ -149,7 +149,7 @@ impl Store {
 
 /// What is known of an idempotency key.
 enum KeyState {
-    /// Nothing, or there is no key.
+    /// The key is new, or the request has none.
     Unknown,
     /// The answer to its earlier use.
     Used(RunAdmission),

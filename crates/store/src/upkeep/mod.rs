@@ -177,7 +177,7 @@ impl Upkeep {
     }
 }
 
-/// What is deleted next, each until there is no more.
+/// The rows that a purge deletes next.
 #[derive(Debug, Clone, Copy, Default)]
 enum Step {
     #[default]
@@ -188,7 +188,7 @@ enum Step {
     Workers,
 }
 
-/// Deletes old rows from time to time, and for as long as there are some.
+/// Deletes old rows at an interval, and without a pause while there are more.
 #[derive(Debug, Default)]
 struct Purge {
     step: Step,

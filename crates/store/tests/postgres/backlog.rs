@@ -210,6 +210,6 @@ async fn recent_and_known_assigned_runs_are_listed() {
     assert!(list(after, &[]).await.is_empty());
     assert_eq!(list(after, &[first]).await, [first]);
     fixture.store.run_hand_back(first, 0, &worker.id, worker.incarnation).await.unwrap();
-    assert!(list(after, &[first]).await.is_empty(), "it is no longer assigned");
+    assert!(list(after, &[first]).await.is_empty(), "it was handed back");
     fixture.end().await;
 }

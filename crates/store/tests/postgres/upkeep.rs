@@ -46,12 +46,12 @@ async fn dead_owner_is_replaced() {
     let second = fixture.database.store().await.unwrap();
     let mut dead = upkeep(&fixture.store);
     assert!(dead.pass().await.unwrap().0.is_owner);
-    let mut heir = upkeep(&second);
-    let (first, wait) = heir.pass().await.unwrap();
+    let mut successor = upkeep(&second);
+    let (first, wait) = successor.pass().await.unwrap();
     assert!(!first.is_owner);
-    // It waits for exactly the end of the claim.
+    // The event to wait for is a time: the end of the claim.
     tokio::time::sleep(wait).await;
-    assert!(heir.pass().await.unwrap().0.is_owner);
+    assert!(successor.pass().await.unwrap().0.is_owner);
     assert!(!dead.pass().await.unwrap().0.is_owner, "an owner that was replaced knows it at its next pass");
     second.close().await;
     fixture.end().await;
@@ -61,11 +61,14 @@ async fn dead_owner_is_replaced() {
 async fn claim_from_before_clock_was_set_back_is_free() {
     let fixture = Fixture::new().await;
     assert!(upkeep(&fixture.store).pass().await.unwrap().0.is_owner);
-    let mut heir = upkeep(&fixture.store);
+    let mut successor = upkeep(&fixture.store);
     fixture.execute("UPDATE upkeep_owner SET until = now() + interval '4 seconds'").await;
-    assert!(!heir.pass().await.unwrap().0.is_owner, "the clocks of two transactions may differ a little");
+    assert!(
+        !successor.pass().await.unwrap().0.is_owner,
+        "the clocks of two transactions may differ a little"
+    );
     fixture.execute("UPDATE upkeep_owner SET until = now() + interval '1 hour'").await;
-    assert!(heir.pass().await.unwrap().0.is_owner);
+    assert!(successor.pass().await.unwrap().0.is_owner);
     fixture.end().await;
 }
 
