@@ -10,6 +10,7 @@ mod isolated;
 mod measure;
 mod neighbours;
 mod noise;
+mod processor_time;
 mod report;
 mod runs;
 mod spine;

@@ -48,7 +48,8 @@ impl Report {
         self.checks.push(format!("       {text}"));
     }
 
-    fn check(&mut self, met: bool, text: &str) {
+    /// Adds a line that says whether a target was met.
+    pub(crate) fn check(&mut self, met: bool, text: &str) {
         self.checks.push(format!("{} {text}", if met { "met   " } else { "MISSED" }));
     }
 }

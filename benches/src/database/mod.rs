@@ -3,7 +3,7 @@
 pub(crate) mod backlog;
 pub(crate) mod capacity;
 pub(crate) mod cells;
-mod fill;
+pub(crate) mod fill;
 pub(crate) mod growth;
 pub(crate) mod lists;
 pub(crate) mod retention;

@@ -1,0 +1,73 @@
+//! Processor time of the processes of an installation, from `/proc`.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Context, Result};
+use codelia_tests::Cluster;
+
+/// Clock ticks of `/proc/PID/stat` in a second, the same on every Linux.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// The seconds that each kind of process has used since it started.
+#[derive(Debug)]
+pub(crate) struct ProcessorTime(BTreeMap<&'static str, f64>);
+
+impl ProcessorTime {
+    /// Reads it for the first api and worker of the cluster, for the worker's ended children and for Postgres.
+    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
+        let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
+        // The process that all backends descend from.
+        let postmaster = Stat::read(u32::try_from(backend)?)?.parent;
+        let api = Stat::read(cluster.apis[0].process.pid())?;
+        let worker = Stat::read(cluster.workers[0].process.pid())?;
+        let server = Stat::read(postmaster)?;
+        let mut postgres = server.own + server.ended_children;
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // A process may have ended meanwhile.
+            let Ok(stat) = Stat::read(pid) else { continue };
+            if stat.parent == postmaster {
+                postgres += stat.own;
+            }
+        }
+        Ok(Self(BTreeMap::from([
+            ("api", api.own),
+            ("worker", worker.own),
+            ("sandbox and command", worker.ended_children),
+            ("Postgres", postgres),
+        ])))
+    }
+
+    /// The seconds used since an earlier reading, by kind of process.
+    pub(crate) fn since(&self, before: &Self) -> BTreeMap<&'static str, f64> {
+        self.0
+            .iter()
+            .map(|(name, now)| (*name, now - before.0.get(name).copied().unwrap_or_default()))
+            .collect()
+    }
+}
+
+/// What `/proc/PID/stat` says about a process, in seconds.
+#[derive(Debug)]
+struct Stat {
+    parent: u32,
+    own: f64,
+    ended_children: f64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Result<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name may contain spaces; it ends with the last parenthesis.
+        let (_, fields) = text.rsplit_once(") ").context("malformed stat")?;
+        let fields: Vec<&str> = fields.split(' ').collect();
+        let seconds = |index: usize| -> Result<f64> {
+            Ok(fields.get(index).context("short stat")?.parse::<f64>()? / TICKS_PER_SECOND)
+        };
+        Ok(Self {
+            parent: fields.get(1).context("short stat")?.parse()?,
+            own: seconds(11)? + seconds(12)?,
+            ended_children: seconds(13)? + seconds(14)?,
+        })
+    }
+}
