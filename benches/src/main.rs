@@ -28,10 +28,10 @@ const ROUNDS: usize = 5;
 /// Length of one turn.
 const TURN: Duration = Duration::from_secs(3);
 
-/// The sizes of the part `growth`: the arguments after its name, or all.
-fn sizes() -> Result<Vec<u64>> {
+/// The numbers after the name of a part, or these: its sizes, or its length in seconds.
+fn numbers(all: &[u64]) -> Result<Vec<u64>> {
     let named = std::env::args().skip(2).map(|size| Ok(size.parse()?)).collect::<Result<Vec<_>>>()?;
-    Ok(if named.is_empty() { growth::SIZES.to_vec() } else { named })
+    Ok(if named.is_empty() { all.to_vec() } else { named })
 }
 
 #[tokio::main]
@@ -61,11 +61,17 @@ async fn main() -> Result<()> {
     }
     // Long: hours for all of them at full size. They run only if they are named.
     match part.as_deref() {
-        Some("growth") => println!("{}", growth::measure(&server, &sizes()?).await?),
+        Some("growth") => println!("{}", growth::measure(&server, &numbers(&growth::SIZES)?).await?),
         Some("lists") => println!("{}", lists::measure(&server, cores).await?),
-        Some("backlog") => println!("{}", backlog::measure(&server, cores).await?),
-        Some("snapshot") => println!("{}", snapshot::measure(&server).await?),
-        Some("retention") => println!("{}", retention::measure(&server).await?),
+        Some("backlog") => {
+            println!("{}", backlog::measure(&server, cores, numbers(&[backlog::RUNS])?[0]).await?)
+        }
+        Some("snapshot") => {
+            println!("{}", snapshot::measure(&server, numbers(&[snapshot::SECONDS])?[0]).await?)
+        }
+        Some("retention") => {
+            println!("{}", retention::measure(&server, numbers(&[retention::SECONDS])?[0]).await?)
+        }
         Some("capacity") => {
             for mode in capacity::measure(&server, cores).await? {
                 println!("{mode}");

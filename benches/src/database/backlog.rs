@@ -10,8 +10,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::report::Report;
 
+/// Runs of the long queue,
+pub(crate) const RUNS: u64 = 100_000;
+/// and of the short one.
 const SHORT: usize = 2_000;
-const LONG: usize = 100_000;
 /// Runs of each session.
 const RUNS_PER_SESSION: usize = 20;
 const CONCURRENT: usize = 32;
@@ -19,10 +21,10 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(7200);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Measures the rate of a short queue, of a long one, and of a short one again.
-pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
+pub(crate) async fn measure(server: &LocalPostgres, cores: usize, runs: u64) -> Result<Report> {
     let mut report = Report::default();
     let mut rates = Vec::new();
-    for runs in [SHORT, LONG, SHORT] {
+    for runs in [SHORT, usize::try_from(runs)?, SHORT] {
         let rate = drain(server, cores, runs).await?;
         report.note(&format!("{runs:>7} queued runs drained at {rate:.0} runs/s"));
         rates.push(rate);

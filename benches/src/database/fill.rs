@@ -63,7 +63,7 @@ pub(crate) async fn ended_runs(database: &Database, template: SessionId, count: 
                                      unenforced, watched, outcome, exit_code, usage, receipt, output_bytes,
                                      output_truncated, output_total)
              SELECT f.id, f.tenant, CASE WHEN f.n % 10 = 0 THEN t.session_id ELSE md5((f.n / 25)::text)::uuid END,
-                    t.spec, t.summary, t.labels, 1, t.worker_id, t.incarnation,
+                    t.spec, t.summary, CASE WHEN f.n % 1000 = 0 THEN '{{\"kind\": \"rare\"}}' ELSE t.labels END, 1, t.worker_id, t.incarnation,
                     t.lease_epoch, t.sandbox_root, f.at, f.at, f.at, t.setup_micros, t.prepared,
                     t.unenforced, t.watched, t.outcome, t.exit_code, t.usage, t.receipt, t.output_bytes,
                     false, t.output_total

@@ -17,7 +17,8 @@ use crate::report::Report;
 /// Runs, and sessions, a second.
 const RATE: u64 = 500;
 const LANES: u64 = 10;
-const LENGTH: Duration = Duration::from_secs(600);
+/// How long runs are written.
+pub(crate) const SECONDS: u64 = 600;
 /// How long rows are kept.
 const KEEP: Duration = Duration::from_secs(60);
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(30);
@@ -28,7 +29,8 @@ const BYTES: &str = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_cla
                      AND relnamespace = 'public'::regnamespace";
 
 /// Writes at the rate while upkeep purges. Compares the sizes of the second half with each other.
-pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
+pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Report> {
+    let length = Duration::from_secs(seconds);
     let database = Database::on(server).await?;
     let store = open(&database).await?;
     let load = StoreLoad::prepare(store.clone(), 0).await?;
@@ -37,7 +39,7 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let (written, mut report) = (AtomicU64::new(0), Report::default());
     let samples = async {
         let (begin, mut sizes) = (Instant::now(), Vec::new());
-        while begin.elapsed() < LENGTH {
+        while begin.elapsed() < length {
             tokio::time::sleep(SAMPLE_INTERVAL).await;
             let (rows, bytes) = (database.number(ROWS).await?, database.number(BYTES).await?);
             let rate = written.load(Ordering::Relaxed) / begin.elapsed().as_secs().max(1);
@@ -58,7 +60,7 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     };
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     {
-        let rate = runs as f64 / LENGTH.as_secs_f64();
+        let rate = runs as f64 / length.as_secs_f64();
         report.check_ratio("runs written relative to the rate", rate / RATE as f64, 0.95);
         let half = sizes.len() / 2;
         let (first, last) = (sizes[half], sizes[sizes.len() - 1]);

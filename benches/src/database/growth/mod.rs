@@ -28,40 +28,58 @@ pub(crate) struct Table {
     rows: Vec<(&'static str, Kind, Vec<[Duration; 2]>)>,
 }
 
-/// Measures all statements at these sizes, each in a database of its own.
+/// Measures all statements at these sizes, each in a database of its own, in turns, so that noise
+/// affects all sizes alike.
 pub(crate) async fn measure(server: &LocalPostgres, sizes: &[u64]) -> Result<Table> {
-    let rows = STATEMENTS.iter().map(|statement| (statement.name, statement.kind, Vec::new()));
-    let mut table = Table { sizes: sizes.to_vec(), rows: rows.collect() };
+    let (mut databases, mut subjects) = (Vec::new(), Vec::new());
     for size in sizes {
         let database = Database::on(server).await?;
         let load = StoreLoad::prepare(open(&database).await?, 1).await?;
         // The run that the others are copies of.
         load.run(0).await?;
         fill::installation(&database, load.leases[0].session, *size).await?;
-        let subject = Subject::prepare(load).await?;
-        let never = medians(&subject).await?;
+        subjects.push(Subject::prepare(load).await?);
+        databases.push(database);
+    }
+    // What filling wrote must not be written to disk while statements are measured.
+    databases[0].execute("CHECKPOINT").await?;
+    let never = medians(&subjects).await?;
+    for database in &databases {
         database.execute("VACUUM ANALYZE").await?;
-        let analyzed = medians(&subject).await?;
-        for (row, times) in table.rows.iter_mut().zip(never.into_iter().zip(analyzed)) {
-            row.2.push([times.0, times.1]);
-        }
+    }
+    databases[0].execute("CHECKPOINT").await?;
+    let analyzed = medians(&subjects).await?;
+    let times = never.into_iter().zip(analyzed);
+    let rows = STATEMENTS.iter().zip(times).map(|(statement, (never, analyzed))| {
+        let times = never.into_iter().zip(analyzed).map(|(never, analyzed)| [never, analyzed]);
+        (statement.name, statement.kind, times.collect())
+    });
+    let table = Table { sizes: sizes.to_vec(), rows: rows.collect() };
+    for (subject, database) in subjects.into_iter().zip(databases) {
         subject.load.store.close().await;
         database.end().await?;
     }
     Ok(table)
 }
 
-async fn medians(subject: &Subject) -> Result<Vec<Duration>> {
+/// The median of each statement at each size.
+async fn medians(subjects: &[Subject]) -> Result<Vec<Vec<Duration>>> {
     let mut medians = Vec::new();
     for statement in &STATEMENTS {
-        let mut times = Vec::new();
+        let mut times = vec![Vec::new(); subjects.len()];
         for _ in 0..REPETITIONS {
-            times.push((statement.measure)(subject).await?);
+            for (subject, times) in subjects.iter().zip(&mut times) {
+                times.push((statement.measure)(subject).await?);
+            }
         }
-        times.sort_unstable();
-        medians.push(times[REPETITIONS / 2]);
+        medians.push(times.into_iter().map(median).collect());
     }
     Ok(medians)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
 }
 
 impl Table {

@@ -87,7 +87,7 @@ fn lease(subject: &Subject) -> &codelia_store::Lease {
     &subject.load.leases[0]
 }
 
-pub(super) static STATEMENTS: [Statement; 33] = [
+pub(super) static STATEMENTS: [Statement; 34] = [
     statement!("session_create", Path, |s| s.load.create_session(None)),
     statement!("lease_acquire", Path, |s| s.load.create_session(None).await? => |session| s.load.lease(session)),
     statement!("run_insert", Path, |s| s.load.insert(lease(s).session)),
@@ -110,7 +110,7 @@ pub(super) static STATEMENTS: [Statement; 33] = [
         s.load.incarnation,
         64
     )),
-    statement!("tenant_usage", Periodic, |s| s.load.store.tenant_usage(&s.load.tenant)),
+    statement!("tenant_output_bytes", Periodic, |s| s.load.store.tenant_output_bytes(&s.load.tenant)),
     statement!("lease_sweep", Periodic, |s| s.load.store.lease_sweep_any_tenant(BATCH)),
     statement!("run_expire_queued", Periodic, |s| s.load.store.run_expire_queued_any_tenant(BATCH)),
     statement!("session_expire", Periodic, |s| s.load.store.session_expire_any_tenant(BATCH)),
@@ -159,5 +159,6 @@ pub(super) static STATEMENTS: [Statement; 33] = [
         PAGE
     )),
     statement!("output_read", List, |s| s.load.store.output_read(&s.load.tenant, s.ended, 0, 1 << 20)),
+    statement!("tenant_usage", List, |s| s.load.store.tenant_usage(&s.load.tenant)),
     statement!("worker_list", List, |s| s.load.store.worker_list(None, PAGE)),
 ];
