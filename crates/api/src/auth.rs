@@ -12,7 +12,7 @@ use std::{
 
 use codelia_policy::IsolationLevel;
 use codelia_server::{Source, hold_until_end};
-use codelia_store::{Caller, FoundKey, KeyStanding, Scope, Store};
+use codelia_store::{Caller, FoundKey, KeyStanding, RecentMap, Scope, Store};
 use codelia_telemetry::metrics;
 use codelia_types::TenantId;
 use futures::future::BoxFuture;
@@ -33,7 +33,6 @@ use crate::{
     key_uses::KeyUses,
     message::{LimitedBody, MessageRules, RequestRules},
     options::Options,
-    recent_map::RecentMap,
     status::ApiError,
     web,
 };

@@ -10,8 +10,9 @@ use std::{
 };
 
 use codelia_server::Source;
+use codelia_store::RecentMap;
 
-use crate::{recent_map::RecentMap, status::ApiError};
+use crate::status::ApiError;
 
 /// How long a wrong key is refused without a query.
 const REMEMBER_WRONG: Duration = Duration::from_secs(60);

@@ -5,11 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_store::{Caller, Store};
+use codelia_store::{Caller, RecentMap, Store};
 use codelia_telemetry::task;
 use codelia_types::KeyId;
-
-use crate::recent_map::RecentMap;
 
 /// How long this server does not record a key again, whatever the store says.
 const INTERVAL: Duration = Duration::from_secs(60);

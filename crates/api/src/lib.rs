@@ -27,7 +27,6 @@ mod options;
 mod paging;
 mod policies;
 mod quota;
-mod recent_map;
 mod request;
 mod resource_name;
 mod retention;

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_store::{ActiveRuns, Caller, Quotas, Store};
+use codelia_store::{ActiveRuns, Caller, Quotas, RecentMap, Store};
 use codelia_types::TenantId;
 
-use crate::{recent_map::RecentMap, status::ApiError};
+use crate::status::ApiError;
 
 /// How long a count or sum is reused.
 const MAX_AGE: Duration = Duration::from_secs(2);

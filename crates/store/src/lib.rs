@@ -16,6 +16,7 @@ mod migrate;
 mod output;
 mod output_usage;
 mod pools;
+mod recent_map;
 mod row;
 mod run;
 mod secret;
@@ -25,7 +26,10 @@ mod tenant_lifecycle;
 mod upkeep;
 mod worker;
 
+use std::sync::Arc;
+
 use pools::Pools;
+use run::KnownSettings;
 
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
@@ -35,6 +39,7 @@ pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
+pub use recent_map::RecentMap;
 pub use run::{
     ActiveRuns, AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState,
     RunSummary, SpecSummary, WaitReason,
@@ -98,6 +103,7 @@ pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, Worke
 #[derive(Debug, Clone)]
 pub struct Store {
     pools: Pools,
+    known_settings: Arc<KnownSettings>,
 }
 
 impl Store {
@@ -106,7 +112,7 @@ impl Store {
     /// # Errors
     /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
-        Ok(Self { pools: Pools::connect(options).await? })
+        Ok(Self { pools: Pools::connect(options).await?, known_settings: Arc::default() })
     }
 
     /// Checks that the database answers.

@@ -135,9 +135,9 @@ impl Store {
                canceled AS (
                    DELETE FROM live_runs r USING due WHERE r.id = due.id AND due.state = 'queued' RETURNING r.*
                )
-               INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt,
+               INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
                                        cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
-               SELECT id, tenant_id, session_id, spec, summary, labels, attempt,
+               SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
                       coalesce(cancel_requested_at, now()),
                       CASE WHEN cancel_requested_at IS NULL THEN $2 ELSE cancel_reason END,
                       created_at, now(), '{"kind": "canceled"}'

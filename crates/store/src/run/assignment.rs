@@ -56,6 +56,22 @@ pub struct RunCommit {
     pub events: Vec<EventBody>,
 }
 
+/// Selects assigned runs by a condition and its arguments.
+macro_rules! select_assigned {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            AssignedRunRow,
+            r#"SELECT id, session_id, tenant_id,
+                      spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = settings_hash), '{}')
+                          AS "spec!: Json<RunSpec>",
+                      lease_epoch AS "lease_epoch!", attempt, turn, secret_env,
+                      cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
+               FROM live_runs WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
+
 impl Store {
     /// Assigns a queued run to the holder of its session's lease. Returns `None` if the run is no
     /// longer queued or the caller does not hold the lease.
@@ -69,7 +85,9 @@ impl Store {
                  -- Not by the index of holders, which has all sessions of the worker.
                  AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
-               RETURNING r.id, r.session_id, r.tenant_id, r.spec AS "spec: Json<RunSpec>",
+               RETURNING r.id, r.session_id, r.tenant_id,
+                         r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
+                             AS "spec!: Json<RunSpec>",
                          r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env,
                          r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_grace"#,
             id.0,
@@ -210,19 +228,12 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<Vec<AssignedRun>, Error> {
-        sqlx::query_as!(
-            AssignedRunRow,
-            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
-                      secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
-               FROM live_runs WHERE worker_id = $1 AND incarnation = $2"#,
-            worker.as_str(),
-            incarnation.0,
-        )
-        .fetch_all(&self.pools.runs)
-        .await?
-        .into_iter()
-        .map(AssignedRun::try_from)
-        .collect()
+        select_assigned!("worker_id = $1 AND incarnation = $2", worker.as_str(), incarnation.0,)
+            .fetch_all(&self.pools.runs)
+            .await?
+            .into_iter()
+            .map(AssignedRun::try_from)
+            .collect()
     }
 
     /// As [`Store::run_list_assigned`], but only runs that were made since a time, and those of the
@@ -236,14 +247,10 @@ impl Store {
         known: &[RunId],
     ) -> Result<Vec<AssignedRun>, Error> {
         let known: Vec<Uuid> = known.iter().map(|id| id.0).collect();
-        sqlx::query_as!(
-            AssignedRunRow,
-            r#"SELECT id, session_id, tenant_id, spec AS "spec: Json<RunSpec>", lease_epoch AS "lease_epoch!", attempt, turn,
-                      secret_env, cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
-               FROM live_runs
-               WHERE id = ANY (ARRAY(SELECT id FROM live_runs WHERE worker_id = $1 AND incarnation = $2 AND id >= $3
-                                     UNION SELECT unnest($4::uuid[])))
-                 AND worker_id || '' = $1 AND incarnation = $2"#,
+        select_assigned!(
+            "id = ANY (ARRAY(SELECT id FROM live_runs WHERE worker_id = $1 AND incarnation = $2 AND id >= $3
+                             UNION SELECT unnest($4::uuid[])))
+               AND worker_id || '' = $1 AND incarnation = $2",
             worker.as_str(),
             incarnation.0,
             list::first_id(since),

@@ -7,7 +7,7 @@ use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId, TenantId, Violati
 use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 
-use super::{Run, RunState, SpecSummary};
+use super::{Run, RunState, settings::SpecColumns};
 use crate::{Error, Quotas, SealedEnv, Store, row, tenant::QUOTA_MARGIN};
 
 /// A run to insert.
@@ -81,13 +81,18 @@ impl Store {
             false => (i64::MAX, i64::MAX),
         };
         // The key of a removed run is deleted; then the run is inserted as if the key were new.
-        for _ in 0..2 {
-            let refusal = match insert_within(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
-                Ok(recorded) => return Ok(recorded),
-                Err(refusal) => refusal,
+        let mut spec = self.spec_columns(new.id, new.spec).await?;
+        for _ in 0..3 {
+            let refusal = match insert_within(&self.pools.runs, &new, &spec, within(QUOTA_MARGIN)).await? {
+                Insertion::Recorded(recorded) => return Ok(recorded),
+                Insertion::SettingsMissing => {
+                    spec = self.spec_columns_again(new.spec, &spec)?;
+                    continue;
+                }
+                Insertion::Refused(refusal) => refusal,
             };
             match self.run_of_key(&new).await? {
-                KeyState::Unknown => return self.run_insert_exact(&new, within(0), refusal).await,
+                KeyState::Unknown => return self.run_insert_exact(&new, &spec, within(0), refusal).await,
                 KeyState::Used(existing) => return Ok(existing),
                 KeyState::Freed => {}
             }
@@ -99,6 +104,7 @@ impl Store {
     async fn run_insert_exact(
         &self,
         new: &NewRun<'_>,
+        spec: &SpecColumns,
         max: (i64, i64),
         refusal: RunAdmission,
     ) -> Result<RunAdmission, Error> {
@@ -106,11 +112,13 @@ impl Store {
             return Ok(refusal);
         }
         let mut tx = self.tenant_lock(new.tenant).await?;
-        let inserted = insert_within(&mut *tx, new, max).await?;
+        let inserted = insert_within(&mut *tx, new, spec, max).await?;
         tx.commit().await?;
         Ok(match inserted {
-            Ok(recorded) => recorded,
-            Err(refusal) => match self.run_of_key(new).await? {
+            Insertion::Recorded(recorded) => recorded,
+            // They were there a moment ago.
+            Insertion::SettingsMissing => return Err(Error::RowMissing { what: "run" }),
+            Insertion::Refused(refusal) => match self.run_of_key(new).await? {
                 KeyState::Used(existing) => existing,
                 KeyState::Unknown | KeyState::Freed => refusal,
             },
@@ -157,33 +165,44 @@ enum KeyState {
     Freed,
 }
 
-/// Inserts a run if the tenant has fewer runs than this. Else returns the reason, unless its key was
-/// used before.
+/// The answer to one attempt to insert a run.
+enum Insertion {
+    /// It was inserted.
+    Recorded(RunAdmission),
+    /// Its spec refers to settings that are not stored for long enough.
+    SettingsMissing,
+    /// It was refused, unless its key was used before.
+    Refused(RunAdmission),
+}
+
+/// Inserts a run if the tenant has fewer runs than this.
 async fn insert_within(
     executor: impl PgExecutor<'_>,
     new: &NewRun<'_>,
+    spec: &SpecColumns,
     (max_active, max_queued): (i64, i64),
-) -> Result<Result<RunAdmission, RunAdmission>, Error> {
+) -> Result<Insertion, Error> {
     let found = sqlx::query_file!(
         "src/sql/run_insert.sql",
         new.id.0,
         new.session.0,
         new.tenant.as_str(),
-        Json(new.spec) as _,
+        spec.spec,
         Json(new.labels) as _,
         new.retries,
         new.idempotency.map(|(key, _)| key),
         new.idempotency.map(|(_, hash)| hash),
         max_active,
         max_queued,
-        Json(SpecSummary::new(new.spec)) as _,
+        spec.summary,
         new.secret_env.map(|sealed| sealed.0.as_slice()),
         row::interval(new.queue_timeout) as _,
         new.check_quotas,
+        spec.settings.as_ref().map(<[u8; 32]>::as_slice),
     )
     .fetch_optional(executor)
     .await?;
-    let Some(found) = found else { return Ok(Err(RunAdmission::NoSession)) };
+    let Some(found) = found else { return Ok(Insertion::Refused(RunAdmission::NoSession)) };
     if let Some(created_at) = found.created_at {
         let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
         let is_assigned = worker.is_some();
@@ -194,13 +213,16 @@ async fn insert_within(
             ..Run::inserted(new, created_at, if is_assigned { RunState::Running } else { RunState::Queued })
         };
         let counted = ActiveRuns { active: found.active, queued: found.queued };
-        return Ok(Ok(RunAdmission::Recorded {
+        return Ok(Insertion::Recorded(RunAdmission::Recorded {
             run: Box::new(run),
             incarnation: found.incarnation.map(Incarnation),
             counted: new.check_quotas.then_some(counted),
         }));
     }
-    Ok(Err(match found.open {
+    if !found.settings_known {
+        return Ok(Insertion::SettingsMissing);
+    }
+    Ok(Insertion::Refused(match found.open {
         false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
         false => RunAdmission::SessionEnded,
         true if found.lost => RunAdmission::SessionDataLost,

@@ -28,11 +28,17 @@ macro_rules! select_summaries {
     ($table:ident, $executor:expr, $condition:literal, $($argument:expr),* $(,)?) => {
         select_runs!(
             $table SummaryRow,
-            // A run of an earlier version has no summary: show only its program.
-            r#"coalesce(r.summary, jsonb_build_object(
-                   'mode', r.spec -> 'mode', 'limits', r.spec -> 'limits',
-                   'argv', jsonb_build_array(left(r.spec #>> '{command,argv,0}', 256)),
-                   'argv_truncated', true)) AS "spec!: Json<SpecSummary>",
+            // A short spec that refers to settings has no summary. A run of an earlier version has none,
+            // either: show only its program.
+            r#"coalesce(r.summary, CASE
+                   WHEN r.settings_hash IS NOT NULL
+                   THEN jsonb_build_object('argv', r.spec #> '{command,argv}', 'argv_truncated', false)
+                   ELSE jsonb_build_object(
+                       'mode', r.spec -> 'mode', 'limits', r.spec -> 'limits',
+                       'argv', jsonb_build_array(left(r.spec #>> '{command,argv,0}', 256)),
+                       'argv_truncated', true) END)
+               || coalesce((SELECT jsonb_build_object('mode', s.settings -> 'mode', 'limits', s.settings -> 'limits')
+                            FROM run_settings s WHERE s.hash = r.settings_hash), '{}') AS "spec!: Json<SpecSummary>",
                CASE WHEN octet_length(r.outcome #>> '{detail,message}') > 1024
                     THEN jsonb_set(r.outcome, '{detail,message}', to_jsonb(left(r.outcome #>> '{detail,message}', 256) || '…'))
                     ELSE r.outcome END AS "outcome: Json<Outcome>",

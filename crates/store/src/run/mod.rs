@@ -5,6 +5,7 @@ mod assignment;
 mod insert;
 mod list;
 mod queue;
+mod settings;
 mod summary;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
@@ -23,6 +24,7 @@ pub use assignment::{AssignedRun, RunCommit};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub use queue::WaitReason;
 pub(crate) use queue::end_queued;
+pub(crate) use settings::KnownSettings;
 pub use summary::{RunSummary, SpecSummary};
 
 /// Selects runs that have not ended, or ended ones, by a condition and its arguments.
@@ -180,32 +182,27 @@ pub struct RunFilter {
 impl Store {
     /// Returns a tenant's run.
     pub async fn run_get(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Error> {
-        // A run that ends between the two statements is found by the second.
-        let live = select_runs!(
-            live WholeRow,
-            r#"r.spec AS "spec: Json<RunSpec>", r.outcome AS "outcome: Json<Outcome>",
-               r.violations AS "violations: Json<Violations>""#,
-            "r.tenant_id || '' = $1 AND r.id = $2",
-            tenant.as_str(),
-            id.0,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?;
-        if let Some(row) = live {
-            return row.try_into().map(Some);
+        macro_rules! select_whole {
+            ($table:ident) => {
+                select_runs!(
+                    $table WholeRow,
+                    r#"r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
+                           AS "spec!: Json<RunSpec>",
+                       r.outcome AS "outcome: Json<Outcome>", r.violations AS "violations: Json<Violations>""#,
+                    "r.tenant_id || '' = $1 AND r.id = $2",
+                    tenant.as_str(),
+                    id.0,
+                )
+                .fetch_optional(&self.pools.runs)
+                .await?
+            };
         }
-        select_runs!(
-            ended WholeRow,
-            r#"r.spec AS "spec: Json<RunSpec>", r.outcome AS "outcome: Json<Outcome>",
-               r.violations AS "violations: Json<Violations>""#,
-            "r.tenant_id || '' = $1 AND r.id = $2",
-            tenant.as_str(),
-            id.0,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Run::try_from)
-        .transpose()
+        // A run that ends between the two statements is found by the second.
+        let row = match select_whole!(live) {
+            Some(row) => Some(row),
+            None => select_whole!(ended),
+        };
+        row.map(Run::try_from).transpose()
     }
 
     /// Requests the cancellation of a run. A queued run ends as canceled immediately. An ended run

@@ -102,9 +102,9 @@ impl Store {
                  FOR UPDATE SKIP LOCKED
              ),
              deleted AS (DELETE FROM live_runs r USING due WHERE r.id = due.id RETURNING r.*)
-             INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+             INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
                                      cancel_reason, created_at, ended_at, outcome)
-             SELECT d.id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+             SELECT d.id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
                     cancel_reason, created_at, now(), o.outcome
              FROM deleted d JOIN unnest($1::uuid[], $2::jsonb[]) AS o (id, outcome) ON o.id = d.id",
             &ids,
@@ -133,9 +133,9 @@ pub(crate) async fn end_queued(
         "WITH deleted AS (
              DELETE FROM live_runs WHERE session_id = $1 AND state = 'queued' RETURNING *
          )
-         INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+         INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
                                  cancel_reason, created_at, ended_at, outcome)
-         SELECT id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at,
+         SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
                 cancel_reason, created_at, now(), $2
          FROM deleted",
         session.0,

@@ -9,6 +9,7 @@ DECLARE
         'SELECT ON _sqlx_migrations TO codelia_api, codelia_worker',
         'SELECT, INSERT, UPDATE ON workers TO codelia_worker',
         'SELECT, UPDATE ON sessions TO codelia_worker',
+        'SELECT ON run_settings TO codelia_worker, codelia_auditor',
         'SELECT, INSERT, UPDATE, DELETE ON live_runs, waiting_sessions TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',

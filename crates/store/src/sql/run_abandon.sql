@@ -5,9 +5,9 @@ WITH abandoned AS (
     RETURNING r.*
 ),
 ended AS (
-    INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+    INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
                             worker_id, incarnation, lease_epoch, created_at, ended_at, outcome, output_bytes)
-    SELECT id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+    SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
            worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost"}',
            (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = abandoned.id)
     FROM abandoned

@@ -13,9 +13,9 @@ requested AS (
 canceled AS (
     DELETE FROM live_runs r USING run WHERE r.id = run.id AND run.state = 'queued' RETURNING r.*
 )
-INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
                         created_at, ended_at, outcome)
-SELECT id, tenant_id, session_id, spec, summary, labels, attempt, coalesce(cancel_requested_at, now()),
+SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, coalesce(cancel_requested_at, now()),
        CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
        created_at, now(), '{"kind": "canceled"}'
 FROM canceled

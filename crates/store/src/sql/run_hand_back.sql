@@ -22,9 +22,9 @@ canceled AS (
     RETURNING r.*
 ),
 ended AS (
-    INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+    INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
                             created_at, ended_at, outcome)
-    SELECT id, tenant_id, session_id, spec, summary, labels, attempt, cancel_requested_at, cancel_reason,
+    SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
            created_at, now(), '{"kind": "canceled"}'
     FROM canceled
 ),

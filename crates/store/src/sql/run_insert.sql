@@ -1,4 +1,5 @@
--- Inserts a run. One statement checks the session, the idempotency key and, if $14 is set, the quotas.
+-- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to and, if
+-- $14 is set, the quotas.
 WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
@@ -23,9 +24,15 @@ used AS (
     SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
     FROM live_runs WHERE tenant_id = $3 AND $14::boolean
 ),
+known AS (
+    -- Upkeep deletes settings that were not used for some days: these cannot be deleted while this statement runs.
+    SELECT $15::bytea IS NULL
+        OR EXISTS (SELECT 1 FROM run_settings
+                   WHERE hash = $15 AND used_day >= greatest(run_day($1), (now() AT TIME ZONE 'UTC')::date - 1)) AS settings
+),
 admitted AS (
-    SELECT session.* FROM session, used
-    WHERE session.open AND NOT session.lost AND used.active < $9 AND used.queued < $10
+    SELECT session.* FROM session, used, known
+    WHERE session.open AND NOT session.lost AND known.settings AND used.active < $9 AND used.queued < $10
 ),
 keyed AS (
     INSERT INTO run_keys (session_id, idempotency_key, run_id, request_hash)
@@ -34,9 +41,9 @@ keyed AS (
     RETURNING run_id
 ),
 inserted AS (
-    INSERT INTO live_runs (id, session_id, tenant_id, spec, labels, retries, summary, secret_env,
+    INSERT INTO live_runs (id, session_id, tenant_id, spec, settings_hash, labels, retries, summary, secret_env,
                            queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch)
-    SELECT $1, a.id, $3, $4, $5, $6, $11, $12,
+    SELECT $1, a.id, $3, $4, $15, $5, $6, $11, $12,
            $13, now() + $13::interval,
            CASE WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
            a.worker_id, a.incarnation,
@@ -58,5 +65,5 @@ waiting AS (
 SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
-       session.address AS "address?", session.lease_epoch AS "lease_epoch!"
-FROM session CROSS JOIN used LEFT JOIN inserted ON true
+       session.address AS "address?", session.lease_epoch AS "lease_epoch!", known.settings AS "settings_known!"
+FROM session CROSS JOIN used CROSS JOIN known LEFT JOIN inserted ON true

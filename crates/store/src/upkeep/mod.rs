@@ -186,6 +186,7 @@ enum Step {
     Sessions,
     Events,
     Workers,
+    Settings,
 }
 
 /// Deletes old rows at an interval, and without a pause while there are more.
@@ -211,7 +212,8 @@ impl Purge {
                 Step::Output => Step::Sessions,
                 Step::Sessions => Step::Events,
                 Step::Events => Step::Workers,
-                Step::Workers => {
+                Step::Workers => Step::Settings,
+                Step::Settings => {
                     *self = Self { step: Step::Runs, done_at: Some(Instant::now()) };
                     return Ok(false);
                 }
@@ -230,6 +232,7 @@ impl Purge {
             Step::Sessions => store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full),
             Step::Events => store.event_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
             Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
+            Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
         }
     }
 }

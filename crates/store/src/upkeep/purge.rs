@@ -10,6 +10,8 @@ use crate::{Error, EventKind, Store, row};
 
 /// Output that one transaction deletes; one run may have more.
 pub(super) const MAX_BYTES: i64 = 64 * 1024 * 1024;
+/// Runs that may refer to settings of days that are dropped.
+const MAX_STRAY_RUNS: i64 = 5000;
 
 /// A run to delete, with the tokens of its labels.
 struct OldRun {
@@ -94,6 +96,16 @@ impl Store {
         .fetch_one(&self.pools.upkeep)
         .await?;
         Ok(purged.unsigned_abs())
+    }
+
+    /// Deletes settings that no run refers to, at most `limit`, and returns how many. Deletes none while
+    /// there are too many runs to look at one by one: live ones of days that are dropped, and ended ones
+    /// without the partition of their day.
+    pub async fn settings_purge_any_tenant(&self, limit: i64) -> Result<u64, Error> {
+        let deleted = sqlx::query_file!("src/sql/run_settings_purge.sql", limit, MAX_STRAY_RUNS)
+            .execute(&self.pools.upkeep)
+            .await?;
+        Ok(deleted.rows_affected())
     }
 
     /// Deletes events that are older than their tenant keeps them, at most `limit` of each class, and

@@ -17,4 +17,5 @@ mod retention;
 mod roles;
 mod run;
 mod session;
+mod settings;
 mod upkeep;

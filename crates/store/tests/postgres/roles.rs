@@ -68,12 +68,13 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("live_runs", "DELETE INSERT SELECT UPDATE"),
         ("output_changes", "INSERT"),
         ("run_output", "INSERT SELECT"),
+        ("run_settings", "SELECT"),
         ("sessions", "SELECT UPDATE"),
         ("waiting_sessions", "DELETE INSERT SELECT UPDATE"),
         ("workers", "INSERT SELECT UPDATE"),
     ]);
     assert_eq!(granted(&database, "codelia_worker").await, worker);
-    let auditor = owned(&[("ended_runs", "SELECT"), ("events", "SELECT")]);
+    let auditor = owned(&[("ended_runs", "SELECT"), ("events", "SELECT"), ("run_settings", "SELECT")]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {
         let expected = if table == "_sqlx_migrations" { "SELECT" } else { "DELETE INSERT SELECT UPDATE" };
@@ -100,6 +101,7 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "SELECT FROM run_keys"),
         ("codelia_worker", "DELETE FROM ended_runs"),
         ("codelia_worker", "UPDATE ended_runs SET outcome = NULL"),
+        ("codelia_worker", "INSERT INTO run_settings DEFAULT VALUES"),
         ("codelia_worker", "DELETE FROM sessions"),
         ("codelia_worker", "INSERT INTO sessions DEFAULT VALUES"),
         ("codelia_worker", "UPDATE upkeep_owner SET until = now()"),

@@ -4,7 +4,7 @@ use std::{collections::HashMap, hash::Hash, mem};
 
 /// Keeps at least the `capacity` entries used last, and at most twice as many.
 #[derive(Debug)]
-pub(crate) struct RecentMap<K, V> {
+pub struct RecentMap<K, V> {
     capacity: usize,
     recent: HashMap<K, V>,
     /// Entries not used since `recent` was full; dropped when it is full again.
@@ -12,19 +12,22 @@ pub(crate) struct RecentMap<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V> RecentMap<K, V> {
-    pub(crate) fn new(capacity: usize) -> Self {
+    /// An empty map.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
         Self { capacity, recent: HashMap::new(), older: HashMap::new() }
     }
 
     /// Returns an entry and marks it as used.
-    pub(crate) fn get(&mut self, key: &K) -> Option<&mut V> {
+    pub fn get(&mut self, key: &K) -> Option<&mut V> {
         if let Some(value) = self.older.remove(key) {
             self.insert(key.clone(), value);
         }
         self.recent.get_mut(key)
     }
 
-    pub(crate) fn insert(&mut self, key: K, value: V) {
+    /// Inserts an entry or replaces its value.
+    pub fn insert(&mut self, key: K, value: V) {
         self.older.remove(&key);
         if self.recent.len() >= self.capacity && !self.recent.contains_key(&key) {
             self.older = mem::take(&mut self.recent);
@@ -32,7 +35,8 @@ impl<K: Hash + Eq + Clone, V> RecentMap<K, V> {
         self.recent.insert(key, value);
     }
 
-    pub(crate) fn remove(&mut self, key: &K) {
+    /// Removes an entry.
+    pub fn remove(&mut self, key: &K) {
         self.recent.remove(key);
         self.older.remove(key);
     }
