@@ -1,8 +1,10 @@
-//! A tenant that floods the queue delays another tenant by at most one slot turn.
+//! A tenant that floods the queue delays another tenant by at most one slot turn, and one that lists
+//! without pause waits for its own rate.
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::Run;
-use codelia_tests::{Client, Cluster, ClusterOptions, shell};
+use codelia_proto::v1::{ListSessionsRequest, Run};
+use codelia_tests::{Client, Cluster, ClusterOptions, refusal, shell};
+use futures::future::join_all;
 
 fn nanos(time: Option<&prost_types::Timestamp>) -> Result<i128> {
     let time = time.context("a time")?;
@@ -42,5 +44,22 @@ async fn flood_delays_other_tenant_by_one_turn() -> Result<()> {
     assert!(between <= 1, "{between} runs of the flood started before the quiet tenant's run");
     let after = starts.iter().filter(|start| **start > started).count();
     assert!(after > 10, "the flood ended too early: {after} runs started later");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn lists_of_one_tenant_have_a_rate() -> Result<()> {
+    let settings = vec![("CODELIA_API_LIST_READS_PER_SECOND", "1".to_owned())];
+    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let (flooding, quiet) = (cluster.tenant("flood").await?, cluster.tenant("quiet").await?);
+    let list = async |client: &Client| client.sessions().list_sessions(ListSessionsRequest::default()).await;
+    // More than one a second for the time that a call waits.
+    let flood = join_all((0..30).map(|_| list(&flooding)));
+    let (listed, other) = tokio::join!(flood, list(&quiet));
+    other?;
+    let refused: Vec<_> = listed.iter().filter_map(|list| list.as_ref().err()).map(refusal).collect();
+    assert!(refused.len() < listed.len(), "no list had its turn");
+    assert!(refused.len() >= 10, "only {} of {} lists were refused", refused.len(), listed.len());
+    assert!(refused.iter().all(|refused| refused.reason == "RATE_LIMITED"), "{refused:?}");
     cluster.end().await
 }

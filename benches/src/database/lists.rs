@@ -57,7 +57,7 @@ async fn next_to_lists(quiet: &Runs, lister: &Client, session: &str) -> Result<M
 
 /// Calls one kind of list after another. A call that is refused for its rate or time is repeated.
 async fn list(client: &Client, session: &str, lane: usize) -> Result<()> {
-    let mut page_token = String::new();
+    let (mut page_token, mut watched) = (String::new(), String::new());
     for turn in lane.. {
         let request =
             ListRunsRequest { parent: "sessions/-".to_owned(), page_size: 1000, ..Default::default() };
@@ -69,12 +69,14 @@ async fn list(client: &Client, session: &str, lane: usize) -> Result<()> {
             _ => ListRunsRequest { page_token: page_token.clone(), ..request },
         };
         if let Ok(response) = client.runs().list_runs(request).await {
-            page_token = response.into_inner().next_page_token;
+            let response = response.into_inner();
+            page_token = response.next_page_token;
+            watched = response.runs.into_iter().next().map_or(watched, |run| run.name);
         }
         let sessions = ListSessionsRequest { page_size: 1000, ..Default::default() };
         // The answer does not matter here, only its cost.
         let _ = client.sessions().list_sessions(sessions).await;
-        let _ = client.watch_to_end(&format!("{session}/runs/{}", uuid::Uuid::now_v7()), 0).await;
+        let _ = client.watch_to_end(&watched, 0).await;
     }
     Ok(())
 }

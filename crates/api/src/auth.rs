@@ -4,22 +4,17 @@
 use std::{
     convert::Infallible,
     fmt,
-    num::NonZeroU32,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context as Poller, Poll},
     time::Instant,
 };
 
 use codelia_policy::IsolationLevel;
 use codelia_server::{Source, hold_until_end};
-use codelia_store::{Caller, FoundKey, KeyStanding, RecentMap, Scope, Store};
+use codelia_store::{Caller, FoundKey, KeyStanding, Scope, Store};
 use codelia_telemetry::metrics;
 use codelia_types::TenantId;
 use futures::future::BoxFuture;
-use governor::{
-    DefaultDirectRateLimiter, Quota, RateLimiter,
-    clock::{Clock, DefaultClock},
-};
 use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
 use tonic::{Extensions, Status, body::Body};
@@ -33,14 +28,13 @@ use crate::{
     key_uses::KeyUses,
     message::{LimitedBody, MessageRules, RequestRules},
     options::Options,
+    rate_limit::RateLimits,
     status::ApiError,
     web,
 };
 
 const PREFIX: &str = "cdl_";
 const ENCODED_LEN: usize = 43;
-/// Tenants whose rate limiter is kept. One that is forgotten starts with a full second's requests.
-const MAX_TENANTS: usize = 4096;
 /// Methods of the admin service that an admin of a tenant may not use.
 const OPERATOR_METHODS: [&str; 8] = [
     "CreateTenant",
@@ -131,49 +125,15 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
     )
 }
 
-/// Limits the rate of requests of each tenant to this process.
-struct RequestLimiter {
-    limiters: Mutex<RecentMap<TenantId, (NonZeroU32, Arc<DefaultDirectRateLimiter>)>>,
-}
-
-impl Default for RequestLimiter {
-    fn default() -> Self {
-        Self { limiters: Mutex::new(RecentMap::new(MAX_TENANTS)) }
-    }
-}
-
-impl RequestLimiter {
-    fn check(&self, caller: &Caller) -> Result<(), ApiError> {
-        let limiter = self.limiter(&caller.tenant, per_second(caller.quotas.requests_per_second));
-        limiter.check().map_err(|until| ApiError::RateLimited {
-            retry_after: until.wait_time_from(DefaultClock::default().now()),
-        })
-    }
-
-    /// The tenant's limiter, replaced when its quota has changed.
-    fn limiter(&self, tenant: &TenantId, rate: NonZeroU32) -> Arc<DefaultDirectRateLimiter> {
-        let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((current, limiter)) = limiters.get(tenant)
-            && *current == rate
-        {
-            return limiter.clone();
-        }
-        let limiter = Arc::new(RateLimiter::direct(Quota::per_second(rate)));
-        limiters.insert(tenant.clone(), (rate, limiter.clone()));
-        limiter
-    }
-}
-
-fn per_second(quota: i64) -> NonZeroU32 {
-    let rate = u32::try_from(quota.max(1)).unwrap_or(u32::MAX);
-    NonZeroU32::new(rate).unwrap_or(NonZeroU32::MIN)
+fn per_second(quota: i64) -> u32 {
+    u32::try_from(quota.max(1)).unwrap_or(u32::MAX)
 }
 
 /// Authenticates, limits and authorizes the requests of all services, before their bodies are read.
 #[derive(Clone)]
 pub(crate) struct AuthLayer {
     store: Store,
-    limiter: Arc<RequestLimiter>,
+    requests: Arc<RateLimits>,
     unisolated_tenant: Option<TenantId>,
     keys: Arc<KeyGuard>,
     key_uses: Arc<KeyUses>,
@@ -185,7 +145,7 @@ impl AuthLayer {
     pub(crate) fn new(store: Store, options: &Options, descriptors: &Descriptors) -> Self {
         Self {
             store,
-            limiter: Arc::default(),
+            requests: Arc::default(),
             unisolated_tenant: options.unisolated_tenant.clone(),
             keys: Arc::new(KeyGuard::new(options.calls.failed_keys_per_minute)),
             key_uses: Arc::default(),
@@ -201,7 +161,7 @@ impl AuthLayer {
         }
         tracing::Span::current().record("tenant", caller.tenant.as_str());
         request.tenant.set(&caller.tenant);
-        self.limiter.check(&caller)?;
+        self.requests.check(&caller.tenant, per_second(caller.quotas.requests_per_second))?;
         match standing {
             KeyStanding::Valid => {}
             KeyStanding::Expired => return Err(ApiError::KeyExpired),
@@ -321,12 +281,12 @@ mod tests {
 
     use super::*;
 
-    fn caller_with(scopes: &[Scope], requests_per_second: i64) -> Caller {
+    fn caller_with(scopes: &[Scope]) -> Caller {
         Caller {
             key: KeyId::generate(),
             tenant: "a".parse().unwrap(),
             scopes: scopes.to_vec(),
-            quotas: Quotas { requests_per_second, ..Quotas::default() },
+            quotas: Quotas::default(),
             max_limits: codelia_policy::LimitsRequest::default(),
             floor: IsolationLevel::Full,
         }
@@ -363,8 +323,8 @@ mod tests {
 
     #[test]
     fn each_service_needs_its_scope() {
-        let run = caller_with(&[Scope::Run], 1);
-        let operator = caller_with(&[Scope::Operator], 1);
+        let run = caller_with(&[Scope::Run]);
+        let operator = caller_with(&[Scope::Operator]);
         assert!(authorize(&run, "/codelia.v1.RunService/GetRun").is_ok());
         for caller in [&run, &operator] {
             assert!(authorize(caller, "/codelia.v1.InfoService/WhoAmI").is_ok());
@@ -382,21 +342,10 @@ mod tests {
             authorize(&run, "/codelia.v1.FileService/StatFile"),
             Err(ApiError::ScopeMissing { any_of: vec!["files"] })
         );
-        assert!(authorize(&caller_with(&[Scope::Files], 1), "/codelia.v1.FileService/StatFile").is_ok());
+        assert!(authorize(&caller_with(&[Scope::Files]), "/codelia.v1.FileService/StatFile").is_ok());
         assert_eq!(
             authorize(&operator, "/codelia.v1.RunService/GetRun"),
             Err(ApiError::ScopeMissing { any_of: vec!["run"] })
         );
-    }
-
-    #[test]
-    fn rate_limit_names_delay_and_follows_new_quota() {
-        let limiter = RequestLimiter::default();
-        let slow = caller_with(&[], 1);
-        assert!(limiter.check(&slow).is_ok());
-        assert!(
-            matches!(limiter.check(&slow), Err(ApiError::RateLimited { retry_after }) if !retry_after.is_zero())
-        );
-        assert!(limiter.check(&caller_with(&[], 100)).is_ok());
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     dispatch::Dispatch,
     options::Options,
     quota::{OutputQuota, RunQuota},
+    rate_limit::RateLimits,
     rules::Rules,
     session_cache::SessionCache,
     status::ApiError,
@@ -24,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) session_cache: SessionCache,
     pub(crate) output_quota: OutputQuota,
     pub(crate) run_quota: RunQuota,
+    /// How fast each tenant may read lists.
+    pub(crate) list_reads: RateLimits,
     /// Checks large policies, few at a time for each tenant.
     pub(crate) policy_checks: Arc<TenantPool>,
     /// Cancelled when open streams must end because the shutdown grace is over.
@@ -31,6 +34,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// Waits until the caller's tenant may read some rows of a list.
+    pub(crate) async fn list_turn(&self, caller: &Caller) -> Result<(), ApiError> {
+        self.list_reads.wait(&caller.tenant, self.options.calls.list_reads_per_second).await
+    }
+
     /// Does work on a policy: off the async runtime and under the tenant's limit if it is large.
     pub(crate) async fn with_policy<T: Send + 'static>(
         self: &Arc<Self>,

@@ -27,6 +27,7 @@ mod options;
 mod paging;
 mod policies;
 mod quota;
+mod rate_limit;
 mod request;
 mod resource_name;
 mod retention;

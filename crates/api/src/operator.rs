@@ -110,6 +110,7 @@ impl Operator {
             store.event_insert(&subject, &EventBody { kind, field: None, detail: json!({}) }).await?;
         }
         while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
             let rows = store.run_list_active_any_tenant(tenant.as_ref(), page.after, limit).await?;
             page.add(rows, |run| {
                 let tenant_id = run.tenant.to_string();

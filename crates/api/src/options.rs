@@ -88,6 +88,8 @@ pub struct CallLimits {
     pub max_request_bytes_per_key: usize,
     /// How long a caller may take to send a message.
     pub message_timeout: Duration,
+    /// Reads of up to 100 rows for the lists of one tenant.
+    pub list_reads_per_second: u32,
     /// Wrong keys of one address; 0 turns the limit off.
     pub failed_keys_per_minute: u32,
 }
@@ -100,6 +102,7 @@ impl Default for CallLimits {
             max_watches_per_key: 100,
             max_request_bytes_per_key: 16 * 1024 * 1024,
             message_timeout: Duration::from_secs(10),
+            list_reads_per_second: 100,
             failed_keys_per_minute: 100,
         }
     }

@@ -182,6 +182,7 @@ impl Runs {
             filter.session = Some(id);
         }
         while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
             filter.before = page.after;
             let rows = self.context.store.run_list(&caller.tenant, &filter, limit).await?;
             page.add(rows, |run| (run.id, shown(caller, &run, to_proto::run_summary(&run))));

@@ -103,6 +103,7 @@ impl Sessions {
             before: None,
         };
         while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
             filter.before = page.after;
             let rows = self.context.store.session_list(&caller.tenant, &filter, limit).await?;
             page.add(rows, |session| (session.id, to_proto::session_summary(session)));

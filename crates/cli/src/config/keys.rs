@@ -87,6 +87,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("api.max_calls_per_key", "CODELIA_API_MAX_CALLS_PER_KEY", Integer).or("1024"),
     key("api.max_watches_per_key", "CODELIA_API_MAX_WATCHES_PER_KEY", Integer).or("256"),
     key("api.max_request_mb_per_key", "CODELIA_API_MAX_REQUEST_MB_PER_KEY", Integer).or("128"),
+    key("api.list_reads_per_second", "CODELIA_API_LIST_READS_PER_SECOND", Integer).or("50"),
     key("api.failed_keys_per_minute", "CODELIA_API_FAILED_KEYS_PER_MINUTE", Integer).or("120"),
     key("api.cors_origins", "CODELIA_API_CORS_ORIGINS", Text).or(""),
     key("metrics.listen", "CODELIA_METRICS_LISTEN", Text).or("127.0.0.1:7301"),

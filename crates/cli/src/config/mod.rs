@@ -102,6 +102,7 @@ pub(crate) struct Api {
     pub(crate) max_calls_per_key: NonZeroUsize,
     pub(crate) max_watches_per_key: NonZeroUsize,
     pub(crate) max_request_mb_per_key: NonZeroUsize,
+    pub(crate) list_reads_per_second: NonZeroU32,
     /// 0 turns the limit off.
     pub(crate) failed_keys_per_minute: u32,
     /// Origins with commas between them, or `*`.

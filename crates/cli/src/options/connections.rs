@@ -86,6 +86,7 @@ pub(super) fn calls(config: &Config) -> codelia_api::CallLimits {
         max_watches_per_key: api.max_watches_per_key.get(),
         max_request_bytes_per_key: api.max_request_mb_per_key.get().saturating_mul(1024 * 1024),
         message_timeout: seconds(api.message_timeout_seconds),
+        list_reads_per_second: api.list_reads_per_second.get(),
         failed_keys_per_minute: api.failed_keys_per_minute,
     }
 }
@@ -163,6 +164,7 @@ mod tests {
             ("CODELIA_API_MAX_WATCHES_PER_KEY", "8"),
             ("CODELIA_API_MAX_REQUEST_MB_PER_KEY", "9"),
             ("CODELIA_API_MESSAGE_TIMEOUT_SECONDS", "10"),
+            ("CODELIA_API_LIST_READS_PER_SECOND", "11"),
             ("CODELIA_API_FAILED_KEYS_PER_MINUTE", "0"),
         ]));
         let expected = codelia_api::CallLimits {
@@ -170,6 +172,7 @@ mod tests {
             max_watches_per_key: 8,
             max_request_bytes_per_key: 9 << 20,
             message_timeout: Duration::from_secs(10),
+            list_reads_per_second: 11,
             failed_keys_per_minute: 0,
         };
         assert_eq!(limits, expected);
