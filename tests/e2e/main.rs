@@ -63,3 +63,4 @@ mod up;
 mod update;
 mod web;
 mod workers;
+mod wrappers;

@@ -28,6 +28,7 @@ mod screen;
 mod terminal;
 mod transcript;
 mod up;
+mod wrapped;
 
 pub use browser::Browser;
 pub use certificates::Certificates;
@@ -52,3 +53,4 @@ pub use screen::Screen;
 pub use terminal::Terminal;
 pub use transcript::Transcript;
 pub use up::Up;
+pub use wrapped::run_wrapped;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_tests::{ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, available, is_root};
+use codelia_tests::{ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, available, is_root, run_wrapped};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -29,7 +29,7 @@ async fn main() -> Result<ExitCode> {
             engines.push(engine);
         }
     }
-    let status = command.status().with_context(|| format!("run {}", program.display()));
+    let status = run_wrapped(command).await;
     let mut stopped = Ok(());
     for engine in engines {
         stopped = stopped.and(engine.stop().await);

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use codelia_store::LocalPostgres;
 use codelia_sys::cgroup::Hierarchy;
-use codelia_tests::{POSTGRES_URL, Scratch, abandoned_cgroups};
+use codelia_tests::{POSTGRES_URL, Scratch, abandoned_cgroups, run_wrapped};
 use sqlx::ConnectOptions;
 
 #[tokio::main]
@@ -19,9 +19,11 @@ async fn main() -> Result<ExitCode> {
     let url = server.database("postgres").await?.to_url_lossy();
 
     let before = abandoned_cgroups();
-    let status = Command::new(&program).args(arguments).env(POSTGRES_URL, url.as_str()).status();
+    let mut command = Command::new(program);
+    command.args(arguments).env(POSTGRES_URL, url.as_str());
+    let status = run_wrapped(command).await;
     server.stop().await?;
-    let status = status.with_context(|| format!("run {}", program.display()))?;
+    let status = status?;
     Hierarchy::detect(&Default::default())?.remove_orphans()?;
     let left: Vec<_> = abandoned_cgroups().difference(&before).cloned().collect();
     if !left.is_empty() {
