@@ -85,14 +85,19 @@ impl Cluster {
 
     /// Starts an installation and waits until every process is ready.
     pub async fn start_with(options: ClusterOptions) -> Result<Self> {
-        Self::start_on(Database::create().await?, options).await
+        let (database, store) = Database::migrated().await?;
+        Self::start_processes(database, store, options).await
     }
 
     /// Starts an installation on an empty database.
     pub async fn start_on(database: Database, options: ClusterOptions) -> Result<Self> {
-        let scratch = Scratch::new()?;
         let store = database.store().await?;
         store.migrate().await?;
+        Self::start_processes(database, store, options).await
+    }
+
+    async fn start_processes(database: Database, store: Store, options: ClusterOptions) -> Result<Self> {
+        let scratch = Scratch::new()?;
         let (apis, workers) = (options.apis, options.workers);
         let mut cluster = Self {
             apis: Vec::new(),

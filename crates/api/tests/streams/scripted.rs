@@ -324,10 +324,8 @@ pub(crate) struct Api {
 
 impl Api {
     pub(crate) async fn start() -> Result<Self> {
-        let (database, scratch, stop) =
-            (Database::create().await?, Scratch::new()?, CancellationToken::new());
-        let store = database.store().await?;
-        store.migrate().await?;
+        let (database, store) = Database::migrated().await?;
+        let (scratch, stop) = (Scratch::new()?, CancellationToken::new());
         let tenant: TenantId = "acme".parse()?;
         store.tenant_create(&tenant, Quotas::default()).await?;
         store.tenant_set_floor(&tenant, IsolationLevel::None, "a test", None).await?;

@@ -49,9 +49,7 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn new() -> Self {
-        let database = Database::create().await.unwrap();
-        let store = database.store().await.unwrap();
-        store.migrate().await.unwrap();
+        let (database, store) = Database::migrated().await.unwrap();
         let (tenant, other): (TenantId, TenantId) = ("a".parse().unwrap(), "b".parse().unwrap());
         let quotas = Quotas::default();
         store.tenant_create(&tenant, quotas).await.unwrap();

@@ -307,9 +307,7 @@ mod tests {
             "SELECT count(*) FROM workers WHERE heartbeat_at > registered_at + interval '3 seconds'";
         let observer = Builder::new_current_thread().enable_all().build().unwrap();
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let database = observer.block_on(codelia_tests::Database::create()).unwrap();
-        let store = observer.block_on(database.store()).unwrap();
-        observer.block_on(store.migrate()).unwrap();
+        let (database, store) = observer.block_on(codelia_tests::Database::migrated()).unwrap();
         let tasks = CriticalTasks::default();
         {
             let _runtime = runtime.enter();

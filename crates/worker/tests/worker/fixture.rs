@@ -75,9 +75,7 @@ impl Fixture {
 
     pub(crate) async fn with(settings: Settings, backends: Vec<Arc<dyn Backend>>) -> Self {
         let mode = backends[0].mode();
-        let database = Database::create().await.unwrap();
-        let store = database.store().await.unwrap();
-        store.migrate().await.unwrap();
+        let (database, store) = Database::migrated().await.unwrap();
         let tenant: TenantId = "team".parse().unwrap();
         store.tenant_create(&tenant, Quotas::default()).await.unwrap();
         let scratch = Scratch::new().unwrap();

@@ -39,9 +39,7 @@ async fn is_answered(address: &str, authority: &InternalTls, identity: Option<&I
 
 #[tokio::test]
 async fn only_callers_with_trusted_certificate_are_answered() {
-    let (database, scratch) = (Database::create().await.unwrap(), Scratch::new().unwrap());
-    let store = database.store().await.unwrap();
-    store.migrate().await.unwrap();
+    let ((database, store), scratch) = (Database::migrated().await.unwrap(), Scratch::new().unwrap());
     let listen: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let plain = Options {
         listen: Listen::Tcp(listen),

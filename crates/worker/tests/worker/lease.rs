@@ -14,9 +14,7 @@ use crate::{
 
 #[tokio::test]
 async fn invalid_lease_margin_is_refused() {
-    let (database, scratch) = (Database::create().await.unwrap(), Scratch::new().unwrap());
-    let store = database.store().await.unwrap();
-    store.migrate().await.unwrap();
+    let ((database, store), scratch) = (Database::migrated().await.unwrap(), Scratch::new().unwrap());
     let sound = options(&"w-1".parse().unwrap(), &scratch, Settings::default());
     let with = async |lease_margin| {
         let options = Options { lease_margin, ..sound.clone() };
