@@ -131,6 +131,9 @@ async fn engine_sockets_are_invisible(mut fixture: Fixture) {
             // The engine's own socket is there too, or /var/run is /run in the image.
             Err(Error::Unenforceable { field: "policy.filesystem" } | Error::InitFailed(_))
                 if fixture.kind.is_container() => {}
+            // Or gVisor refuses to mount below that link.
+            Err(Error::Engine { step: "start the container", .. })
+                if fixture.kind == Kind::Runsc && path == Some("/var/run") => {}
             prepared => {
                 assert!(prepared.unwrap().discard().await.is_clean());
                 let finished = run_with(&fixture, &session, CONNECT, &env).await;
