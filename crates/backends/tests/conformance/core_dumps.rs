@@ -27,6 +27,8 @@ async fn crash_does_not_start_the_handler(fixture: Fixture) {
         return;
     }
     fs::write("/proc/sys/kernel/core_pattern", format!("|{HANDLER}")).unwrap();
+    // Otherwise a crashed process may end before its handler has.
+    fs::write("/proc/sys/kernel/core_pipe_limit", "8").unwrap();
     for script in [CRASH, LOWER_AND_CRASH] {
         assert!(!is_handled(&fixture, script).await, "{script}");
     }
