@@ -38,6 +38,10 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let template = client.session().await?;
     client.exec(&template.name, "true").await?;
     fill::ended_runs(&cluster.database, template.session_id.parse()?, RUNS).await?;
+    // Else autovacuum and the checkpointer work while the processes are idle.
+    for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+        cluster.database.execute(statement).await?;
+    }
     let mut report = Report::default();
     let memory_before = resident(&cluster)?;
     note_idle(&mut report, &cluster, "no sessions").await?;

@@ -22,7 +22,9 @@ pub(crate) const LEASE_KEEPER: &str = "lease keeper";
 
 /// How often the janitor sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the janitor looks for leftovers.
+/// How often a worker looks for what killed workers left on its host; it reads every process.
+const LEFTOVERS_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the janitor looks for directories that nothing needs.
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 /// Between two attempts to leave the rotation.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -38,6 +40,13 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     let w = worker.clone();
     tasks.critical("janitor", async move {
         repeat("janitor", SWEEP_INTERVAL, &w.wakeups.janitor, || w.janitor.sweep()).await;
+    });
+    let w = worker.clone();
+    tasks.critical("leftovers", async move {
+        loop {
+            w.janitor.backends.sweep().await;
+            sleep(jittered(LEFTOVERS_INTERVAL)).await;
+        }
     });
     let w = worker.clone();
     tasks.critical("purge", async move {

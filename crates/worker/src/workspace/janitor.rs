@@ -49,7 +49,6 @@ impl Janitor {
     /// Makes one sweep.
     pub(crate) async fn sweep(&self) -> Result<(), Error> {
         self.sessions.trim_spares(self.memory_is_short());
-        self.backends.sweep().await;
         self.report_metrics();
         let current = self.lease.current();
         if !current.is_live() {
