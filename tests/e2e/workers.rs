@@ -284,7 +284,8 @@ async fn session_restarts_empty_only_if_data_loss_allowed() -> Result<()> {
     is_gone(&operator, "worker-0").await;
     // The worker may still return, so the run waits.
     let waiting = client.start(shell(&kept.name, "cat file")).await?;
-    let long_ago = "UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'worker-0'";
+    let long_ago = "UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'worker-0';
+                    UPDATE upkeep_owner SET watching_since = now() - interval '2 minutes'";
     cluster.database.execute(long_ago).await?;
 
     let seen = client.exec(&discardable.name, "ls; echo new > other").await?;

@@ -86,9 +86,10 @@ impl StoreLoad {
             idle_ttl,
             allow_data_loss: false,
             idempotency: None,
+            check_quota: false,
         };
         match self.store.session_create(new, self.quotas).await? {
-            SessionCreated::New(session) => Ok(session.id),
+            SessionCreated::New(session, _) => Ok(session.id),
             other => bail!("{other:?}"),
         }
     }

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     dispatch::Dispatch,
     options::Options,
-    quota::{OutputQuota, RunQuota},
+    quota::{OutputQuota, RunQuota, SessionQuota},
     rate_limit::RateLimits,
     rules::Rules,
     session_cache::SessionCache,
@@ -27,6 +27,7 @@ pub(crate) struct Context {
     pub(crate) run_quota: RunQuota,
     /// How fast each tenant may read lists.
     pub(crate) list_reads: RateLimits,
+    pub(crate) session_quota: SessionQuota,
     /// Checks large policies, few at a time for each tenant.
     pub(crate) policy_checks: Arc<TenantPool>,
     /// Cancelled when open streams must end because the shutdown grace is over.

@@ -1,4 +1,4 @@
-//! Quotas on runs and stored output. Counting for every run is too expensive, so a count is reused for
+//! Quotas on runs, sessions and stored output. Counting for every run or session is too expensive, so a count is reused for
 //! a short time unless it is near the quota.
 
 use std::{
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_store::{ActiveRuns, Caller, Quotas, RecentMap, Store};
+use codelia_store::{Caller, RecentMap, Store};
 use codelia_types::TenantId;
 
 use crate::status::ApiError;
@@ -61,45 +61,49 @@ impl OutputQuota {
     }
 }
 
-/// Runs of a tenant at a point in time, and what this process inserted since.
+/// What a tenant has of `N` kinds at a point in time, and how much this process inserted since.
 #[derive(Debug, Clone, Copy)]
-struct RunUsage {
-    counted: ActiveRuns,
+struct Usage<const N: usize> {
+    counted: [i64; N],
     inserted: i64,
     expires_at: Instant,
 }
 
-impl RunUsage {
-    /// Whether the tenant is so far from its quotas that the next run need not be counted.
-    fn is_far(&self, quotas: &Quotas, now: Instant) -> bool {
+impl<const N: usize> Usage<N> {
+    /// Whether the tenant is so far from its quotas that the next insert need not count.
+    fn is_far(&self, quotas: [i64; N], now: Instant) -> bool {
         let is_far = |counted: i64, quota: i64| {
             counted.saturating_add(self.inserted) < quota / 2 && self.inserted < quota / 8
         };
         now < self.expires_at
-            && is_far(self.counted.active, quotas.concurrent_runs)
-            && is_far(self.counted.queued, quotas.queued_runs)
+            && self.counted.into_iter().zip(quotas).all(|(counted, quota)| is_far(counted, quota))
     }
 }
 
-/// Decides which inserts count the runs of their tenant.
+/// Decides which inserts count what their tenant has.
 #[derive(Debug)]
-pub(crate) struct RunQuota {
-    usage: Mutex<RecentMap<TenantId, RunUsage>>,
+pub(crate) struct CountQuota<const N: usize> {
+    usage: Mutex<RecentMap<TenantId, Usage<N>>>,
 }
 
-impl Default for RunQuota {
+/// Runs that have not ended, and queued ones.
+pub(crate) type RunQuota = CountQuota<2>;
+/// Open sessions.
+pub(crate) type SessionQuota = CountQuota<1>;
+
+impl<const N: usize> Default for CountQuota<N> {
     fn default() -> Self {
         Self { usage: Mutex::new(RecentMap::new(MAX_TENANTS)) }
     }
 }
 
-impl RunQuota {
-    /// Whether the next run of the caller's tenant must be counted against its quotas. If not, the
-    /// run counts as inserted from now on.
-    pub(crate) fn must_count(&self, caller: &Caller) -> bool {
+impl<const N: usize> CountQuota<N> {
+    /// Whether the next insert of a tenant must count against its quotas. If not, it counts as
+    /// inserted from now on.
+    pub(crate) fn must_count(&self, tenant: &TenantId, quotas: [i64; N]) -> bool {
         let mut usage = lock(&self.usage);
-        let Some(usage) = usage.get(&caller.tenant) else { return true };
-        if !usage.is_far(&caller.quotas, Instant::now()) {
+        let Some(usage) = usage.get(tenant) else { return true };
+        if !usage.is_far(quotas, Instant::now()) {
             return true;
         }
         usage.inserted += 1;
@@ -107,10 +111,10 @@ impl RunQuota {
     }
 
     /// Remembers what an insert that began at `begun` counted.
-    pub(crate) fn counted(&self, tenant: &TenantId, counted: ActiveRuns, begun: Instant) {
+    pub(crate) fn counted(&self, tenant: &TenantId, counted: [i64; N], begun: Instant) {
         let now = Instant::now();
         let max_age = MAX_AGE.max(now.duration_since(begun).saturating_mul(MAX_AGE_FACTOR));
-        let usage = RunUsage { counted, inserted: 1, expires_at: now + max_age };
+        let usage = Usage { counted, inserted: 1, expires_at: now + max_age };
         lock(&self.usage).insert(tenant.clone(), usage);
     }
 }
@@ -134,16 +138,13 @@ mod tests {
     #[test]
     fn runs_are_counted_near_a_quota() {
         let (now, later) = (Instant::now(), Instant::now() + MAX_AGE);
-        let quotas = Quotas { concurrent_runs: 800, queued_runs: 80, ..Quotas::default() };
-        let usage = |active, queued, inserted| RunUsage {
-            counted: ActiveRuns { active, queued },
-            inserted,
-            expires_at: later,
-        };
-        assert!(usage(390, 30, 9).is_far(&quotas, now));
-        assert!(!usage(391, 30, 9).is_far(&quotas, now), "near the quota of active runs");
-        assert!(!usage(0, 31, 9).is_far(&quotas, now), "near the quota of queued runs");
-        assert!(!usage(0, 0, 10).is_far(&quotas, now), "this process inserted many since");
-        assert!(!usage(0, 0, 0).is_far(&quotas, later), "the count is old");
+        let quotas = [800, 80];
+        let usage =
+            |active, queued, inserted| Usage { counted: [active, queued], inserted, expires_at: later };
+        assert!(usage(390, 30, 9).is_far(quotas, now));
+        assert!(!usage(391, 30, 9).is_far(quotas, now), "near the quota of active runs");
+        assert!(!usage(0, 31, 9).is_far(quotas, now), "near the quota of queued runs");
+        assert!(!usage(0, 0, 10).is_far(quotas, now), "this process inserted many since");
+        assert!(!usage(0, 0, 0).is_far(quotas, later), "the count is old");
     }
 }

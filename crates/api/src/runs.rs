@@ -3,7 +3,9 @@
 use std::{pin::Pin, sync::Arc, time::Instant};
 
 use codelia_proto::v1::{self, run_service_server::RunService};
-use codelia_store::{Caller, EventKind, NewRun, Run, RunAdmission, RunFilter, RunState, Scope, SessionRef};
+use codelia_store::{
+    Caller, EventKind, NewRun, Quotas, Run, RunAdmission, RunFilter, RunState, Scope, SessionRef,
+};
 use codelia_telemetry::{Step, metrics, task};
 use codelia_types::{RunId, SessionId};
 use futures::{Stream, StreamExt};
@@ -95,6 +97,7 @@ impl Runs {
         let secret_env = secret_env.map_err(ApiError::internal)?;
         let admitted = Instant::now();
         metrics().step(Step::Admit, admitted - begun);
+        let Quotas { concurrent_runs, queued_runs, .. } = caller.quotas;
         let new = NewRun {
             id,
             session,
@@ -105,14 +108,14 @@ impl Runs {
             queue_timeout: request.queue_timeout.unwrap_or(options.timeouts.queue),
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
             secret_env: secret_env.as_ref(),
-            check_quotas: run_quota.must_count(caller),
+            check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
         };
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
         match admission {
             RunAdmission::Recorded { run, incarnation, counted } => {
                 if let Some(counted) = counted {
-                    run_quota.counted(&caller.tenant, counted, admitted);
+                    run_quota.counted(&caller.tenant, [counted.active, counted.queued], admitted);
                 }
                 let push = |incarnation| NextStep::Push(Push { incarnation, secret_env });
                 Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, push) })

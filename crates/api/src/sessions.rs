@@ -1,6 +1,9 @@
 //! `SessionService`: creates, shows, extends and closes sessions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
@@ -46,7 +49,7 @@ impl Sessions {
     }
 
     async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
-        let Context { options, store, .. } = &*self.context;
+        let Context { options, store, session_quota, .. } = &*self.context;
         let is_large = request.policy.is_large();
         let admit = move |rules: &Rules<'_>| {
             let spec = request.to_spec(rules)?;
@@ -64,9 +67,16 @@ impl Sessions {
             idle_ttl: request.idle_ttl,
             allow_data_loss: request.allow_data_loss,
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
+            check_quota: session_quota.must_count(&caller.tenant, [caller.quotas.sessions]),
         };
+        let begun = Instant::now();
         match store.session_create(new, caller.quotas).await {
-            Ok(SessionCreated::New(session)) => Ok(self.offer(*session).await),
+            Ok(SessionCreated::New(session, open)) => {
+                if let Some(open) = open {
+                    session_quota.counted(&caller.tenant, [open], begun);
+                }
+                Ok(self.offer(*session).await)
+            }
             Ok(SessionCreated::Existing(session)) => Ok(*session),
             Ok(SessionCreated::KeyReused) => Err(ApiError::IdempotencyKeyReused),
             Ok(SessionCreated::OverQuota) => Err(ApiError::QuotaExceeded { quota: "sessions" }),

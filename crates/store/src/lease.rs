@@ -5,7 +5,7 @@ use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, SessionId, TenantId, Wo
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::{Error, SessionSpec, Store, row};
+use crate::{Error, SessionSpec, Store, row, run};
 
 /// A worker's lease on a session.
 #[derive(Debug, Clone)]
@@ -195,14 +195,22 @@ impl Store {
     }
 }
 
-/// Whether a command may have been started in the session, or a file call made.
+/// Whether a command may have been started in the session, or a file call made. What ended before the
+/// last check of the session is in `used_at`, see `session_check.sql`.
 async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
+    run::read_in_order(tx).await?;
     let found = sqlx::query_scalar!(
-        r#"SELECT EXISTS (SELECT 1 FROM sessions WHERE id = $1 AND used_at IS NOT NULL)
-               OR EXISTS (SELECT 1 FROM live_runs WHERE session_id = $1 AND attempt > 1)
-               OR EXISTS (SELECT 1 FROM ended_runs
-                          WHERE session_id = $1
-                            AND (started_at IS NOT NULL OR attempt > 1 OR outcome ->> 'kind' = 'lost')) AS "found!""#,
+        r#"SELECT s.used_at IS NOT NULL
+               OR (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.attempt > 1 LIMIT 1) IS NOT NULL
+               OR (SELECT r.id FROM ended_runs r
+                   WHERE (r.session_id, r.id) >= (s.id, id_at(s.checked_at - interval '5 minutes'))
+                     AND (r.session_id, r.id) <= (s.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+                     AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.outcome ->> 'kind' = 'lost') LIMIT 1) IS NOT NULL
+               OR (SELECT r.id FROM ended_runs r
+                   WHERE r.id = ANY (s.live_runs)
+                     AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.outcome ->> 'kind' = 'lost') LIMIT 1) IS NOT NULL
+               AS "found!"
+           FROM sessions s WHERE s.id = $1"#,
         session.0,
     )
     .fetch_one(tx)
@@ -239,24 +247,20 @@ async fn mark_all_expired(tx: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends leases whose worker is dead. The first statement locks the rows and the second repeats the
-/// condition: a statement that waited for a row lock re-reads that row, but not the rows of other
+/// Ends leases whose worker is dead. The first two statements find and lock the rows, and the third
+/// repeats the condition: a statement that waited for a row lock re-reads that row, but not the rows of other
 /// tables, which may have changed meanwhile.
 async fn end_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, Error> {
+    let found = sqlx::query_file_scalar!("src/sql/dead_leases_find.sql", limit).fetch_all(&mut *tx).await?;
+    if found.is_empty() {
+        return Ok(0);
+    }
     let locked = sqlx::query_scalar!(
-        "SELECT s.id FROM sessions s
-         WHERE s.lease_worker IS NOT NULL
-           AND NOT EXISTS (SELECT 1 FROM workers w
-                           WHERE w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
-                             AND w.lease_until > now())
-         LIMIT $1 FOR UPDATE OF s SKIP LOCKED",
-        limit,
+        "SELECT id FROM sessions WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED",
+        &found
     )
     .fetch_all(&mut *tx)
     .await?;
-    if locked.is_empty() {
-        return Ok(0);
-    }
     let released = sqlx::query!(
         "UPDATE sessions s SET lease_worker = NULL, lease_incarnation = NULL
          WHERE s.id = ANY ($1) AND s.lease_worker IS NOT NULL

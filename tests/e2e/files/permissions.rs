@@ -91,6 +91,7 @@ async fn with_policy(
         idle_ttl: None,
         allow_data_loss: false,
         idempotency: None,
+        check_quota: true,
     };
     cluster.store.session_create(new, Quotas::default()).await?;
     Ok(format!("sessions/{id}"))

@@ -15,8 +15,6 @@ use super::{
     plan::ShortSession,
 };
 
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// What a caller of a short session observed.
 #[derive(Debug)]
 pub(crate) struct ShortObserved {
@@ -50,9 +48,7 @@ impl Callers {
         let pause = short.life / u32::try_from(short.jobs.len())?;
         let mut runs = Vec::new();
         for job in &short.jobs {
-            let mut start = request(*job, &session.name);
-            // No worker takes the session after it has expired.
-            start.queue_timeout = Some(QUEUE_TIMEOUT.try_into()?);
+            let start = request(*job, &session.name);
             let started = self.retry_until("start a run in a short session", job.api, |client| {
                 let start = start.clone();
                 async move { client.start(start).await }

@@ -159,10 +159,16 @@ impl Store {
 /// Begins a transaction whose statements read rows in the order of an index. To read all rows of a
 /// tenant and sort them is never better, but the planner may believe that while a table is small, and
 /// plans each statement only once.
-pub(super) async fn ordered(pool: &Pool) -> Result<Transaction<'static, Postgres>, Error> {
+pub(crate) async fn ordered(pool: &Pool) -> Result<Transaction<'static, Postgres>, Error> {
     let mut tx = pool.begin().await?;
-    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off").execute(&mut *tx).await?;
+    read_in_order(&mut tx).await?;
     Ok(tx)
+}
+
+/// Makes a transaction one of [`ordered`].
+pub(crate) async fn read_in_order(tx: &mut PgConnection) -> Result<(), Error> {
+    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off").execute(tx).await?;
+    Ok(())
 }
 
 /// Runs that ended meanwhile are in both; their end counts.

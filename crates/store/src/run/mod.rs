@@ -22,8 +22,9 @@ use crate::{Error, Store, row};
 
 pub use assignment::{AssignedRun, RunCommit};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
+pub(crate) use list::{ordered, read_in_order};
 pub use queue::WaitReason;
-pub(crate) use queue::end_queued;
+pub(crate) use queue::begin_queue_end;
 pub(crate) use settings::KnownSettings;
 pub use summary::{RunSummary, SpecSummary};
 

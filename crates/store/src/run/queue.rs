@@ -7,7 +7,10 @@ use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::{Error, Store, row};
+use crate::{Error, Store, pools::Pool, row};
+
+/// Queued runs that one transaction ends.
+const MAX_ENDED: i64 = 500;
 
 /// Why no worker has taken a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +118,23 @@ impl Store {
         Ok(ended.rows_affected())
     }
 
+    /// Ends queued runs of sessions that have ended, at most `limit`, and returns how many.
+    pub async fn run_end_queues_any_tenant(&self, limit: i64) -> Result<u64, Error> {
+        let sessions = sqlx::query_scalar!("SELECT session_id FROM ending_sessions LIMIT $1", limit)
+            .fetch_all(&self.pools.upkeep)
+            .await?;
+        if sessions.is_empty() {
+            return Ok(0);
+        }
+        Ok(end_queues(&self.pools.upkeep, &sessions, limit).await?.0)
+    }
+
+    /// Ends all queued runs of a session that has ended. If this fails, the upkeep continues.
+    pub(crate) async fn run_end_queue(&self, session: SessionId) -> Result<(), Error> {
+        while end_queues(&self.pools.runs, &[session.0], MAX_ENDED).await?.1 {}
+        Ok(())
+    }
+
     async fn run_waiting(&self, ids: &[Uuid]) -> Result<Vec<WaitingRun>, Error> {
         Ok(sqlx::query_file_as!(WaitingRun, "src/sql/run_wait_reason.sql", ids)
             .fetch_all(&self.pools.reads)
@@ -122,27 +142,42 @@ impl Store {
     }
 }
 
-/// Ends the queued runs of a session that the same transaction has ended before, in a statement that
-/// sees every run that was inserted until then.
-pub(crate) async fn end_queued(
+/// Ends queued runs of sessions that have ended. Returns how many, and whether some are left.
+async fn end_queues(pool: &Pool, sessions: &[Uuid], limit: i64) -> Result<(u64, bool), Error> {
+    let ended = sqlx::query_file!("src/sql/queue_end.sql", sessions, limit).execute(pool).await?;
+    let is_left = sqlx::query_scalar!(
+        r#"WITH done AS (
+               DELETE FROM ending_sessions e
+               WHERE e.session_id = ANY ($1)
+                 AND (SELECT r.id FROM live_runs r WHERE r.session_id = e.session_id AND r.state = 'queued' LIMIT 1) IS NULL
+               RETURNING e.session_id
+           )
+           SELECT EXISTS (SELECT 1 FROM ending_sessions WHERE session_id = ANY ($1) AND session_id NOT IN (SELECT session_id FROM done))
+               AS "is_left!""#,
+        sessions,
+    )
+    .fetch_one(pool)
+    .await?;
+    Ok((ended.rows_affected(), is_left))
+}
+
+/// Records that the queued runs of a session end, which the same transaction has ended before, in a
+/// statement that sees every run that was inserted until then. Returns whether there are some.
+pub(crate) async fn begin_queue_end(
     tx: &mut PgConnection,
     session: SessionId,
     outcome: &Outcome,
-) -> Result<(), Error> {
-    sqlx::query!(
-        "WITH deleted AS (
-             DELETE FROM live_runs WHERE session_id = $1 AND state = 'queued' RETURNING *
-         )
-         INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-                                 cancel_reason, created_at, ended_at, outcome)
-         SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-                cancel_reason, created_at, now(), $2
-         FROM deleted",
+) -> Result<bool, Error> {
+    let begun = sqlx::query!(
+        "INSERT INTO ending_sessions (session_id, outcome)
+         SELECT $1, $2
+         WHERE (SELECT id FROM live_runs WHERE session_id = $1 AND state = 'queued' LIMIT 1) IS NOT NULL
+         ON CONFLICT (session_id) DO NOTHING",
         session.0,
         Json(outcome) as _,
     )
     .execute(&mut *tx)
     .await?;
     sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0).execute(tx).await?;
-    Ok(())
+    Ok(begun.rows_affected() > 0)
 }

@@ -29,13 +29,16 @@ pub struct NewSession<'a> {
     pub allow_data_loss: bool,
     /// Idempotency key and hash of the request.
     pub idempotency: Option<(&'a str, &'a [u8])>,
+    /// Whether to count the tenant's sessions. Without it the caller knows that the tenant is far
+    /// from its quota.
+    pub check_quota: bool,
 }
 
 /// The answer to [`Store::session_create`].
 #[derive(Debug)]
 pub enum SessionCreated {
-    /// The session was created.
-    New(Box<Session>),
+    /// The session was created. With the tenant's other open sessions, if they were counted.
+    New(Box<Session>, Option<i64>),
     /// The idempotency key was used before with the same request. This is the session of that
     /// request.
     Existing(Box<Session>),
@@ -51,32 +54,35 @@ impl Store {
     /// # Errors
     /// [`Error::AlreadyExists`] if an open session of the tenant has the alias.
     pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
-        if !self.session_insert(&self.pools.runs, &new, quotas.sessions - QUOTA_MARGIN).await? {
+        let within = |margin| if new.check_quota { quotas.sessions - margin } else { i64::MAX };
+        let mut open = self.session_insert(&self.pools.runs, &new, within(QUOTA_MARGIN)).await?;
+        if open.is_none() {
             if let Some(existing) = self.session_existing(&new).await? {
                 return Ok(existing);
             }
             // Near the quota, inserts of a tenant are serialized so that they cannot exceed it
             // together.
             let mut tx = self.tenant_lock(new.tenant).await?;
-            let inserted = self.session_insert(&mut *tx, &new, quotas.sessions).await?;
+            open = self.session_insert(&mut *tx, &new, within(0)).await?;
             tx.commit().await?;
-            if !inserted {
+            if open.is_none() {
                 return Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota));
             }
         }
         let session = self.session_get(new.tenant, &SessionRef::Id(new.id)).await?;
         session
-            .map(|session| SessionCreated::New(Box::new(session)))
+            .map(|session| SessionCreated::New(Box::new(session), open.filter(|_| new.check_quota)))
             .ok_or(Error::RowMissing { what: "session" })
     }
 
+    /// Inserts a session and returns how many others the tenant has, as far as they were counted.
     async fn session_insert(
         &self,
         executor: impl PgExecutor<'_>,
         new: &NewSession<'_>,
         max_open: i64,
-    ) -> Result<bool, Error> {
-        let inserted = sqlx::query_file!(
+    ) -> Result<Option<i64>, Error> {
+        let inserted = sqlx::query_file_scalar!(
             "src/sql/session_create.sql",
             new.id.0,
             new.tenant.as_str(),
@@ -89,11 +95,12 @@ impl Store {
             new.idempotency.map(|(_, hash)| hash),
             max_open,
             new.allow_data_loss,
+            new.check_quota,
         )
         .fetch_optional(executor)
         .await;
         match inserted {
-            Ok(row) => Ok(row.is_some()),
+            Ok(open) => Ok(open),
             Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
                 Err(Error::AlreadyExists { what: "session alias" })
             }

@@ -1,6 +1,7 @@
 //! Ending sessions and removing their files.
 
 use codelia_types::{Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId};
+use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Session, SessionRef};
@@ -19,11 +20,13 @@ impl Store {
             .fetch_optional(&mut *tx)
             .await?;
         let Some(found) = found else { return Ok(None) };
-        if found.ended {
-            run::end_queued(&mut tx, SessionId(found.id), &Outcome::Canceled).await?;
-        }
+        let id = SessionId(found.id);
+        let has_queue = found.ended && run::begin_queue_end(&mut tx, id, &Outcome::Canceled).await?;
         tx.commit().await?;
-        self.session_get(tenant, &SessionRef::Id(SessionId(found.id))).await
+        if has_queue {
+            self.run_end_queue(id).await?;
+        }
+        self.session_get(tenant, &SessionRef::Id(id)).await
     }
 
     /// Ends a session whose files its holder cannot find, and refuses its queued runs.
@@ -43,18 +46,20 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        if ended.rows_affected() > 0 {
-            run::end_queued(&mut tx, id, &refused).await?;
-        }
+        let has_queue = ended.rows_affected() > 0 && run::begin_queue_end(&mut tx, id, &refused).await?;
         tx.commit().await?;
+        if has_queue {
+            self.run_end_queue(id).await?;
+        }
         Ok(())
     }
 
     /// Looks at open sessions that are due, at most `limit`. Ends those that are past their expiry or
-    /// idle time and have no unfinished run, and returns how many. The first statement locks the rows,
-    /// so that the second sees every run that was inserted before.
+    /// idle time and have no unfinished run, and expired ones whose runs no worker can take, and
+    /// returns how many. [`Store::run_end_queues_any_tenant`] ends these runs. The first statement
+    /// locks the rows, so that the second sees every run that was inserted before.
     pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
-        let mut tx = self.pools.upkeep.begin().await?;
+        let mut tx = run::ordered(&self.pools.upkeep).await?;
         let due = sqlx::query_scalar!(
             "SELECT id FROM sessions WHERE state = 'open' AND check_at <= now()
              ORDER BY check_at LIMIT $1 FOR UPDATE SKIP LOCKED",
@@ -65,7 +70,13 @@ impl Store {
         if due.is_empty() {
             return Ok(0);
         }
-        let ended = sqlx::query_file_scalar!("src/sql/session_check.sql", &due).fetch_one(&mut *tx).await?;
+        let refused = Outcome::Refused(Refusal {
+            reason: Reason::SessionEnded,
+            message: "the session expired before a worker took the run; create another session".into(),
+        });
+        let ended = sqlx::query_file_scalar!("src/sql/session_check.sql", &due, Json(refused) as _)
+            .fetch_one(&mut *tx)
+            .await?;
         tx.commit().await?;
         Ok(ended.unsigned_abs())
     }

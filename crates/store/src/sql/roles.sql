@@ -11,6 +11,8 @@ DECLARE
         'SELECT, UPDATE ON sessions TO codelia_worker',
         'SELECT ON run_settings TO codelia_worker, codelia_auditor',
         'SELECT, INSERT, UPDATE, DELETE ON live_runs, waiting_sessions TO codelia_worker',
+        'SELECT, INSERT, DELETE ON ending_sessions TO codelia_worker',
+        'SELECT ON upkeep_owner TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.

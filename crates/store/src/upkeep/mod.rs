@@ -128,6 +128,7 @@ impl Upkeep {
         let swept = store.lease_sweep_any_tenant(MAX_ROWS).await?;
         let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
         let expired = store.session_expire_any_tenant(MAX_ROWS).await?;
+        self.end_queues().await?;
         store.tenant_sweep_any_tenant(MAX_ROWS).await?;
         store.output_fold_any_tenant(MAX_CHANGES).await?;
         let queue_depth = store.run_queue_depth_any_tenant().await?;
@@ -136,6 +137,15 @@ impl Upkeep {
         let has_more = self.purge.pass(&self.store, &self.retention).await?;
         let pass = UpkeepPass { is_owner: true, queue_depth, swept, refused, expired, misplaced };
         Ok((pass, if has_more { Duration::ZERO } else { INTERVAL }))
+    }
+
+    /// Ends the queues of ended sessions for a limited time. The next pass continues.
+    async fn end_queues(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + PURGE_TIME;
+        while self.store.run_end_queues_any_tenant(MAX_ROWS).await? >= MAX_ROWS.unsigned_abs()
+            && Instant::now() < deadline
+        {}
+        Ok(())
     }
 
     /// Makes and drops partitions from time to time, and returns how many rows have none.

@@ -25,7 +25,10 @@ impl Store {
     ) -> Result<Claim, Error> {
         let row = sqlx::query!(
             r#"WITH claimed AS (
-                   UPDATE upkeep_owner SET holder = $1, until = now() + $2, queue_depth = coalesce($3, queue_depth)
+                   UPDATE upkeep_owner SET holder = $1, until = now() + $2, queue_depth = coalesce($3, queue_depth),
+                       -- See root_is_gone.
+                       watching_since = CASE WHEN until <= now() - interval '30 seconds' OR watching_since > now()
+                                             THEN now() ELSE watching_since END
                    -- No claim lasts longer than $2: one that seems to is from before the clock was set back.
                    WHERE holder = $1 OR until <= now() OR until > now() + 2 * $2::interval
                    RETURNING until, queue_depth
@@ -48,7 +51,7 @@ impl Store {
     }
 
     pub(super) async fn upkeep_release(&self, holder: Uuid) -> Result<(), Error> {
-        sqlx::query!("UPDATE upkeep_owner SET until = 'epoch' WHERE holder = $1", holder)
+        sqlx::query!("UPDATE upkeep_owner SET until = now() WHERE holder = $1", holder)
             .execute(&self.pools.upkeep)
             .await?;
         Ok(())

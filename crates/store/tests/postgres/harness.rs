@@ -31,11 +31,12 @@ pub(crate) struct SessionRequest<'a> {
     pub(crate) idempotency: Option<(&'a str, &'a [u8])>,
     pub(crate) ttl: Duration,
     pub(crate) idle_ttl: Option<Duration>,
+    pub(crate) check_quota: bool,
 }
 
 impl Default for SessionRequest<'_> {
     fn default() -> Self {
-        Self { alias: None, idempotency: None, ttl: LONG, idle_ttl: None }
+        Self { alias: None, idempotency: None, ttl: LONG, idle_ttl: None, check_quota: true }
     }
 }
 
@@ -101,7 +102,7 @@ impl Fixture {
         let request = SessionRequest { ttl, idle_ttl, ..SessionRequest::default() };
         let created = self.session_try(request, self.quotas).await.unwrap();
         match created {
-            SessionCreated::New(session) => *session,
+            SessionCreated::New(session, _) => *session,
             other => panic!("{other:?}"),
         }
     }
@@ -128,6 +129,7 @@ impl Fixture {
             idle_ttl: request.idle_ttl,
             allow_data_loss: false,
             idempotency: request.idempotency,
+            check_quota: request.check_quota,
         };
         self.store.session_create(new, quotas).await
     }

@@ -143,13 +143,14 @@ async fn close_ends_run_that_is_being_inserted() {
 async fn expiry_spares_session_while_run_is_inserted() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
-    let overdue = "UPDATE sessions SET expires_at = now() - interval '1 hour'";
+    let overdue = "UPDATE sessions SET expires_at = now() - interval '1 hour', check_at = now()";
     fixture.database.execute(overdue).await.unwrap();
     let mut insert = insert_in_flight(&fixture, session.id.0).await;
     let expire = async || fixture.store.session_expire_any_tenant(9).await.unwrap();
     assert_eq!(expire().await, 0, "the insert holds the session");
     sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();
-    assert_eq!(expire().await, 0, "the session has a run");
+    assert_eq!(expire().await, 1);
+    assert_eq!(fixture.store.run_end_queues_any_tenant(9).await.unwrap(), 1, "its run ends with it");
     fixture.end().await;
 }
 

@@ -107,6 +107,7 @@ async fn session_abandons_files_only_if_allowed() {
     assert!(fixture.lease(&session, &stranger).await.is_none(), "its worker may still restart");
     fixture.insert(session.id, 0).await;
     set("UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'home'").await;
+    set("UPDATE upkeep_owner SET until = now(), watching_since = now() - interval '2 minutes'").await;
     set("UPDATE sessions SET allow_data_loss = false").await;
     assert!(fixture.lease(&session, &stranger).await.is_none(), "data loss is not allowed");
     let refused = fixture.insert_try(session.id, 0, None, fixture.quotas).await;

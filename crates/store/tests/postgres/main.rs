@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod backlog;
+mod ending;
 mod failover;
 mod harness;
 mod history;

@@ -64,12 +64,14 @@ async fn worker_and_auditor_hold_only_these_privileges() {
     let worker = owned(&[
         ("_sqlx_migrations", "SELECT"),
         ("ended_runs", "INSERT SELECT"),
+        ("ending_sessions", "DELETE INSERT SELECT"),
         ("events", "INSERT"),
         ("live_runs", "DELETE INSERT SELECT UPDATE"),
         ("output_changes", "INSERT"),
         ("run_output", "INSERT SELECT"),
         ("run_settings", "SELECT"),
         ("sessions", "SELECT UPDATE"),
+        ("upkeep_owner", "SELECT"),
         ("waiting_sessions", "DELETE INSERT SELECT UPDATE"),
         ("workers", "INSERT SELECT UPDATE"),
     ]);

@@ -137,6 +137,7 @@ impl Fixture {
             idle_ttl: None,
             allow_data_loss: false,
             idempotency: None,
+            check_quota: true,
         };
         self.store.session_create(new, Quotas::default()).await.unwrap();
         id
