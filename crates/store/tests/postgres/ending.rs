@@ -184,6 +184,19 @@ async fn session_far_from_quota_is_not_counted() {
     assert!(matches!(create(true).await, SessionCreated::OverQuota));
     let counted = fixture.session_try(SessionRequest::default(), fixture.quotas).await.unwrap();
     assert!(matches!(counted, SessionCreated::New(_, Some(2))), "{counted:?}");
+    fixture
+        .execute(
+            "INSERT INTO sessions (id, tenant_id, spec, labels, expires_at)
+             SELECT gen_random_uuid(), tenant_id, spec, labels, expires_at
+             FROM generate_series(1, 20000), (SELECT * FROM sessions LIMIT 1) AS s",
+        )
+        .await;
+    let read = rows_read(&fixture, async |store| {
+        let request = SessionRequest { check_quota: false, ..SessionRequest::default() };
+        fixture.session_try_in(store, request, quotas).await.unwrap();
+    });
+    let read = read.await;
+    assert!(read < FEW, "{read} rows");
     fixture.end().await;
 }
 

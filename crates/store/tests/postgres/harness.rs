@@ -112,6 +112,15 @@ impl Fixture {
         request: SessionRequest<'_>,
         quotas: Quotas,
     ) -> Result<SessionCreated, codelia_store::Error> {
+        self.session_try_in(&self.store, request, quotas).await
+    }
+
+    pub(crate) async fn session_try_in(
+        &self,
+        store: &Store,
+        request: SessionRequest<'_>,
+        quotas: Quotas,
+    ) -> Result<SessionCreated, codelia_store::Error> {
         let spec = SessionSpec {
             mode: Mode::Logical,
             limits: Limits::default(),
@@ -131,7 +140,7 @@ impl Fixture {
             idempotency: request.idempotency,
             check_quota: request.check_quota,
         };
-        self.store.session_create(new, quotas).await
+        store.session_create(new, quotas).await
     }
 
     pub(crate) async fn lease(&self, session: &Session, worker: &Registered) -> Option<Lease> {
