@@ -25,6 +25,7 @@ mod proxy;
 mod require;
 mod scratch;
 mod screen;
+pub mod store_values;
 mod terminal;
 mod transcript;
 mod up;

@@ -6,15 +6,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use codelia_policy::{Limits, LimitsRequest, Policy, RunSpec};
 use codelia_store::{
     Lease, NewRun, NewSession, NewWorker, OutputChunk, OutputStream, Quotas, RunAdmission, RunCommit,
-    SessionCreated, SessionRef, SessionSpec, Store,
+    SessionCreated, SessionRef, Store,
 };
-use codelia_types::{
-    CommandSpec, Incarnation, Mode, Outcome, Receipt, RunId, RunResult, SessionId, TenantId, Usage,
-    Violations, WorkerId,
-};
+use codelia_tests::store_values::{exit, logical_run, logical_session, logical_worker};
+use codelia_types::{Incarnation, RunId, RunResult, SessionId, TenantId, WorkerId};
 use uuid::Uuid;
 
 const LONG: Duration = Duration::from_secs(86_400);
@@ -44,20 +41,9 @@ impl StoreLoad {
         };
         let tenant: TenantId = "load".parse()?;
         store.tenant_create(&tenant, quotas).await?;
-        let (worker, incarnation, root) =
-            ("load".parse::<WorkerId>()?, Incarnation::generate(), Uuid::now_v7());
-        let registered = NewWorker {
-            id: worker.clone(),
-            incarnation,
-            previous: None,
-            root_id: root,
-            address: "unix:/load".to_owned(),
-            modes: vec![Mode::Logical],
-            watched_modes: vec![],
-            slots: 64,
-            version: "bench".to_owned(),
-            lease_ttl: LONG,
-        };
+        let (worker, root) = ("load".parse::<WorkerId>()?, Uuid::now_v7());
+        let registered = NewWorker { slots: 64, ..logical_worker(worker.clone(), root, LONG) };
+        let incarnation = registered.incarnation;
         store.worker_register(&registered).await?;
         let mut load = Self { store, tenant, worker, incarnation, root, quotas, leases: Vec::new() };
         for _ in 0..lanes {
@@ -69,13 +55,7 @@ impl StoreLoad {
 
     /// Creates a session.
     pub(crate) async fn create_session(&self, idle_ttl: Option<Duration>) -> Result<SessionId> {
-        let spec = SessionSpec {
-            mode: Mode::Logical,
-            limits: Limits::default(),
-            requested_limits: LimitsRequest::default(),
-            network: None,
-            policy: Policy::default(),
-        };
+        let spec = logical_session();
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &self.tenant,
@@ -102,15 +82,7 @@ impl StoreLoad {
 
     /// Inserts a run.
     pub(crate) async fn insert(&self, session: SessionId) -> Result<RunId> {
-        let spec = RunSpec {
-            command: CommandSpec::new(["true"]),
-            mode: Mode::Logical,
-            network: None,
-            limits: Limits::default(),
-            requested_limits: LimitsRequest::default(),
-            policy: Policy::default(),
-            ends_with_caller: false,
-        };
+        let spec = logical_run();
         let new = NewRun {
             id: RunId::generate(),
             session,
@@ -132,20 +104,7 @@ impl StoreLoad {
     /// Commits a run with some output.
     pub(crate) async fn commit(&self, run: RunId, lease: &Lease) -> Result<()> {
         let length = i64::try_from(OUTPUT.len())?;
-        let result = RunResult {
-            outcome: Outcome::Exited(0),
-            usage: Usage::default(),
-            receipt: Receipt::default(),
-            sandbox_root: "/s".to_owned(),
-            setup_time: Some(Duration::from_micros(300)),
-            prepared: true,
-            unenforced: vec![],
-            watched: vec![],
-            output_bytes: length,
-            output_truncated: false,
-            output_total: length,
-            violations: Violations::default(),
-        };
+        let result = RunResult { output_bytes: length, output_total: length, ..exit(0) };
         let chunk =
             OutputChunk { position: 0, stream: OutputStream::Stdout, offset: 0, data: OUTPUT.to_vec() };
         let commit = RunCommit {

@@ -2,16 +2,16 @@
 
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
-use codelia_policy::{Limits, LimitsRequest, RunSpec};
+use codelia_policy::RunSpec;
 use codelia_store::{
     AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, SealedEnv,
-    Session, SessionCreated, SessionSpec, Store,
+    Session, SessionCreated, Store,
 };
-use codelia_tests::Database;
-use codelia_types::{
-    CommandSpec, Incarnation, LeaseToken, Mode, Outcome, Receipt, RunId, RunResult, SessionId, TenantId,
-    Usage, Violations, WorkerId,
+use codelia_tests::{
+    Database,
+    store_values::{exit, logical_run, logical_session, logical_worker},
 };
+use codelia_types::{Incarnation, LeaseToken, Mode, RunId, SessionId, TenantId, WorkerId};
 use uuid::Uuid;
 
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
@@ -121,13 +121,7 @@ impl Fixture {
         request: SessionRequest<'_>,
         quotas: Quotas,
     ) -> Result<SessionCreated, codelia_store::Error> {
-        let spec = SessionSpec {
-            mode: Mode::Logical,
-            limits: Limits::default(),
-            requested_limits: LimitsRequest::default(),
-            network: None,
-            policy: codelia_policy::Policy::default(),
-        };
+        let spec = logical_session();
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &self.tenant,
@@ -175,7 +169,7 @@ impl Fixture {
     }
 
     pub(crate) fn new_run(&self, session: SessionId) -> NewRun<'_> {
-        static SPEC: LazyLock<RunSpec> = LazyLock::new(run_spec);
+        static SPEC: LazyLock<RunSpec> = LazyLock::new(logical_run);
         static LABELS: BTreeMap<String, String> = BTreeMap::new();
         static SECRET: LazyLock<SealedEnv> = LazyLock::new(|| SealedEnv(b"sealed".to_vec()));
         NewRun {
@@ -217,46 +211,14 @@ impl Fixture {
 }
 
 pub(crate) fn new_worker(id: &str) -> NewWorker {
-    NewWorker {
-        id: id.parse().unwrap(),
-        incarnation: Incarnation::generate(),
-        previous: None,
-        root_id: ROOT,
-        address: format!("unix:/{id}"),
-        modes: vec![Mode::Logical],
-        watched_modes: vec![],
-        slots: 4,
-        version: "test".into(),
-        lease_ttl: LONG,
-    }
-}
-
-pub(crate) fn run_spec() -> RunSpec {
-    RunSpec {
-        command: CommandSpec::new(["true"]),
-        mode: Mode::Logical,
-        network: None,
-        limits: Limits::default(),
-        requested_limits: LimitsRequest::default(),
-        policy: codelia_policy::Policy::default(),
-        ends_with_caller: false,
-    }
+    logical_worker(id.parse().unwrap(), ROOT, LONG)
 }
 
 pub(crate) fn exited(code: i32) -> RunCommit {
-    let result = RunResult {
-        outcome: Outcome::Exited(code),
-        usage: Usage::default(),
-        receipt: Receipt::default(),
-        sandbox_root: "/s".into(),
-        setup_time: Some(Duration::from_micros(300)),
-        prepared: true,
-        unenforced: vec![],
-        watched: vec!["limits.pids".to_owned()],
-        output_bytes: 0,
-        output_truncated: false,
-        output_total: 0,
-        violations: Violations::default(),
-    };
-    RunCommit { result, started_ago: Some(Duration::from_millis(5)), tail: vec![], events: vec![] }
+    RunCommit {
+        result: exit(code),
+        started_ago: Some(Duration::from_millis(5)),
+        tail: vec![],
+        events: vec![],
+    }
 }

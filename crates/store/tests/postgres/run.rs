@@ -1,10 +1,11 @@
 //! Runs: inserted once, begun only by the holder, ended once.
 
 use codelia_store::{Cancellation, Error, RunAdmission, RunFilter, RunState, SessionRef};
+use codelia_tests::store_values::logical_run;
 use codelia_types::{Outcome, RunId};
 use futures::future::join_all;
 
-use crate::harness::{Fixture, run_spec};
+use crate::harness::Fixture;
 
 #[tokio::test]
 async fn insert_assigns_run_to_live_holder() {
@@ -219,6 +220,6 @@ async fn run_of_earlier_version_is_listed() {
     let runs = fixture.store.run_list(&fixture.tenant, &RunFilter::default(), 10).await.unwrap();
     let summary = &runs[0].spec;
     assert_eq!((summary.argv.as_slice(), summary.argv_truncated), (&["true".to_owned()][..], true));
-    assert_eq!((summary.mode, &summary.limits), (run_spec().mode, &run_spec().limits));
+    assert_eq!((summary.mode, &summary.limits), (logical_run().mode, &logical_run().limits));
     fixture.end().await;
 }

@@ -2,18 +2,18 @@
 
 use codelia_policy::RunSpec;
 use codelia_store::{NewRun, Retention, Run, RunAdmission, RunFilter, SessionRef, Store, Upkeep};
-use codelia_tests::eventually;
+use codelia_tests::{eventually, store_values::logical_run};
 use codelia_types::{CommandSpec, RunId, SessionId, TenantId};
 use sqlx::Connection;
 
 use crate::{
-    harness::{Fixture, exited, run_spec},
+    harness::{Fixture, exited},
     upkeep::rows_read,
 };
 
 /// A spec with a command of its own and settings that `pids` makes different.
 fn spec(argument: &str, pids: u64) -> RunSpec {
-    let mut spec = RunSpec { command: CommandSpec::new(["echo", argument]), ..run_spec() };
+    let mut spec = RunSpec { command: CommandSpec::new(["echo", argument]), ..logical_run() };
     spec.limits.pids = pids;
     spec.policy.process.max_processes = Some(5);
     spec
