@@ -1,5 +1,7 @@
 //! Store errors.
 
+use crate::ObjectProblem;
+
 /// SQLSTATE of a statement that reached `statement_timeout`, or that an operator canceled.
 const QUERY_CANCELED: &str = "57014";
 /// SQLSTATE of a statement that reached `lock_timeout`.
@@ -65,6 +67,22 @@ pub enum Error {
         /// What is taken.
         what: &'static str,
     },
+    /// Output outside the database could not be written, read or removed.
+    #[error("output object {name:?}: {problem}")]
+    Object {
+        /// The object.
+        name: String,
+        /// Why.
+        problem: ObjectProblem,
+    },
+    /// The store for output outside the database cannot be used.
+    #[error("output.store {location}: {problem}")]
+    OutputStore {
+        /// The store.
+        location: String,
+        /// Why, and what to do.
+        problem: String,
+    },
     /// The worker's lease expired, or another incarnation or epoch holds it now.
     #[error("lease lost")]
     Fenced,
@@ -76,7 +94,11 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
-            Self::Unavailable(_) | Self::PoolExhausted | Self::StatementTimeout(_) | Self::LockTimeout(_)
+            Self::Unavailable(_)
+                | Self::PoolExhausted
+                | Self::StatementTimeout(_)
+                | Self::LockTimeout(_)
+                | Self::Object { problem: ObjectProblem::Timeout | ObjectProblem::Failed(_), .. }
         )
     }
 }

@@ -1,4 +1,5 @@
-//! The Postgres store: all state that outlives a process, and the only SQL in Codelia.
+//! The Postgres store: all state that outlives a process, and the only SQL in Codelia. Large output
+//! may be in objects outside the database, which rows name.
 //!
 //! One file for each table. A state change is a single guarded statement: when it matches no row,
 //! the caller no longer has the right to make the change. Every query filters by tenant, or its
@@ -13,6 +14,7 @@ mod lease;
 mod lease_connection;
 mod local_postgres;
 mod migrate;
+mod objects;
 mod output;
 mod output_usage;
 mod pools;
@@ -28,6 +30,7 @@ mod worker;
 
 use std::sync::Arc;
 
+use objects::Objects;
 use pools::Pools;
 use run::KnownSettings;
 
@@ -37,6 +40,7 @@ pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
+pub use objects::{ObjectProblem, OutputLocation, OutputOptions, S3Options};
 pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
@@ -104,6 +108,8 @@ pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, Worke
 pub struct Store {
     pools: Pools,
     known_settings: Arc<KnownSettings>,
+    /// `None` if all output is in the database.
+    objects: Option<Arc<Objects>>,
 }
 
 impl Store {
@@ -112,7 +118,7 @@ impl Store {
     /// # Errors
     /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
-        Ok(Self { pools: Pools::connect(options).await?, known_settings: Arc::default() })
+        Ok(Self { pools: Pools::connect(options).await?, known_settings: Arc::default(), objects: None })
     }
 
     /// Checks that the database answers.

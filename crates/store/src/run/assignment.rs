@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::list;
-use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, output, row};
+use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, row};
 
 /// Queued runs of one session that a worker reads at once.
 const MAX_QUEUED_PER_SESSION: i64 = 256;
@@ -140,7 +140,7 @@ impl Store {
             Outcome::Exited(code) => Some(code),
             _ => None,
         };
-        let columns = output::Columns::new(&commit.tail);
+        let columns = self.output_columns(id, lease, &commit.tail).await?;
         let events = event::Columns::new(&commit.events);
         let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
@@ -173,6 +173,9 @@ impl Store {
             &events.details as _,
             &result.watched,
             result.output_total,
+            columns.object.as_deref() as _,
+            &columns.object_offsets as _,
+            &columns.lengths as _,
         )
         .fetch_optional(&self.pools.runs)
         .await?;

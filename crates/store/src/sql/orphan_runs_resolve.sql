@@ -15,7 +15,10 @@ retried AS (
     RETURNING r.id, r.session_id
 ),
 deleted_output AS (
-    DELETE FROM run_output USING retried WHERE run_id = retried.id
+    DELETE FROM run_output USING retried WHERE run_id = retried.id RETURNING object
+),
+removed_objects AS (
+    INSERT INTO output_removals SELECT DISTINCT object FROM deleted_output WHERE object IS NOT NULL ON CONFLICT DO NOTHING
 ),
 waiting AS (
     INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
@@ -34,7 +37,7 @@ lost AS (
                             worker_id, incarnation, lease_epoch, created_at, ended_at, outcome, output_bytes)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
            worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost"}',
-           (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = deleted.id)
+           (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = deleted.id)
     FROM deleted
     RETURNING id, tenant_id, output_bytes
 ),

@@ -15,6 +15,7 @@ DECLARE
         'SELECT ON upkeep_owner TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',
+        'SELECT, UPDATE (location) ON output_store TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
         'SELECT ON events, ended_runs TO codelia_auditor'
     ];

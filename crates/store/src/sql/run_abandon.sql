@@ -9,7 +9,7 @@ ended AS (
                             worker_id, incarnation, lease_epoch, created_at, ended_at, outcome, output_bytes)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
            worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost"}',
-           (SELECT coalesce(sum(octet_length(data)), 0) FROM run_output WHERE run_id = abandoned.id)
+           (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = abandoned.id)
     FROM abandoned
     RETURNING id, tenant_id, output_bytes
 )

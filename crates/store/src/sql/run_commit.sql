@@ -23,10 +23,10 @@ committed AS (
     RETURNING id, session_id, tenant_id, attempt, started_at, ended_at, cancel_reason, output_bytes
 ),
 stored AS (
-    INSERT INTO run_output (run_id, position, stream, stream_offset, data)
-    SELECT committed.id, c.position, c.stream, c.stream_offset, c.data
-    FROM committed, unnest($16::bigint[], $17::smallint[], $18::bigint[], $19::bytea[])
-        AS c (position, stream, stream_offset, data)
+    INSERT INTO run_output (run_id, position, stream, stream_offset, data, object, object_offset, length)
+    SELECT committed.id, c.position, c.stream, c.stream_offset, c.data, $27, c.object_offset, c.length
+    FROM committed, unnest($16::bigint[], $17::smallint[], $18::bigint[], $19::bytea[], $28::integer[], $29::integer[])
+        AS c (position, stream, stream_offset, data, object_offset, length)
     ON CONFLICT (run_id, position) DO NOTHING
 ),
 counted AS (

@@ -4,7 +4,10 @@ WITH deleted AS (
 ),
 deleted_output AS (
     DELETE FROM run_output WHERE run_id = ANY ($1) AND run_id >= $2 AND run_id <= $3
-    RETURNING run_id, octet_length(data) AS bytes
+    RETURNING run_id, coalesce(length, octet_length(data)) AS bytes, object
+),
+removed_objects AS (
+    INSERT INTO output_removals SELECT DISTINCT object FROM deleted_output WHERE object IS NOT NULL ON CONFLICT DO NOTHING
 ),
 deleted_keys AS (
     DELETE FROM run_keys WHERE run_id = ANY ($1)

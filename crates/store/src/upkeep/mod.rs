@@ -3,13 +3,20 @@
 //! Ownership saves work; nothing depends on it. Every statement is also right while two processes
 //! execute it, so an owner that was replaced without knowing does no harm.
 
+mod objects;
 mod output;
 mod owner;
 mod partitions;
 mod purge;
 mod retention;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -79,6 +86,8 @@ pub struct Upkeep {
     partitions_at: Option<Instant>,
     /// What the last pass counted, to be stored with the next renewal.
     queue_depth: Option<i64>,
+    /// What the last pass found, for the loop that removes objects.
+    is_owner: Arc<AtomicBool>,
 }
 
 impl Upkeep {
@@ -92,11 +101,17 @@ impl Upkeep {
             purge: Purge::default(),
             partitions_at: None,
             queue_depth: None,
+            is_owner: Arc::default(),
         }
     }
 
     /// Makes passes until it is dropped, and reports each.
     pub async fn run(&mut self, observe: impl Fn(&UpkeepPass)) {
+        let removal = objects::run(self.store.clone(), self.retention, self.is_owner.clone());
+        tokio::join!(self.passes(observe), removal);
+    }
+
+    async fn passes(&mut self, observe: impl Fn(&UpkeepPass)) {
         loop {
             let delay = match self.pass().await {
                 Ok((pass, delay)) => {
@@ -119,6 +134,7 @@ impl Upkeep {
     /// If a statement fails. The next pass repeats what is left.
     pub async fn pass(&mut self) -> Result<(UpkeepPass, Duration), Error> {
         let claim = self.store.upkeep_claim(self.holder, TTL, self.queue_depth.take()).await?;
+        self.is_owner.store(claim.is_owner, Ordering::Relaxed);
         if !claim.is_owner {
             let pass = UpkeepPass { queue_depth: claim.queue_depth, ..UpkeepPass::default() };
             // When the owner has not renewed by then, it is gone.

@@ -111,7 +111,11 @@ async fn delete_due(
         sqlx::query!(
             "WITH deleted AS (
                  DELETE FROM run_output WHERE run_id = ANY ($1) AND run_id >= $2 AND run_id <= $3
-                 RETURNING run_id, octet_length(data) AS bytes
+                 RETURNING run_id, coalesce(length, octet_length(data)) AS bytes, object
+             ),
+             removed_objects AS (
+                 INSERT INTO output_removals SELECT DISTINCT object FROM deleted WHERE object IS NOT NULL
+                 ON CONFLICT DO NOTHING
              )
              INSERT INTO output_changes (tenant_id, day, bytes)
              SELECT $4, run_day(run_id), -sum(bytes) FROM deleted GROUP BY run_day(run_id)",

@@ -1,0 +1,303 @@
+//! Large output outside the database: objects in a directory or a bucket, named by rows of
+//! `run_output`.
+//!
+//! An object is written before the row that names it, and removed after it. What no row names is
+//! garbage: `upkeep/objects.rs` removes it.
+
+mod directory;
+mod identity;
+mod name;
+mod s3;
+
+use std::{fmt, io, ops::Range, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use self::{
+    directory::{Directory, FileList},
+    s3::S3,
+};
+use crate::Error;
+
+pub(crate) use self::name::ObjectName;
+pub use self::s3::S3Options;
+
+/// Maximum time of one request to a server.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time of a call with its retries.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Calls of one process at a time, so that a slow store takes neither all threads nor much memory.
+const MAX_CALLS: usize = 32;
+
+/// Where output is stored.
+#[derive(Debug, Clone)]
+pub struct OutputOptions {
+    /// Where large output goes.
+    pub location: OutputLocation,
+    /// Output of one flush that is stored in the database; more goes to an object.
+    pub inline_bytes: usize,
+}
+
+/// Where large output goes.
+#[derive(Debug, Clone)]
+pub enum OutputLocation {
+    /// To the database, as all output.
+    Postgres,
+    /// To files in a directory.
+    Directory(PathBuf),
+    /// To a bucket.
+    S3(S3Options),
+}
+
+impl FromStr for OutputLocation {
+    type Err = &'static str;
+
+    /// Parses `postgres`, `file:///PATH` or `s3://BUCKET/PREFIX`; the bucket is one of AWS.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const EXPECTED: &str = "expected postgres, file:///PATH or s3://BUCKET/PREFIX";
+        if text == "postgres" {
+            return Ok(Self::Postgres);
+        }
+        if let Some(path) = text.strip_prefix("file://") {
+            let is_root = path.trim_matches('/').is_empty();
+            return if path.starts_with('/') && !is_root { Ok(Self::Directory(path.into())) } else { Err(EXPECTED) };
+        }
+        let (bucket, prefix) = match text.strip_prefix("s3://").ok_or(EXPECTED)?.split_once('/') {
+            Some((bucket, prefix)) => (bucket, prefix.trim_end_matches('/')),
+            None => (text.trim_start_matches("s3://"), ""),
+        };
+        if bucket.is_empty() {
+            return Err(EXPECTED);
+        }
+        Ok(Self::S3(S3Options {
+            bucket: bucket.to_owned(),
+            prefix: prefix.to_owned(),
+            endpoint: None,
+            region: "us-east-1".to_owned(),
+            credentials: None,
+        }))
+    }
+}
+
+impl fmt::Display for OutputLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Postgres => write!(f, "postgres"),
+            Self::Directory(path) => write!(f, "file://{}", path.display()),
+            Self::S3(S3Options { bucket, prefix, .. }) => write!(f, "s3://{bucket}/{prefix}"),
+        }
+    }
+}
+
+/// Why an object could not be written, read or removed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectProblem {
+    /// The object does not exist.
+    #[error("not found")]
+    Missing,
+    /// The object is shorter than its row says.
+    #[error("shorter than {expected} bytes")]
+    Shortened {
+        /// The size that the row asks for.
+        expected: u64,
+    },
+    /// The process has no store.
+    #[error("this process has output.store = postgres: set it as the workers do and restart")]
+    NotConfigured,
+    /// It took too long. The same call may succeed later.
+    #[error("timed out")]
+    Timeout,
+    /// The disk or the server failed. The same call may succeed later.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<io::Error> for ObjectProblem {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::NotFound { Self::Missing } else { Self::Failed(error.to_string()) }
+    }
+}
+
+impl From<object_store::Error> for ObjectProblem {
+    fn from(error: object_store::Error) -> Self {
+        match error {
+            object_store::Error::NotFound { .. } => Self::Missing,
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// The objects of an installation.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    place: Place,
+    location: String,
+    inline_bytes: usize,
+    permits: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+enum Place {
+    Directory(Directory),
+    S3(S3),
+}
+
+impl Objects {
+    /// `None` if all output goes to the database.
+    fn open(options: &OutputOptions) -> Result<Option<Self>, ObjectProblem> {
+        let place = match &options.location {
+            OutputLocation::Postgres => return Ok(None),
+            OutputLocation::Directory(path) => Place::Directory(Directory::open(path)?),
+            OutputLocation::S3(options) => Place::S3(S3::open(options)?),
+        };
+        Ok(Some(Self {
+            place,
+            location: options.location.to_string(),
+            inline_bytes: options.inline_bytes,
+            permits: Arc::new(Semaphore::new(MAX_CALLS)),
+        }))
+    }
+
+    /// Whether output of this size goes to an object.
+    pub(crate) fn takes(&self, bytes: usize) -> bool {
+        bytes > self.inline_bytes
+    }
+
+    /// Writes an object. It is durable when this returns.
+    pub(crate) async fn put(&self, name: &str, data: Bytes) -> Result<(), Error> {
+        let put = async {
+            let permit = self.permit().await?;
+            match &self.place {
+                Place::Directory(directory) => directory.put(name, data, permit).await,
+                Place::S3(s3) => s3.put(name, data).await,
+            }
+        };
+        limited(put).await.map_err(|problem| match problem {
+            // A directory or bucket may be created again: the object is not lost.
+            ObjectProblem::Missing => object_error(name, ObjectProblem::Failed("no such directory".to_owned())),
+            problem => object_error(name, problem),
+        })
+    }
+
+    /// Reads a part of an object.
+    ///
+    /// # Errors
+    /// [`ObjectProblem::Missing`] and [`ObjectProblem::Shortened`] if it does not have all of it.
+    pub(crate) async fn read(&self, name: &str, range: Range<u64>) -> Result<Bytes, Error> {
+        let (length, expected) = (range.end.saturating_sub(range.start), range.end);
+        let read = async {
+            let permit = self.permit().await?;
+            let data = match &self.place {
+                Place::Directory(directory) => directory.read(name, range, permit).await?,
+                Place::S3(s3) => s3.read(name, range).await?,
+            };
+            let is_whole = u64::try_from(data.len()).is_ok_and(|found| found == length);
+            if is_whole { Ok(data) } else { Err(ObjectProblem::Shortened { expected }) }
+        };
+        limited(read).await.map_err(|problem| object_error(name, problem))
+    }
+
+    /// Removes objects; those that do not exist are fine.
+    pub(crate) async fn delete(&self, names: &[String]) -> Result<(), Error> {
+        let delete = async {
+            let permit = self.permit().await?;
+            match &self.place {
+                Place::Directory(directory) => directory.delete(names, permit).await,
+                Place::S3(s3) => s3.delete(names).await,
+            }
+        };
+        let first = names.first().map_or("", String::as_str);
+        limited(delete).await.map_err(|problem| object_error(first, problem))
+    }
+
+    /// The days that have objects.
+    pub(crate) async fn days(&self) -> Result<Vec<String>, Error> {
+        let days = async {
+            let permit = self.permit().await?;
+            match &self.place {
+                Place::Directory(directory) => directory.days(permit).await,
+                Place::S3(s3) => s3.days().await,
+            }
+        };
+        limited(days).await.map_err(|problem| object_error("", problem))
+    }
+
+    /// Lists the objects of a day.
+    pub(crate) async fn list(&self, day: &str) -> Result<ObjectList<'_>, Error> {
+        let list = async {
+            Ok(match &self.place {
+                Place::Directory(directory) => Names::Files(directory.list(day, self.permit().await?).await?),
+                Place::S3(s3) => Names::Keys(s3.list(day)),
+            })
+        };
+        let names = limited(list).await.map_err(|problem| object_error(day, problem))?;
+        Ok(ObjectList { objects: self, names })
+    }
+
+    /// Removes what a day without objects leaves behind.
+    pub(crate) async fn remove_day(&self, day: &str) -> Result<(), Error> {
+        let remove = async {
+            match &self.place {
+                Place::Directory(directory) => directory.remove_day(day, self.permit().await?).await,
+                Place::S3(_) => Ok(()),
+            }
+        };
+        limited(remove).await.map_err(|problem| object_error(day, problem))
+    }
+
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, ObjectProblem> {
+        self.permits.clone().acquire_owned().await.map_err(|_| ObjectProblem::Timeout)
+    }
+}
+
+/// The objects of a day.
+pub(crate) struct ObjectList<'a> {
+    objects: &'a Objects,
+    names: Names,
+}
+
+enum Names {
+    Files(FileList),
+    Keys(BoxStream<'static, Result<String, ObjectProblem>>),
+}
+
+impl ObjectList<'_> {
+    /// Returns up to `limit` more names; none at the end.
+    pub(crate) async fn next(&mut self, limit: usize) -> Result<Vec<String>, Error> {
+        let next = async {
+            match &mut self.names {
+                Names::Files(files) => files.next(limit, self.objects.permit().await?).await,
+                Names::Keys(keys) => keys.by_ref().take(limit).try_collect().await,
+            }
+        };
+        limited(next).await.map_err(|problem| object_error("", problem))
+    }
+}
+
+async fn limited<T>(call: impl Future<Output = Result<T, ObjectProblem>>) -> Result<T, ObjectProblem> {
+    timeout(TIMEOUT, call).await.map_err(|_| ObjectProblem::Timeout).flatten()
+}
+
+fn object_error(name: &str, problem: ObjectProblem) -> Error {
+    Error::Object { name: name.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn location_is_parsed_and_shown() {
+        for text in ["postgres", "file:///var/lib/codelia/output", "s3://bucket/some/prefix", "s3://bucket/"] {
+            assert_eq!(text.parse::<OutputLocation>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "directory", "file://relative", "file:///", "s3://", "s3:///x", "gs://b/p", "/var"] {
+            assert!(wrong.parse::<OutputLocation>().is_err(), "{wrong}");
+        }
+    }
+}
