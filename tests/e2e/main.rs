@@ -41,6 +41,7 @@ mod operators;
 mod ordinary_user;
 mod outages;
 mod output;
+mod output_objects;
 mod policy;
 mod policy_load;
 mod pooler;

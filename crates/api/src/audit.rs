@@ -68,6 +68,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::RunNotRunning
         | ApiError::SessionDataLost
         | ApiError::OutputExpired
+        | ApiError::OutputDataLost { .. }
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded
         | ApiError::QueryTimeout

@@ -67,7 +67,9 @@ impl<'a> Columns<'a> {
     fn in_object(mut self, name: &ObjectName) -> Result<(Self, Bytes), Error> {
         let parts: Vec<&[u8]> = self.data.iter_mut().filter_map(Option::take).collect();
         let mut end = 0;
-        for (part, (offset, length)) in parts.iter().zip(self.object_offsets.iter_mut().zip(&mut self.lengths)) {
+        for (part, (offset, length)) in
+            parts.iter().zip(self.object_offsets.iter_mut().zip(&mut self.lengths))
+        {
             let size = i32::try_from(part.len()).ok();
             (*offset, *length) = (Some(end), size);
             end = size.and_then(|size| end.checked_add(size)).ok_or(TOO_LARGE)?;
@@ -153,7 +155,9 @@ impl Store {
     ) -> Result<Columns<'a>, Error> {
         let columns = Columns::inline(chunks);
         let bytes = chunks.iter().map(|chunk| chunk.data.len()).sum();
-        let (Some(first), Some(objects)) = (chunks.first(), self.objects.as_ref()) else { return Ok(columns) };
+        let (Some(first), Some(objects)) = (chunks.first(), self.objects.as_ref()) else {
+            return Ok(columns);
+        };
         if !objects.takes(bytes) {
             return Ok(columns);
         }

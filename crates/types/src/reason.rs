@@ -130,6 +130,9 @@ reasons! {
     OutputExpired = "OUTPUT_EXPIRED",
         "the output of the run was deleted after its retention",
         "read the result with `GetRun`; ask an operator to keep output for longer";
+    OutputDataLost = "OUTPUT_DATA_LOST",
+        "an object that holds output of the run is missing or too short; `object` names it",
+        "report the object to the operator, who can look for it in `output.store`";
     RunNotRunning = "RUN_NOT_RUNNING",
         "the run is queued or has ended, and the call needs its command",
         "watch the run for its start, or start it again";

@@ -3,12 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    ops::Bound,
     os::unix::fs::FileTypeExt,
     path::Path,
 };
 
-use anyhow::Result;
-use sqlx::{Connection, PgConnection, Row};
+use anyhow::{Context, Result, bail};
+use sqlx::{
+    Connection, PgConnection, Row,
+    postgres::{PgRow, types::PgRange},
+};
 use uuid::Uuid;
 
 use super::{
@@ -126,16 +130,18 @@ SELECT (r.labels ->> $1)::bigint, r.session_id, r.state, coalesce(r.outcome ->> 
        r.attempt, r.lease_epoch, r.incarnation, printed.data, printed.gaps,
        (SELECT count(*) FROM chaos_ends e WHERE e.run_id = r.id),
        (SELECT count(*) FROM chaos_ends e WHERE e.run_id = r.id AND NOT e.authorized),
-       r.outcome -> 'detail' ->> 'reason', r.tenant_id, r.worker_id
+       r.outcome -> 'detail' ->> 'reason', r.tenant_id, r.worker_id, printed.objects, printed.ranges
 FROM runs r CROSS JOIN LATERAL (
-    SELECT coalesce(string_agg(o.data, '' ORDER BY o.position), '') AS data,
+    SELECT array_agg(o.data ORDER BY o.position) AS data, array_agg(o.object ORDER BY o.position) AS objects,
+           array_agg(int8range(o.object_offset, o.object_offset + o.length) ORDER BY o.position) AS ranges,
            count(*) FILTER (WHERE o.position <> o.expected) AS gaps
-    FROM (SELECT data, position, lag(position + octet_length(data), 1, 0::bigint) OVER (ORDER BY position) AS expected
+    FROM (SELECT *, lag(position + coalesce(length, octet_length(data)), 1, 0::bigint) OVER (ORDER BY position) AS expected
           FROM run_output WHERE run_id = r.id) o
 ) printed
 WHERE r.labels ? $1 ORDER BY 1";
 
-pub(crate) async fn load_runs(connection: &mut PgConnection) -> Result<Vec<Recorded>> {
+/// Loads the runs, and the output that is in objects in a directory.
+pub(crate) async fn load_runs(connection: &mut PgConnection, objects: &Path) -> Result<Vec<Recorded>> {
     let rows = sqlx::query(SELECT_RUNS).bind(LABEL).fetch_all(connection).await?;
     rows.into_iter()
         .map(|row| {
@@ -148,7 +154,7 @@ pub(crate) async fn load_runs(connection: &mut PgConnection) -> Result<Vec<Recor
                 attempt: row.try_get(5)?,
                 epoch: row.try_get(6)?,
                 incarnation: row.try_get(7)?,
-                output: Output(row.try_get(8)?),
+                output: load_output(&row, objects)?,
                 gaps: row.try_get(9)?,
                 ends: row.try_get(10)?,
                 unauthorized_ends: row.try_get(11)?,
@@ -158,6 +164,30 @@ pub(crate) async fn load_runs(connection: &mut PgConnection) -> Result<Vec<Recor
             })
         })
         .collect()
+}
+
+/// The stored output: bytes of rows, and of objects that rows name.
+fn load_output(row: &PgRow, directory: &Path) -> Result<Output> {
+    let data: Option<Vec<Option<Vec<u8>>>> = row.try_get(8)?;
+    let objects: Option<Vec<Option<String>>> = row.try_get(15)?;
+    let ranges: Option<Vec<Option<PgRange<i64>>>> = row.try_get(16)?;
+    let places = objects.unwrap_or_default().into_iter().zip(ranges.unwrap_or_default());
+    let mut output = Vec::new();
+    for (data, place) in data.unwrap_or_default().into_iter().zip(places) {
+        match (data, place) {
+            (Some(data), _) => output.extend(data),
+            (
+                None,
+                (Some(object), Some(PgRange { start: Bound::Included(start), end: Bound::Excluded(end) })),
+            ) => {
+                let all = fs::read(directory.join(&object)).with_context(|| format!("object {object}"))?;
+                let part = all.get(usize::try_from(start)?..usize::try_from(end)?);
+                output.extend(part.with_context(|| format!("object {object} is too short"))?);
+            }
+            (None, place) => bail!("a row has neither data nor an object: {place:?}"),
+        }
+    }
+    Ok(Output(output))
 }
 
 /// A line in a session: the number of the run that wrote it, and the word if it is a mark.

@@ -33,9 +33,9 @@ impl Defect {
         match self {
             Self::OutputChanged => Some(
                 "CREATE FUNCTION chaos_change() RETURNS trigger LANGUAGE plpgsql AS $$
-                 BEGIN NEW.data := set_byte(NEW.data, 500, 33); RETURN NEW; END $$;
+                 BEGIN NEW.data := set_byte(NEW.data, 500, 33); NEW.length := NEW.length - 1; RETURN NEW; END $$;
                  CREATE TRIGGER chaos_change BEFORE INSERT ON run_output
-                 FOR EACH ROW WHEN (octet_length(NEW.data) > 500) EXECUTE FUNCTION chaos_change();",
+                 FOR EACH ROW WHEN (coalesce(NEW.length, octet_length(NEW.data)) > 500) EXECUTE FUNCTION chaos_change();",
             ),
             Self::SessionClosed => Some(
                 "CREATE FUNCTION chaos_close() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -256,7 +256,7 @@ async fn recover(
         eprintln!("some runs did not end within {RECOVERY_TIMEOUT:?}");
     }
     let mut connection = database.connection().await?;
-    let runs = checks::load_runs(&mut connection).await?;
+    let runs = checks::load_runs(&mut connection, &system::output_directory(&system.cluster)).await?;
     let renewals = fault_log::load_renewals(&mut connection).await?;
     let ends = short_sessions::load_ends(&mut connection).await?;
     checks::close(connection).await;

@@ -85,7 +85,8 @@ impl TestSystem {
         }
         let disk = Disk::mount(&cluster.directory().join("small"), WORKER_DISK)?;
         let (mut proxies, mut links) = (Vec::new(), Vec::new());
-        let tls = internal_tls(&cluster)?;
+        let mut shared = internal_tls(&cluster)?;
+        shared.push(("CODELIA_OUTPUT_STORE", format!("file://{}", output_directory(&cluster).display())));
         for number in 0..WORKERS {
             let proxy = Proxy::to(database.target(), disabled.replacements())?;
             let address = worker_address();
@@ -96,7 +97,7 @@ impl TestSystem {
                 ("CODELIA_WORKER_LISTEN", &address),
                 ("CODELIA_WORKER_ADVERTISE", &format!("https://127.0.0.1:{}", link.port())),
             ];
-            add_worker(&mut cluster, number, disabled, &tls, &own).await?;
+            add_worker(&mut cluster, number, disabled, &shared, &own).await?;
             proxies.push(proxy);
             links.push(link);
         }
@@ -104,7 +105,7 @@ impl TestSystem {
             let proxy = Proxy::to(database.target(), &[])?;
             let url = database_url(&cluster, &format!("api-{number}"), &proxy);
             let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
-            settings.extend(tls.iter().map(|(name, value)| (*name, value.as_str())));
+            settings.extend(shared.iter().map(|(name, value)| (*name, value.as_str())));
             cluster.add_api_with(&settings).await?;
             proxies.push(proxy);
         }
@@ -304,12 +305,12 @@ async fn add_worker(
     cluster: &mut Cluster,
     number: usize,
     disabled: DisabledSafeguard,
-    tls: &[(&'static str, String)],
+    shared: &[(&'static str, String)],
     own: &[(&str, &str)],
 ) -> Result<()> {
     let root = cluster.directory().join("small/root").display().to_string();
     let mut settings = own.to_vec();
-    settings.extend(tls.iter().map(|(name, value)| (*name, value.as_str())));
+    settings.extend(shared.iter().map(|(name, value)| (*name, value.as_str())));
     settings.extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
     settings.extend(disabled.settings());
     cluster.add_worker_with(&settings).await
@@ -325,6 +326,11 @@ fn internal_tls(cluster: &Cluster) -> Result<Vec<(&'static str, String)>> {
         ("CODELIA_INTERNAL_TLS_KEY", "inside.key"),
     ];
     Ok(files.map(|(name, file)| (name, directory.join(file).display().to_string())).to_vec())
+}
+
+/// Where large output of all processes goes.
+pub(crate) fn output_directory(cluster: &Cluster) -> PathBuf {
+    cluster.directory().join("output")
 }
 
 /// The address that a worker listens on. No other process uses its host, and no other worker its

@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use codelia_policy::{LimitError, PlanError, PolicyError};
+use codelia_store::ObjectProblem;
 use codelia_telemetry::TenantBusy;
 
 use super::{error::ApiError, file::FileError};
@@ -17,6 +18,13 @@ impl From<codelia_store::Error> for ApiError {
                 Self::Unavailable { detail }
             }
             E::StatementTimeout(_) => Self::QueryTimeout,
+            E::Object { name, problem } => match problem {
+                ObjectProblem::Missing | ObjectProblem::Shortened { .. } => {
+                    Self::OutputDataLost { object: name, problem: problem.to_string() }
+                }
+                ObjectProblem::Timeout | ObjectProblem::Failed(_) => Self::Unavailable { detail },
+                ObjectProblem::NotConfigured => Self::Internal { detail },
+            },
             E::InvalidUrl
             | E::TooFewConnections { .. }
             | E::MigrateThroughPooler
@@ -25,6 +33,7 @@ impl From<codelia_store::Error> for ApiError {
             | E::Migrate(_)
             | E::NotMigrated
             | E::AlreadyExists { .. }
+            | E::OutputStore { .. }
             | E::Fenced => Self::Internal { detail },
         }
     }

@@ -58,6 +58,8 @@ pub(crate) enum ApiError {
     SessionDataLost,
     /// The output of the run is deleted.
     OutputExpired,
+    /// An object with output of the run is missing or too short.
+    OutputDataLost { object: String, problem: String },
     /// The installation does not allow the mode.
     ModeNotAllowed { mode: Mode },
     /// The mode isolates less than the tenant's isolation floor.
@@ -180,6 +182,9 @@ impl ApiError {
             }
             Self::OutputExpired => {
                 "the output of the run was deleted after its retention; `GetRun` has the result".into()
+            }
+            Self::OutputDataLost { object, problem } => {
+                format!("output of the run is lost: object {object:?}: {problem}; `GetRun` has the result")
             }
             Self::ModeNotAllowed { mode } => {
                 format!("mode: {mode} is not allowed on this installation; choose another")

@@ -47,6 +47,7 @@ impl ApiError {
             Self::RunNotRunning => (Code::FailedPrecondition, Reason::RunNotRunning),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
             Self::OutputExpired => (Code::FailedPrecondition, Reason::OutputExpired),
+            Self::OutputDataLost { .. } => (Code::DataLoss, Reason::OutputDataLost),
             Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
             Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
             Self::ModeUnavailable { .. } => (Code::FailedPrecondition, Reason::ModeUnavailable),
@@ -66,6 +67,7 @@ impl ApiError {
             Self::Unavailable { detail } => tracing::warn!(detail, "unavailable"),
             Self::QueryTimeout => tracing::warn!("a statement took too long"),
             Self::Internal { detail } => tracing::error!(detail, "internal error"),
+            Self::OutputDataLost { object, problem } => tracing::error!(object, problem, "output is lost"),
             Self::InvalidField { .. }
             | Self::NotFound { .. }
             | Self::Unauthenticated
@@ -128,6 +130,7 @@ impl ApiError {
             Self::IdempotencyKeyReused => named("field", "idempotency_key"),
             Self::AliasInUse => named("field", "alias"),
             Self::NoSecretKey => named("field", "command.secret_env"),
+            Self::OutputDataLost { object, .. } => named("object", object),
             Self::TenantExists => named("field", "tenant_id"),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
@@ -253,6 +256,7 @@ mod tests {
             (ApiError::RunNotRunning, Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::OutputExpired, Code::FailedPrecondition),
+            (ApiError::OutputDataLost { object: "o".into(), problem: "not found".into() }, Code::DataLoss),
             (ApiError::ModeNotAllowed { mode: Mode::Logical }, Code::FailedPrecondition),
             (
                 ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Full },

@@ -41,8 +41,7 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let options = options::api(config, backends::configured_mode(config)?, options::SEPARATE)?;
-    let store = connect(config, DatabaseUse::Calls).await?;
-    store.check_migrated().await?;
+    let store = connect_migrated(config, DatabaseUse::Calls).await?;
     let service = codelia_api::Service::bind(options, store.clone()).await?;
     let address = service.local_addr();
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
@@ -71,8 +70,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let id = config.worker.id.as_deref().unwrap_or(&default_id);
     let socket = config.data_dir.join(format!("run/{id}.sock"));
     let options = options::worker(config, &default_id, &socket, uids, options::SEPARATE)?;
-    let store = connect(config, DatabaseUse::Worker).await?;
-    store.check_migrated().await?;
+    let store = connect_migrated(config, DatabaseUse::Worker).await?;
     let id = options.id.clone();
     let service = codelia_worker::Service::start(options, store.clone(), backends).await?;
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
@@ -107,6 +105,14 @@ async fn connect(config: &Config, used_for: DatabaseUse) -> Result<Store> {
     let options = options::store(config, used_for)?
         .context("no database configured: set database.url or CODELIA_DATABASE_URL")?;
     Store::connect(options).await.context("cannot connect to the database")
+}
+
+/// Connects to the database and to the store of output.
+async fn connect_migrated(config: &Config, used_for: DatabaseUse) -> Result<Store> {
+    let output = options::output(config, None)?;
+    let store = connect(config, used_for).await?;
+    store.check_migrated().await?;
+    Ok(store.with_output(&output).await?)
 }
 
 /// Serves metrics and readiness over HTTP.

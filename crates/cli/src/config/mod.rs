@@ -46,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) instances_dir: Option<PathBuf>,
     pub(crate) profile: Profile,
     pub(crate) database: Database,
+    pub(crate) output: OutputStore,
     pub(crate) api: Api,
     pub(crate) metrics: Metrics,
     #[serde(default)]
@@ -81,6 +82,20 @@ pub(crate) struct Database {
     pub(crate) statement_timeout_ms: NonZeroU64,
     pub(crate) read_timeout_ms: NonZeroU64,
     pub(crate) lock_timeout_ms: NonZeroU64,
+}
+
+/// Where the output of runs is stored.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutputStore {
+    /// `postgres`, `file:///PATH` or `s3://BUCKET/PREFIX`.
+    pub(crate) store: Option<String>,
+    /// More output at a time goes to the store.
+    pub(crate) inline_kb: u32,
+    pub(crate) s3_endpoint: Option<String>,
+    pub(crate) s3_region: String,
+    pub(crate) s3_access_key_id: Option<String>,
+    pub(crate) s3_secret_access_key: Option<SecretString>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -90,9 +90,13 @@ mod tests {
 
     #[test]
     fn secrets_are_masked() {
-        let variables = [("CODELIA_API_KEY", "cdl_hush"), ("CODELIA_DATABASE_URL", "postgres://u:hush@h/d")];
+        let variables = [
+            ("CODELIA_API_KEY", "cdl_hush"),
+            ("CODELIA_DATABASE_URL", "postgres://u:hush@h/d"),
+            ("CODELIA_OUTPUT_S3_SECRET_ACCESS_KEY", "hush"),
+        ];
         let loaded = loaded(None, &[], &variables).unwrap();
-        for path in ["client.api_key", "database.url"] {
+        for path in ["client.api_key", "database.url", "output.s3_secret_access_key"] {
             assert_eq!(shown(&loaded, path).0.as_deref(), Some(MASK));
         }
         assert!(!format!("{:?}", loaded.config).contains("hush"));

@@ -4,6 +4,7 @@ mod api;
 mod connections;
 mod database;
 mod limits;
+mod output;
 mod retention;
 mod secrets;
 mod tls;
@@ -20,6 +21,7 @@ pub(crate) use self::{
     api::api,
     connections::{metrics, raise_open_files},
     database::{DatabaseUse, database, store},
+    output::output,
     worker::{host_id, reserve_uids, separates_users, worker},
 };
 use crate::config::Config;

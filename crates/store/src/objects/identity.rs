@@ -24,7 +24,9 @@ impl Store {
         let Some(objects) = Objects::open(options).map_err(|problem| refuse(problem.to_string()))? else {
             return match self.output_store().await?.1 {
                 None => Ok(self),
-                Some(used) => Err(refuse(format!("this database has output in {used} (set output.store to it)"))),
+                Some(used) => {
+                    Err(refuse(format!("this database has output in {used} (set output.store to it)")))
+                }
             };
         };
         objects.probe().await.map_err(|error| refuse(format!("cannot be used: {error}")))?;
@@ -36,7 +38,9 @@ impl Store {
         match objects.stored_id().await.map_err(|error| refuse(error.to_string()))? {
             Some(found) if found == id => {}
             Some(_) => {
-                return Err(refuse("it belongs to another database (use an empty one, or another prefix)".to_owned()));
+                return Err(refuse(
+                    "it belongs to another database (use an empty one, or another prefix)".to_owned(),
+                ));
             }
             None => {
                 let used = used.unwrap_or_default();
@@ -52,8 +56,7 @@ impl Store {
 
     /// The id of the store, and where it is if it was ever used.
     async fn output_store(&self) -> Result<(String, Option<String>), Error> {
-        let row =
-            sqlx::query!("SELECT id, location FROM output_store").fetch_one(&self.pools.runs).await?;
+        let row = sqlx::query!("SELECT id, location FROM output_store").fetch_one(&self.pools.runs).await?;
         Ok((row.id.to_string(), row.location))
     }
 

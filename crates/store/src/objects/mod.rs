@@ -31,8 +31,9 @@ pub use self::s3::S3Options;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a call with its retries.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Calls of one process at a time, so that a slow store takes neither all threads nor much memory.
-const MAX_CALLS: usize = 32;
+/// Reads of one process at a time, and other calls, so that a slow store takes neither all threads nor
+/// much memory, and readers do not delay runs.
+const MAX_CALLS: usize = 16;
 
 /// Where output is stored.
 #[derive(Debug, Clone)]
@@ -65,7 +66,11 @@ impl FromStr for OutputLocation {
         }
         if let Some(path) = text.strip_prefix("file://") {
             let is_root = path.trim_matches('/').is_empty();
-            return if path.starts_with('/') && !is_root { Ok(Self::Directory(path.into())) } else { Err(EXPECTED) };
+            return if path.starts_with('/') && !is_root {
+                Ok(Self::Directory(path.into()))
+            } else {
+                Err(EXPECTED)
+            };
         }
         let (bucket, prefix) = match text.strip_prefix("s3://").ok_or(EXPECTED)?.split_once('/') {
             Some((bucket, prefix)) => (bucket, prefix.trim_end_matches('/')),
@@ -138,7 +143,8 @@ pub(crate) struct Objects {
     place: Place,
     location: String,
     inline_bytes: usize,
-    permits: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+    others: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -159,7 +165,8 @@ impl Objects {
             place,
             location: options.location.to_string(),
             inline_bytes: options.inline_bytes,
-            permits: Arc::new(Semaphore::new(MAX_CALLS)),
+            reads: Arc::new(Semaphore::new(MAX_CALLS)),
+            others: Arc::new(Semaphore::new(MAX_CALLS)),
         }))
     }
 
@@ -171,7 +178,7 @@ impl Objects {
     /// Writes an object. It is durable when this returns.
     pub(crate) async fn put(&self, name: &str, data: Bytes) -> Result<(), Error> {
         let put = async {
-            let permit = self.permit().await?;
+            let permit = permit(&self.others).await?;
             match &self.place {
                 Place::Directory(directory) => directory.put(name, data, permit).await,
                 Place::S3(s3) => s3.put(name, data).await,
@@ -179,7 +186,9 @@ impl Objects {
         };
         limited(put).await.map_err(|problem| match problem {
             // A directory or bucket may be created again: the object is not lost.
-            ObjectProblem::Missing => object_error(name, ObjectProblem::Failed("no such directory".to_owned())),
+            ObjectProblem::Missing => {
+                object_error(name, ObjectProblem::Failed("no such directory".to_owned()))
+            }
             problem => object_error(name, problem),
         })
     }
@@ -191,7 +200,7 @@ impl Objects {
     pub(crate) async fn read(&self, name: &str, range: Range<u64>) -> Result<Bytes, Error> {
         let (length, expected) = (range.end.saturating_sub(range.start), range.end);
         let read = async {
-            let permit = self.permit().await?;
+            let permit = permit(&self.reads).await?;
             let data = match &self.place {
                 Place::Directory(directory) => directory.read(name, range, permit).await?,
                 Place::S3(s3) => s3.read(name, range).await?,
@@ -205,7 +214,7 @@ impl Objects {
     /// Removes objects; those that do not exist are fine.
     pub(crate) async fn delete(&self, names: &[String]) -> Result<(), Error> {
         let delete = async {
-            let permit = self.permit().await?;
+            let permit = permit(&self.others).await?;
             match &self.place {
                 Place::Directory(directory) => directory.delete(names, permit).await,
                 Place::S3(s3) => s3.delete(names).await,
@@ -218,7 +227,7 @@ impl Objects {
     /// The days that have objects.
     pub(crate) async fn days(&self) -> Result<Vec<String>, Error> {
         let days = async {
-            let permit = self.permit().await?;
+            let permit = permit(&self.others).await?;
             match &self.place {
                 Place::Directory(directory) => directory.days(permit).await,
                 Place::S3(s3) => s3.days().await,
@@ -231,7 +240,9 @@ impl Objects {
     pub(crate) async fn list(&self, day: &str) -> Result<ObjectList<'_>, Error> {
         let list = async {
             Ok(match &self.place {
-                Place::Directory(directory) => Names::Files(directory.list(day, self.permit().await?).await?),
+                Place::Directory(directory) => {
+                    Names::Files(directory.list(day, permit(&self.others).await?).await?)
+                }
                 Place::S3(s3) => Names::Keys(s3.list(day)),
             })
         };
@@ -243,16 +254,16 @@ impl Objects {
     pub(crate) async fn remove_day(&self, day: &str) -> Result<(), Error> {
         let remove = async {
             match &self.place {
-                Place::Directory(directory) => directory.remove_day(day, self.permit().await?).await,
+                Place::Directory(directory) => directory.remove_day(day, permit(&self.others).await?).await,
                 Place::S3(_) => Ok(()),
             }
         };
         limited(remove).await.map_err(|problem| object_error(day, problem))
     }
+}
 
-    async fn permit(&self) -> Result<OwnedSemaphorePermit, ObjectProblem> {
-        self.permits.clone().acquire_owned().await.map_err(|_| ObjectProblem::Timeout)
-    }
+async fn permit(permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ObjectProblem> {
+    permits.clone().acquire_owned().await.map_err(|_| ObjectProblem::Timeout)
 }
 
 /// The objects of a day.
@@ -271,7 +282,7 @@ impl ObjectList<'_> {
     pub(crate) async fn next(&mut self, limit: usize) -> Result<Vec<String>, Error> {
         let next = async {
             match &mut self.names {
-                Names::Files(files) => files.next(limit, self.objects.permit().await?).await,
+                Names::Files(files) => files.next(limit, permit(&self.objects.others).await?).await,
                 Names::Keys(keys) => keys.by_ref().take(limit).try_collect().await,
             }
         };
@@ -293,10 +304,12 @@ mod tests {
 
     #[test]
     fn location_is_parsed_and_shown() {
-        for text in ["postgres", "file:///var/lib/codelia/output", "s3://bucket/some/prefix", "s3://bucket/"] {
+        for text in ["postgres", "file:///var/lib/codelia/output", "s3://bucket/some/prefix", "s3://bucket/"]
+        {
             assert_eq!(text.parse::<OutputLocation>().unwrap().to_string(), text);
         }
-        for wrong in ["", "directory", "file://relative", "file:///", "s3://", "s3:///x", "gs://b/p", "/var"] {
+        for wrong in ["", "directory", "file://relative", "file:///", "s3://", "s3:///x", "gs://b/p", "/var"]
+        {
             assert!(wrong.parse::<OutputLocation>().is_err(), "{wrong}");
         }
     }

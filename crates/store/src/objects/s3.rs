@@ -44,9 +44,9 @@ impl S3 {
         // An HTTP client without a provider of its own takes that of the process. Fails if there is one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = match &options.credentials {
-            Some((id, secret)) => AmazonS3Builder::new()
-                .with_access_key_id(id)
-                .with_secret_access_key(secret.expose_secret()),
+            Some((id, secret)) => {
+                AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret.expose_secret())
+            }
             None => AmazonS3Builder::from_env(),
         };
         let endpoint = options.endpoint.as_deref();
@@ -122,6 +122,7 @@ impl S3 {
                 let name = name(&found.location);
                 async move { Ok(name) }
             })
+            .fuse()
             .boxed()
     }
 

@@ -31,7 +31,7 @@ pub(super) async fn run(store: Store, keep: Retention, is_owner: Arc<AtomicBool>
             sleep(RETRY_DELAY).await;
             continue;
         }
-        let delay = match store.output_objects_pass(&keep).await {
+        let delay = match store.output_objects_purge_any_tenant(&keep).await {
             Ok(true) => Duration::ZERO,
             Ok(false) => PURGE_INTERVAL,
             Err(error) => {
@@ -49,7 +49,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store of objects or the database fails. The next pass repeats what is left.
-    pub async fn output_objects_pass(&self, keep: &Retention) -> Result<bool, Error> {
+    pub async fn output_objects_purge_any_tenant(&self, keep: &Retention) -> Result<bool, Error> {
         let deadline = Instant::now() + PURGE_TIME;
         while self.output_remove_any_tenant(MAX_OBJECTS).await? {
             if Instant::now() >= deadline {
@@ -57,6 +57,17 @@ impl Store {
             }
         }
         self.output_sweep_any_tenant(keep, deadline).await
+    }
+
+    /// The days that have objects.
+    ///
+    /// # Errors
+    /// If the store of objects fails.
+    pub async fn output_days(&self) -> Result<Vec<String>, Error> {
+        match &self.objects {
+            Some(objects) => objects.days().await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Removes objects whose rows were deleted, at most `limit`, and returns whether there may be more.
@@ -92,7 +103,7 @@ impl Store {
         .await?;
         let is_day = |day: &String| day.len() == 8 && day.bytes().all(|byte| byte.is_ascii_digit());
         let mut removed = 0;
-        for day in objects.days().await?.into_iter().filter(|day| is_day(day) && *day <= last) {
+        for day in self.output_days().await?.into_iter().filter(|day| is_day(day) && *day <= last) {
             let mut list = objects.list(&day).await?;
             loop {
                 if Instant::now() >= deadline {

@@ -65,6 +65,8 @@ async fn migration_moves_live_runs_and_keeps_history() {
     assert_eq!(count("waiting_sessions").await, 1);
     assert_eq!(count("tenant_output WHERE bytes = 5").await, 1);
     assert_eq!(count("runs").await, 2);
+    // What this program reads.
+    migrate(&mut connection, 30..=30).await;
     let store = database.store().await.unwrap();
     let tenant: TenantId = "a".parse().unwrap();
     let id = RunId(Uuid::from_u128(0x01900000_0000_7000_8000_00000000000e));

@@ -10,6 +10,7 @@ mod history;
 mod lease;
 mod local;
 mod migrations;
+mod objects;
 mod output;
 mod pools;
 mod queue;

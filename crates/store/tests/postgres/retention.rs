@@ -152,7 +152,7 @@ async fn sessions_and_their_keys_are_deleted() {
 
 /// Makes partitions for the last ten days and the next week, as if the installation had existed for a
 /// month.
-async fn partitions_of_past_days(fixture: &Fixture) {
+pub(crate) async fn partitions_of_past_days(fixture: &Fixture) {
     fixture
         .execute(
             "DROP TABLE ended_runs_before, run_output_before, run_labels_before;

@@ -53,6 +53,11 @@ impl DataDir {
         self.path.join("postgres")
     }
 
+    /// Directory of large output.
+    pub(crate) fn output(&self) -> PathBuf {
+        self.path.join("output")
+    }
+
     /// Socket of the worker.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket

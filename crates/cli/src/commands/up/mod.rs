@@ -62,7 +62,7 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let database = Database::start(config, &data_dir).await?;
-    let served = serve(loaded, &data_dir, database.options.clone(), shutdown, output).await;
+    let served = serve(loaded, &data_dir, &database, shutdown, output).await;
     let stopped = database.stop().await;
     served.and(stopped)
 }
@@ -102,12 +102,16 @@ impl Database {
 async fn serve(
     loaded: &Loaded,
     data_dir: &DataDir,
-    database: codelia_store::Options,
+    database: &Database,
     shutdown: CancellationToken,
     output: Output,
 ) -> Result<()> {
-    let store = Store::connect(database).await.context("cannot connect to the database")?;
+    // Other processes may use a configured database, and need not have this disk.
+    let directory = database.server.as_ref().map(|_| data_dir.output());
+    let stored = options::output(&loaded.config, directory.as_deref())?;
+    let store = Store::connect(database.options.clone()).await.context("cannot connect to the database")?;
     store.migrate().await?;
+    let store = store.with_output(&stored).await?;
     let started = start(loaded, data_dir, &store, &shutdown).await;
     let result = match started {
         Ok(services) => services.run(loaded, data_dir, &shutdown, output).await,
