@@ -24,7 +24,7 @@ fn days(scratch: &Scratch) -> Result<Vec<std::path::PathBuf>> {
 #[tokio::test]
 async fn large_output_is_kept_outside_the_database() -> Result<()> {
     let scratch = Scratch::new()?;
-    let settings = vec![(STORE, store(&scratch, "output"))];
+    let settings = vec![(STORE, store(&scratch, "output")), ("CODELIA_OUTPUT_INLINE_KB", "16".to_owned())];
     let mut cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;

@@ -86,6 +86,7 @@ impl TestSystem {
         let disk = Disk::mount(&cluster.directory().join("small"), WORKER_DISK)?;
         let (mut proxies, mut links) = (Vec::new(), Vec::new());
         let mut shared = internal_tls(&cluster)?;
+        shared.push(("CODELIA_OUTPUT_INLINE_KB", "16".to_owned()));
         shared.push(("CODELIA_OUTPUT_STORE", format!("file://{}", output_directory(&cluster).display())));
         for number in 0..WORKERS {
             let proxy = Proxy::to(database.target(), disabled.replacements())?;

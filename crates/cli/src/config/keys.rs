@@ -72,7 +72,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("database.read_timeout_ms", "CODELIA_DATABASE_READ_TIMEOUT_MS", Integer).or("5000"),
     key("database.lock_timeout_ms", "CODELIA_DATABASE_LOCK_TIMEOUT_MS", Integer).or("3000"),
     key("output.store", "CODELIA_OUTPUT_STORE", Text).unset("postgres; `up` with its own database: DATA_DIR/output"),
-    key("output.inline_kb", "CODELIA_OUTPUT_INLINE_KB", Integer).or("16"),
+    key("output.inline_kb", "CODELIA_OUTPUT_INLINE_KB", Integer).or("64"),
     key("output.s3_endpoint", "CODELIA_OUTPUT_S3_ENDPOINT", Text).unset("AWS"),
     key("output.s3_region", "CODELIA_OUTPUT_S3_REGION", Text).or("us-east-1"),
     key("output.s3_access_key_id", "CODELIA_OUTPUT_S3_ACCESS_KEY_ID", Text).unset("what the AWS environment provides"),

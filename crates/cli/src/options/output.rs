@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(location(&[], Some("/data/output")), "file:///data/output");
         let store = [("CODELIA_OUTPUT_STORE", "postgres")];
         assert_eq!(location(&store, Some("/data/output")), "postgres");
-        assert_eq!(output(&config(&[]), None).unwrap().inline_bytes, 16 * 1024);
+        assert_eq!(output(&config(&[]), None).unwrap().inline_bytes, 64 * 1024);
     }
 
     #[test]

@@ -309,6 +309,8 @@ async fn only_the_store_of_this_database_is_used() {
     assert!(none.contains(&format!("output in file://{}", scratch.join("output").display())), "{none}");
 
     let other = Fixture::new().await;
+    // Tests copy one database.
+    other.execute("UPDATE output_store SET id = gen_random_uuid()").await;
     other.store.clone().with_output(&options(OutputLocation::Postgres)).await.unwrap();
     let foreign = refused(&other.store, in_directory(&scratch.join("output"))).await;
     assert!(foreign.contains("belongs to another database"), "{foreign}");
