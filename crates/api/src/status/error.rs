@@ -180,12 +180,8 @@ impl ApiError {
             Self::SessionDataLost => {
                 "the session's files are lost or their worker is unavailable; create a new session".into()
             }
-            Self::OutputExpired => {
-                "the output of the run was deleted after its retention; `GetRun` has the result".into()
-            }
-            Self::OutputDataLost { object, problem } => {
-                format!("output of the run is lost: object {object:?}: {problem}; `GetRun` has the result")
-            }
+            Self::OutputExpired => OUTPUT_EXPIRED.into(),
+            Self::OutputDataLost { object, problem } => lost_output(object, problem),
             Self::ModeNotAllowed { mode } => {
                 format!("mode: {mode} is not allowed on this installation; choose another")
             }
@@ -213,6 +209,12 @@ impl ApiError {
             Self::Internal { .. } => "internal error; report the x-request-id to the operator".into(),
         }
     }
+}
+
+const OUTPUT_EXPIRED: &str = "the output of the run was deleted after its retention; `GetRun` has the result";
+
+fn lost_output(object: &str, problem: &str) -> String {
+    format!("output of the run is lost: object {object:?}: {problem}; `GetRun` has the result")
 }
 
 /// Why a session ended.
