@@ -10,7 +10,7 @@ use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
 
-use crate::{processor_time::ProcessorTime, runs::Runs};
+use crate::{measure::Measured, processor_time::ProcessorTime, runs::Runs};
 
 /// How long runs are counted in each mode.
 const WINDOW: Duration = Duration::from_secs(20);
@@ -19,12 +19,13 @@ const WINDOW: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct Capacity {
     mode: &'static str,
+    sessions: &'static str,
     runs_per_second: f64,
     /// Milliseconds of one run, by process.
     millis: BTreeMap<&'static str, f64>,
 }
 
-/// Measures concurrent runs of `true` in each mode.
+/// Measures concurrent runs in each mode: in sessions that exist, and in a new one for each.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Vec<Capacity>> {
     let mut all = Vec::new();
     for mode in ["logical", "bwrap"] {
@@ -32,26 +33,40 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Vec<
         let shape = ClusterOptions { slots: 4 * cores, settings, ..ClusterOptions::default() };
         let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
         let runs = Runs::prepare(&cluster, "capacity", 4 * cores).await?;
-        let before = ProcessorTime::of(&cluster).await?;
-        let begin = Instant::now();
-        let count = runs.outcome(WINDOW).await?.count();
-        let took = begin.elapsed().as_secs_f64();
-        let used = ProcessorTime::of(&cluster).await?.since(&before);
-        #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-        let count = count as f64;
-        let millis = used.into_iter().map(|(name, seconds)| (name, seconds * 1000.0 / count));
-        all.push(Capacity { mode, runs_per_second: count / took, millis: millis.collect() });
+        all.push(Capacity::of(&cluster, mode, "sessions that exist", runs.outcome(WINDOW)).await?);
+        let client = Runs::client(&cluster, "sessions").await?;
+        let sessions = Measured::of(4 * cores, WINDOW, |_| Runs::first_byte_in_new_session(&client));
+        all.push(Capacity::of(&cluster, mode, "a new session for each", sessions).await?);
         cluster.end().await?;
     }
     Ok(all)
+}
+
+impl Capacity {
+    async fn of(
+        cluster: &Cluster,
+        mode: &'static str,
+        sessions: &'static str,
+        runs: impl Future<Output = Result<Measured>>,
+    ) -> Result<Self> {
+        let before = ProcessorTime::of(cluster).await?;
+        let begin = Instant::now();
+        let count = runs.await?.count();
+        let took = begin.elapsed().as_secs_f64();
+        let used = ProcessorTime::of(cluster).await?.since(&before);
+        #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+        let count = count as f64;
+        let millis = used.into_iter().map(|(name, seconds)| (name, seconds * 1000.0 / count));
+        Ok(Self { mode, sessions, runs_per_second: count / took, millis: millis.collect() })
+    }
 }
 
 impl fmt::Display for Capacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "mode {}: {:.0} runs/s; processor time of one run, runs/s for each core",
-            self.mode, self.runs_per_second
+            "mode {}, {}: {:.0} runs/s; processor time of one run, runs/s for each core",
+            self.mode, self.sessions, self.runs_per_second
         )?;
         for (process, millis) in &self.millis {
             writeln!(f, "    {process:<24} {millis:>7.2} ms {:>9.0}", 1000.0 / millis)?;

@@ -18,8 +18,11 @@ const BURST_SECONDS: u32 = 60;
 /// Share of its cores that Postgres may use for runs; the rest is for lists, upkeep and vacuum.
 const USABLE: f64 = 0.6;
 
-/// Processor time of Postgres for one run, in seconds, as the part `capacity` measured it.
-const COST: f64 = 0.0008;
+/// Processor time of Postgres for one run, in seconds, as the part `capacity` measured it: in a session
+/// that exists,
+const COST: f64 = 0.0012;
+/// and in a session of its own.
+const COST_WITH_SESSION: f64 = 0.0035;
 
 /// What to simulate.
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +52,9 @@ pub(crate) struct Day {
 /// A hundred million runs a day on more and more cells, and smaller loads on one.
 pub(crate) fn days() -> impl Iterator<Item = Day> {
     let loads = [(1e6, 1), (1e7, 1), (1e8, 1), (1e8, 2), (1e8, 4), (1e8, 8), (1e8, 16)];
-    let day = |(runs_per_day, cells)| simulate(Load { runs_per_day, cores: 8.0, cost: COST, cells });
-    loads.into_iter().map(day)
+    [COST, COST_WITH_SESSION].into_iter().flat_map(move |cost| {
+        loads.map(|(runs_per_day, cells)| simulate(Load { runs_per_day, cores: 8.0, cost, cells }))
+    })
 }
 
 /// Simulates a day, second by second. The same load gives the same day.
