@@ -95,9 +95,8 @@ async fn strict_limits_without_cgroups_are_refused_everywhere() -> Result<()> {
         assert!(!up.exited().await?.success(), "{}", up.shown());
     }
     let mut up = place.start().await?;
-    let mut worker = place.command(&["worker"]);
-    worker.env("CODELIA_DATABASE_URL", place.database_url()).env("CODELIA_SANDBOX_MODE", "bwrap");
-    worker.env("CODELIA_WORKER_ID", "second").env("CODELIA_METRICS_LISTEN", "");
+    let mut worker = place.service("worker");
+    worker.env("CODELIA_SANDBOX_MODE", "bwrap").env("CODELIA_WORKER_ID", "second");
     let stopped = Process::finish(worker, b"").await?;
     assert!(stopped.code.is_some_and(|code| code != 0), "{stopped:?}");
     refusals.push(stopped.stderr);
@@ -228,8 +227,7 @@ async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
 
 /// A worker of `place` with this data directory. It must be usable with bwrap.
 fn worker(place: &Up, data: &Path) -> Command {
-    let mut worker = place.command(&["worker"]);
-    worker.env("CODELIA_DATABASE_URL", place.database_url()).env("CODELIA_METRICS_LISTEN", "");
+    let mut worker = place.service("worker");
     worker
         .env("CODELIA_DATA_DIR", data)
         .env("CODELIA_WORKER_ID", "second")

@@ -32,8 +32,7 @@ async fn service_is_not_readable_by_its_user() -> Result<()> {
     let place = Up::for_user(USER)?;
     let mut up = place.start().await?;
     let start = async |name: &str, settings: &[(&str, String)]| -> Result<Process> {
-        let mut command = place.command(&[name]);
-        command.env("CODELIA_DATABASE_URL", place.database_url()).env("CODELIA_METRICS_LISTEN", "");
+        let mut command = place.service(name);
         command.envs(settings.iter().map(|(name, value)| (name, value)));
         let mut process = Process::start(name, command, place.directory())?;
         process.ready().await?;

@@ -63,6 +63,17 @@ impl Up {
         &self.leak_guard
     }
 
+    /// Builds the command of a further service (`api` or `worker`) on its database and store of output.
+    #[must_use]
+    pub fn service(&self, name: &str) -> Command {
+        let mut command = self.command(&[name]);
+        command
+            .env("CODELIA_DATABASE_URL", self.database_url())
+            .env("CODELIA_OUTPUT_STORE", format!("file://{}", self.data().join("output").display()))
+            .env("CODELIA_METRICS_LISTEN", "");
+        command
+    }
+
     /// Builds a `codelia` command for its user and data directory.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
