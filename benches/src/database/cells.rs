@@ -20,9 +20,9 @@ const USABLE: f64 = 0.6;
 
 /// Processor time of Postgres for one run, in seconds, as the part `capacity` measured it: in a session
 /// that exists,
-const COST: f64 = 0.0012;
+const COST: f64 = 0.0008;
 /// and in a session of its own.
-const COST_WITH_SESSION: f64 = 0.0035;
+const COST_WITH_SESSION: f64 = 0.0039;
 
 /// What to simulate.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,7 @@ pub(crate) struct Day {
 pub(crate) fn days() -> impl Iterator<Item = Day> {
     let loads = [(1e6, 1), (1e7, 1), (1e8, 1), (1e8, 2), (1e8, 4), (1e8, 8), (1e8, 16)];
     [COST, COST_WITH_SESSION].into_iter().flat_map(move |cost| {
-        loads.map(|(runs_per_day, cells)| simulate(Load { runs_per_day, cores: 8.0, cost, cells }))
+        loads.map(|(runs_per_day, cells)| simulate(Load { runs_per_day, cores: 16.0, cost, cells }))
     })
 }
 
