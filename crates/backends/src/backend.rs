@@ -106,8 +106,28 @@ pub trait Prepared: Send + Sync + std::fmt::Debug {
         true
     }
 
+    /// Takes the sockets that the egress proxy serves. `None` unless the plan's network is `proxy`,
+    /// and on the second call.
+    fn take_egress(&mut self) -> Option<EgressSockets> {
+        None
+    }
+
     /// Destroys the sandbox unused.
     async fn discard(self: Box<Self>) -> Receipt;
+}
+
+/// Sockets in a sandbox's network namespace. The only way out of it: the worker hands them to the
+/// egress proxy.
+#[derive(Debug)]
+pub struct EgressSockets {
+    /// Listens where `HTTPS_PROXY` points to.
+    pub proxy: OwnedFd,
+    /// The resolver's UDP socket.
+    pub resolver_udp: OwnedFd,
+    /// The resolver's TCP listener.
+    pub resolver_tcp: OwnedFd,
+    /// Stream sockets that are not bound yet. The proxy binds each to the address of a name.
+    pub targets: Vec<OwnedFd>,
 }
 
 /// A command that was started.

@@ -26,7 +26,9 @@ mod tool;
 #[path = "../../../tests/src/require.rs"]
 mod require;
 
-pub use backend::{Backend, Capabilities, Gap, Launched, Prepared, Running, SandboxRemote, Stdio};
+pub use backend::{
+    Backend, Capabilities, EgressSockets, Gap, Launched, Prepared, Running, SandboxRemote, Stdio,
+};
 pub use codelia_sys::cgroup::CgroupParent;
 pub use container::{ContainerOptions, container};
 pub use error::Error;

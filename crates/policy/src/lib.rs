@@ -17,6 +17,7 @@
 
 mod document;
 mod duration_text;
+mod egress;
 mod explain;
 mod files;
 mod format;
@@ -36,6 +37,7 @@ pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
     IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
+pub use egress::{DEFAULT_EGRESS_PORTS, EgressDecision, EgressLimits, EgressRules};
 pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
