@@ -87,6 +87,18 @@ async fn doctor_reports_gaps_and_remedies() -> Result<()> {
             |gap: &Value, field: &str, text: &str| gap[field].as_str().is_some_and(|it| it.contains(text));
         ensure!(gaps.iter().any(|gap| has(gap, "missing", missing) && has(gap, "remedy", remedy)), "{row}");
     }
+    for (store, shown) in [
+        ("postgres", "all in the database"),
+        ("file:///srv/output", "file:///srv/output for more than 64 KB"),
+        ("s3://bucket/prefix", "s3://bucket/prefix for more than 64 KB"),
+        ("nowhere", "expected postgres"),
+    ] {
+        let found = diagnosis(&cluster, &[("CODELIA_OUTPUT_STORE", store)]).await?;
+        let checks = found["checks"].as_array().context("checks")?;
+        let check = checks.iter().find(|check| check["check"] == "output store").context("output store")?;
+        ensure!(check["found"].as_str().is_some_and(|text| text.contains(shown)), "{check}");
+        ensure!(check["good"] == (store != "nowhere"), "{check}");
+    }
     // The control: with its tool the mode is usable.
     if is_usable(&cluster, "bwrap").await? {
         let found = diagnosis(&cluster, &bare[1..]).await?;

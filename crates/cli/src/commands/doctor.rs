@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use codelia_backends::Capabilities;
-use codelia_store::Store;
+use codelia_store::{OutputLocation, OutputOptions, Store};
 use codelia_types::Mode;
 use serde_json::{Value, json};
 
@@ -50,8 +50,13 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
     delegation::enter(config).await?;
     let config = &backends::watching_if_needed(config);
     let modes = check_modes(config).await;
-    let checks =
-        [check_postgres(), check_database(config).await?, check_user_namespaces().await, check_cgroups()];
+    let checks = [
+        check_postgres(),
+        check_database(config).await?,
+        check_output(config),
+        check_user_namespaces().await,
+        check_cgroups(),
+    ];
     if output.is_json() {
         let modes: Vec<Value> = modes.iter().map(mode_json).collect();
         let checks: Vec<Value> = checks.iter().map(check_json).collect();
@@ -130,6 +135,28 @@ async fn check_database(config: &Config) -> Result<Check> {
         Ok(()) => check(true, "reachable and migrated".to_owned()),
         Err(error) => check(false, error_report::chain(&error.into())),
     })
+}
+
+/// Shows where output goes. Whether the place works is checked when a process starts with it.
+fn check_output(config: &Config) -> Check {
+    let is_private = config.output.store.is_none() && config.database.url.is_none();
+    let stored =
+        options::output(config, None).map(|OutputOptions { location, inline_bytes }| match location {
+            OutputLocation::Postgres if is_private => {
+                format!(
+                    "not configured: `codelia up` uses a directory for more than {} KB",
+                    inline_bytes / 1024
+                )
+            }
+            OutputLocation::Postgres => "all in the database".to_owned(),
+            location => format!("{location} for more than {} KB", inline_bytes / 1024),
+        });
+    Check {
+        name: "output store",
+        ok: stored.is_ok(),
+        found: stored.unwrap_or_else(|error| error_report::chain(&error)),
+        remedy: "correct the settings output.*",
+    }
 }
 
 /// Creates a user namespace, because many settings can forbid it.
