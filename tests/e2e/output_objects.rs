@@ -3,8 +3,15 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::outcome::Kind::Exited;
-use codelia_tests::{Cluster, ClusterOptions, Process, Scratch, eventually, refusal, shell};
+use codelia_proto::v1::{
+    Lost,
+    outcome::Kind::{self, Exited},
+};
+use codelia_store::{LocalPostgres, OutputLocation, OutputOptions, Retention};
+use codelia_tests::{
+    Cluster, ClusterOptions, Database, Process, Proxy, ProxyMode, Scratch, eventually, refusal, shell,
+};
+use rustix::process::Signal;
 use tonic::Code;
 
 /// 300,000 bytes on both streams, small enough for one flush or a few.
@@ -19,6 +26,11 @@ fn store(scratch: &Scratch, name: &str) -> String {
 fn days(scratch: &Scratch) -> Result<Vec<std::path::PathBuf>> {
     let entries = fs::read_dir(scratch.join("output"))?.collect::<Result<Vec<_>, _>>()?;
     Ok(entries.into_iter().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
+}
+
+/// How many objects the store has.
+fn objects(scratch: &Scratch) -> Result<usize> {
+    days(scratch)?.iter().map(|day| Ok(fs::read_dir(day)?.count())).sum()
 }
 
 #[tokio::test]
@@ -78,4 +90,84 @@ async fn large_output_is_kept_outside_the_database() -> Result<()> {
     assert!(status.message().contains(run.name.rsplit('/').next().context("an id")?), "{status:?}");
     cluster.stop_processes().await?;
     cluster.end().await
+}
+
+const IN_OBJECTS: &str = "SELECT count(DISTINCT object) FROM run_output WHERE object IS NOT NULL";
+
+/// Makes `now()` of new connections a year late.
+fn year_later(database: &str) -> String {
+    format!(
+        "CREATE SCHEMA later;
+         CREATE FUNCTION later.now() RETURNS timestamptz LANGUAGE sql STABLE
+             AS $$ SELECT pg_catalog.now() + interval '1 year' $$;
+         ALTER DATABASE {database} SET search_path = later, public, pg_catalog"
+    )
+}
+
+/// `kill -9` of a worker between the object that it writes and the row that names it: the worker does
+/// not reach the database from before the output to its end.
+#[tokio::test]
+async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
+    let settings = vec![
+        (STORE, store(&scratch, "output")),
+        ("CODELIA_OUTPUT_INLINE_KB", "16".to_owned()),
+        // The lease outlasts the outage.
+        ("CODELIA_WORKER_LEASE_TTL_SECONDS", "60".to_owned()),
+    ];
+    let shape = ClusterOptions { workers: 0, settings, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
+    let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
+    let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+    cluster.add_worker_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let kept = client.exec(&session.name, SCRIPT).await?;
+    let before = cluster.database.number(IN_OBJECTS).await?;
+    assert!(before > 0 && objects(&scratch)? == usize::try_from(before)?);
+
+    let script = format!("touch begun; until [ -e go ]; do sleep 0.02; done; {SCRIPT}; exec sleep 1000");
+    let run = client.start(shell(&session.name, &script)).await?;
+    let directories = cluster.session_directories()?;
+    eventually("the command has started", || async {
+        directories.iter().any(|directory| directory.join("begun").exists()).then_some(())
+    })
+    .await;
+    proxy.set(ProxyMode::Closed);
+    for directory in &directories {
+        fs::write(directory.join("go"), "")?;
+    }
+    eventually("an object without a row", || async {
+        (objects(&scratch).ok()? > usize::try_from(before).ok()?).then_some(())
+    })
+    .await;
+    cluster.workers[0].process.signal(Signal::KILL)?;
+    cluster.workers[0].process.exited().await?;
+    assert_eq!(cluster.database.number(IN_OBJECTS).await?, before);
+
+    proxy.set(ProxyMode::Open);
+    cluster.restart_worker(0).await?;
+    let lost = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!((lost.outcome(), lost.stdout.len() + lost.stderr.len()), (Kind::Lost(Lost {}), 0));
+    let again = client.watch_to_end(&kept.run().name, 0).await?;
+    assert!(again.stdout == kept.stdout && again.stderr == kept.stderr);
+
+    // Objects are swept when their day is over.
+    cluster.stop_processes().await?;
+    let sweep = async || -> Result<usize> {
+        let location = OutputLocation::Directory(scratch.join("output"));
+        let output = OutputOptions { location, inline_bytes: 16 * 1024 };
+        let later = cluster.database.store().await?.with_output(&output).await?;
+        while later.output_objects_purge_any_tenant(&Retention::default()).await? {}
+        later.close().await;
+        objects(&scratch)
+    };
+    assert!(sweep().await? > usize::try_from(before)?, "today");
+    cluster.database.execute(&year_later(cluster.database.name())).await?;
+    assert_eq!(sweep().await?, usize::try_from(before)?, "what rows name stays");
+    cluster.end().await?;
+    server.stop().await?;
+    drop(scratch);
+    Ok(())
 }
