@@ -2,7 +2,10 @@
 
 use anyhow::Result;
 use codelia_proto::v1::SandboxMode;
-use codelia_tests::chaos::{Defect, DisabledSafeguard, Fault, Findings, Options, planned_faults, run_seed};
+use codelia_tests::{
+    PgBouncer,
+    chaos::{Defect, DisabledSafeguard, Fault, Findings, Options, planned_faults, run_seed},
+};
 
 fn options(seed: u64, runs: usize) -> Options {
     Options {
@@ -12,6 +15,7 @@ fn options(seed: u64, runs: usize) -> Options {
         modes: vec![SandboxMode::Logical],
         max_run_ticks: 10,
         faults: Fault::ALL.to_vec(),
+        pooler: false,
         disabled: DisabledSafeguard::None,
         defects: Vec::new(),
         min_exits: 0.6,
@@ -92,6 +96,27 @@ async fn clock_jumps_lose_nothing_without_cause() -> Result<()> {
 #[tokio::test]
 async fn promoted_standby_loses_nothing_without_cause() -> Result<()> {
     survives(&[Fault::Failover]).await
+}
+
+/// The faults that PgBouncer could hide, double or prolong: between it and the processes, and between
+/// it and the server.
+#[tokio::test]
+async fn pooler_loses_nothing_without_cause() -> Result<()> {
+    if !PgBouncer::is_available() {
+        return Ok(());
+    }
+    let faults = vec![
+        Fault::KillWorker,
+        Fault::Cut,
+        Fault::Stall,
+        Fault::Partition,
+        Fault::CrashPostgres,
+        Fault::Drain,
+    ];
+    let report = run_seed(&Options { faults, pooler: true, min_exits: 0.3, ..options(1, 150) }).await?;
+    assert!(report.findings.is_clean(), "{report:#?}");
+    println!("{report:?}");
+    Ok(())
 }
 
 /// Returns whether chaos detects the disabled safeguard with one of a few seeds. Workers are cut off

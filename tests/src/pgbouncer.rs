@@ -10,11 +10,12 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_store::{Options, Pooler, Store};
 
-use crate::{Process, Proxy, is_root, require::available};
+use crate::{Process, Proxy, ProxyTarget, is_root, require::available};
 
 /// Part of the socket's file name. It cannot collide, because the directory is private.
 const PORT: u16 = 6432;
-/// Fewer than the clients, so that server connections change hands.
+/// Connections to the server for each name of a database. Fewer than the clients, so that they change
+/// hands.
 const SERVER_CONNECTIONS: u32 = 4;
 
 /// A running PgBouncer with `pool_mode = transaction`. Dropping it stops it.
@@ -23,7 +24,16 @@ pub struct PgBouncer {
     process: Process,
     directory: PathBuf,
     /// Connects as this process's user: PgBouncer does not run as root.
-    _server: Proxy,
+    server: Proxy,
+}
+
+/// A name under which PgBouncer offers a database, with a setting of the connections to the server.
+#[derive(Debug)]
+pub(crate) struct Alias<'a> {
+    pub(crate) name: String,
+    pub(crate) database: &'a str,
+    /// The name and the value.
+    pub(crate) setting: (&'a str, &'a str),
 }
 
 impl PgBouncer {
@@ -35,14 +45,25 @@ impl PgBouncer {
 
     /// Starts it for the private server in `server`, with its files in the new directory `directory`.
     pub fn start(server: &Path, directory: &Path) -> Result<Self> {
+        Self::start_with(ProxyTarget::postgres(server), directory, &[])
+    }
+
+    /// As [`PgBouncer::start`], with further names of databases.
+    pub(crate) fn start_with(target: ProxyTarget, directory: &Path, aliases: &[Alias<'_>]) -> Result<Self> {
         fs::create_dir(directory)?;
-        let server = Proxy::start(server, &[])?;
+        let server = Proxy::to(target, &[])?;
+        let address = format!("host=127.0.0.1 port={} user=codelia", server.port());
+        let alias = |Alias { name, database, setting: (setting, value) }: &Alias<'_>| {
+            let set = format!("SELECT set_config(''{setting}'', ''{value}'', false)");
+            format!("{name} = {address} dbname={database} connect_query='{set}'\n")
+        };
+        let aliases: String = aliases.iter().map(alias).collect();
         let config = directory.join("pgbouncer.ini");
         let text = format!(
-            "[databases]\n* = host=127.0.0.1 port={} user=codelia\n\
+            "[databases]\n{aliases}* = {address}\n\
              [pgbouncer]\npool_mode = transaction\nauth_type = any\nlisten_addr =\nlisten_port = {PORT}\n\
-             unix_socket_dir = {}\ndefault_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 200\n",
-            server.port(),
+             unix_socket_dir = {}\ndefault_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 200\n\
+             server_login_retry = 1\n",
             directory.display()
         );
         fs::write(&config, text)?;
@@ -58,7 +79,17 @@ impl PgBouncer {
             command.uid(uid).gid(gid);
         }
         let process = Process::start("pgbouncer", command, directory.parent().unwrap_or(directory))?;
-        Ok(Self { process, directory: directory.to_owned(), _server: server })
+        Ok(Self { process, directory: directory.to_owned(), server })
+    }
+
+    /// The address of its socket.
+    pub(crate) fn target(&self) -> ProxyTarget {
+        ProxyTarget::Unix(self.directory.join(format!(".s.PGSQL.{PORT}")))
+    }
+
+    /// Breaks its connections to the server and lets it connect to another one.
+    pub(crate) fn redirect(&self, target: ProxyTarget) {
+        self.server.redirect(target);
     }
 
     /// The URL of a database through it.

@@ -3,7 +3,9 @@
 //!
 //! Environment variables: `SEEDS="7 8"`, `RUNS=500`, `SESSIONS=50`, `LONGEST=15` (maximum duration
 //! of a run in ticks of 0.2 s), `MODES=bwrap,bwrap,container` (a mode that is listed more often gets
-//! more sessions), `FAULTS=KillWorker,Cut` (all but those that need a special server) and `WEAKEN=fencing|guard` (disables a safeguard).
+//! more sessions), `FAULTS=KillWorker,Cut` (default: all but those that need a special server, `ALL`),
+//! `POOLER=1` (the processes reach Postgres through PgBouncer), `MIN_EXITS=0.3` (the share of runs that
+//! must exit) and `WEAKEN=fencing|guard` (disables a safeguard).
 
 use std::{env, panic::AssertUnwindSafe, process::ExitCode, str::FromStr};
 
@@ -18,7 +20,7 @@ use futures::FutureExt;
 const DEFAULT_SEEDS: u64 = 20;
 const DEFAULT_RUNS: usize = 500;
 /// The share of runs that must exit in spite of the faults.
-const MIN_EXITS: f64 = 0.6;
+const DEFAULT_MIN_EXITS: f64 = 0.6;
 const DEFAULT_MAX_RUN_TICKS: u32 = 15;
 /// Three in ten sessions each. Containers are slow and get one in ten, if there is an engine.
 const DEFAULT_MODES: &str = "logical,bwrap,nsjail,logical,bwrap,nsjail,logical,bwrap,nsjail";
@@ -34,6 +36,8 @@ async fn main() -> Result<ExitCode> {
     let (parsed_modes, faults, disabled) = (parse_modes(&modes)?, faults()?, disabled()?);
     let sessions =
         setting("SESSIONS").map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse()).context("SESSIONS")?;
+    let min_exits =
+        setting("MIN_EXITS").map_or(Ok(DEFAULT_MIN_EXITS), |text| text.parse()).context("MIN_EXITS")?;
     let options = Options {
         seed: 0,
         runs,
@@ -41,9 +45,10 @@ async fn main() -> Result<ExitCode> {
         modes: parsed_modes,
         max_run_ticks,
         faults,
+        pooler: setting("POOLER").is_some(),
         disabled,
         defects: Vec::new(),
-        min_exits: MIN_EXITS,
+        min_exits,
     };
     println!("chaos: {} seeds × {runs} runs, modes {modes}", seeds.len());
     println!(
@@ -126,11 +131,17 @@ fn parse_modes(text: &str) -> Result<Vec<SandboxMode>> {
 
 fn faults() -> Result<Vec<Fault>> {
     let Some(text) = setting("FAULTS") else { return Ok(Fault::ALL.to_vec()) };
-    let parse = |word: &str| {
-        let found = Fault::ALL.into_iter().chain(Fault::SPECIAL).find(|fault| format!("{fault:?}") == word);
-        found.with_context(|| format!("FAULTS: {word}"))
-    };
-    text.split(',').map(parse).collect()
+    let mut faults = Vec::new();
+    for word in text.split(',') {
+        let mut all = Fault::ALL.into_iter().chain(Fault::SPECIAL);
+        match word {
+            "ALL" => faults.extend(Fault::ALL),
+            _ => faults.push(
+                all.find(|fault| format!("{fault:?}") == word).with_context(|| format!("FAULTS: {word}"))?,
+            ),
+        }
+    }
+    Ok(faults)
 }
 
 fn disabled() -> Result<DisabledSafeguard> {

@@ -12,10 +12,13 @@ use super::{
     plan::Fault,
     server::Server,
 };
-use crate::{Database, Proxy, ProxyMode, ProxyTarget, Scratch};
+use crate::{Database, PgBouncer, Proxy, ProxyMode, ProxyTarget, Scratch, pgbouncer::Alias};
 
 /// How far the clock jumps, in seconds: much longer than a lease, shorter than the life of a session.
 const JUMP: i64 = 600;
+
+/// The setting of each connection that names the process that uses it.
+const PROCESS_SETTING: &str = "chaos.process";
 
 /// A Postgres server, with what the faults of a plan need.
 #[derive(Debug)]
@@ -24,6 +27,7 @@ pub(crate) struct TestDatabase {
     standby: Option<Standby>,
     clock: Option<Clock>,
     disk: Option<Disk>,
+    pooler: Option<PgBouncer>,
     /// From the test itself.
     proxy: Proxy,
     scratch: Scratch,
@@ -64,7 +68,26 @@ impl TestDatabase {
         let proxy = Proxy::to(server.target(), &[])?;
         let options = PgConnectOptions::new_without_pgpass().host("127.0.0.1").port(proxy.port());
         let database = Database::existing(options.username("codelia").database(&name), name);
-        Ok((Self { server, standby, clock, disk, proxy, scratch }, database))
+        Ok((Self { server, standby, clock, disk, pooler: None, proxy, scratch }, database))
+    }
+
+    /// Starts PgBouncer, which knows each process by the name of its database. The setting that tells
+    /// the checks which process uses a connection would be lost otherwise.
+    pub(crate) fn start_pooler(&mut self, database: &str, processes: &[String]) -> Result<()> {
+        let alias =
+            |process| Alias { name: pooled_name(process), database, setting: (PROCESS_SETTING, process) };
+        let aliases: Vec<_> = processes.iter().map(String::as_str).map(alias).collect();
+        let directory = self.scratch.join("bouncer");
+        self.pooler = Some(PgBouncer::start_with(self.server.target(), &directory, &aliases)?);
+        Ok(())
+    }
+
+    /// The URL for a process, without its host and port.
+    pub(crate) fn name_for(&self, process: &str, database: &str) -> String {
+        match &self.pooler {
+            Some(_) => pooled_name(process),
+            None => format!("{database}?options=-c%20{PROCESS_SETTING}%3D{process}"),
+        }
     }
 
     /// Waits until the standby has everything, and sends it nothing from then on.
@@ -82,9 +105,9 @@ impl TestDatabase {
         Ok(())
     }
 
-    /// The address of the current server.
+    /// The address of the current server, or of PgBouncer in front of it.
     pub(crate) fn target(&self) -> ProxyTarget {
-        self.server.target()
+        self.pooler.as_ref().map_or_else(|| self.server.target(), PgBouncer::target)
     }
 
     pub(crate) fn is_running(&mut self) -> Result<bool> {
@@ -116,6 +139,9 @@ impl TestDatabase {
                     standby.server.promote().await?;
                     self.server = standby.server;
                     self.proxy.redirect(self.server.target());
+                    if let Some(pooler) = &self.pooler {
+                        pooler.redirect(self.server.target());
+                    }
                 }
             }
             _ => {}
@@ -124,6 +150,9 @@ impl TestDatabase {
     }
 
     pub(crate) async fn end(mut self) -> Result<()> {
+        if let Some(pooler) = self.pooler.take() {
+            pooler.stop().await?;
+        }
         self.server.stop().await?;
         if let Some(mut standby) = self.standby.take() {
             standby.server.stop().await?;
@@ -134,6 +163,11 @@ impl TestDatabase {
         drop(self.scratch);
         Ok(())
     }
+}
+
+/// The name of the database that PgBouncer offers to a process.
+fn pooled_name(process: &str) -> String {
+    format!("for_{}", process.replace('-', "_"))
 }
 
 /// When a commit is acknowledged.

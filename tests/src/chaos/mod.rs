@@ -68,6 +68,8 @@ pub struct Options {
     pub max_run_ticks: u32,
     /// Faults to choose from.
     pub faults: Vec<Fault>,
+    /// Whether the processes reach Postgres through PgBouncer in transaction mode.
+    pub pooler: bool,
     /// A safeguard to disable, to show that the checks notice its absence.
     pub disabled: DisabledSafeguard,
     /// Defects to plant, to show that the checks notice them.

@@ -74,8 +74,13 @@ pub(crate) struct TestSystem {
 impl TestSystem {
     pub(crate) async fn start(options: &Options) -> Result<Self> {
         let (disabled, defects) = (options.disabled, &options.defects);
-        let (database, empty) = TestDatabase::start(&options.faults).await?;
+        let (mut database, empty) = TestDatabase::start(&options.faults).await?;
         let mut cluster = Cluster::start_on(empty, cluster_options()).await?;
+        let (workers, apis) = process_names();
+        if options.pooler {
+            let all: Vec<_> = workers.iter().chain(&apis).cloned().collect();
+            database.start_pooler(cluster.database.name(), &all)?;
+        }
         for statements in [END_OBSERVER, RENEWAL_OBSERVER] {
             cluster.database.execute(statements).await?;
         }
@@ -88,11 +93,12 @@ impl TestSystem {
         let mut shared = internal_tls(&cluster)?;
         shared.push(("CODELIA_OUTPUT_INLINE_KB", "16".to_owned()));
         shared.push(("CODELIA_OUTPUT_STORE", format!("file://{}", output_directory(&cluster).display())));
-        for number in 0..WORKERS {
+        shared.extend(options.pooler.then(|| ("CODELIA_DATABASE_POOLER", "transaction".to_owned())));
+        for (number, name) in workers.iter().enumerate() {
             let proxy = Proxy::to(database.target(), disabled.replacements())?;
             let address = worker_address();
             let link = Proxy::to(ProxyTarget::Tcp(address.clone()), &[])?;
-            let url = database_url(&cluster, &format!("worker-{number}"), &proxy);
+            let url = database_url(&database, &cluster, name, &proxy);
             let own = [
                 ("CODELIA_DATABASE_URL", url.as_str()),
                 ("CODELIA_WORKER_LISTEN", &address),
@@ -102,9 +108,9 @@ impl TestSystem {
             proxies.push(proxy);
             links.push(link);
         }
-        for number in 0..APIS {
+        for name in &apis {
             let proxy = Proxy::to(database.target(), &[])?;
-            let url = database_url(&cluster, &format!("api-{number}"), &proxy);
+            let url = database_url(&database, &cluster, name, &proxy);
             let mut settings = vec![("CODELIA_DATABASE_URL", url.as_str())];
             settings.extend(shared.iter().map(|(name, value)| (*name, value.as_str())));
             cluster.add_api_with(&settings).await?;
@@ -350,10 +356,16 @@ fn cluster_options() -> ClusterOptions {
     ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
 }
 
+/// The names of the workers and of the apis.
+fn process_names() -> (Vec<String>, Vec<String>) {
+    let names = |kind: &str, count: usize| (0..count).map(|number| format!("{kind}-{number}")).collect();
+    (names("worker", WORKERS), names("api", APIS))
+}
+
 /// The URL of the database via the proxy. A setting of its connections identifies the process.
-fn database_url(cluster: &Cluster, name: &str, proxy: &Proxy) -> String {
-    let (port, database) = (proxy.port(), cluster.database.name());
-    format!("postgres://codelia@127.0.0.1:{port}/{database}?options=-c%20chaos.process%3D{name}")
+fn database_url(database: &TestDatabase, cluster: &Cluster, process: &str, proxy: &Proxy) -> String {
+    let name = database.name_for(process, cluster.database.name());
+    format!("postgres://codelia@127.0.0.1:{}/{name}", proxy.port())
 }
 
 /// Callers of both tenants, and an operator.
