@@ -34,6 +34,15 @@ pub struct SweepReport {
     pub lost: u64,
 }
 
+/// Sessions whose queued runs wait for a worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WantedSessions {
+    /// No live worker holds them. The first session of every tenant comes before the second of any.
+    pub free: Vec<SessionId>,
+    /// The worker holds them; the runs were queued without its knowledge. They are reported once.
+    pub held: Vec<SessionId>,
+}
+
 /// The outcome of releasing a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseOutcome {
@@ -136,28 +145,37 @@ impl Store {
         Ok(if released { ReleaseOutcome::Released } else { ReleaseOutcome::Busy })
     }
 
-    /// Lists open sessions with queued runs that no live worker holds and this worker may take.
-    /// The first session of every tenant comes before the second of any.
+    /// Lists open sessions with queued runs that wait for this worker, or that it may take.
     pub async fn lease_list_wanted(
         &self,
         worker: &WorkerId,
         incarnation: Incarnation,
         limit: i64,
-    ) -> Result<Vec<SessionId>, Error> {
+    ) -> Result<WantedSessions, Error> {
         let found = sqlx::query_file!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
             .fetch_all(&self.pools.runs)
             .await?;
         let outdated: Vec<Uuid> = found.iter().filter(|row| !row.waits).map(|row| row.id).collect();
         if !outdated.is_empty() {
-            self.clear_outdated(&outdated).await?;
+            self.clear_outdated(&outdated, worker, incarnation).await?;
         }
         let limit = usize::try_from(limit).unwrap_or(0);
-        Ok(found.into_iter().filter(|row| row.waits).map(|row| SessionId(row.id)).take(limit).collect())
+        let waiting = found.iter().filter(|row| row.waits).take(limit);
+        let held = found.iter().filter(|row| row.held);
+        Ok(WantedSessions {
+            free: waiting.map(|row| SessionId(row.id)).collect(),
+            held: held.map(|row| SessionId(row.id)).collect(),
+        })
     }
 
-    /// Deletes rows of sessions that do not wait for a worker. A session that is locked may be about
-    /// to wait again; it is left to a later call.
-    async fn clear_outdated(&self, sessions: &[Uuid]) -> Result<(), Error> {
+    /// Deletes rows of sessions that do not wait for a worker, and of those that this worker holds:
+    /// it knows now. A session that is locked may be about to wait again; it is left to a later call.
+    async fn clear_outdated(
+        &self,
+        sessions: &[Uuid],
+        worker: &WorkerId,
+        incarnation: Incarnation,
+    ) -> Result<(), Error> {
         let mut tx = self.pools.runs.begin().await?;
         let locked = sqlx::query_scalar!(
             "SELECT id FROM sessions WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED",
@@ -171,9 +189,11 @@ impl Store {
                AND (s.state <> 'open' OR s.expires_at <= now()
                     OR EXISTS (SELECT 1 FROM workers holder
                                WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
-                                 AND holder.lease_until > now())
+                                 AND holder.lease_until > now() AND holder.id = $2 AND holder.incarnation = $3)
                     OR (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'queued' LIMIT 1) IS NULL)",
             &locked,
+            worker.as_str(),
+            incarnation.0,
         )
         .execute(&mut *tx)
         .await?;

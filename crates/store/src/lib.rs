@@ -37,7 +37,7 @@ use run::KnownSettings;
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, Scope};
-pub use lease::{Lease, ReleaseOutcome, SweepReport};
+pub use lease::{Lease, ReleaseOutcome, SweepReport, WantedSessions};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
 pub use objects::{ObjectProblem, OutputLocation, OutputOptions, S3Options};
@@ -45,8 +45,8 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, NewRun, Run, RunAdmission, RunCommit, RunFilter, RunState,
-    RunSummary, SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Run, RunAdmission, RunCommit, RunFilter,
+    RunState, RunSummary, SpecSummary, WaitReason,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{

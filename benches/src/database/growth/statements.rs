@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use codelia_store::{Retention, RunFilter, RunState, SessionFilter, SessionRef, SessionState};
+use codelia_store::{HeldSessions, Retention, RunFilter, RunState, SessionFilter, SessionRef, SessionState};
 use codelia_types::RunId;
 use futures::future::BoxFuture;
 
@@ -87,7 +87,7 @@ fn lease(subject: &Subject) -> &codelia_store::Lease {
     &subject.load.leases[0]
 }
 
-pub(super) static STATEMENTS: [Statement; 34] = [
+pub(super) static STATEMENTS: [Statement; 35] = [
     statement!("session_create", Path, |s| s.load.create_session(None)),
     statement!("lease_acquire", Path, |s| s.load.create_session(None).await? => |session| s.load.lease(session)),
     statement!("run_insert", Path, |s| s.load.insert(lease(s).session)),
@@ -105,6 +105,12 @@ pub(super) static STATEMENTS: [Statement; 34] = [
         .load
         .store
         .run_list_assigned(&s.load.worker, s.load.incarnation)),
+    statement!("run_list_queued, one session", Periodic, |s| s.load.store.run_list_queued(
+        &s.load.worker,
+        s.load.incarnation,
+        HeldSessions::Among(&[lease(s).session]),
+        1000
+    )),
     statement!("lease_list_wanted", Periodic, |s| s.load.store.lease_list_wanted(
         &s.load.worker,
         s.load.incarnation,

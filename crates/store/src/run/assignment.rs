@@ -43,6 +43,15 @@ pub struct AssignedRun {
     pub secret_env: Option<SealedEnv>,
 }
 
+/// Which of the sessions that a worker holds to read.
+#[derive(Debug, Clone, Copy)]
+pub enum HeldSessions<'a> {
+    /// All of them.
+    All,
+    /// Those of these that it holds.
+    Among(&'a [SessionId]),
+}
+
 /// A result to commit, with the output and events that belong to it.
 #[derive(Debug, Clone)]
 pub struct RunCommit {
@@ -67,6 +76,24 @@ macro_rules! select_assigned {
                       lease_epoch AS "lease_epoch!", attempt, turn, secret_env,
                       cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
                FROM live_runs WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
+
+/// Selects the first queued runs of each session in `s` that a worker holds, oldest first.
+macro_rules! select_queued {
+    ($sessions:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            QueuedRow,
+            "SELECT r.id, r.session_id, r.tenant_id FROM " + $sessions + " CROSS JOIN LATERAL (
+                 SELECT r.id, r.session_id, r.tenant_id, r.created_at FROM live_runs r
+                 WHERE (r.session_id, r.state, r.id) > (s.id, 'queued', '00000000-0000-0000-0000-000000000000')
+                   AND (r.session_id, r.state, r.id) < (s.id, 'queued', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+                 ORDER BY r.session_id, r.state, r.id LIMIT $4
+             ) AS r
+             WHERE s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
+             ORDER BY r.created_at LIMIT $3",
             $($argument),*
         )
     };
@@ -266,32 +293,38 @@ impl Store {
         .collect()
     }
 
-    /// Lists queued runs of the sessions that this incarnation holds, oldest first: the first ones of
-    /// each session, so that a long queue of one neither costs much nor hides the others.
+    /// Lists queued runs of sessions that this incarnation holds, oldest first: the first ones of each
+    /// session, so that a long queue of one neither costs much nor hides the others.
     pub async fn run_list_queued(
         &self,
         worker: &WorkerId,
         incarnation: Incarnation,
+        sessions: HeldSessions<'_>,
         limit: i64,
     ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
+        let (worker, incarnation) = (worker.as_str(), incarnation.0);
         let mut tx = list::ordered(&self.pools.runs).await?;
-        let rows = sqlx::query!(
-            "SELECT r.id, r.session_id, r.tenant_id
-             FROM sessions s CROSS JOIN LATERAL (
-                 SELECT r.id, r.session_id, r.tenant_id, r.created_at FROM live_runs r
-                 WHERE (r.session_id, r.state, r.id) > (s.id, 'queued', '00000000-0000-0000-0000-000000000000')
-                   AND (r.session_id, r.state, r.id) < (s.id, 'queued', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-                 ORDER BY r.session_id, r.state, r.id LIMIT $4
-             ) AS r
-             WHERE s.lease_worker = $1 AND s.lease_incarnation = $2 AND s.state = 'open'
-             ORDER BY r.created_at LIMIT $3",
-            worker.as_str(),
-            incarnation.0,
-            limit,
-            MAX_QUEUED_PER_SESSION,
-        )
-        .fetch_all(&mut *tx)
-        .await?;
+        let rows = match sessions {
+            HeldSessions::All => {
+                select_queued!("sessions s", worker, incarnation, limit, MAX_QUEUED_PER_SESSION)
+                    .fetch_all(&mut *tx)
+                    .await?
+            }
+            HeldSessions::Among(sessions) => {
+                let sessions: Vec<Uuid> = sessions.iter().map(|id| id.0).collect();
+                select_queued!(
+                    // The limit keeps the planner from the index of holders, which has all their sessions.
+                    "unnest($5::uuid[]) AS named CROSS JOIN LATERAL (SELECT * FROM sessions WHERE id = named LIMIT 1) AS s",
+                    worker,
+                    incarnation,
+                    limit,
+                    MAX_QUEUED_PER_SESSION,
+                    &sessions,
+                )
+                .fetch_all(&mut *tx)
+                .await?
+            }
+        };
         tx.commit().await?;
         rows.into_iter()
             .map(|row| {
@@ -299,6 +332,12 @@ impl Store {
             })
             .collect()
     }
+}
+
+struct QueuedRow {
+    id: Uuid,
+    session_id: Uuid,
+    tenant_id: String,
 }
 
 /// The columns of an ended run that only the database knows.

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{Error, Store, row};
 
-pub use assignment::{AssignedRun, RunCommit};
+pub use assignment::{AssignedRun, HeldSessions, RunCommit};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub(crate) use list::{ordered, read_in_order};
 pub use queue::WaitReason;

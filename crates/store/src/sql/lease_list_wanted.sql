@@ -1,5 +1,5 @@
--- Sessions that wait for a worker and that this one may take, with whether they really wait. Reads the first tenants
--- after a random number and the first sessions of each, never the whole queue. Returns the first session of each tenant
+-- Sessions that wait for a worker and that this one may take, with whether they really wait, and whether this worker
+-- holds them and does not know of their queued runs. Reads the first tenants after a random number and the first sessions of each, never the whole queue. Returns the first session of each tenant
 -- before the second of any.
 WITH RECURSIVE start AS MATERIALIZED (
     SELECT floor(random() * 4294967296)::bigint - 2147483648 AS hash
@@ -45,14 +45,15 @@ candidate AS MATERIALIZED (
 checked AS MATERIALIZED (
     SELECT c.session_id, c.tenant_id, c.since,
            s.state = 'open' AND s.expires_at > now()
-               AND NOT EXISTS (SELECT 1 FROM workers holder
-                               WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
-                                 AND holder.lease_until > now())
                -- Not EXISTS, which the planner may turn into a read of the whole queue.
-               AND (SELECT r.id FROM live_runs r WHERE r.session_id = c.session_id AND r.state = 'queued' LIMIT 1) IS NOT NULL AS waits
+               AND (SELECT r.id FROM live_runs r WHERE r.session_id = c.session_id AND r.state = 'queued' LIMIT 1) IS NOT NULL AS has_runs,
+           EXISTS (SELECT 1 FROM workers holder
+                   WHERE holder.id = s.lease_worker AND holder.incarnation = s.lease_incarnation
+                     AND holder.lease_until > now()) AS is_held,
+           coalesce(s.lease_worker = $1 AND s.lease_incarnation = $2, false) AS is_ours
     FROM candidate c
     -- The limit keeps the planner from reading all sessions for a join.
     CROSS JOIN LATERAL (SELECT * FROM sessions WHERE id = c.session_id LIMIT 1) AS s
 )
-SELECT session_id AS "id!", waits AS "waits!" FROM checked
-ORDER BY row_number() OVER (PARTITION BY tenant_id, waits ORDER BY since, session_id), since, session_id
+SELECT session_id AS "id!", has_runs AND NOT is_held AS "waits!", has_runs AND is_held AND is_ours AS "held!" FROM checked
+ORDER BY row_number() OVER (PARTITION BY tenant_id, has_runs AND NOT is_held ORDER BY since, session_id), since, session_id

@@ -6,13 +6,16 @@ WITH session AS (
            -- The files are gone and the caller did not allow their loss. Checked only if no worker
            -- holds the session.
            w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss AND root_is_gone(s.home_root) AS lost,
-           w.id IS NULL AS waits,
+           -- Nobody else tells a worker of the run that waits: not one that will hold the session, nor a holder
+           -- that is not ready now. If the session was acquired while this statement waited for its lock, then
+           -- s is current and w is missing.
+           w.state IS DISTINCT FROM 'ready' AS waits,
            -- Set if a live, ready worker holds the session: the run is assigned to it immediately.
            CASE WHEN w.state = 'ready' THEN w.id END AS worker_id,
            CASE WHEN w.state = 'ready' THEN w.incarnation END AS incarnation,
            CASE WHEN w.state = 'ready' THEN w.address END AS address,
            s.lease_epoch,
-           CASE WHEN w.id IS NULL THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
+           CASE WHEN w.state IS DISTINCT FROM 'ready' THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
     FROM sessions s
     LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
         AND w.lease_until > now()

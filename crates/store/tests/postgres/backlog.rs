@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
-use codelia_store::{Cancellation, Quotas, RunAdmission, RunFilter, RunState};
+use codelia_store::{
+    Cancellation, DrainedBy, HeldSessions, Quotas, RunAdmission, RunFilter, RunState, Store, WantedSessions,
+};
+use codelia_tests::eventually;
 use codelia_types::{LeaseToken, RunId, SessionId};
+use sqlx::{AssertSqlSafe, Connection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    harness::{Fixture, exited},
+    harness::{Fixture, LONG, ROOT, Registered, exited},
     upkeep::rows_read,
 };
 
@@ -104,10 +108,14 @@ async fn long_queue_is_read_in_part() {
     let quotas = Quotas::default();
     let read = rows_read(&fixture, async |store| {
         let wanted = store.lease_list_wanted(&worker.id, worker.incarnation, 8).await.unwrap();
-        assert_eq!(wanted.len(), 8);
-        assert!(wanted[..2].iter().any(|id| [session.id, free.id].contains(id)), "both tenants come first");
+        assert_eq!((wanted.free.len(), wanted.held.len()), (8, 0));
+        assert!(
+            wanted.free[..2].iter().any(|id| [session.id, free.id].contains(id)),
+            "both tenants come first"
+        );
         let lease = store.lease_acquire(session.id, &worker.id, worker.incarnation).await.unwrap().unwrap();
-        let queued = store.run_list_queued(&worker.id, worker.incarnation, 1000).await.unwrap();
+        let queued =
+            store.run_list_queued(&worker.id, worker.incarnation, HeldSessions::All, 1000).await.unwrap();
         assert!(queued.len() > 100 && queued.iter().all(|(_, of, _)| *of == session.id));
         store.run_begin(run, &lease.token).await.unwrap().unwrap();
         store.run_commit(run, &lease.token, &exited(0)).await.unwrap();
@@ -126,13 +134,99 @@ async fn long_queue_is_read_in_part() {
     fixture.end().await;
 }
 
+/// Lets a worker hold 20,000 sessions that are idle.
+async fn hold_idle_sessions(fixture: &Fixture, worker: &Registered) {
+    fixture
+        .execute(&format!(
+            "INSERT INTO sessions (id, tenant_id, spec, labels, expires_at, home_root, lease_worker, lease_incarnation, lease_epoch)
+             SELECT ('10000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 'b', s.spec, '{{}}', s.expires_at,
+                    w.root_id, w.id, w.incarnation, 1
+             FROM generate_series(1, 20000) AS n, (SELECT * FROM sessions LIMIT 1) AS s, workers w WHERE w.id = '{}'",
+            worker.id
+        ))
+        .await;
+}
+
+#[tokio::test]
+async fn poll_does_not_read_idle_sessions() {
+    let fixture = Fixture::new().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.insert(session.id, 0).await;
+    fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap();
+    hold_idle_sessions(&fixture, &worker).await;
+    let list = async |store: &Store, sessions: HeldSessions<'_>| {
+        let queued = store.run_list_queued(&worker.id, worker.incarnation, sessions, 1000).await.unwrap();
+        assert_eq!(queued.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [run]);
+    };
+    // Everything that a worker does all the time.
+    let read = rows_read(&fixture, async |store| {
+        let (id, incarnation) = (&worker.id, worker.incarnation);
+        list(store, HeldSessions::Among(&[session.id, SessionId::generate()])).await;
+        store.run_list_assigned_since(id, incarnation, OffsetDateTime::now_utc(), &[]).await.unwrap();
+        assert_eq!(store.lease_list_wanted(id, incarnation, 8).await.unwrap(), WantedSessions::default());
+        store.worker_renew(id, incarnation, LONG, 0).await.unwrap();
+        assert!(store.session_list_removable(id, incarnation, ROOT, 100).await.unwrap().is_empty());
+    });
+    let read = read.await;
+    assert!(read < FEW, "{read} rows");
+    let read_all = rows_read(&fixture, async |store| list(store, HeldSessions::All).await).await;
+    assert!(read_all > 20_000, "a read of all sessions counts: {read_all} rows");
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn holder_finds_run_queued_without_its_knowledge() {
+    let fixture = Fixture::new().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    fixture.lease(&session, &worker).await.unwrap();
+    fixture.store.worker_drain(&worker.id, DrainedBy::Operator).await.unwrap().unwrap();
+    let run = fixture.insert(session.id, 0).await;
+    assert_eq!(fixture.run(run).await.state, RunState::Queued);
+    fixture.store.worker_undrain(&worker.id).await.unwrap().unwrap();
+    let list =
+        async |by: &Registered| fixture.store.lease_list_wanted(&by.id, by.incarnation, 9).await.unwrap();
+    let neighbour = fixture.worker("neighbour").await;
+    assert_eq!(list(&neighbour).await, WantedSessions::default(), "it neither takes nor clears it");
+    assert_eq!(list(&worker).await, WantedSessions { free: vec![], held: vec![session.id] });
+    assert_eq!(list(&worker).await, WantedSessions::default(), "reported once");
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn insert_that_waits_for_acquisition_is_found() {
+    let fixture = Fixture::new().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    let mut holder = fixture.database.connection().await.unwrap();
+    // As `lease_acquire`, in two steps.
+    let mut acquisition = holder.begin().await.unwrap();
+    let acquire = format!(
+        "UPDATE sessions SET home_root = '{ROOT}', lease_worker = '{}', lease_incarnation = '{}', lease_epoch = 1",
+        worker.id, worker.incarnation.0
+    );
+    sqlx::raw_sql(AssertSqlSafe(acquire)).execute(&mut *acquisition).await.unwrap();
+    let insert = fixture.insert(session.id, 0);
+    let commit = async {
+        let blocked = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("the insert waits", async || (fixture.scalar(blocked).await == 1).then_some(())).await;
+        acquisition.commit().await.unwrap();
+    };
+    let (run, ()) = tokio::join!(insert, commit);
+    assert_eq!(fixture.run(run).await.state, RunState::Queued, "the worker reads before the insert commits");
+    let wanted = fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 9).await.unwrap();
+    assert_eq!(wanted, WantedSessions { free: vec![], held: vec![session.id] });
+    fixture.end().await;
+}
+
 #[tokio::test]
 async fn outdated_waiting_session_is_cleared_once_listed() {
     let fixture = Fixture::new().await;
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     let run = fixture.insert(session.id, 0).await;
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
-    let list = async || fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 9).await.unwrap();
+    let list =
+        async || fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 9).await.unwrap().free;
     let rows = async || fixture.scalar("SELECT count(*) FROM waiting_sessions").await;
     assert_eq!(rows().await, 1);
     assert!(list().await.is_empty());

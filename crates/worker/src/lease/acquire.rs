@@ -41,6 +41,9 @@ impl SessionLeases {
     pub(crate) async fn acquire(&self, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
         let current = self.lease.current();
         if let Holding::Held { epoch, closing: false } = self.sessions.holding(id) {
+            // It is offered because it has queued runs.
+            self.sessions.queued.mark(id);
+            self.wakeups.poll.notify_one();
             return Ok(Some(epoch));
         }
         if self.drain.is_draining() || !current.is_live() || !self.sessions.begin_acquire(id) {
@@ -49,6 +52,9 @@ impl SessionLeases {
         let answer = self.store.lease_acquire(id, self.lease.worker(), current.incarnation).await;
         let Ok(Some(lease)) = answer else {
             // A failed call may still have been stored; the poll finds out.
+            if answer.is_err() {
+                self.sessions.queued.mark(id);
+            }
             self.sessions.forget(id);
             return answer.map(|_| None);
         };
@@ -68,6 +74,7 @@ impl SessionLeases {
                 let ended = self.store.session_end_data_lost(id, &lease.token).await;
                 // If that was not stored, the poll releases it and the next holder ends it.
                 self.sessions.forget(id);
+                self.sessions.queued.mark(id);
                 self.wakeups.janitor.notify_one();
                 ended.map(|()| None)
             }
@@ -86,6 +93,7 @@ impl SessionLeases {
                 let released = self.store.lease_release(id, &lease.token).await;
                 // If that failed, the poll finds the lease in the store and releases it.
                 self.sessions.forget(id);
+                self.sessions.queued.mark(id);
                 released.map(|_| None)
             }
         }
@@ -97,6 +105,14 @@ impl SessionLeases {
         let busy: HashSet<_> = self.runs.all_active().iter().map(|run| run.assigned.session).collect();
         let idle = self.sessions.all().into_iter().filter(|id| !busy.contains(id)).map(Ok);
         stream::iter(idle)
+            .try_for_each_concurrent(MAX_CONCURRENT_RELEASES, |id| self.release_held(&current, id))
+            .await
+    }
+
+    /// Releases the sessions whose release failed during a drain that was taken back since.
+    pub(crate) async fn finish_releases(&self) -> Result<(), Error> {
+        let current = self.lease.current();
+        stream::iter(self.sessions.releasing().into_iter().map(Ok))
             .try_for_each_concurrent(MAX_CONCURRENT_RELEASES, |id| self.release_held(&current, id))
             .await
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_store::{AssignedRun, Error, SessionRef, Store};
+use codelia_store::{AssignedRun, Error, HeldSessions, SessionRef, Store};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
 use time::OffsetDateTime;
@@ -15,6 +15,7 @@ use crate::{
     lease::{
         acquire::SessionLeases,
         drain_state::DrainState,
+        queued_sessions::DueSessions,
         sessions::{Holding, Sessions},
         worker_lease::{LeaseHandle, WorkerLease},
     },
@@ -62,15 +63,16 @@ impl Poller {
         if !current.is_live() {
             return Ok(());
         }
-        let (worker, incarnation) = (self.lease.worker(), current.incarnation);
-        for assigned in self.list_assigned(incarnation).await? {
+        for assigned in self.list_assigned(current.incarnation).await? {
             self.take_assigned(&current, assigned).await;
         }
         if self.drain.is_draining() {
             self.dispatcher.forget_waiting();
+            self.sessions.queued.read_all_next();
             return self.leases.release_idle().await;
         }
-        for (run, session, tenant) in self.store.run_list_queued(worker, incarnation, MAX_QUEUED).await? {
+        log_failure(self.leases.finish_releases().await);
+        for (run, session, tenant) in self.list_queued(current.incarnation).await? {
             self.take_queued(&current, run, session, &tenant).await?;
         }
         self.acquire_wanted(&current).await
@@ -101,6 +103,38 @@ impl Poller {
         Ok(assigned)
     }
 
+    /// Lists the queued runs of held sessions that may have some, see [`DueSessions`].
+    async fn list_queued(
+        &self,
+        incarnation: Incarnation,
+    ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
+        let (queued, began) = (&self.sessions.queued, tokio::time::Instant::now());
+        let due = queued.take_due(incarnation);
+        let sessions = match &due {
+            DueSessions::Marked(ids) if ids.is_empty() => return Ok(Vec::new()),
+            DueSessions::Marked(ids) => HeldSessions::Among(ids),
+            DueSessions::All => HeldSessions::All,
+        };
+        let found =
+            match self.store.run_list_queued(self.lease.worker(), incarnation, sessions, MAX_QUEUED).await {
+                Ok(found) => found,
+                Err(error) => {
+                    queued.not_read(due);
+                    return Err(error);
+                }
+            };
+        // Before anything else fails: these stay queued until they begin.
+        for (_, session, _) in &found {
+            queued.mark(*session);
+        }
+        if found.len() >= usize::try_from(MAX_QUEUED).unwrap_or(usize::MAX) {
+            queued.not_read(due);
+        } else if due == DueSessions::All {
+            queued.all_read(incarnation, began);
+        }
+        Ok(found)
+    }
+
     /// Takes a run that the store has assigned to this incarnation: its push was lost, or a caller
     /// asked to cancel it.
     async fn take_assigned(&self, current: &WorkerLease, assigned: AssignedRun) {
@@ -114,13 +148,12 @@ impl Poller {
             }
             RunStatus::Active(_) | RunStatus::Waiting | RunStatus::Prior(PriorOutcome::HandedBack) => return,
         }
-        let changing = self.sessions.holding(assigned.session) == Holding::Changing;
-        if changing && !self.drain.is_draining() {
+        if self.sessions.holding(assigned.session) == Holding::Acquiring && !self.drain.is_draining() {
             return;
         }
         let AssignedRun { id, session, epoch, turn, .. } = assigned;
         if self.dispatcher.assign(current, assigned, RunSource::Assigned) != Assignment::Rejected
-            || !self.dispatcher.hand_back(current, id, turn).await
+            || !self.dispatcher.hand_back(current, id, session, turn).await
         {
             return;
         }
@@ -140,7 +173,7 @@ impl Poller {
     ) -> Result<(), Error> {
         match self.sessions.holding(session) {
             Holding::Held { .. } => self.dispatcher.enqueue(current.incarnation, run, session, tenant),
-            Holding::Changing => {}
+            Holding::Acquiring | Holding::Releasing => {}
             Holding::NotHeld => {
                 // As above: release a lease that only the store knows.
                 let found = self.store.session_get(tenant, &SessionRef::Id(session)).await?;
@@ -160,7 +193,12 @@ impl Poller {
             return Ok(());
         }
         let wanted = self.store.lease_list_wanted(self.lease.worker(), current.incarnation, free).await?;
-        stream::iter(wanted)
+        for id in wanted.held {
+            if self.sessions.queued.mark(id) {
+                self.leases.wakeups.poll.notify_one();
+            }
+        }
+        stream::iter(wanted.free)
             .for_each_concurrent(MAX_CONCURRENT_ACQUIRES, |id| async move {
                 if let Holding::Held { .. } = self.sessions.holding(id) {
                     // The store says that no live worker holds it, so this one does not either.

@@ -12,7 +12,10 @@ use codelia_store::{Lease, SessionSpec};
 use codelia_types::{CommandSpec, LeaseEpoch, Refusal, SessionId, TenantId};
 use tokio::time::Instant;
 
-use crate::sandbox::spare_pool::{Spare, SparePool};
+use crate::{
+    lease::queued_sessions::QueuedSessions,
+    sandbox::spare_pool::{Spare, SparePool},
+};
 
 /// A session without a run for this long keeps no spare sandbox.
 const SPARE_IDLE: Duration = Duration::from_secs(60);
@@ -21,8 +24,10 @@ const SPARE_IDLE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holding {
     NotHeld,
-    /// The lease is being acquired or released: the answer is not known yet.
-    Changing,
+    /// The lease is being acquired: the answer is not known yet.
+    Acquiring,
+    /// The lease is being released: nothing of the session starts.
+    Releasing,
     /// Held under this epoch.
     Held {
         epoch: LeaseEpoch,
@@ -55,11 +60,13 @@ struct Held {
 pub(crate) struct Sessions {
     table: Mutex<HashMap<SessionId, Entry>>,
     spares: SparePool,
+    /// Those that may have queued runs.
+    pub(crate) queued: QueuedSessions,
 }
 
 impl Sessions {
     pub(crate) fn new(spares: SparePool) -> Self {
-        Self { table: Mutex::default(), spares }
+        Self { table: Mutex::default(), spares, queued: QueuedSessions::default() }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -69,7 +76,8 @@ impl Sessions {
     pub(crate) fn holding(&self, id: SessionId) -> Holding {
         match self.lock().get(&id) {
             None => Holding::NotHeld,
-            Some(Entry::Acquiring | Entry::Releasing(_)) => Holding::Changing,
+            Some(Entry::Acquiring) => Holding::Acquiring,
+            Some(Entry::Releasing(_)) => Holding::Releasing,
             Some(Entry::Held(held)) => Holding::Held { epoch: held.epoch, closing: held.closing },
         }
     }
@@ -102,6 +110,7 @@ impl Sessions {
 
     /// Adds a session whose lease was acquired.
     pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
+        let id = lease.session;
         let held = Held {
             tenant: lease.tenant,
             epoch: lease.token.epoch,
@@ -111,7 +120,8 @@ impl Sessions {
             used_at: Instant::now(),
             spare: None,
         };
-        self.lock().insert(lease.session, Entry::Held(Box::new(held)));
+        self.lock().insert(id, Entry::Held(Box::new(held)));
+        self.queued.mark(id);
     }
 
     /// Marks a session as ended. The caller cancels its runs.
@@ -150,6 +160,13 @@ impl Sessions {
 
     pub(crate) fn all(&self) -> Vec<SessionId> {
         self.lock().keys().copied().collect()
+    }
+
+    /// Sessions whose release was begun and did not succeed.
+    pub(crate) fn releasing(&self) -> Vec<SessionId> {
+        let table = self.lock();
+        let releasing = table.iter().filter(|(_, entry)| matches!(entry, Entry::Releasing(_)));
+        releasing.map(|(id, _)| *id).collect()
     }
 
     /// Removes all sessions: their leases are lost or released.
@@ -318,17 +335,18 @@ mod tests {
     }
 
     #[test]
-    fn session_is_changing_until_lease_is_known() {
+    fn session_is_not_held_until_lease_is_known() {
         let sessions = sessions();
         let lease = lease(7);
         let id = lease.session;
         assert!(sessions.begin_acquire(id));
         assert!(!sessions.begin_acquire(id), "one acquisition at a time");
-        assert_eq!(sessions.holding(id), Holding::Changing);
+        assert_eq!(sessions.holding(id), Holding::Acquiring);
         sessions.acquired(lease, IDS);
         assert_eq!(sessions.holding(id), Holding::Held { epoch: LeaseEpoch(7), closing: false });
+        assert!(sessions.releasing().is_empty());
         assert_eq!(sessions.begin_release(id), Some(LeaseEpoch(7)));
-        assert_eq!(sessions.holding(id), Holding::Changing);
+        assert_eq!((sessions.holding(id), sessions.releasing()), (Holding::Releasing, vec![id]));
         sessions.forget(id);
         assert_eq!(sessions.holding(id), Holding::NotHeld);
     }

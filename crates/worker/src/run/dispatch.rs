@@ -75,7 +75,9 @@ impl Dispatcher {
     ) -> Assignment {
         let closing = match self.sessions.holding(assigned.session) {
             Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
-            Holding::Held { .. } | Holding::Changing | Holding::NotHeld => return Assignment::Rejected,
+            Holding::Held { .. } | Holding::Acquiring | Holding::Releasing | Holding::NotHeld => {
+                return Assignment::Rejected;
+            }
         };
         match self.runs.claim(assigned.id, current.incarnation, source) {
             Ok(()) => {}
@@ -92,7 +94,7 @@ impl Dispatcher {
         if self.drain.is_draining() {
             let (dispatcher, current) = (self.clone(), current.clone());
             task::background("hand back", async move {
-                dispatcher.hand_back(&current, assigned.id, assigned.turn).await
+                dispatcher.hand_back(&current, assigned.id, assigned.session, assigned.turn).await
             });
             return Assignment::Rejected;
         }
@@ -126,12 +128,19 @@ impl Dispatcher {
 
     /// Hands back a run that did not begin; `true` if it is queued now. Retries until the store
     /// answers or the lease is lost: before that the state of the run is unknown.
-    pub(crate) async fn hand_back(&self, current: &WorkerLease, run: RunId, turn: i32) -> bool {
+    pub(crate) async fn hand_back(
+        &self,
+        current: &WorkerLease,
+        run: RunId,
+        session: SessionId,
+        turn: i32,
+    ) -> bool {
         let incarnation = current.incarnation;
         while !current.fence.is_cancelled() {
             match self.store.run_hand_back(run, turn, self.lease.worker(), incarnation).await {
                 Ok(is_queued) => {
                     self.runs.handed_back(run, incarnation);
+                    self.sessions.queued.mark(session);
                     return is_queued;
                 }
                 Err(error) => tracing::warn!(%error, %run, "cannot hand back run, retrying"),
@@ -153,7 +162,7 @@ impl Dispatcher {
     }
 
     async fn hand_back_and_enqueue(self: Arc<Self>, current: WorkerLease, run: AssignedRun) {
-        if self.hand_back(&current, run.id, run.turn).await {
+        if self.hand_back(&current, run.id, run.session, run.turn).await {
             self.enqueue(current.incarnation, run.id, run.session, &run.tenant);
         }
     }
@@ -175,19 +184,25 @@ impl Dispatcher {
         let current = self.lease.current();
         let epoch = match self.sessions.holding(waiting.session) {
             Holding::Held { epoch, .. } if current.is_live() => epoch,
-            _ => return self.runs.leave(waiting.run, current.incarnation),
+            _ => return self.leave(&waiting, &current),
         };
         match self.store.run_begin(waiting.run, &self.lease.token(current.incarnation, epoch)).await {
             Ok(Some(assigned)) => {
                 metrics().step(Step::Queue, waiting.since.elapsed());
                 self.start(&current, assigned, Some(slot));
             }
-            Ok(None) => self.runs.leave(waiting.run, current.incarnation),
+            Ok(None) => self.leave(&waiting, &current),
             Err(error) => {
                 tracing::warn!(%error, run = %waiting.run, "cannot begin queued run, leaving it to the poll");
-                self.runs.leave(waiting.run, current.incarnation);
+                self.leave(&waiting, &current);
             }
         }
+    }
+
+    /// Leaves a run to the poll.
+    fn leave(&self, waiting: &WaitingRun, current: &WorkerLease) {
+        self.runs.leave(waiting.run, current.incarnation);
+        self.sessions.queued.mark(waiting.session);
     }
 
     fn start(self: &Arc<Self>, current: &WorkerLease, assigned: AssignedRun, slot: Option<Slot>) {
@@ -211,7 +226,8 @@ impl Dispatcher {
         run.output.close();
         drop(slot);
         if self.executor.conclude(&run, result).await == Conclusion::NotHeld {
-            self.hand_back(&self.lease.current(), run.id(), run.assigned.turn).await;
+            let AssignedRun { id, session, turn, .. } = run.assigned;
+            self.hand_back(&self.lease.current(), id, session, turn).await;
         }
     }
 }

@@ -157,7 +157,9 @@ impl Executor {
                 }
                 Ok(())
             }
-            Holding::Held { .. } | Holding::Changing | Holding::NotHeld => Err(NoResult::NotHeld),
+            Holding::Held { .. } | Holding::Acquiring | Holding::Releasing | Holding::NotHeld => {
+                Err(NoResult::NotHeld)
+            }
         }
     }
 
