@@ -102,6 +102,36 @@ async fn missing_partition_is_made_with_its_rows() {
     fixture.end().await;
 }
 
+/// A read of output locks tables in another order than the upkeep does.
+#[tokio::test]
+async fn new_partitions_give_way_to_readers() {
+    let fixture = Fixture::new().await;
+    let mut reader = fixture.database.connection().await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT count(*) FROM run_output_default").execute(&mut reader).await.unwrap();
+    let statement = "SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + 30)";
+    let has_ended = std::cell::Cell::new(false);
+    let create = async {
+        let created = fixture.database.execute(statement).await;
+        has_ended.set(true);
+        created
+    };
+    let read = async {
+        let blocked = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("the upkeep waits", async || {
+            let waits = fixture.database.number(blocked).await.unwrap() > 0;
+            (waits || has_ended.get()).then_some(())
+        })
+        .await;
+        sqlx::raw_sql("SELECT count(*) FROM ended_runs_default; COMMIT").execute(&mut reader).await
+    };
+    let (created, read) = tokio::join!(create, read);
+    read.unwrap();
+    assert!(created.unwrap_err().to_string().contains("lock timeout"));
+    fixture.database.execute(statement).await.unwrap();
+    fixture.end().await;
+}
+
 /// Starts a transaction that has inserted a queued run as [`codelia_store::Store::run_insert`] does, but
 /// is not committed.
 async fn insert_in_flight(fixture: &Fixture, session: Uuid) -> PgConnection {
