@@ -6,6 +6,7 @@ use prost::Message;
 
 const PUBLIC: &[&str] = &[
     "codelia/v1/admin.proto",
+    "codelia/v1/approval.proto",
     "codelia/v1/file.proto",
     "codelia/v1/info.proto",
     "codelia/v1/operator.proto",

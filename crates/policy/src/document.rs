@@ -161,21 +161,51 @@ pub struct ProcessPolicy {
 }
 
 /// The network that a command may reach.
+///
+/// All fields but `mode` say what the egress proxy enforces, so they need mode `proxy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkPolicy {
-    /// The network mode.
+    /// The network mode. `none` and `proxy` take effect. `host` only permits the mode: a session or
+    /// run must request it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<NetworkMode>,
-    /// The only hosts that it may reach: names, or `*.` and a name. Needs mode `proxy`.
+    /// Patterns of the hosts that the command may reach: a name; `*.` and a name for all names below
+    /// it; `*` for all names; a name with one `*` inside a label, such as `api-*.example.com`; an IP
+    /// address; or `set:NAME` for a named set. Without this list and `ask_hosts`: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_hosts: Option<Vec<String>>,
-    /// The only ports that it may reach. Needs mode `proxy`.
+    /// Patterns of the hosts that need a person's decision, unless `allowed_hosts` has them too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ask_hosts: Option<Vec<String>>,
+    /// Patterns of the hosts that the command may never reach. They win over the other lists.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blocked_hosts: Vec<String>,
+    /// The only ports that the command may reach. Default: 80 and 443.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_ports: Option<Vec<u16>>,
-    /// Maximum number of concurrent connections. Needs mode `proxy`.
+    /// Maximum number of concurrent connections. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<u32>,
+    /// Maximum number of new connections in each second. Default: 64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_connections_per_second: Option<u32>,
+    /// Maximum number of bytes that the command may send. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_sent_bytes: Option<u64>,
+    /// Maximum number of bytes that the command may receive. Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_received_bytes: Option<u64>,
+    /// A connection without traffic ends after this time. Default: 5m.
+    #[serde(skip_serializing_if = "Option::is_none", with = "duration_text")]
+    pub idle_timeout: Option<Duration>,
+    /// Names of the installation's credentials that the proxy attaches to requests. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<Vec<String>>,
+    /// The only programs that get the network, by absolute path. No mode can enforce it yet, so it
+    /// is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executables: Option<Vec<PathBuf>>,
 }
 
 /// Maximum resources of a command. The limits of a run never exceed them.

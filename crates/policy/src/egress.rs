@@ -1,8 +1,56 @@
 //! What a sandbox in network mode `proxy` may reach.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
+
+use crate::{NetworkPolicy, hosts};
+
+/// Where the egress proxy listens inside a sandbox.
+pub const EGRESS_PROXY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3128);
+
+/// Where the resolver of the egress proxy listens inside a sandbox.
+pub const EGRESS_RESOLVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)), 53);
+
+/// The networks, by address and prefix length, whose addresses stand for names inside a sandbox. They
+/// are reserved for tests of network devices, so no host is there.
+pub const EGRESS_NETWORKS: [(IpAddr, u8); 2] = [
+    (IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 15),
+    (IpAddr::V6(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0)), 64),
+];
+
+/// Sockets of a sandbox that are not bound yet. Each serves one name and port.
+pub const EGRESS_TARGETS: usize = 48;
+
+/// The variables with which programs find the proxy. Programs differ in which case they read. Not
+/// SOCKS: HTTP clients without support for it fail then (Python's httpx, and the SDKs on it), and
+/// programs without a proxy reach the same by its resolver.
+const VARIABLES: [(&str, &str); 4] = [
+    ("HTTP_PROXY", "http://127.0.0.1:3128"),
+    ("HTTPS_PROXY", "http://127.0.0.1:3128"),
+    ("ALL_PROXY", "http://127.0.0.1:3128"),
+    ("NO_PROXY", "localhost,127.0.0.1,::1"),
+];
+
+/// The files of `/etc` with which programs find the resolver.
+pub(crate) const RESOLVER_FILES: [(&str, &str); 2] = [
+    ("/etc/resolv.conf", "nameserver 127.0.0.53\noptions edns0 ndots:0\n"),
+    (
+        "/etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\n\
+         services: files\n",
+    ),
+];
+
+/// The variables of a command in network mode `proxy`, in both cases.
+pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
+    VARIABLES.into_iter().flat_map(|(name, value)| {
+        [name.to_owned(), name.to_ascii_lowercase()].map(|name| (name, value.to_owned()))
+    })
+}
 
 /// The ports that a policy without `network.allowed_ports` allows.
 pub const DEFAULT_EGRESS_PORTS: [u16; 2] = [80, 443];
@@ -70,32 +118,81 @@ pub enum EgressDecision<'a> {
 }
 
 impl EgressRules {
-    /// Decides about a host, which is a lower-case name without a final dot, or an IP address.
+    /// The rules of a sandbox with this effective policy. What the policy leaves open has its default:
+    /// no hosts, the ports [`DEFAULT_EGRESS_PORTS`], no credentials, [`EgressLimits::default`].
+    #[must_use]
+    pub fn from_policy(policy: &NetworkPolicy) -> Self {
+        let hosts = |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());
+        let default = EgressLimits::default();
+        Self {
+            allowed_hosts: hosts(&policy.allowed_hosts),
+            ask_hosts: hosts(&policy.ask_hosts),
+            blocked_hosts: hosts::expand(&policy.blocked_hosts),
+            allowed_ports: policy.allowed_ports.clone().unwrap_or_else(|| DEFAULT_EGRESS_PORTS.to_vec()),
+            credentials: policy.credentials.clone().unwrap_or_default(),
+            limits: EgressLimits {
+                connections: policy.max_connections.unwrap_or(default.connections),
+                connections_per_second: policy
+                    .max_connections_per_second
+                    .unwrap_or(default.connections_per_second),
+                queries_per_second: default.queries_per_second,
+                sent_bytes: policy.max_sent_bytes,
+                received_bytes: policy.max_received_bytes,
+                idle_timeout: policy.idle_timeout.unwrap_or(default.idle_timeout),
+            },
+        }
+    }
+
+    /// Decides about a host, which is a lower-case name without a final dot, or an IP address in its
+    /// shortest form. A name that programs may read as an address matches no wildcard.
     #[must_use]
     pub fn decide(&self, host: &str, port: u16) -> EgressDecision<'_> {
-        let find = |patterns: &'_ [String]| patterns.iter().position(|pattern| matches(pattern, host));
-        if let Some(at) = find(&self.blocked_hosts) {
-            return EgressDecision::Blocked(&self.blocked_hosts[at]);
+        if let Some(pattern) = hosts::find(&self.blocked_hosts, host) {
+            return EgressDecision::Blocked(pattern);
         }
-        let (allowed, ask) = (find(&self.allowed_hosts), find(&self.ask_hosts));
-        if allowed.is_none() && ask.is_none() {
-            return EgressDecision::HostNotAllowed;
-        }
-        if !self.allowed_ports.contains(&port) {
-            return EgressDecision::PortNotAllowed;
-        }
-        match (allowed, ask) {
-            (Some(at), _) => EgressDecision::Allow(&self.allowed_hosts[at]),
-            (None, Some(at)) => EgressDecision::Ask(&self.ask_hosts[at]),
-            (None, None) => EgressDecision::HostNotAllowed,
+        let (allowed, ask) = (hosts::find(&self.allowed_hosts, host), hosts::find(&self.ask_hosts, host));
+        match allowed.map(EgressDecision::Allow).or(ask.map(EgressDecision::Ask)) {
+            None => EgressDecision::HostNotAllowed,
+            Some(_) if !self.allowed_ports.contains(&port) => EgressDecision::PortNotAllowed,
+            Some(decision) => decision,
         }
     }
 }
 
-/// Whether a pattern matches a host. A leading `*.` stands for one or more labels.
-fn matches(pattern: &str, host: &str) -> bool {
-    match pattern.strip_prefix('*') {
-        Some(suffix) => host.len() > suffix.len() && host.ends_with(suffix),
-        None => pattern == host,
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Format, Policy};
+
+    fn rules(yaml: &str) -> EgressRules {
+        let policy = Policy::parse(yaml, Format::Yaml).unwrap();
+        EgressRules::from_policy(&policy.network)
+    }
+
+    #[test]
+    fn blocked_wins_over_allowed_and_allowed_over_ask() {
+        let rules = rules(
+            "network: {mode: proxy, allowed_hosts: ['*.example.com', 'set:pypi'], ask_hosts: ['*'], \
+             blocked_hosts: [bad.example.com]}",
+        );
+        for (host, port, expected) in [
+            ("a.example.com", 443, EgressDecision::Allow("*.example.com")),
+            ("bad.example.com", 443, EgressDecision::Blocked("bad.example.com")),
+            ("pypi.org", 80, EgressDecision::Allow("pypi.org")),
+            ("pypi.org", 22, EgressDecision::PortNotAllowed),
+            ("other.org", 443, EgressDecision::Ask("*")),
+            ("192.0.2.1", 443, EgressDecision::HostNotAllowed),
+        ] {
+            assert_eq!(rules.decide(host, port), expected, "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn empty_policy_allows_no_host() {
+        let rules = rules("");
+        assert_eq!(rules.decide("example.com", 443), EgressDecision::HostNotAllowed);
+        assert_eq!(rules.allowed_ports, DEFAULT_EGRESS_PORTS);
+        assert_eq!(rules.limits, EgressLimits::default());
+        assert!(rules.credentials.is_empty());
     }
 }

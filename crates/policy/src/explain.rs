@@ -31,7 +31,7 @@ pub struct ExplainedField {
 }
 
 /// Every field with a description of its default.
-const FIELDS: [(&str, &str); 41] = [
+const FIELDS: [(&str, &str); 49] = [
     ("isolation_level", "the level of the mode"),
     ("filesystem.mode", "writes to read_write_paths reach the host"),
     ("filesystem.root_path", "/workspace"),
@@ -49,8 +49,16 @@ const FIELDS: [(&str, &str); 41] = [
     ("process.debug", "false"),
     ("network.mode", "none; the host's network in mode logical"),
     ("network.allowed_hosts", "none"),
-    ("network.allowed_ports", "none"),
-    ("network.max_connections", "none"),
+    ("network.ask_hosts", "none"),
+    ("network.blocked_hosts", "none"),
+    ("network.allowed_ports", "80 and 443"),
+    ("network.max_connections", "128"),
+    ("network.max_connections_per_second", "64"),
+    ("network.max_sent_bytes", "no limit"),
+    ("network.max_received_bytes", "no limit"),
+    ("network.idle_timeout", "5m"),
+    ("network.credentials", "none"),
+    ("network.executables", "any"),
     ("resources.max_cpu_time", Limit::CpuTime.field()),
     ("resources.max_cpu_millicores", Limit::CpuMillicores.field()),
     ("resources.max_wall_time", Limit::Timeout.field()),

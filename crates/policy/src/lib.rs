@@ -21,9 +21,12 @@ mod egress;
 mod explain;
 mod files;
 mod format;
+mod host_sets;
+mod hosts;
 mod limits;
 mod merge;
 mod mounts;
+mod network;
 mod path_trie;
 mod plan;
 mod run_spec;
@@ -37,15 +40,21 @@ pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
     IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
-pub use egress::{DEFAULT_EGRESS_PORTS, EgressDecision, EgressLimits, EgressRules};
+pub use egress::{
+    DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS, EgressDecision,
+    EgressLimits, EgressRules,
+};
 pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
+pub use host_sets::{HOST_SETS, HostSet};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest, display_duration};
 pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir};
+pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;
 pub use plan::{
-    Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, limits_remedy,
+    Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, egress_remedy,
+    limits_remedy,
 };
 pub use run_spec::RunSpec;
 pub use runtime::{PathKind, Runtime};

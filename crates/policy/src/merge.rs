@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use crate::{
     CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemMode, FilesystemPolicy, LimitsRequest,
     NetworkPolicy, PathTrie, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
-    plan::DEFAULT_VIOLATION_LIMIT, validate::HostPatterns,
+    egress::DEFAULT_EGRESS_PORTS, hosts, plan::DEFAULT_VIOLATION_LIMIT,
 };
 use codelia_types::NetworkMode;
 
@@ -18,12 +18,18 @@ impl Policy {
         Self::default().as_installation()
     }
 
-    /// This policy as that of an installation: host paths that it does not list are closed.
+    /// This policy as that of an installation: host paths and credentials that it does not list are
+    /// closed. If it sets mode `proxy`, the same holds for hosts and ports.
     #[must_use]
     pub fn as_installation(mut self) -> Self {
         self.filesystem.read_only_paths.get_or_insert_default();
         self.filesystem.read_write_paths.get_or_insert_default();
         self.filesystem.overlay_paths.get_or_insert_default();
+        self.network.credentials.get_or_insert_default();
+        if self.network.mode == Some(NetworkMode::Proxy) {
+            self.network.allowed_hosts.get_or_insert_default();
+            self.network.allowed_ports.get_or_insert_with(|| DEFAULT_EGRESS_PORTS.to_vec());
+        }
         self
     }
 
@@ -116,17 +122,68 @@ impl ProcessPolicy {
 
 impl NetworkPolicy {
     fn merge(&self, lower: &Self) -> Self {
-        let reach = |mode: &NetworkMode| match mode {
-            NetworkMode::None => 0,
-            NetworkMode::Proxy => 1,
-            NetworkMode::Host => 2,
+        let hosts = match (HostLists::of(self), HostLists::of(lower)) {
+            (Some(upper), Some(lower)) => Some(upper.merge(&lower)),
+            (upper, lower) => upper.or(lower),
         };
+        let (allowed_hosts, ask_hosts) = hosts.map(HostLists::into_fields).unzip();
+        let blocked = |policy: &Self| hosts::expand(&policy.blocked_hosts);
         Self {
-            mode: self.mode.into_iter().chain(lower.mode).min_by_key(reach),
-            allowed_hosts: intersect(&self.allowed_hosts, &lower.allowed_hosts, hosts),
+            mode: min(self.mode, lower.mode),
+            allowed_hosts,
+            ask_hosts: ask_hosts.flatten(),
+            blocked_hosts: hosts::normalized([blocked(self), blocked(lower)].concat()),
             allowed_ports: intersect(&self.allowed_ports, &lower.allowed_ports, equal),
             max_connections: min(self.max_connections, lower.max_connections),
+            max_connections_per_second: min(
+                self.max_connections_per_second,
+                lower.max_connections_per_second,
+            ),
+            max_sent_bytes: min(self.max_sent_bytes, lower.max_sent_bytes),
+            max_received_bytes: min(self.max_received_bytes, lower.max_received_bytes),
+            idle_timeout: min(self.idle_timeout, lower.idle_timeout),
+            credentials: intersect(&self.credentials, &lower.credentials, equal),
+            executables: intersect(&self.executables, &lower.executables, equal),
         }
+    }
+
+    /// Patterns of the hosts that this policy permits, at least after a decision, or `None` if it
+    /// leaves them to other policies.
+    pub(crate) fn permitted_hosts(&self) -> Option<Vec<String>> {
+        HostLists::of(self).map(|lists| lists.permitted)
+    }
+}
+
+/// The hosts of a policy, by what it permits at least. What it blocks is separate.
+#[derive(Debug)]
+struct HostLists {
+    allowed: Vec<String>,
+    /// Those that are allowed, and those that need a decision.
+    permitted: Vec<String>,
+}
+
+impl HostLists {
+    /// `None` if the policy has neither list. If it has one, the other is empty.
+    fn of(policy: &NetworkPolicy) -> Option<Self> {
+        policy.allowed_hosts.as_ref().or(policy.ask_hosts.as_ref())?;
+        let expand = |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());
+        let allowed = hosts::normalized(expand(&policy.allowed_hosts));
+        let permitted = hosts::normalized([allowed.clone(), expand(&policy.ask_hosts)].concat());
+        Some(Self { allowed, permitted })
+    }
+
+    /// For each host, the lesser permission of both.
+    fn merge(&self, lower: &Self) -> Self {
+        Self {
+            allowed: hosts::intersect(&self.allowed, &lower.allowed),
+            permitted: hosts::intersect(&self.permitted, &lower.permitted),
+        }
+    }
+
+    /// `allowed_hosts` and `ask_hosts`.
+    fn into_fields(self) -> (Vec<String>, Option<Vec<String>>) {
+        let ask = hosts::not_covered(self.permitted, &self.allowed);
+        (self.allowed, (!ask.is_empty()).then_some(ask))
     }
 }
 
@@ -215,12 +272,6 @@ fn below(list: &[PathBuf]) -> Covers<'_, PathBuf> {
     Box::new(move |path| paths.covers(path))
 }
 
-/// Covers the host patterns that match nothing else than the list.
-fn hosts(list: &[String]) -> Covers<'_, String> {
-    let patterns = HostPatterns::new(list);
-    Box::new(move |host| patterns.cover(host))
-}
-
 /// The items that both lists cover. An absent list covers everything.
 fn intersect<T: Ord + Clone>(
     a: &Option<Vec<T>>,
@@ -269,23 +320,12 @@ mod tests {
         fn intersection_equals_pairwise_comparison(
             a in lists(&["/a", "/a/b", "/a/b/c", "/a-b", "/ab", "/b"]),
             b in lists(&["/a", "/a/b", "/a-b/c", "/ab", "/b"]),
-            hosts_a in lists(&["a.x", "*.x", "*.a.x", "b.a.x", "x"]),
-            hosts_b in lists(&["a.x", "*.x", "*.a.x", "c.b.a.x", "xx"]),
         ) {
             let paths = |list: &[String]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
             let (a, b) = (paths(&a), paths(&b));
             let is_below = |path: &PathBuf, upper: &PathBuf| path.starts_with(upper);
             let expected = pairwise(&a, &b, is_below);
             prop_assert_eq!(intersect(&Some(a), &Some(b), below), Some(expected));
-            let matches_less = |lower: &String, upper: &String| match upper.strip_prefix('*') {
-                None => upper == lower,
-                Some(suffix) => {
-                    let name = lower.strip_prefix('*').unwrap_or(lower);
-                    upper == lower || name.len() > suffix.len() && name.ends_with(suffix)
-                }
-            };
-            let expected = pairwise(&hosts_a, &hosts_b, matches_less);
-            prop_assert_eq!(intersect(&Some(hosts_a), &Some(hosts_b), hosts), Some(expected));
         }
     }
 
@@ -315,6 +355,52 @@ mod tests {
             assert_eq!(merged.filesystem.mode, Some(FilesystemMode::Static));
             assert_eq!(merged.filesystem.read_write_paths, Some(Vec::new()));
         }
+    }
+
+    fn network(yaml: &str) -> Policy {
+        Policy::parse(&format!("network: {yaml}"), crate::Format::Yaml).unwrap()
+    }
+
+    #[test]
+    fn host_moves_from_allowed_to_ask_only() {
+        let upper = network("{allowed_hosts: [a.x, b.x, 'set:crates'], ask_hosts: ['*.y']}");
+        let lower = network("{allowed_hosts: [a.x, a.y], ask_hosts: [b.x, c.z, 'crates.io']}");
+        let expected = network("{allowed_hosts: [a.x], ask_hosts: [a.y, b.x, crates.io]}");
+        assert_eq!(upper.merge(&lower), expected);
+        assert_eq!(lower.merge(&upper), expected);
+        let blocked = expected.merge(&network("{blocked_hosts: ['set:local', a.x]}"));
+        assert_eq!(blocked.network.allowed_hosts, expected.network.allowed_hosts);
+        assert_eq!(
+            blocked.network.blocked_hosts,
+            ["*.internal", "*.local", "*.localhost", "a.x", "localhost"]
+        );
+    }
+
+    #[test]
+    fn list_without_the_other_is_complete() {
+        let upper = network("{allowed_hosts: [a.x, b.x]}");
+        assert_eq!(
+            upper.merge(&network("{ask_hosts: [b.x]}")),
+            network("{allowed_hosts: [], ask_hosts: [b.x]}")
+        );
+        assert_eq!(
+            network("{ask_hosts: ['*']}").merge(&upper),
+            network("{allowed_hosts: [], ask_hosts: [a.x, b.x]}")
+        );
+    }
+
+    #[test]
+    fn mode_proxy_closes_hosts_that_it_does_not_list() {
+        let merged =
+            |upper: &str, lower: &str| network(upper).as_installation().merge(&network(lower)).network;
+        let closed =
+            merged("{mode: proxy}", "{allowed_hosts: [a.x], allowed_ports: [22, 443], credentials: [c]}");
+        assert_eq!(closed.allowed_hosts, Some(Vec::new()));
+        assert_eq!(closed.allowed_ports, Some(vec![443]));
+        assert_eq!(closed.credentials, Some(Vec::new()));
+        let open = merged("{}", "{mode: proxy, allowed_hosts: [a.x], credentials: [c]}");
+        assert_eq!(open.allowed_hosts, Some(vec!["a.x".to_owned()]));
+        assert_eq!(open.credentials, Some(Vec::new()), "only the installation grants credentials");
     }
 
     #[test]

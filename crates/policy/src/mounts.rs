@@ -7,8 +7,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ids, PathTrie, Policy, RunSpec, Runtime, secrets};
-use codelia_types::{Mode, SessionId};
+use crate::{Ids, PathTrie, Policy, RunSpec, Runtime, egress::RESOLVER_FILES, secrets};
+use codelia_types::{Mode, NetworkMode, SessionId};
 
 /// The path of the session's directory inside a sandbox.
 pub const WORKSPACE: &str = "/workspace";
@@ -112,12 +112,20 @@ pub(crate) fn overlays_touch_sessions(
 }
 
 /// All mounts. Later mounts cover earlier ones, so denied paths come last.
-pub(crate) fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -> Vec<Mount> {
+pub(crate) fn mounts(
+    root: &Path,
+    spec: &RunSpec,
+    network: NetworkMode,
+    runtime: &Runtime,
+    ids: Ids,
+) -> Vec<Mount> {
+    let resolver = resolver_files(network, runtime, spec.mode);
     let mut mounts = match spec.mode {
         // A container has the runtime of its image and the user ids of the host.
         Mode::Container => identity_files(ids).to_vec(),
-        _ => runtime_mounts(runtime),
+        _ => runtime_mounts(runtime, &resolver),
     };
+    mounts.extend(resolver);
     mounts.extend([Mount::Proc, Mount::Dev]);
     let size_bytes = spec.limits.tmp_bytes;
     let private = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
@@ -127,13 +135,29 @@ pub(crate) fn mounts(root: &Path, spec: &RunSpec, runtime: &Runtime, ids: Ids) -
     mounts
 }
 
-fn runtime_mounts(runtime: &Runtime) -> Vec<Mount> {
+/// The files with which programs find a resolver, if the network has one. An engine adds that of the
+/// host itself.
+fn resolver_files(network: NetworkMode, runtime: &Runtime, mode: Mode) -> Vec<Mount> {
+    let file = |(target, text): (&str, &str)| Mount::File { target: target.into(), text: text.to_owned() };
+    match network {
+        NetworkMode::None => Vec::new(),
+        NetworkMode::Proxy => RESOLVER_FILES.map(file).to_vec(),
+        NetworkMode::Host if mode == Mode::Container => Vec::new(),
+        NetworkMode::Host => {
+            runtime.resolver.iter().map(|path| Mount::Runtime { path: path.clone() }).collect()
+        }
+    }
+}
+
+/// `replaced` takes the place of what the host has there.
+fn runtime_mounts(runtime: &Runtime, replaced: &[Mount]) -> Vec<Mount> {
+    let is_kept = |path: &Path| !replaced.iter().any(|mount| mount.target() == path);
     let shown = |path: &Path| Mount::Runtime { path: path.to_owned() };
     let mut mounts = vec![shown(Path::new("/usr"))];
     let link = |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
-    mounts.extend(runtime.links.iter().map(link));
+    mounts.extend(runtime.links.iter().filter(|(path, _)| is_kept(path)).map(link));
     mounts.extend(identity_files(SANDBOX_IDS));
-    mounts.extend(runtime.shown.iter().map(|path| shown(path)));
+    mounts.extend(runtime.shown.iter().filter(|path| is_kept(path)).map(|path| shown(path)));
     mounts
 }
 

@@ -15,7 +15,8 @@ pub struct RunSpec {
     pub command: CommandSpec,
     /// The mode to execute it in.
     pub mode: Mode,
-    /// The requested network. `None` if the run did not request one.
+    /// The network that the run was admitted with; its policy may be tighter. `None` in mode `logical`
+    /// unless it was requested.
     pub network: Option<NetworkMode>,
     /// The limits that the run is held to.
     pub limits: Limits,

@@ -23,6 +23,9 @@ const ETC: [&str; 11] = [
     "/etc/ssl/openssl.cnf",
 ];
 
+/// Names the host's resolvers.
+const RESOLVER: &str = "/etc/resolv.conf";
+
 /// Prefixes of such paths whose names end with a version.
 const ETC_PREFIXES: [&str; 1] = ["/etc/java-"];
 
@@ -42,6 +45,9 @@ pub struct Runtime {
     pub links: Vec<(PathBuf, PathBuf)>,
     /// Files and directories outside `/usr` that are mounted read-only.
     pub shown: Vec<PathBuf>,
+    /// The file that names the host's resolvers, for commands that share its network.
+    #[serde(default)]
+    pub resolver: Option<PathBuf>,
     /// Home directories of the host's users, which contain secrets.
     pub homes: Vec<PathBuf>,
 }
@@ -56,7 +62,8 @@ impl Runtime {
             ETC_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
         };
         let known = TOP_LEVEL.iter().chain(&ETC).map(PathBuf::from);
-        let mut runtime = Self::default();
+        let resolver = Path::new(RESOLVER);
+        let mut runtime = Self { resolver: look(resolver).map(|_| resolver.to_owned()), ..Self::default() };
         for path in known.chain(etc.iter().filter(has_version).cloned()) {
             match look(&path) {
                 Some(PathKind::Symlink(to)) if destination(&path, &to).starts_with("/usr") => {

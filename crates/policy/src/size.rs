@@ -6,7 +6,7 @@ use std::{
     path::{Component, PathBuf},
 };
 
-use crate::Policy;
+use crate::{NetworkPolicy, Policy, hosts};
 
 /// Maximum length of a policy in bytes: of its text, of its message, and of all values together.
 pub const MAX_BYTES: usize = 256 * 1024;
@@ -24,6 +24,9 @@ pub const MAX_TEXT_BYTES: usize = 4096;
 pub const MAX_COMPILED_BYTES: usize = 1024 * 1024;
 /// Maximum number of entries of every other list.
 pub const MAX_ENTRIES: usize = 1000;
+/// Maximum number of host patterns with a `*` inside a label in each list. Merging compares each of
+/// them with all patterns of another policy.
+pub const MAX_HOST_GLOBS: usize = 64;
 
 /// A policy with more entries is checked and carried out off the async runtime.
 const LARGE_ENTRIES: usize = 32;
@@ -91,10 +94,12 @@ impl Policy {
         for (field, entries) in self.other_lists() {
             at_most(field, entries, MAX_ENTRIES, "entries", "remove some")?;
         }
+        self.network.check_size()?;
         for (field, names) in self.names() {
             check_texts(field, names)?;
         }
         check_paths("process.allowed_executables", programs)?;
+        check_paths("network.executables", self.network.executables.as_deref().unwrap_or_default())?;
         check_bytes(self.text_bytes())
     }
 
@@ -109,14 +114,18 @@ impl Policy {
     }
 
     /// The number of entries of the lists that are neither paths to mount nor patterns.
-    fn other_lists(&self) -> [(&'static str, usize); 6] {
+    fn other_lists(&self) -> [(&'static str, usize); 10] {
         fn entries<T>(list: &Option<Vec<T>>) -> usize {
             list.as_ref().map_or(0, Vec::len)
         }
         [
             ("process.allowed_executables", entries(&self.process.allowed_executables)),
             ("network.allowed_hosts", entries(&self.network.allowed_hosts)),
+            ("network.ask_hosts", entries(&self.network.ask_hosts)),
+            ("network.blocked_hosts", self.network.blocked_hosts.len()),
             ("network.allowed_ports", entries(&self.network.allowed_ports)),
+            ("network.credentials", entries(&self.network.credentials)),
+            ("network.executables", entries(&self.network.executables)),
             ("resources.cpus", entries(&self.resources.cpus)),
             ("syscalls.names", self.syscalls.names.len()),
             ("environment.names", entries(&self.environment.names)),
@@ -124,9 +133,13 @@ impl Policy {
     }
 
     /// The lists of names.
-    fn names(&self) -> [(&'static str, &[String]); 3] {
+    fn names(&self) -> [(&'static str, &[String]); 6] {
+        let [allowed, ask, blocked] = self.network.host_lists();
         [
-            ("network.allowed_hosts", self.network.allowed_hosts.as_deref().unwrap_or_default()),
+            allowed,
+            ask,
+            blocked,
+            ("network.credentials", self.network.credentials.as_deref().unwrap_or_default()),
             ("syscalls.names", &self.syscalls.names),
             ("environment.names", self.environment.names.as_deref().unwrap_or_default()),
         ]
@@ -135,10 +148,36 @@ impl Policy {
     /// The length of all texts together.
     fn text_bytes(&self) -> usize {
         let paths = self.filesystem.lists().into_iter().flat_map(|(_, list)| list);
-        let programs = self.process.allowed_executables.iter().flatten();
+        let programs = [&self.process.allowed_executables, &self.network.executables];
+        let programs = programs.into_iter().flatten().flatten();
         let paths = paths.chain(programs).map(|path| path.as_os_str().len());
         let texts = self.names().into_iter().chain(self.command.lists()).flat_map(|(_, list)| list);
         paths.chain(texts.map(String::len)).sum()
+    }
+}
+
+impl NetworkPolicy {
+    /// The host lists with their fields.
+    pub(crate) fn host_lists(&self) -> [(&'static str, &[String]); 3] {
+        [
+            ("network.allowed_hosts", self.allowed_hosts.as_deref().unwrap_or_default()),
+            ("network.ask_hosts", self.ask_hosts.as_deref().unwrap_or_default()),
+            ("network.blocked_hosts", &self.blocked_hosts),
+        ]
+    }
+
+    /// Checks the number of patterns in the host lists. Merging can make more of them than either
+    /// policy has.
+    ///
+    /// # Errors
+    /// Names the first list that is too large.
+    pub fn check_size(&self) -> Result<(), TooLarge> {
+        self.host_lists().into_iter().try_for_each(|(field, list)| {
+            let globs = list.iter().filter(|pattern| hosts::is_glob(pattern)).count();
+            let remedy = "use `*.` and a name instead";
+            at_most(field, globs, MAX_HOST_GLOBS, "patterns with a `*` inside a label", remedy)?;
+            at_most(field, list.len(), MAX_ENTRIES, "entries", "remove some")
+        })
     }
 }
 
@@ -193,6 +232,21 @@ mod tests {
         policy.command.allowed_patterns = Some(vec!["a".to_owned()]);
         policy.command.blocked_patterns = vec!["a".to_owned(); MAX_PATTERNS];
         assert_eq!(field(&policy).as_deref(), Some("command.blocked_patterns"), "both lists count");
+    }
+
+    #[test]
+    fn host_globs_are_few() {
+        let globs = |count| Some((0..count).map(|n| format!("a{n}x*.example.com")).collect::<Vec<_>>());
+        let mut policy = Policy::default();
+        policy.network.allowed_hosts = globs(MAX_HOST_GLOBS);
+        assert_eq!(field(&policy), None);
+        policy.network.ask_hosts = globs(MAX_HOST_GLOBS + 1);
+        assert_eq!(field(&policy).as_deref(), Some("network.ask_hosts"));
+        let (mut upper, mut lower) = (Policy::default(), Policy::default());
+        let ends = |count| (0..count).map(|n| format!("*x{n}.example.com")).collect::<Vec<_>>();
+        (upper.network.allowed_hosts, lower.network.allowed_hosts) = (globs(40), Some(ends(40)));
+        let merged = upper.merge(&lower).network.check_size().unwrap_err();
+        assert_eq!(merged.field, "network.allowed_hosts", "merging makes more");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use codelia_policy::{
-    FileAccess, FilesystemPolicy, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy,
-    RunSpec,
+    Ceilings, FileAccess, FilesystemPolicy, Format, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan,
+    PlanTarget, Policy, RunSpec,
 };
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 use proptest::{collection::vec, option::of, prelude::*, sample::select};
@@ -54,6 +54,22 @@ fn command_may(plan: &Plan, path: &Path) -> (bool, bool) {
         Mount::Bind { writable, .. } => (true, *writable),
         _ => (false, false),
     }
+}
+
+/// The policies in `examples` are valid, and enforceable in an isolating mode.
+#[test]
+fn example_policies_are_valid() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/policies");
+    let mut count = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let policy = Policy::parse(&text, Format::of(&path).unwrap()).unwrap();
+        assert_eq!(policy.validate(&Ceilings::default()), Ok(()), "{path:?}");
+        assert_eq!(Plan::check(Mode::Bwrap, None, &policy), Ok(()), "{path:?}");
+        count += 1;
+    }
+    assert!(count > 0);
 }
 
 proptest! {

@@ -6,10 +6,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
-    Ceilings, CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
-    FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Mount, NetworkPolicy,
-    Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, SyscallMode, SyscallPolicy,
-    SyscallRules, syscalls,
+    Ceilings, CommandPolicy, ContainerPolicy, EgressDecision, EgressRules, EnvironmentMode,
+    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits,
+    LimitsRequest, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
+    SyscallMode, SyscallPolicy, SyscallRules, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -54,17 +54,73 @@ fn process() -> impl Strategy<Value = ProcessPolicy> {
     )
 }
 
+/// Few labels, so that the patterns of two policies overlap.
+const HOST_PATTERNS: &[&str] = &[
+    "a.example",
+    "*.example",
+    "*.a.example",
+    "b.a.example",
+    "*",
+    "ab*.example",
+    "*bc.example",
+    "*.a*.example",
+    "b.*.example",
+    "set:crates",
+    "crates.io",
+    "192.0.2.1",
+];
+const HOSTS: &[&str] = &[
+    "a.example",
+    "b.a.example",
+    "c.b.a.example",
+    "b.c.example",
+    "example",
+    "abc.example",
+    "abbc.example",
+    "ab.example",
+    "x.ab.example",
+    "crates.io",
+    "static.crates.io",
+    "other.org",
+    "192.0.2.1",
+    "192.0.2.2",
+];
+
 fn network() -> impl Strategy<Value = NetworkPolicy> {
-    let mode = select(vec![NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host]);
-    let hosts = words(&["a.example", "*.example", "*.a.example", "b.a.example"]);
-    (of(mode), of(hosts), of(prop::collection::vec(1..4u16, 0..3)), of(1..4u32)).prop_map(
-        |(mode, allowed_hosts, allowed_ports, max_connections)| NetworkPolicy {
+    let mode = select(NetworkMode::ALL.to_vec());
+    let hosts = || words(HOST_PATTERNS);
+    let limits = (of(1..4u32), of(1..4u32), of(1..4u64), of(1..4u64), of(1..4u64));
+    let lists = (of(hosts()), of(hosts()), hosts(), of(prop::collection::vec(1..4u16, 0..3)));
+    (of(mode), lists, limits, of(words(&["a", "b"]))).prop_map(|(mode, lists, limits, credentials)| {
+        NetworkPolicy {
             mode,
-            allowed_hosts,
-            allowed_ports,
-            max_connections,
-        },
-    )
+            allowed_hosts: lists.0,
+            ask_hosts: lists.1,
+            blocked_hosts: lists.2,
+            allowed_ports: lists.3,
+            max_connections: limits.0,
+            max_connections_per_second: limits.1,
+            max_sent_bytes: limits.2,
+            max_received_bytes: limits.3,
+            idle_timeout: limits.4.map(Duration::from_secs),
+            credentials,
+            executables: None,
+        }
+    })
+}
+
+/// What a policy permits a host, least first. A policy without a list of hosts leaves it to others.
+fn permission(policy: &NetworkPolicy, host: &str) -> u8 {
+    let mut rules = EgressRules::from_policy(policy);
+    rules.allowed_ports = vec![1];
+    if policy.allowed_hosts.is_none() && policy.ask_hosts.is_none() {
+        rules.allowed_hosts = HOSTS.iter().map(|&host| host.to_owned()).collect();
+    }
+    match rules.decide(host, 1) {
+        EgressDecision::Allow(_) => 2,
+        EgressDecision::Ask(_) => 1,
+        EgressDecision::Blocked(_) | EgressDecision::HostNotAllowed | EgressDecision::PortNotAllowed => 0,
+    }
 }
 
 fn resources() -> impl Strategy<Value = ResourcePolicy> {
@@ -233,6 +289,9 @@ proptest! {
         let slower = |a: Option<u64>, b: Option<u64>| b.is_none_or(|b| a.is_some_and(|a| a <= b));
         prop_assert!(slower(narrow.io.read_bytes, wide.io.read_bytes) && slower(narrow.io.writes, wide.io.writes));
         prop_assert!(wide.cpus.iter().flatten().count() == 0 || narrow.cpus.iter().flatten().all(|cpu| wide.cpus.iter().flatten().any(|own| own == cpu)));
+        if upper.network.mode.is_some() {
+            prop_assert!(narrow.network <= wide.network.max(upper.network.mode.unwrap()));
+        }
         let (wide, narrow) = (wide.security.unwrap(), narrow.security.unwrap());
         prop_assert!(narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug);
         prop_assert!(narrow.violation_limit <= wide.violation_limit);
@@ -240,6 +299,32 @@ proptest! {
             let fewer = narrow.executables.unwrap();
             prop_assert!(fewer.iter().all(|program| programs.contains(program)));
         }
+    }
+
+    #[test]
+    fn merged_host_permission_is_lesser_of_both(a in network(), b in network()) {
+        let policy = |network: &NetworkPolicy| Policy { network: network.clone(), ..Policy::default() };
+        let merged = policy(&a).merge(&policy(&b)).network;
+        for host in HOSTS {
+            let expected = permission(&a, host).min(permission(&b, host));
+            prop_assert_eq!(permission(&merged, host), expected, "{}: {:?}", host, merged);
+        }
+    }
+
+    #[test]
+    fn merged_egress_is_within_both(a in network(), b in network()) {
+        let policy = |network: &NetworkPolicy| Policy { network: network.clone(), ..Policy::default() };
+        let merged = policy(&a).as_installation().merge(&policy(&b));
+        let (upper, merged) = (policy(&a).as_installation(), EgressRules::from_policy(&merged.network));
+        let above = EgressRules::from_policy(&upper.network);
+        prop_assert!(merged.credentials.iter().all(|name| above.credentials.contains(name)));
+        let bounded = |limit: Option<u64>, above: Option<u64>| above.is_none_or(|above| limit <= Some(above));
+        prop_assert!(bounded(merged.limits.sent_bytes, above.limits.sent_bytes));
+        prop_assert!(bounded(merged.limits.received_bytes, above.limits.received_bytes));
+        prop_assert!(a.max_connections.is_none_or(|max| merged.limits.connections <= max));
+        prop_assert!(a.max_connections_per_second.is_none_or(|max| merged.limits.connections_per_second <= max));
+        prop_assert!(a.idle_timeout.is_none_or(|max| merged.limits.idle_timeout <= max));
+        prop_assert!(a.allowed_ports.is_none_or(|ports| merged.allowed_ports.iter().all(|port| ports.contains(port))));
     }
 
     #[test]
@@ -262,7 +347,9 @@ proptest! {
             let last_bind = plan.mounts.iter().rposition(|mount| matches!(mount, Mount::Bind { .. }));
             prop_assert!(hidden > last_bind, "{denied:?} could be uncovered");
         }
-        prop_assert_eq!(plan.network, NetworkMode::None);
+        prop_assert!(plan.network == NetworkMode::None || policy.network.mode == Some(plan.network));
+        prop_assert!(plan.network != NetworkMode::Host, "nobody requested it");
+        prop_assert_eq!(plan.egress.is_some(), plan.network == NetworkMode::Proxy);
         prop_assert!(plan.unenforced.is_empty());
         let debug = policy.process.debug.unwrap_or(false);
         prop_assert!(allowed(&plan).iter().all(|name| syscalls::is_allowed(name, debug)));
@@ -270,8 +357,10 @@ proptest! {
 
     #[test]
     fn what_no_host_can_enforce_has_no_plan(policy in policies()) {
-        let wants = matches!(policy.network.mode, Some(NetworkMode::Proxy | NetworkMode::Host));
-        if wants || policy.isolation_level == Some(IsolationLevel::None) {
+        let mut by_program = policy.clone();
+        by_program.network.executables = Some(vec!["/usr/bin/git".into()]);
+        prop_assert!(plan(&by_program).is_none());
+        if policy.isolation_level == Some(IsolationLevel::None) {
             prop_assert!(plan(&policy).is_none());
         }
     }

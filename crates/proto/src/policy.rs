@@ -69,14 +69,26 @@ fn read_process(wire: v1::ProcessPolicy) -> Result<ProcessPolicy, PolicyError> {
 }
 
 fn read_network(wire: v1::NetworkPolicy) -> Result<NetworkPolicy, PolicyError> {
+    let bytes = |name: &str, value| amount(&format!("network.{name}"), value);
     Ok(NetworkPolicy {
         mode: known::<v1::NetworkMode>("network.mode", wire.mode)?.to_mode(),
         allowed_hosts: texts(wire.allowed_hosts),
+        ask_hosts: texts(wire.ask_hosts),
+        blocked_hosts: wire.blocked_hosts,
         allowed_ports: wire
             .allowed_ports
             .map(|list| amounts("network.allowed_ports", list.values))
             .transpose()?,
         max_connections: amount("network.max_connections", wire.max_connections)?,
+        max_connections_per_second: amount(
+            "network.max_connections_per_second",
+            wire.max_connections_per_second,
+        )?,
+        max_sent_bytes: bytes("max_sent_bytes", wire.max_sent_bytes)?,
+        max_received_bytes: bytes("max_received_bytes", wire.max_received_bytes)?,
+        idle_timeout: time("network.idle_timeout", wire.idle_timeout)?,
+        credentials: texts(wire.credentials),
+        executables: paths(wire.executables),
     })
 }
 
@@ -245,8 +257,16 @@ fn write_network(policy: &NetworkPolicy) -> v1::NetworkPolicy {
     v1::NetworkPolicy {
         mode: policy.mode.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
         allowed_hosts: text_list(policy.allowed_hosts.as_ref()),
+        ask_hosts: text_list(policy.ask_hosts.as_ref()),
+        blocked_hosts: policy.blocked_hosts.clone(),
         allowed_ports: policy.allowed_ports.as_ref().map(ports),
         max_connections: policy.max_connections.map(u32::cast_signed),
+        max_connections_per_second: policy.max_connections_per_second.map(u32::cast_signed),
+        max_sent_bytes: policy.max_sent_bytes.map(u64::cast_signed),
+        max_received_bytes: policy.max_received_bytes.map(u64::cast_signed),
+        idle_timeout: policy.idle_timeout.map(duration_to_proto),
+        credentials: text_list(policy.credentials.as_ref()),
+        executables: path_list(policy.executables.as_ref()),
     }
 }
 
@@ -335,7 +355,7 @@ isolation_level: LEVEL_2
 filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1}
 container: {profile: python}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}
-network: {mode: proxy, allowed_hosts: ['*.example'], allowed_ports: [443], max_connections: 3}
+network: {mode: proxy, allowed_hosts: ['*.example'], ask_hosts: ['*'], blocked_hosts: [b.example], allowed_ports: [443], max_connections: 3, max_connections_per_second: 19, max_sent_bytes: 20, max_received_bytes: 21, idle_timeout: 22s, credentials: [c], executables: [/bin/d]}
 resources: {max_cpu_time: 4s, max_cpu_millicores: 5, max_wall_time: 6ms, max_memory_bytes: 7, max_open_files: 8, max_threads: 9, max_output_bytes: 10, max_tmp_bytes: 11, max_read_bytes_per_second: 14, max_write_bytes_per_second: 15, max_reads_per_second: 16, max_writes_per_second: 17, cpus: [0, 2], release_interval: 18ms}
 syscalls: {mode: deny, names: [socket], violation_limit: 12}
 environment: {mode: explicit, names: [A]}

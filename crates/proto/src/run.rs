@@ -3,7 +3,8 @@
 use std::fmt;
 
 use codelia_types::{
-    CommandSpec, CountedViolation, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage, Violation,
+    CommandSpec, CountedViolation, NetworkUsage, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage,
+    Violation,
 };
 
 use crate::{
@@ -92,6 +93,18 @@ impl From<&Usage> for v1::Usage {
             read_bytes: usage.read_bytes.cast_signed(),
             written_bytes: usage.written_bytes.cast_signed(),
             peak_processes: usage.peak_processes.cast_signed(),
+            network: usage.network.as_ref().map(Into::into),
+        }
+    }
+}
+
+impl From<&NetworkUsage> for v1::NetworkUsage {
+    fn from(network: &NetworkUsage) -> Self {
+        Self {
+            connections: network.connections.cast_signed(),
+            refused: network.refused.cast_signed(),
+            sent_bytes: network.sent_bytes.cast_signed(),
+            received_bytes: network.received_bytes.cast_signed(),
         }
     }
 }
@@ -151,6 +164,16 @@ pub(crate) fn read_usage(wire: &v1::Usage) -> Result<Usage, InvalidField> {
         read_bytes: integer("read_bytes", wire.read_bytes)?,
         written_bytes: integer("written_bytes", wire.written_bytes)?,
         peak_processes: integer("peak_processes", wire.peak_processes)?,
+        network: wire.network.as_ref().map(read_network).transpose()?,
+    })
+}
+
+fn read_network(wire: &v1::NetworkUsage) -> Result<NetworkUsage, InvalidField> {
+    Ok(NetworkUsage {
+        connections: integer("network.connections", wire.connections)?,
+        refused: integer("network.refused", wire.refused)?,
+        sent_bytes: integer("network.sent_bytes", wire.sent_bytes)?,
+        received_bytes: integer("network.received_bytes", wire.received_bytes)?,
     })
 }
 

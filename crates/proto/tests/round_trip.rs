@@ -11,8 +11,8 @@ use codelia_policy::{
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
-    CommandSpec, CountedViolation, EndedRun, Mode, NetworkMode, Outcome, Reason, Receipt, Refusal, RunResult,
-    TerminalSize, Usage, Violation, Violations,
+    CommandSpec, CountedViolation, EndedRun, Mode, NetworkMode, NetworkUsage, Outcome, Reason, Receipt,
+    Refusal, RunResult, TerminalSize, Usage, Violation, Violations,
 };
 use proptest::{
     array::uniform6,
@@ -148,16 +148,33 @@ fn process() -> impl Strategy<Value = ProcessPolicy> {
 }
 
 fn network_mode() -> impl Strategy<Value = NetworkMode> {
-    select(vec![NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host])
+    select(NetworkMode::ALL.to_vec())
 }
 
 fn network() -> impl Strategy<Value = NetworkPolicy> {
-    (of(network_mode()), of(texts()), of(vec(any::<u16>(), 0..4)), of(count())).prop_map(
-        |(mode, allowed_hosts, allowed_ports, max_connections)| NetworkPolicy {
+    let lists = (of(texts()), of(texts()), texts(), of(texts()), of(paths()));
+    let limits = (of(count()), of(count()), of(amount()), of(amount()), of(duration()));
+    (of(network_mode()), lists, of(vec(any::<u16>(), 0..4)), limits).prop_map(
+        |(
             mode,
-            allowed_hosts,
+            (allowed_hosts, ask_hosts, blocked_hosts, credentials, executables),
             allowed_ports,
-            max_connections,
+            limits,
+        )| {
+            NetworkPolicy {
+                mode,
+                allowed_hosts,
+                ask_hosts,
+                blocked_hosts,
+                allowed_ports,
+                max_connections: limits.0,
+                max_connections_per_second: limits.1,
+                max_sent_bytes: limits.2,
+                max_received_bytes: limits.3,
+                idle_timeout: limits.4,
+                credentials,
+                executables,
+            }
         },
     )
 }
@@ -248,16 +265,26 @@ fn outcome() -> impl Strategy<Value = Outcome> {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (duration(), amount(), duration(), amount(), amount(), amount()).prop_map(
-        |(cpu_time, peak_memory_bytes, wall_time, read_bytes, written_bytes, peak_processes)| Usage {
-            cpu_time,
-            peak_memory_bytes,
-            wall_time,
-            read_bytes,
-            written_bytes,
-            peak_processes,
+    let network = proptest::option::of(network_usage());
+    (duration(), amount(), duration(), amount(), amount(), amount(), network).prop_map(
+        |(cpu_time, peak_memory_bytes, wall_time, read_bytes, written_bytes, peak_processes, network)| {
+            Usage {
+                cpu_time,
+                peak_memory_bytes,
+                wall_time,
+                read_bytes,
+                written_bytes,
+                peak_processes,
+                network,
+            }
         },
     )
+}
+
+fn network_usage() -> impl Strategy<Value = NetworkUsage> {
+    (amount(), amount(), amount(), amount()).prop_map(|(connections, refused, sent_bytes, received_bytes)| {
+        NetworkUsage { connections, refused, sent_bytes, received_bytes }
+    })
 }
 
 fn receipt() -> impl Strategy<Value = Receipt> {

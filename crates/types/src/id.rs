@@ -93,6 +93,8 @@ uuid_id!(/// A session.
     SessionId, "session");
 uuid_id!(/// One command in a session.
     RunId, "run");
+uuid_id!(/// A request for a person's decision.
+    ApprovalId, "approval");
 uuid_id!(/// An API key. Not its secret.
     KeyId, "key");
 uuid_id!(/// One start of a worker process. A restarted worker keeps its id and gets a new incarnation.

@@ -44,8 +44,8 @@ impl Mode {
     }
 }
 
-/// The network that a run may reach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The network that a run may reach, tightest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkMode {
     /// Loopback only.
@@ -57,6 +57,9 @@ pub enum NetworkMode {
 }
 
 impl NetworkMode {
+    /// All modes, tightest first.
+    pub const ALL: [Self; 3] = [Self::None, Self::Proxy, Self::Host];
+
     /// The word for the mode, as in documents.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -95,7 +98,7 @@ impl FromStr for NetworkMode {
     type Err = UnknownValue;
 
     fn from_str(text: &str) -> Result<Self, UnknownValue> {
-        [Self::None, Self::Proxy, Self::Host]
+        Self::ALL
             .into_iter()
             .find(|mode| mode.as_str() == text)
             .ok_or_else(|| UnknownValue { value: text.to_owned(), allowed: "none, proxy, host" })

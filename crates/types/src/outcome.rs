@@ -75,6 +75,22 @@ pub struct Usage {
     /// Peak number of processes and threads. 0 if the host does not count them.
     #[serde(default)]
     pub peak_processes: u64,
+    /// The traffic through the egress proxy. `None` in other network modes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkUsage>,
+}
+
+/// The traffic of a run through the egress proxy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkUsage {
+    /// Connections that were allowed.
+    pub connections: u64,
+    /// Connections, requests and names that were refused.
+    pub refused: u64,
+    /// Bytes from the run.
+    pub sent_bytes: u64,
+    /// Bytes to the run.
+    pub received_bytes: u64,
 }
 
 /// What a sandbox left behind when it was destroyed. Anything but zero raises an alert.

@@ -149,6 +149,24 @@ reasons! {
     QueueTimeout = "QUEUE_TIMEOUT",
         "no worker took the run within its queue timeout; the message says why",
         "retry later or with a longer `queue_timeout`, or ask an operator for more workers";
+    ApprovalDenied = "APPROVAL_DENIED",
+        "the run needed an approval, and someone denied it; the message names the approval and says why",
+        "leave out what needs an approval, or talk to the decider and start the run again";
+    ApprovalExpired = "APPROVAL_EXPIRED",
+        "the run needed an approval, and nobody decided in time; the message names the approval",
+        "start the run again while someone watches (`codelia approvals watch`)";
+    TooManyApprovals = "TOO_MANY_APPROVALS",
+        "the run, its session or the tenant has as many approvals as it may; the message says which",
+        "decide about pending approvals, or revoke some that hold for later runs";
+    ApprovalDecided = "APPROVAL_DECIDED",
+        "the approval was decided or has expired; `state` and `decided_by` say how and by which key",
+        "read the decision; the run must be started again for another one";
+    ApprovalOwnRequest = "APPROVAL_OWN_REQUEST",
+        "the API key requested the approval, so it may not decide",
+        "decide with another key that has the scope `approve`";
+    ApprovalNotGranted = "APPROVAL_NOT_GRANTED",
+        "the approval does not hold for later runs, so it cannot be revoked; `state` says what it is",
+        "list what can be revoked (`codelia approvals list --granted`)";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
         "the policy does not allow the command; `rule` names the rule",
         "change the command, or the policy of the session";

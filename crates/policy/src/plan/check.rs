@@ -19,6 +19,7 @@ const MAX_TOTAL_BYTES: &str = "policy.filesystem.max_total_bytes";
 const ALLOW_EXEC: &str = "policy.process.allow_exec";
 const ALLOWED_EXECUTABLES: &str = "policy.process.allowed_executables";
 const NETWORK_MODE: &str = "policy.network.mode";
+const NETWORK_EXECUTABLES: &str = "policy.network.executables";
 const SYSCALLS: &str = "policy.syscalls";
 const ENVIRONMENT_MODE: &str = "policy.environment.mode";
 const PROFILE: &str = "policy.container.profile";
@@ -42,13 +43,26 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
         (ALLOW_EXEC, process.allow_exec == Some(false)),
         (ALLOWED_EXECUTABLES, process.allowed_executables.is_some()),
         (NETWORK_MODE, matches!(policy.network.mode, Some(NetworkMode::None | NetworkMode::Proxy))),
+        (NETWORK_EXECUTABLES, policy.network.executables.is_some()),
         (SYSCALLS, policy.syscalls.mode.is_some()),
         (ENVIRONMENT_MODE, policy.environment.mode == Some(EnvironmentMode::Inherit)),
     ];
     let first = requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
-    match first.or(IoLimits::from_policy(policy).field()) {
-        Some(field) => Err(PlanError { field, mode: Mode::Logical, remedy: None }),
+    match first.or(policy.network.proxy_field()).or(IoLimits::from_policy(policy).field()) {
+        Some(field) => {
+            Err(PlanError { field, mode: Mode::Logical, remedy: remedy(field, Mode::Logical, false) })
+        }
         None => Ok(()),
+    }
+}
+
+/// Refuses a requested network that mode `logical` cannot enforce. Its commands have the host's.
+pub(super) fn check_logical_network(requested: Option<NetworkMode>) -> Result<(), PlanError> {
+    match requested {
+        Some(NetworkMode::None | NetworkMode::Proxy) => {
+            Err(PlanError { field: NETWORK, mode: Mode::Logical, remedy: Some(ISOLATE) })
+        }
+        Some(NetworkMode::Host) | None => Ok(()),
     }
 }
 
@@ -62,6 +76,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         (Limit::CpuMillicores.field(), host.cpu || host.watches),
         (Limit::Pids.field(), host.pids || host.watches),
         (NETWORK, host.network),
+        (NETWORK_EXECUTABLES, policy.network.executables.is_none()),
         (SYSCALLS, host.syscalls),
         (ALLOWED_EXECUTABLES, host.executables || process.allowed_executables.is_none()),
         // Without reports, the launch looks like any other program that the command executes.
@@ -88,17 +103,42 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
     enforced.into_iter().find_map(|(field, is_enforced)| (!is_enforced).then_some(field)).or_else(rate_limit)
 }
 
-/// The network of an isolated command. Only loopback is implemented yet; otherwise names the field.
+/// The network of an isolated command. Names the field that this host, or mode `host`, cannot enforce.
 pub(super) fn isolated_network(
+    mode: Mode,
     requested: Option<NetworkMode>,
     policy: &Policy,
-) -> Result<NetworkMode, &'static str> {
-    for (field, mode) in [(NETWORK_MODE, policy.network.mode), (NETWORK, requested)] {
-        if matches!(mode, Some(NetworkMode::Proxy | NetworkMode::Host)) {
-            return Err(field);
+    host: Enforceable,
+) -> Result<NetworkMode, PlanError> {
+    let field = if requested.is_some() { NETWORK } else { NETWORK_MODE };
+    let refuse = |remedy| Err(PlanError { field, mode, remedy: Some(remedy) });
+    let network = policy.network.effective_mode(requested);
+    match (network, mode, policy.network.proxy_field()) {
+        (NetworkMode::Proxy, ..) if !host.egress => refuse(egress_remedy(mode)),
+        // The kernel of such a runtime would take over the addresses of the host.
+        (NetworkMode::Host, Mode::Container, _) if !host.violations => {
+            refuse("use a container runtime on the host's kernel (runc)")
         }
+        (NetworkMode::Host, _, Some(field)) => {
+            Err(PlanError { field, mode, remedy: remedy(field, mode, true) })
+        }
+        _ => Ok(network),
     }
-    Ok(NetworkMode::None)
+}
+
+/// How a host comes to offer network mode `proxy` in a mode.
+#[must_use]
+pub fn egress_remedy(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Container => {
+            "run the worker as root, with a container runtime on the host's kernel (runc) that has IPv6"
+        }
+        Mode::Bwrap | Mode::Nsjail => {
+            "use a kernel with IPv6 (without ipv6.disable=1) that lets users create network namespaces \
+             (sysctl user.max_net_namespaces)"
+        }
+        Mode::Logical => "use mode bwrap, nsjail or container",
+    }
 }
 
 /// How a host comes to enforce the limits of runs in a mode. `watches` if it watches them by now.
@@ -116,9 +156,19 @@ pub fn limits_remedy(mode: Mode, watches: bool) -> &'static str {
     }
 }
 
+const ISOLATE: &str = "use mode bwrap, nsjail or container";
+
 pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static str> {
     let limits = [Limit::MemoryBytes, Limit::CpuMillicores, Limit::Pids];
-    limits.iter().any(|limit| limit.field() == field).then(|| limits_remedy(mode, watches))
+    match field {
+        NETWORK_EXECUTABLES => {
+            Some("start the programs that need no network in runs of their own, with network none")
+        }
+        _ if limits.iter().any(|limit| limit.field() == field) => Some(limits_remedy(mode, watches)),
+        _ if !field.starts_with("policy.network.") => None,
+        _ if mode == Mode::Logical => Some(ISOLATE),
+        _ => Some("use network mode proxy"),
+    }
 }
 
 /// The limits that an isolating mode only watches: what exceeds them ends a moment later.

@@ -15,6 +15,8 @@ pub struct Enforceable {
     pub pids: bool,
     /// A private network.
     pub network: bool,
+    /// A private network whose only way out is the egress proxy.
+    pub egress: bool,
     /// Which system calls the command makes.
     pub syscalls: bool,
     /// Which programs the command executes.
@@ -40,6 +42,7 @@ impl Enforceable {
         cpu: true,
         pids: true,
         network: true,
+        egress: true,
         syscalls: true,
         executables: true,
         violations: true,

@@ -16,17 +16,17 @@ use codelia_types::{Mode, NetworkMode, RunId, SessionId};
 use serde::{Deserialize, Serialize};
 
 use self::check::{
-    NETWORK, OVERLAY_PATHS, check_logical, isolated_network, remedy, unenforceable_field, unenforced_limits,
-    unwatchable_limits, watched_limits,
+    OVERLAY_PATHS, check_logical, check_logical_network, isolated_network, remedy, unenforceable_field,
+    unenforced_limits, unwatchable_limits, watched_limits,
 };
 use crate::{
-    Limit, Limits, Mount, Policy, RunSpec, WORKSPACE,
+    EgressRules, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
     mounts::{self, mounts},
 };
 
 pub(crate) use self::security::DEFAULT_VIOLATION_LIMIT;
 pub use self::{
-    check::limits_remedy,
+    check::{egress_remedy, limits_remedy},
     host::{Enforceable, HostInfo},
     io::IoLimits,
     security::{Security, SyscallRules},
@@ -121,6 +121,9 @@ pub struct Plan {
     pub profile: Option<String>,
     /// The network that the command can reach.
     pub network: NetworkMode,
+    /// What it may reach through the egress proxy. `None` in every other network mode. The proxy
+    /// enforces it, so that a sandbox serves any rules.
+    pub egress: Option<EgressRules>,
     /// What the kernel enforces. `None` only in mode `logical`.
     pub security: Option<Security>,
 }
@@ -171,9 +174,7 @@ impl Plan {
     /// Names the requested field that cannot be enforced.
     pub fn logical(target: PlanTarget, spec: &RunSpec, host: Enforceable) -> Result<Self, PlanError> {
         let PlanTarget { sandbox, session, root } = target;
-        if matches!(spec.network, Some(NetworkMode::None | NetworkMode::Proxy)) && !host.network {
-            return Err(PlanError { field: NETWORK, mode: Mode::Logical, remedy: None });
-        }
+        check_logical_network(spec.network)?;
         check_logical(&spec.policy)?;
         let unenforced = unenforced_limits(&spec.requested_limits, host)?;
         Ok(Self {
@@ -193,6 +194,7 @@ impl Plan {
             cpus: None,
             profile: None,
             network: NetworkMode::Host,
+            egress: None,
             security: None,
         })
     }
@@ -219,15 +221,16 @@ impl Plan {
         if mounts::overlays_touch_sessions(&spec.policy, &host.runtime, session, &root) {
             return Err(refuse(OVERLAY_PATHS));
         }
+        let network = isolated_network(spec.mode, spec.network, &spec.policy, host.enforceable)?;
         Ok(Self {
             sandbox,
             session,
             mode: spec.mode,
-            mounts: mounts(&root, spec, &host.runtime, ids),
+            mounts: mounts(&root, spec, network, &host.runtime, ids),
             root,
             workspace: WORKSPACE.into(),
             ids: Some(ids),
-            env: clean_env(Path::new(WORKSPACE)),
+            env: isolated_env(network),
             hostname: Some(HOSTNAME.to_owned()),
             limits: spec.limits.clone(),
             unenforced: unwatchable_limits(&spec.requested_limits, host.enforceable).map_err(refuse)?,
@@ -235,7 +238,8 @@ impl Plan {
             io: IoLimits::from_policy(&spec.policy),
             cpus: spec.policy.resources.cpus.clone(),
             profile: spec.policy.container.profile.clone(),
-            network: isolated_network(spec.network, &spec.policy).map_err(refuse)?,
+            network,
+            egress: (network == NetworkMode::Proxy).then(|| EgressRules::from_policy(&spec.policy.network)),
             security: Some(Security::from_policy(&spec.policy, host.enforceable)),
         })
     }
@@ -247,12 +251,12 @@ impl Plan {
     /// Names the field that no host can enforce.
     pub fn check(mode: Mode, network: Option<NetworkMode>, policy: &Policy) -> Result<(), PlanError> {
         if mode == Mode::Logical {
+            check_logical_network(network)?;
             return check_logical(policy);
         }
-        let field = unenforceable_field(mode, policy, Enforceable::EVERYTHING);
-        match field.or(isolated_network(network, policy).err()) {
-            Some(field) => Err(PlanError { field, mode, remedy: None }),
-            None => Ok(()),
+        match unenforceable_field(mode, policy, Enforceable::EVERYTHING) {
+            Some(field) => Err(PlanError { field, mode, remedy: remedy(field, mode, true) }),
+            None => isolated_network(mode, network, policy, Enforceable::EVERYTHING).map(drop),
         }
     }
 
@@ -281,6 +285,15 @@ impl Plan {
 
 fn fields(limits: &[Limit]) -> Vec<String> {
     limits.iter().map(|limit| limit.field().to_owned()).collect()
+}
+
+/// The environment of an isolated command, with the variables of its proxy.
+fn isolated_env(network: NetworkMode) -> BTreeMap<String, String> {
+    let mut env = clean_env(Path::new(WORKSPACE));
+    if network == NetworkMode::Proxy {
+        env.extend(egress::variables());
+    }
+    env
 }
 
 /// The environment that a command starts from. It has nothing of the worker's environment.
@@ -391,20 +404,111 @@ mod tests {
         assert!(!error.to_string().contains("best_effort"), "{error}");
     }
 
+    fn network_policy(yaml: &str) -> Policy {
+        Policy::parse(&format!("network: {yaml}"), crate::Format::Yaml).unwrap()
+    }
+
     #[test]
-    fn unsupported_network_is_refused() {
-        for mode in [NetworkMode::Proxy, NetworkMode::Host] {
-            assert_eq!(
-                isolated(Policy::default(), Some(mode), &HostInfo::fully_capable()).unwrap_err().field,
-                "network"
-            );
-            let mut policy = Policy::default();
-            policy.network.mode = Some(mode);
-            assert_eq!(
-                isolated(policy, None, &HostInfo::fully_capable()).unwrap_err().field,
-                "policy.network.mode"
-            );
+    fn network_is_tightest_of_policy_and_request() {
+        for requested in [None, Some(NetworkMode::None), Some(NetworkMode::Proxy), Some(NetworkMode::Host)] {
+            for mode in ["", "mode: none", "mode: proxy", "mode: host"] {
+                let policy = network_policy(&format!("{{{mode}}}"));
+                let expected = policy.network.effective_mode(requested);
+                let plan = isolated(policy, requested, &HostInfo::fully_capable()).unwrap();
+                assert_eq!(plan.network, expected, "{requested:?} {mode:?}");
+            }
         }
+    }
+
+    #[test]
+    fn host_without_egress_refuses_proxy_with_remedy() {
+        let mut host = HostInfo::fully_capable();
+        host.enforceable.egress = false;
+        let proxy = || network_policy("{mode: proxy}");
+        let error = isolated(proxy(), Some(NetworkMode::Proxy), &host).unwrap_err();
+        assert_eq!(error.field, "network");
+        assert!(error.to_string().contains("IPv6"), "{error}");
+        assert_eq!(isolated(proxy(), None, &host).unwrap_err().field, "policy.network.mode");
+        for mode in [NetworkMode::None, NetworkMode::Host] {
+            assert!(isolated(network_policy("{mode: host}"), Some(mode), &host).is_ok(), "{mode}");
+        }
+    }
+
+    #[test]
+    fn proxy_alone_has_rules_variables_and_resolver() {
+        let host = HostInfo::fully_capable();
+        let plan = |mode| isolated(network_policy("{mode: host}"), Some(mode), &host).unwrap();
+        let resolver = |plan: &Plan| {
+            let is_own = |mount: &&Mount| matches!(mount, Mount::File { .. } | Mount::Runtime { .. });
+            let names = plan.mounts.iter().filter(is_own).map(|mount| mount.target().to_owned());
+            names.filter(|name| name.ends_with("resolv.conf")).count()
+        };
+        let proxy = plan(NetworkMode::Proxy);
+        assert_eq!(proxy.egress.as_ref().unwrap().allowed_ports, [80, 443]);
+        for (name, value) in
+            [("HTTPS_PROXY", "http://127.0.0.1:3128"), ("no_proxy", "localhost,127.0.0.1,::1")]
+        {
+            assert_eq!(proxy.env[name], value);
+        }
+        assert_eq!(resolver(&proxy), 1);
+        let nsswitch = proxy.mounts.iter().filter(|mount| mount.target().ends_with("nsswitch.conf"));
+        assert_eq!(nsswitch.count(), 1, "the host's is replaced");
+        for mode in [NetworkMode::None, NetworkMode::Host] {
+            let other = plan(mode);
+            assert!(other.egress.is_none() && !other.env.contains_key("HTTPS_PROXY"), "{mode}");
+            assert_eq!(resolver(&other), usize::from(mode == NetworkMode::Host), "{mode}");
+        }
+    }
+
+    #[test]
+    fn host_network_refuses_what_only_the_proxy_enforces() {
+        let policy = network_policy("{mode: host, blocked_hosts: [a.example]}");
+        let plan = |network| isolated(policy.clone(), Some(network), &HostInfo::fully_capable());
+        assert_eq!(plan(NetworkMode::Proxy).unwrap().network, NetworkMode::Proxy);
+        let error = plan(NetworkMode::Host).unwrap_err();
+        assert_eq!(error.field, "policy.network.blocked_hosts");
+        assert!(error.to_string().contains("use network mode proxy"), "{error}");
+    }
+
+    #[test]
+    fn logical_mode_refuses_every_network_rule() {
+        for (yaml, expected) in [
+            ("{mode: none}", "policy.network.mode"),
+            ("{mode: proxy}", "policy.network.mode"),
+            ("{allowed_hosts: []}", "policy.network.allowed_hosts"),
+            ("{ask_hosts: []}", "policy.network.ask_hosts"),
+            ("{blocked_hosts: [a]}", "policy.network.blocked_hosts"),
+            ("{allowed_ports: []}", "policy.network.allowed_ports"),
+            ("{max_connections: 1}", "policy.network.max_connections"),
+            ("{max_connections_per_second: 1}", "policy.network.max_connections_per_second"),
+            ("{max_sent_bytes: 1}", "policy.network.max_sent_bytes"),
+            ("{max_received_bytes: 1}", "policy.network.max_received_bytes"),
+            ("{idle_timeout: 1s}", "policy.network.idle_timeout"),
+            ("{credentials: [a]}", "policy.network.credentials"),
+            ("{executables: [/bin/a]}", "policy.network.executables"),
+        ] {
+            let error = Plan::check(Mode::Logical, None, &network_policy(yaml)).unwrap_err();
+            assert_eq!(error.field, expected, "{yaml}");
+            assert!(error.remedy.is_some(), "{yaml}");
+        }
+        for network in [NetworkMode::None, NetworkMode::Proxy] {
+            let error = Plan::check(Mode::Logical, Some(network), &Policy::default()).unwrap_err();
+            assert_eq!(error.field, "network");
+        }
+        assert!(Plan::check(Mode::Logical, Some(NetworkMode::Host), &Policy::default()).is_ok());
+        assert!(Plan::check(Mode::Logical, None, &Policy::default().with_defaults()).is_ok());
+    }
+
+    #[test]
+    fn network_by_executable_is_refused_in_every_mode() {
+        let policy = network_policy("{mode: proxy, executables: [/usr/bin/git]}");
+        for mode in [Mode::Bwrap, Mode::Nsjail, Mode::Container] {
+            let error = Plan::check(mode, None, &policy).unwrap_err();
+            assert_eq!(error.field, "policy.network.executables");
+            assert!(error.to_string().contains("runs of their own"), "{error}");
+        }
+        let error = isolated(policy, None, &HostInfo::fully_capable()).unwrap_err();
+        assert_eq!(error.field, "policy.network.executables");
     }
 
     #[test]

@@ -11,9 +11,7 @@ use std::collections::HashSet;
 use codelia_types::Mode;
 
 use self::filesystem::{OVERLAY, READ_ONLY, READ_WRITE};
-use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge};
-
-pub(crate) use self::network::HostPatterns;
+use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge, hosts};
 
 /// A policy that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,10 +69,11 @@ impl Policy {
     }
 
     /// Checks that the policy requests nothing that the policy above it does not allow: no other
-    /// host path, no other image.
+    /// host path, image, network mode, host or credential. Of a pattern or set of hosts, a part may
+    /// be left.
     ///
     /// # Errors
-    /// Names the path or the profile that is not allowed.
+    /// Names the value that is not allowed.
     pub fn check_within(&self, upper: &Self) -> Result<(), PolicyError> {
         if let (Some(requested), Some(above)) = (&self.container.profile, &upper.container.profile)
             && requested != above
@@ -96,7 +95,36 @@ impl Policy {
                 );
             }
         }
-        Ok(())
+        self.check_network_within(upper)
+    }
+
+    fn check_network_within(&self, upper: &Self) -> Result<(), PolicyError> {
+        if let (Some(requested), Some(above)) = (self.network.mode, upper.network.mode)
+            && requested > above
+        {
+            return fail(
+                "network.mode",
+                format!("must be at most {above}, which the policy above sets; ask an operator to open it"),
+            );
+        }
+        if let Some(above) = upper.network.permitted_hosts() {
+            let [allowed, ask, _] = self.network.host_lists();
+            for (field, list) in [allowed, ask] {
+                if let Some(at) = hosts::first_outside(list, &above) {
+                    let message = "is not allowed by the policy above; ask an operator to allow it";
+                    return fail(format!("{field}[{at}]"), message);
+                }
+            }
+        }
+        let credentials = self.network.credentials.as_deref().unwrap_or_default();
+        let above = upper.network.credentials.as_deref();
+        match credentials.iter().position(|name| above.is_some_and(|above| !above.contains(name))) {
+            Some(at) => fail(
+                format!("network.credentials[{at}]"),
+                "is not allowed by the policy above; ask an operator to list it",
+            ),
+            None => Ok(()),
+        }
     }
 
     fn check_resources(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
@@ -162,9 +190,20 @@ mod tests {
             ("resources: {max_threads: 501}", "resources.max_threads"),
             ("resources: {max_memory_bytes: 99999999999}", "resources.max_memory_bytes"),
             ("resources: {max_cpu_time: 86401s}", "resources.max_cpu_time"),
-            ("network: {allowed_hosts: [a.example]}", "network.allowed_hosts"),
+            ("network: {mode: none, allowed_hosts: [a.example]}", "network.allowed_hosts"),
             ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
             ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),
+            ("network: {allowed_hosts: ['set:registries', 'set:nothing']}", "network.allowed_hosts[1]"),
+            ("network: {ask_hosts: ['*', 'a.*']}", "network.ask_hosts[1]"),
+            ("network: {blocked_hosts: ['127.1']}", "network.blocked_hosts[0]"),
+            ("network: {allowed_ports: [443, 0]}", "network.allowed_ports[1]"),
+            ("network: {max_connections: 4097}", "network.max_connections"),
+            ("network: {max_connections_per_second: 0}", "network.max_connections_per_second"),
+            ("network: {max_sent_bytes: 0}", "network.max_sent_bytes"),
+            ("network: {max_received_bytes: 9223372036854775808}", "network.max_received_bytes"),
+            ("network: {idle_timeout: 2h}", "network.idle_timeout"),
+            ("network: {credentials: [ok, 'No']}", "network.credentials[1]"),
+            ("network: {executables: [git]}", "network.executables[0]"),
             ("syscalls: {names: [read]}", "syscalls.names"),
             ("syscalls: {mode: allow, names: [read, raed]}", "syscalls.names[1]"),
             ("syscalls: {mode: allow, names: [mount]}", "syscalls.names[0]"),
@@ -208,5 +247,24 @@ mod tests {
         upper.filesystem.read_only_paths = Some(vec!["/opt".into()]);
         let error = requested.check_within(&upper).unwrap_err();
         assert_eq!(error.field, "filesystem.read_only_paths[1]");
+    }
+
+    #[test]
+    fn network_not_allowed_above_is_refused() {
+        let policy = |yaml: &str| Policy::parse(&format!("network: {yaml}"), crate::Format::Yaml).unwrap();
+        let upper =
+            policy("{mode: proxy, allowed_hosts: ['*.example.com'], ask_hosts: [a.org], credentials: [npm]}");
+        for (lower, expected) in [
+            ("{mode: proxy, allowed_hosts: [x.example.com, '*.com', a.org], credentials: [npm]}", None),
+            ("{mode: none}", None),
+            ("{mode: host}", Some("network.mode")),
+            ("{allowed_hosts: [x.example.com, example.com]}", Some("network.allowed_hosts[1]")),
+            ("{ask_hosts: ['set:registries']}", Some("network.ask_hosts[0]")),
+            ("{credentials: [npm, other]}", Some("network.credentials[1]")),
+        ] {
+            let error = policy(lower).check_within(&upper).err().map(|error| error.field);
+            assert_eq!(error.as_deref(), expected, "{lower}");
+            assert_eq!(policy(lower).check_within(&Policy::default()), Ok(()), "{lower}");
+        }
     }
 }

@@ -1,94 +1,88 @@
-//! Validation of the network part of a policy, and host patterns.
+//! Validation of the network part of a policy.
 
-use std::collections::HashSet;
+use std::{ops::RangeInclusive, time::Duration};
 
 use codelia_types::NetworkMode;
 
-use super::{PolicyError, fail};
-use crate::NetworkPolicy;
+use super::{PolicyError, fail, field::check_path};
+use crate::{HOST_SETS, NetworkPolicy, host_sets, hosts};
 
-/// The largest number of connections that the API can express.
-const MAX_CONNECTIONS: u32 = i32::MAX.unsigned_abs();
+/// What the egress proxy can hold for one sandbox.
+const CONNECTIONS: RangeInclusive<u64> = 1..=4096;
+const CONNECTIONS_PER_SECOND: RangeInclusive<u64> = 1..=1000;
+/// The API cannot express more.
+const BYTES: RangeInclusive<u64> = 1..=i64::MAX.unsigned_abs();
+const IDLE_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
+const MAX_CREDENTIAL_NAME: usize = 63;
 
 impl NetworkPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
-        if self.mode != Some(NetworkMode::Proxy) {
-            let set = [
-                ("network.allowed_hosts", self.allowed_hosts.is_some()),
-                ("network.allowed_ports", self.allowed_ports.is_some()),
-                ("network.max_connections", self.max_connections.is_some()),
-            ];
-            if let Some((field, _)) = set.into_iter().find(|(_, set)| *set) {
-                return fail(field, "needs network.mode: proxy");
-            }
+        if self.mode == Some(NetworkMode::None)
+            && let Some(field) = self.proxy_field()
+        {
+            return fail(field.trim_start_matches("policy."), "needs network.mode: proxy");
         }
-        self.validate_lists()
+        self.validate_hosts()?;
+        self.validate_limits()?;
+        self.validate_names()
     }
 
-    fn validate_lists(&self) -> Result<(), PolicyError> {
-        let hosts = self.allowed_hosts.as_deref().unwrap_or_default();
-        if let Some(at) = hosts.iter().position(|host| !is_host(host)) {
-            return fail(
-                format!("network.allowed_hosts[{at}]"),
-                "must be a lower-case host name, or `*.` and one",
-            );
+    fn validate_hosts(&self) -> Result<(), PolicyError> {
+        for (field, list) in self.host_lists() {
+            for (at, entry) in list.iter().enumerate() {
+                let field = || format!("{field}[{at}]");
+                match entry.strip_prefix(host_sets::PREFIX) {
+                    Some(name) if host_sets::find(name).is_none() => {
+                        let names: Vec<_> = HOST_SETS.iter().map(|set| set.name).collect();
+                        return fail(field(), format!("unknown set {name:?} (known: {})", names.join(", ")));
+                    }
+                    None if !hosts::is_pattern(entry) => return fail(field(), hosts::EXPECTED),
+                    _ => {}
+                }
+            }
         }
         let ports = self.allowed_ports.as_deref().unwrap_or_default();
         match ports.iter().position(|port| *port == 0) {
             Some(at) => fail(format!("network.allowed_ports[{at}]"), "must be more than zero"),
-            None if self.max_connections.is_some_and(|max| max == 0 || max > MAX_CONNECTIONS) => {
-                fail("network.max_connections", format!("must be from 1 to {MAX_CONNECTIONS}"))
-            }
             None => Ok(()),
         }
     }
-}
 
-/// Whether the text is a lower-case host name, or `*.` and one for all names below it.
-fn is_host(text: &str) -> bool {
-    let name = text.strip_prefix("*.").unwrap_or(text);
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_')
-    };
-    name.len() <= 253 && name.split('.').all(label)
-}
-
-/// Host patterns, to find out whether one of them matches everything that another pattern matches.
-pub(crate) struct HostPatterns<'a> {
-    exact: HashSet<&'a str>,
-    /// The patterns that start with `*.`, without the star.
-    suffixes: HashSet<&'a str>,
-}
-
-impl<'a> HostPatterns<'a> {
-    pub(crate) fn new(patterns: &'a [String]) -> Self {
-        let suffixes = patterns.iter().filter_map(|pattern| pattern.strip_prefix('*'));
-        Self { exact: patterns.iter().map(String::as_str).collect(), suffixes: suffixes.collect() }
+    fn validate_limits(&self) -> Result<(), PolicyError> {
+        for (field, value, range) in [
+            ("network.max_connections", self.max_connections.map(u64::from), CONNECTIONS),
+            (
+                "network.max_connections_per_second",
+                self.max_connections_per_second.map(u64::from),
+                CONNECTIONS_PER_SECOND,
+            ),
+            ("network.max_sent_bytes", self.max_sent_bytes, BYTES),
+            ("network.max_received_bytes", self.max_received_bytes, BYTES),
+        ] {
+            if value.is_some_and(|value| !range.contains(&value)) {
+                return fail(field, format!("must be from {} to {}", range.start(), range.end()));
+            }
+        }
+        match self.idle_timeout {
+            Some(timeout) if !IDLE_TIMEOUTS.contains(&timeout) => {
+                fail("network.idle_timeout", "must be from 1s to 1h")
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Whether one pattern matches every host that `lower` matches: `*.example.com` covers
-    /// `a.example.com` and `*.a.example.com`, not `example.com`.
-    pub(crate) fn cover(&self, lower: &str) -> bool {
-        let name = lower.strip_prefix('*').unwrap_or(lower);
-        let mut suffixes = name.match_indices('.').filter(|(at, _)| *at > 0).map(|(at, _)| &name[at..]);
-        self.exact.contains(lower) || suffixes.any(|suffix| self.suffixes.contains(suffix))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wildcard_covers_names_below_it_only() {
-        let covers = |upper: &str, lower| HostPatterns::new(&[upper.to_owned()]).cover(lower);
-        assert!(covers("*.example.com", "a.b.example.com"));
-        assert!(covers("*.example.com", "*.a.example.com"));
-        assert!(covers("*.example.com", "*.example.com"));
-        assert!(!covers("*.example.com", "example.com"));
-        assert!(!covers("*.example.com", "aexample.com"));
-        assert!(!covers("*.a.example.com", "*.example.com"));
-        assert!(!covers("example.com", "a.example.com"));
+    fn validate_names(&self) -> Result<(), PolicyError> {
+        let is_name = |name: &String| {
+            (1..=MAX_CREDENTIAL_NAME).contains(&name.len())
+                && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_'))
+        };
+        let names = self.credentials.as_deref().unwrap_or_default();
+        if let Some(at) = names.iter().position(|name| !is_name(name)) {
+            return fail(format!("network.credentials[{at}]"), "must match [a-z0-9_-]{1,63}");
+        }
+        for (at, program) in self.executables.iter().flatten().enumerate() {
+            check_path(&format!("network.executables[{at}]"), program)?;
+        }
+        Ok(())
     }
 }
