@@ -22,7 +22,7 @@ use codelia_backends::{
     nsjail,
 };
 use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanTarget, Policy, RunSpec};
-use codelia_types::{CommandSpec, Mode, RunId, SessionId};
+use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 
 const ROUNDS: usize = 200;
 /// A container takes a hundred times as long, so it is measured every tenth round.
@@ -73,12 +73,14 @@ struct Comparison {
     cold: Vec<Duration>,
     prepared: Vec<Duration>,
     whole: Vec<Duration>,
+    /// Like `cold`, in network mode `proxy`.
+    proxy: Vec<Duration>,
 }
 
 impl Comparison {
     fn new(raw_name: &'static str, raw_tool: RawTool, backend: Box<dyn Backend>, interval: usize) -> Self {
-        let (raw, cold, prepared, whole) = Default::default();
-        Self { raw_name, raw_tool, backend, interval, raw, cold, prepared, whole }
+        let (raw, cold, prepared, whole, proxy) = Default::default();
+        Self { raw_name, raw_tool, backend, interval, raw, cold, prepared, whole, proxy }
     }
 
     /// Measures the raw tool, then the backend: from the plan to the command's `execve`, cold and
@@ -96,20 +98,35 @@ impl Comparison {
         self.whole.push(start.elapsed());
     }
 
+    /// Measures the setup in network mode `proxy`, with the sockets handed over.
+    async fn measure_proxy(&mut self, plan: &Plan) {
+        let start = Instant::now();
+        let mut prepared = self.backend.prepare(plan).await.unwrap();
+        let sockets = prepared.take_egress().unwrap();
+        let mut running = prepared.launch(&command(), null_stdio()).await.unwrap().running;
+        self.proxy.push(start.elapsed());
+        running.wait().await;
+        assert!(running.destroy().await.is_clean());
+        drop(sockets);
+    }
+
     fn print(self) {
         let mode = self.backend.mode();
         print(self.raw_name, self.raw);
         print(&format!("{mode}, cold setup"), self.cold);
+        if !self.proxy.is_empty() {
+            print(&format!("{mode}, cold setup with proxy"), self.proxy);
+        }
         print(&format!("{mode}, prepared setup"), self.prepared);
         print(&format!("{mode}, whole run with receipt"), self.whole);
     }
 }
 
-fn plan(mode: Mode, session: &Path, host: &HostInfo) -> Plan {
+fn plan(mode: Mode, network: NetworkMode, session: &Path, host: &HostInfo) -> Plan {
     let spec = RunSpec {
         command: command(),
         mode,
-        network: None,
+        network: Some(network),
         limits: Limits { cpu_millicores: 2000, ..Limits::default() },
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
@@ -233,7 +250,12 @@ async fn main() {
     for round in 0..ROUNDS {
         for comparison in &mut usable {
             if round % comparison.interval == 0 {
-                comparison.measure(&plan(comparison.backend.mode(), &session, &host)).await;
+                let mode = comparison.backend.mode();
+                comparison.measure(&plan(mode, NetworkMode::None, &session, &host)).await;
+                if host.enforceable.egress {
+                    let plan = plan(mode, NetworkMode::Proxy, &session, &host);
+                    comparison.measure_proxy(&plan).await;
+                }
             }
         }
     }

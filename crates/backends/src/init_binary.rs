@@ -55,7 +55,9 @@ pub(crate) async fn call(
     match report {
         Some(Report::Ready) => Ok(control.take_descriptors()),
         Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-        Some(Report::Terminal | Report::Launched | Report::Exited(_)) => Err(Error::UnexpectedMessage),
+        Some(Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_)) => {
+            Err(Error::UnexpectedMessage)
+        }
         None => sent.and(Err(Error::InitExited)),
     }
 }

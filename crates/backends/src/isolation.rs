@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use codelia_policy::{Ids, Limit, Plan};
+use codelia_policy::{Ids, Limit, Plan, egress_remedy};
 use codelia_sys::{Errno, Pid, process, pty};
 use codelia_types::{Mode, NetworkMode};
 
@@ -51,7 +51,7 @@ pub(crate) fn require_isolating(plan: &Plan, mode: Mode, watches: bool) -> Resul
         // A command is never root on the host, and only root can run it as another user.
         ("ids", plan.ids.is_some_and(|ids| ids.uid != 0 && (own == 0 || ids.uid == own))),
         ("hostname", plan.hostname.is_some()),
-        ("network", plan.network == NetworkMode::None),
+        ("network", (plan.network == NetworkMode::Proxy) == plan.egress.is_some()),
         ("security", plan.security.is_some()),
         ("limits", holds_limits(plan, watches)),
     ];
@@ -91,4 +91,8 @@ pub(crate) fn executables_gap(error: &Error) -> Gap {
         missing: format!("allow-list of executables: {error}"),
         remedy: "use a kernel with Landlock (5.13 or later, `landlock` in its lsm= list)".to_owned(),
     }
+}
+
+pub(crate) fn egress_gap(mode: Mode, error: &Error) -> Gap {
+    Gap { missing: format!("network mode proxy: {error}"), remedy: egress_remedy(mode).to_owned() }
 }

@@ -93,7 +93,7 @@ impl Backend for Logical {
         let root = resolve_beneath::open_directory(&plan.root)
             .map_err(|errno| Error::Root { path: plan.root.clone(), errno })?;
         let sandbox = self.start(self.cgroups.create(plan)?)?;
-        prepared::prepare(sandbox, plan, setup::of(plan)?, Some(root)).await
+        prepared::prepare(sandbox, plan, setup::of(plan)?, Some(root), None).await
     }
 }
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use codelia_policy::{
-    Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy,
-    RunSpec,
+    EgressRules, Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, NetworkPolicy,
+    Plan, PlanTarget, Policy, RunSpec,
 };
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
@@ -55,6 +55,7 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
         cpus: None,
         profile: None,
         network: NetworkMode::Host,
+        egress: None,
         security: None,
     }
 }
@@ -96,6 +97,13 @@ pub(crate) fn isolated_plan(
         mounts.push(Mount::Runtime { path: "/usr".into() });
     }
     Ok(Plan { workspace: "/tmp".into(), mounts, unenforced: base.unenforced, ..plan })
+}
+
+/// The same in network mode `proxy`.
+pub(crate) fn egress_plan(mode: Mode, init: &Path, host: Enforceable) -> Result<Plan, Error> {
+    let plan = isolated_plan(mode, init, host, None)?;
+    let egress = Some(EgressRules::from_policy(&NetworkPolicy::default()));
+    Ok(Plan { network: NetworkMode::Proxy, egress, ..plan })
 }
 
 /// Runs `codelia-init --version`, which needs nothing else.

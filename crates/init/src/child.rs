@@ -7,7 +7,7 @@ use std::{
 };
 
 use codelia_init::{Failure, Report, Setup, Step};
-use codelia_sys::{Errno, Pid, fd, process, resolve_beneath, rlimit, seccomp, signal};
+use codelia_sys::{Errno, Pid, fd, landlock, process, resolve_beneath, rlimit, seccomp, signal};
 
 use crate::{
     check,
@@ -40,7 +40,7 @@ pub(crate) fn start(state: &InitState) -> Result<CommandProcess, Failure> {
     match socket.receive_report()? {
         Some(Report::Ready) => {}
         Some(Report::Failed(failure)) => return Err(failure),
-        Some(Report::Terminal | Report::Launched | Report::Exited(_)) | None => {
+        Some(Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_)) | None => {
             return Err(Failure::new(Step::Fork, Errno::CHILD));
         }
     }
@@ -82,6 +82,10 @@ fn restrict(setup: &Setup) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure
     let Some(security) = &setup.security else { return Ok((workspace, None)) };
     if let Some(executables) = &security.executables {
         restrict::execution(executables).map_err(at(Step::RestrictExecution))?;
+    }
+    if security.shares_network {
+        // Older kernels cannot; the sandbox is as the threat model says then.
+        landlock::scope_abstract_sockets().map(drop).map_err(at(Step::ScopeSockets))?;
     }
     // Last: afterwards only the calls that every filter allows are possible.
     let listener = seccomp::install(&security.filter, security.notify).map_err(at(Step::InstallFilter))?;

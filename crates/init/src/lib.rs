@@ -7,7 +7,7 @@ mod protocol;
 
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
-    Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity, Launch,
-    Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, PrivatePath, Report, Request,
+    Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity,
+    Launch, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, PrivatePath, Report, Request,
     RestrictRequest, Rlimit, SecuritySetup, Setup, StagedMount, Step, View,
 };

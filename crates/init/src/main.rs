@@ -12,6 +12,7 @@ mod child;
 mod control;
 mod launch;
 mod mount_flags;
+mod network;
 mod overlay;
 mod process_tree;
 mod restrict;
@@ -47,6 +48,8 @@ fn main() -> ExitCode {
         overlay::serve(&mut control)
     } else if is_first_argument("--restrict-mounts") {
         mount_flags::serve(&mut control)
+    } else if is_first_argument("--egress") {
+        network::serve(&mut control)
     } else {
         serve(&mut control)
     };

@@ -1,7 +1,7 @@
 //! The messages on the control socket.
 //!
 //! 1. The backend sends `setup`; init restricts itself, starts the command's process and sends
-//!    `ready`.
+//!    `ready`. Before that it sends `egress`, if it created the network.
 //! 2. The backend sends `launch` on the launch socket, a separate socket to the command's process
 //!    that came with `ready`. `terminal` on it carries the controlling side of a terminal, if one
 //!    was requested. End of file means that the command was executed; `failed`, that it was not.
@@ -14,7 +14,13 @@
 //! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
 //! have no terminal.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 pub use codelia_sys::process::ExitStatus;
 use codelia_sys::{Errno, pty::WindowSize, rlimit::Resource};
@@ -92,15 +98,35 @@ pub struct Setup {
     pub security: Option<SecuritySetup>,
 }
 
+/// The network of a sandbox whose only way out is a proxy outside: loopback, and sockets that the
+/// backend gets. Also the only message to `codelia-init --egress`, which carries the network
+/// namespace of a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Egress {
+    /// Where the proxy listens.
+    pub proxy: SocketAddr,
+    /// Where the resolver receives datagrams and listens.
+    pub resolver: SocketAddr,
+    /// Networks, by address and prefix length, whose addresses are all local.
+    pub networks: Vec<(IpAddr, u8)>,
+    /// How many stream sockets are made that are not bound.
+    pub targets: usize,
+}
+
 /// The restrictions of the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecuritySetup {
+    /// The network that init creates, while it holds `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` in its user
+    /// namespace; `None` if it has one.
+    pub egress: Option<Egress>,
     /// What init changes in the mounts before it checks them; `None` if it may not mount.
     pub view: Option<View>,
     /// The environment that init checks before it continues.
     pub expected: ExpectedEnvironment,
     /// The only files that may be executed; `None` for any.
     pub executables: Option<Vec<PathBuf>>,
+    /// Whether the network is the host's, so that its abstract sockets must be kept out of reach.
+    pub shares_network: bool,
     /// The seccomp filter, one BPF instruction per word in memory layout.
     pub filter: Vec<u64>,
     /// The filter of init itself, installed once the command's process waits.
@@ -249,6 +275,9 @@ pub struct Rlimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
+    /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
+    /// TCP listener of the resolver, and those that are not bound.
+    Egress,
     /// All restrictions are in place and the command's process waits. Carries the launch socket and
     /// the listener of a notifying filter.
     Ready,
@@ -307,6 +336,12 @@ pub enum Step {
     BlockSignals,
     /// Join the cgroups.
     JoinCgroups,
+    /// Create or enter the network namespace.
+    EnterNetwork,
+    /// Set up the loopback interface of the network namespace and its routes.
+    ConfigureNetwork,
+    /// Open the sockets for the proxy outside.
+    OpenEgressSockets,
     /// Create the mount and cgroup namespaces of the view.
     UnshareView,
     /// Give the runtime's files inodes of their own.
@@ -353,6 +388,8 @@ pub enum Step {
     UnblockSignals,
     /// Restrict which files may be executed.
     RestrictExecution,
+    /// Keep the command from abstract sockets of the host.
+    ScopeSockets,
     /// Install the seccomp filter.
     InstallFilter,
     /// Check the privileges and the filter of the command's process.

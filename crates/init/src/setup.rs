@@ -9,7 +9,7 @@ use codelia_sys::{
     signal::{self, ChildEvents},
 };
 
-use crate::{check, control::Control, restrict, view};
+use crate::{check, control::Control, network, restrict, view};
 
 /// What later steps need.
 #[derive(Debug)]
@@ -32,6 +32,11 @@ pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
     // Not earlier, so that the steps above do not count against the command.
     join_cgroups(control, setup.cgroup_fds)?;
     if let Some(security) = &mut setup.security {
+        // After the cgroups are joined: they pay for the sockets. Before the view, which makes the
+        // settings of the network read-only.
+        if let Some(egress) = &security.egress {
+            network::create(egress, &security.expected, control)?;
+        }
         // After the cgroups are joined: the root of the new cgroup namespace is the own cgroup.
         if let Some(view) = &security.view {
             let mounts = view::create(view, &security.expected)?;

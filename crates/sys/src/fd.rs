@@ -21,7 +21,7 @@ use rustix::{
 };
 
 /// The largest number of descriptors in one message.
-pub const MAX_FDS_PER_MESSAGE: usize = 8;
+pub const MAX_FDS_PER_MESSAGE: usize = 64;
 
 /// Creates a connected pair of stream sockets, close-on-exec.
 ///

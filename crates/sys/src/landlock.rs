@@ -1,6 +1,6 @@
-//! Landlock: which files may be executed.
+//! Landlock: which files may be executed, and which abstract sockets may be reached.
 //!
-//! The kernel checks the right when it opens a file to execute it: the program, a script's
+//! The kernel checks the right to execute when it opens a file to execute it: the program, a script's
 //! interpreter, a dynamic program's loader. It does not check when a program maps a file (shared
 //! libraries) or reads one (a script passed to an interpreter), nor for files without a name.
 
@@ -21,9 +21,16 @@ const ACCESS_EXECUTE: u64 = 1 << 0;
 const ACCESS_REFER: u64 = 1 << 13;
 const RULE_PATH_BENEATH: libc::c_int = 1;
 
+/// Connecting to abstract sockets that were made outside.
+const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1 << 0;
+
+/// The kernel takes the first fields alone too; older ones know only those.
 #[repr(C)]
+#[derive(Default)]
 struct RulesetAttributes {
     handled_access_fs: u64,
+    handled_access_net: u64,
+    scoped: u64,
 }
 
 #[repr(C, packed)]
@@ -42,19 +49,9 @@ impl ExecAllowlist {
     /// # Errors
     /// As `landlock_create_ruleset(2)`: a kernel without Landlock, or older than 5.19.
     pub fn new() -> Result<Self, Errno> {
-        let attributes = RulesetAttributes { handled_access_fs: ACCESS_EXECUTE | ACCESS_REFER };
-        // SAFETY: the kernel reads the attributes, of the given size, and keeps no pointer.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_landlock_create_ruleset,
-                &raw const attributes,
-                size_of::<RulesetAttributes>(),
-                0,
-            )
-        };
-        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)?;
-        // SAFETY: the kernel has just created this descriptor; nothing else owns it.
-        let ruleset = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        let handled_access_fs = ACCESS_EXECUTE | ACCESS_REFER;
+        let attributes = RulesetAttributes { handled_access_fs, ..RulesetAttributes::default() };
+        let ruleset = Self(create_ruleset(&attributes, size_of::<u64>())?);
         ruleset.grant(ACCESS_REFER, Path::new("/"))?;
         Ok(ruleset)
     }
@@ -91,8 +88,47 @@ impl ExecAllowlist {
     /// # Errors
     /// As `landlock_restrict_self(2)`.
     pub fn restrict_self(self) -> Result<(), Errno> {
-        // SAFETY: takes no pointers.
-        let result = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, self.0.as_raw_fd(), 0) };
-        if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+        restrict_self(&self.0)
     }
+}
+
+/// Keeps this thread and all its children from abstract Unix sockets that were made outside,
+/// irrevocably. Needs `no_new_privs`. Returns `false` on a kernel older than 6.12, which cannot.
+///
+/// # Errors
+/// As `landlock_create_ruleset(2)` and `landlock_restrict_self(2)`.
+pub fn scope_abstract_sockets() -> Result<bool, Errno> {
+    let scoped = SCOPE_ABSTRACT_UNIX_SOCKET;
+    let attributes = RulesetAttributes { scoped, ..RulesetAttributes::default() };
+    match create_ruleset(&attributes, size_of::<RulesetAttributes>()) {
+        Ok(ruleset) => restrict_self(&ruleset).map(|()| true),
+        // No Landlock, or one that does not know the field.
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::TOOBIG | Errno::INVAL) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether [`scope_abstract_sockets`] has an effect here.
+#[must_use]
+pub fn can_scope() -> bool {
+    let scoped = SCOPE_ABSTRACT_UNIX_SOCKET;
+    let attributes = RulesetAttributes { scoped, ..RulesetAttributes::default() };
+    create_ruleset(&attributes, size_of::<RulesetAttributes>()).is_ok()
+}
+
+/// Creates a ruleset from the first `size` bytes of the attributes.
+fn create_ruleset(attributes: &RulesetAttributes, size: usize) -> Result<OwnedFd, Errno> {
+    let size = size.min(size_of::<RulesetAttributes>());
+    // SAFETY: the kernel reads the attributes, at most of their size, and keeps no pointer.
+    let fd =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::from_ref(attributes), size, 0) };
+    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)?;
+    // SAFETY: the kernel has just created this descriptor; nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn restrict_self(ruleset: &OwnedFd) -> Result<(), Errno> {
+    // SAFETY: takes no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) };
+    if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
 }

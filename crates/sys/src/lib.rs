@@ -1,5 +1,5 @@
 //! The Linux calls that Codelia needs: processes, signals, descriptors, terminals, limits,
-//! capabilities, seccomp, Landlock, mounts and cgroups. The only crate with `unsafe` code.
+//! capabilities, seccomp, Landlock, mounts, networks and cgroups. The only crate with `unsafe` code.
 //!
 //! A function that makes one system call returns its [`Errno`], since the caller knows the step.
 //! One that makes several returns an [`Error`] with the step and the path.
@@ -11,11 +11,13 @@ pub mod cgroup;
 pub mod elf;
 pub mod fd;
 pub mod fs_identity;
+pub mod interfaces;
 pub mod landlock;
 pub mod memory;
 pub mod mount;
 pub mod mount_alias;
 pub mod mount_flags;
+pub mod network;
 pub mod overlay;
 pub mod proc_self;
 pub mod process;

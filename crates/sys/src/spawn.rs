@@ -41,7 +41,9 @@ pub struct Program {
     inherited: Vec<OwnedFd>,
     namespaces: Vec<OwnedFd>,
     ids: Option<(u32, u32)>,
+    cgroups: Vec<OwnedFd>,
     new_process_group: bool,
+    dies_with_parent: bool,
 }
 
 impl Program {
@@ -65,7 +67,9 @@ impl Program {
             inherited: Vec::new(),
             namespaces: Vec::new(),
             ids: None,
+            cgroups: Vec::new(),
             new_process_group: false,
+            dies_with_parent: false,
         })
     }
 
@@ -92,6 +96,18 @@ impl Program {
     #[must_use]
     pub fn as_user(self, uid: u32, gid: u32) -> Self {
         Self { ids: Some((uid, gid)), ..self }
+    }
+
+    /// Starts it in a cgroup, by the descriptors of [`Group::join_fds`](crate::cgroup::Group::join_fds).
+    #[must_use]
+    pub fn join_cgroups(self, cgroups: Vec<OwnedFd>) -> Self {
+        Self { cgroups, ..self }
+    }
+
+    /// Has the kernel kill it when the thread that starts it ends.
+    #[must_use]
+    pub fn die_with_parent(self) -> Self {
+        Self { dies_with_parent: true, ..self }
     }
 
     /// Starts the program. Blocks this thread until the exec has succeeded or failed.
@@ -167,9 +183,17 @@ impl Program {
             // SAFETY: takes no pointers, and the descriptor is open.
             check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, 0) })?;
         }
-        // After the namespaces, which may need the privileges that this drops.
+        for cgroup in &self.cgroups {
+            // SAFETY: the buffer has the length passed, and the descriptor is open.
+            check(unsafe { libc::write(cgroup.as_raw_fd(), c"0".as_ptr().cast(), 1) } as i64)?;
+        }
+        // After the namespaces and cgroups, which may need the privileges that this drops.
         if let Some((uid, gid)) = self.ids {
             become_user(uid, gid)?;
+        }
+        if self.dies_with_parent {
+            // After a change of ids, which clears it. SAFETY: takes no pointers.
+            check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
         }
         // Last: a signal that arrives afterwards may end the child.
         reset_signals()
@@ -291,6 +315,20 @@ impl Child {
         self.wait(WaitIdOptions::empty()).map(drop)
     }
 
+    /// Waits for its end, which blocks this thread, and reaps it.
+    ///
+    /// # Errors
+    /// As `waitid(2)`: `ECHILD` if it was reaped before.
+    pub fn wait_blocking(&self) -> Result<ExitStatus, Errno> {
+        loop {
+            match self.wait(WaitIdOptions::empty()) {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
     fn wait(&self, options: WaitIdOptions) -> Result<Option<ExitStatus>, Errno> {
         let status =
             rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | options)?;
@@ -369,6 +407,24 @@ mod tests {
         let no_signals = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n";
         assert_eq!(run(script, Program::new_process_group), (no_signals.to_owned(), ExitStatus::Exited(0)));
         assert_eq!(run(script, |it| it), (String::new(), ExitStatus::Exited(1)), "control");
+    }
+
+    #[test]
+    fn program_joins_cgroup_and_dies_with_its_thread() {
+        // A pipe stands for the list of processes: the child writes "0" for itself.
+        let (list, joining) = fd::pipe().unwrap();
+        assert_eq!(run("exit 4", |it| it.join_cgroups(vec![joining])).1, ExitStatus::Exited(4));
+        let mut joined = String::new();
+        File::from(list).read_to_string(&mut joined).unwrap();
+        assert_eq!(joined, "0");
+
+        let null = || fd::dev_null().unwrap();
+        let sleep = || Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
+        let start = |program: Program| std::thread::spawn(move || program.start().unwrap()).join().unwrap();
+        assert_eq!(start(sleep().die_with_parent()).wait_blocking(), Ok(ExitStatus::Signaled(libc::SIGKILL)));
+        let control = start(sleep());
+        assert_eq!(control.try_wait(), Ok(None), "control: it outlives its thread");
+        control.kill_and_wait().unwrap();
     }
 
     #[test]

@@ -22,7 +22,7 @@ use bollard::models::ContainerCreateBody;
 use codelia_init::Setup;
 use codelia_policy::{Enforceable, Plan};
 use codelia_sys::{process_id::ProcessId, rlimit::Resource};
-use codelia_types::{Mode, Reason};
+use codelia_types::{Mode, NetworkMode, Reason};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias,
@@ -96,9 +96,9 @@ impl Container {
         let setup = self.setup(plan, kind, &body)?;
         let mut process = ContainerProcess::new(self.engine.clone(), control_dir);
         match process.start(body, plan, &self.options.init).await {
-            Ok((control, group)) => {
+            Ok((control, group, egress)) => {
                 let sandbox = Sandbox::new(control, Box::new(process), Some(group));
-                prepared::prepare(sandbox, plan, setup, None).await
+                prepared::prepare(sandbox, plan, setup, None, egress).await
             }
             Err(error) => {
                 process.remove().await;
@@ -143,6 +143,13 @@ impl Container {
         probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
+    /// The same in network mode `proxy`.
+    async fn try_egress(&self, host: Enforceable) -> Result<(), Error> {
+        let plan = probe::egress_plan(Mode::Container, &self.options.init, host)?;
+        require_network(&plan)?;
+        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
+    }
+
     fn gap(&self, error: &Error) -> Gap {
         let ContainerOptions { image, socket, .. } = &self.options;
         let remedy = match error {
@@ -161,6 +168,17 @@ impl Container {
         };
         Gap { missing: error.to_string(), remedy }
     }
+}
+
+/// Only root can set up the network of a container, from outside, and a runtime with its own kernel
+/// has none there.
+fn require_network(plan: &Plan) -> Result<(), Error> {
+    let holds = match plan.network {
+        NetworkMode::None => true,
+        NetworkMode::Proxy => restrict::is_possible() && !spec::has_own_kernel(plan),
+        NetworkMode::Host => !spec::has_own_kernel(plan),
+    };
+    isolation::require(&[("network", holds)])
 }
 
 fn cgroup_namespace_gap() -> Gap {
@@ -229,7 +247,14 @@ impl Backend for Container {
                 false
             }
         };
-        let enforceable = Enforceable { network: true, syscalls: true, executables, ..limits };
+        let egress = match self.try_egress(limits).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(isolation::egress_gap(Mode::Container, &error));
+                false
+            }
+        };
+        let enforceable = Enforceable { network: true, egress, syscalls: true, executables, ..limits };
         // Without limits it would refuse every run.
         capabilities(limits.limits(), enforceable, gaps)
     }
@@ -241,6 +266,7 @@ impl Backend for Container {
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         isolation::require_isolating(plan, Mode::Container, false)?;
+        require_network(plan)?;
         self.create(plan).await
     }
 }

@@ -8,12 +8,12 @@ use codelia_init::Report;
 use codelia_policy::Plan;
 use codelia_sys::{Pid, cgroup::Group};
 use codelia_telemetry::task;
-use codelia_types::{Mode, Receipt};
+use codelia_types::{Mode, NetworkMode, Receipt};
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{ControlDir, Engine, restrict, spec};
 use crate::{
-    Error,
+    EgressSockets, Error,
     isolation::{self, INIT},
     sandbox::{control::Control, process::SandboxProcess},
 };
@@ -36,13 +36,13 @@ impl ContainerProcess {
     }
 
     /// Starts the container and waits until `codelia-init` connects. Also returns the control
-    /// groups that the engine created for it.
+    /// groups that the engine created for it, and the sockets of its network.
     pub(super) async fn start(
         &mut self,
         body: ContainerCreateBody,
         plan: &Plan,
         init: &Path,
-    ) -> Result<(Control, Group), Error> {
+    ) -> Result<(Control, Group, Option<EgressSockets>), Error> {
         let id = self.engine.create(&self.name, body).await?;
         self.engine.start(&self.name).await?;
         let (mut control, peer) = tokio::select! {
@@ -57,7 +57,11 @@ impl ContainerProcess {
         }
         // The process of a runtime with its own kernel does not have the mounts of the container.
         let restricts = restrict::is_possible() && is_on_host;
-        let namespace = restricts.then(|| restrict::open_namespace(peer));
+        let namespace = restricts.then(|| restrict::open_namespace(peer, "mnt"));
+        let network = (plan.network == NetworkMode::Proxy).then(|| {
+            let can = isolation::require(&[("network", restricts)]);
+            can.and_then(|()| restrict::open_namespace(peer, "net"))
+        });
         // A peer in the container's control groups is a process of the container.
         let group = match Group::of_process(peer, &id) {
             Ok(group) => group,
@@ -76,7 +80,11 @@ impl ContainerProcess {
         if let Some(namespace) = namespace {
             restrict::restrict(init, namespace?, plan).await?;
         }
-        Ok((control, group))
+        let egress = match network {
+            Some(network) => Some(restrict::open_egress(init, network?).await?),
+            None => None,
+        };
+        Ok((control, group, egress))
     }
 
     /// Why the container exited before `codelia-init` connected.

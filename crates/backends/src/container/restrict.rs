@@ -1,5 +1,6 @@
 //! Flags of a container's mounts that engines have no option for: `nosuid` and `nodev` on binds.
-//! They change in the container's own mount namespace, so nothing is left when it is gone.
+//! They change in the container's own mount namespace, so nothing is left when it is gone. The sockets
+//! of its network are made in the same way.
 
 use std::{
     fs::File,
@@ -17,9 +18,9 @@ use codelia_policy::{Mount, Plan};
 use codelia_sys::{Pid, proc_self, process};
 use tokio::time::timeout;
 
-use crate::{Error, init_binary};
+use crate::{EgressSockets, Error, init_binary, sandbox::egress};
 
-/// How long `codelia-init` may take to set the flags.
+/// How long `codelia-init` may take outside the container.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether this process may enter the namespaces of a container.
@@ -27,10 +28,10 @@ pub(super) fn is_possible() -> bool {
     process::own_uid() == 0
 }
 
-/// Opens the mount namespace of a container's process.
-pub(super) fn open_namespace(process: Pid) -> Result<OwnedFd, Error> {
-    let namespace = File::open(format!("/proc/{process}/ns/mnt"))?;
-    let own = proc_self::namespace_id("mnt").map_err(io::Error::from)?;
+/// Opens a namespace of a container's process, by its name in `/proc`.
+pub(super) fn open_namespace(process: Pid, name: &str) -> Result<OwnedFd, Error> {
+    let namespace = File::open(format!("/proc/{process}/ns/{name}"))?;
+    let own = proc_self::namespace_id(name).map_err(io::Error::from)?;
     if namespace.metadata()?.ino() == own {
         return Err(Error::UnknownPeer);
     }
@@ -49,4 +50,11 @@ pub(super) async fn restrict(init: &Path, namespace: OwnedFd, plan: &Plan) -> Re
     let namespaces = [namespace.as_fd()];
     let call = init_binary::call(init, "--restrict-mounts", &request, &namespaces);
     timeout(TIMEOUT, call).await.map_err(|_| Error::InitTimeout)?.map(drop)
+}
+
+/// Sets up the network of the container for the egress proxy, and opens the sockets for it.
+pub(super) async fn open_egress(init: &Path, namespace: OwnedFd) -> Result<EgressSockets, Error> {
+    let (request, namespaces) = (egress::request(), [namespace.as_fd()]);
+    let call = init_binary::call(init, "--egress", &request, &namespaces);
+    timeout(TIMEOUT, call).await.map_err(|_| Error::InitTimeout)?.and_then(egress::sort)
 }

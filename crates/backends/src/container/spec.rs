@@ -7,6 +7,7 @@ use bollard::models::{
 };
 use codelia_policy::Plan;
 use codelia_sys::{proc_self, process, process_id::ProcessId, rlimit};
+use codelia_types::NetworkMode;
 use serde_json::json;
 
 use super::{
@@ -80,7 +81,7 @@ pub(super) fn create_body(
         user: Some(format!("{}:{}", ids.uid, ids.gid)),
         hostname: plan.hostname.clone(),
         working_dir: Some("/".to_owned()),
-        network_disabled: Some(true),
+        network_disabled: Some(plan.network != NetworkMode::Host),
         labels: Some(labels.map(|(name, value)| (name.to_owned(), value)).into()),
         host_config: Some(host_config(plan, masks, target, control_dir)?),
         ..ContainerCreateBody::default()
@@ -104,7 +105,7 @@ fn host_config(
         masked_paths: Some(filesystem.masked),
         readonly_paths: Some(vec![SETTINGS.to_owned()]),
         readonly_rootfs: Some(true),
-        network_mode: Some("none".to_owned()),
+        network_mode: Some(if plan.network == NetworkMode::Host { "host" } else { "none" }.to_owned()),
         // A private namespace without the engine's /dev/shm: the plan has one.
         ipc_mode: Some("none".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),

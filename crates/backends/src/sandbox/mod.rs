@@ -15,6 +15,7 @@ pub(crate) mod child;
 mod cleanup;
 pub(crate) mod control;
 mod descriptors;
+pub(crate) mod egress;
 mod executable_memory;
 mod outcome;
 pub(crate) mod prepared;
@@ -36,7 +37,7 @@ use codelia_telemetry::task;
 use codelia_types::Receipt;
 use tokio::{runtime::Handle, time::timeout};
 
-use crate::Error;
+use crate::{EgressSockets, Error};
 use cleanup::Cleanup;
 use control::Control;
 use process::SandboxProcess;
@@ -59,6 +60,8 @@ pub(crate) struct Ready {
     pub(crate) launch: Option<Control>,
     /// Receives the system calls that the filter blocks. `None` without a filter that notifies.
     pub(crate) listener: Option<OwnedFd>,
+    /// The sockets of the network, if init created it.
+    pub(crate) egress: Option<EgressSockets>,
 }
 
 impl Sandbox {
@@ -71,14 +74,21 @@ impl Sandbox {
         let join_fds = self.group().map(Group::join_fds).transpose()?.unwrap_or_default();
         let fds: Vec<_> = join_fds.iter().map(AsFd::as_fd).collect();
         let notifies = setup.security.as_ref().is_some_and(|security| security.notify);
+        let creates_network = setup.security.as_ref().is_some_and(|security| security.egress.is_some());
         let relays = setup.relay_launch;
         let request = Request::Setup(Box::new(Setup { cgroup_fds: fds.len(), ..setup }));
         let sent = self.control.send(&request, &fds).await;
         // If sending failed, init may have reported why before it exited.
-        match self.receive_report().await.or_else(|error| sent.and(Err(error)))? {
-            Report::Ready => {}
+        let mut report = self.receive_report().await.or_else(|error| sent.and(Err(error)))?;
+        let mut egress = None;
+        if creates_network && report == Report::Egress {
+            egress = Some(egress::take(&mut self.control)?);
+            report = self.receive_report().await?;
+        }
+        match report {
+            Report::Ready if creates_network == egress.is_some() => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
-            Report::Terminal | Report::Launched | Report::Exited(_) => {
+            Report::Ready | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_) => {
                 return Err(Error::UnexpectedMessage);
             }
         }
@@ -86,6 +96,7 @@ impl Sandbox {
         Ok(Ready {
             launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
             listener: notifies.then(|| self.control.take_descriptor()).transpose()?,
+            egress,
         })
     }
 

@@ -17,7 +17,7 @@ use codelia_types::{CommandSpec, Reason, Receipt};
 use tokio::time::timeout;
 
 use crate::{
-    Error, Launched, Prepared, Stdio,
+    EgressSockets, Error, Launched, Prepared, Stdio,
     sandbox::{
         Sandbox,
         control::Control,
@@ -41,22 +41,26 @@ pub(crate) struct WaitingSandbox {
     /// The plan's environment. The command's own variables override it.
     env: BTreeMap<String, String>,
     budget: Budget,
+    /// For the egress proxy. Without one that serves them, connections are refused.
+    egress: Option<EgressSockets>,
 }
 
 /// Sets a sandbox up for its plan, or destroys it if that fails.
 ///
 /// Working directories are opened below `root` by us, or, without a `root`, below the workspace of
-/// the setup by `codelia-init`.
+/// the setup by `codelia-init`. `egress` are the sockets of a network that init did not create.
 pub(crate) async fn prepare(
     mut sandbox: Sandbox,
     plan: &Plan,
     setup: Setup,
     root: Option<OwnedFd>,
+    egress: Option<EgressSockets>,
 ) -> Result<Box<dyn Prepared>, Error> {
     match set_up(&mut sandbox, plan, setup).await {
-        Ok((launch, supervisor)) => {
+        Ok((launch, supervisor, created)) => {
             let (env, budget) = (plan.env.clone(), Budget::of(plan));
-            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, budget }))
+            let egress = created.or(egress);
+            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, budget, egress }))
         }
         Err(error) => {
             sandbox.destroy().await;
@@ -69,7 +73,7 @@ async fn set_up(
     sandbox: &mut Sandbox,
     plan: &Plan,
     setup: Setup,
-) -> Result<(Option<Control>, Option<Supervisor>), Error> {
+) -> Result<(Option<Control>, Option<Supervisor>, Option<EgressSockets>), Error> {
     let ready = sandbox.set_up(setup).await?;
     let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
     let supervisor = match (ready.listener, &ready.launch, &plan.security, limit) {
@@ -78,7 +82,7 @@ async fn set_up(
         }
         _ => None,
     };
-    Ok((ready.launch, supervisor))
+    Ok((ready.launch, supervisor, ready.egress))
 }
 
 #[async_trait]
@@ -100,6 +104,10 @@ impl Prepared for WaitingSandbox {
 
     fn is_alive(&self) -> bool {
         self.launch.as_ref().is_none_or(Control::is_open) && self.sandbox.control().is_open()
+    }
+
+    fn take_egress(&mut self) -> Option<EgressSockets> {
+        self.egress.take()
     }
 
     async fn discard(self: Box<Self>) -> Receipt {
@@ -138,6 +146,7 @@ impl WaitingSandbox {
 
     fn launch_request(&mut self, command: &CommandSpec, stdio: &Stdio) -> Launch {
         let mut env = std::mem::take(&mut self.env);
+        env.retain(|name, _| !(is_proxy_variable(name) && sets(command, name)));
         env.extend(command.env.clone());
         Launch {
             argv: command.argv.clone(),
@@ -149,6 +158,15 @@ impl WaitingSandbox {
             },
         }
     }
+}
+
+fn is_proxy_variable(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with("_proxy")
+}
+
+/// Whether the command sets a variable itself, in any case: programs differ in which case they prefer.
+fn sets(command: &CommandSpec, name: &str) -> bool {
+    command.env.keys().any(|own| own.eq_ignore_ascii_case(name))
 }
 
 /// Waits until the command was executed. Returns the other side of its terminal, if it has one.
@@ -174,9 +192,9 @@ async fn receive_launched(
             Some(Report::Failed(failure)) => {
                 return Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)));
             }
-            Some(Report::Ready | Report::Terminal | Report::Launched | Report::Exited(_)) => {
-                return Err(Error::UnexpectedMessage);
-            }
+            Some(
+                Report::Egress | Report::Ready | Report::Terminal | Report::Launched | Report::Exited(_),
+            ) => return Err(Error::UnexpectedMessage),
         }
     }
 }

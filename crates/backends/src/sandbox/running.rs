@@ -216,6 +216,7 @@ fn usage(exit: Option<&Exit>, group: cgroup::Usage, wall_time: Duration) -> Usag
         written_bytes: written.max(reported(|exit| exit.written_bytes)),
         // codelia-init is one of them.
         peak_processes: group.peak_pids.unwrap_or_default().saturating_sub(1),
+        network: None,
     }
 }
 

@@ -13,9 +13,9 @@ use codelia_init::{
 };
 use codelia_policy::{Limit, Mount, Plan, SANDBOX_IDS, Security};
 use codelia_sys::{Errno, proc_self, rlimit::Resource};
-use codelia_types::NetworkMode;
+use codelia_types::{Mode, NetworkMode};
 
-use crate::{Error, isolation::SHOWN_IN_PROC, seccomp};
+use crate::{Error, isolation::SHOWN_IN_PROC, sandbox::egress, seccomp};
 
 /// The numbers of this process's namespaces. An isolated command must not be in any of them.
 static OWN_NAMESPACES: LazyLock<Result<Vec<(&str, u64)>, Errno>> = LazyLock::new(|| {
@@ -72,9 +72,12 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
 
 fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {
     Ok(SecuritySetup {
+        // A container has a network before init runs.
+        egress: (plan.network == NetworkMode::Proxy && plan.mode != Mode::Container).then(egress::request),
         view: None,
         expected: expected_environment(plan)?,
         executables: security.executables.clone(),
+        shares_network: plan.network == NetworkMode::Host,
         filter: seccomp::filter(security)?.to_vec(),
         init_filter: seccomp::init_filter()?,
         notify: security.violation_limit.is_some(),

@@ -154,7 +154,7 @@ impl<T: Tool> ToolBackend<T> {
         let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
         let namespaces = self.overlays.mount(&self.paths.init, plan).await?;
         let sandbox = self.start(plan, self.cgroups.create(plan)?, namespaces, &stderr)?;
-        let prepared = prepared::prepare(sandbox, plan, setup, None).await;
+        let prepared = prepared::prepare(sandbox, plan, setup, None, None).await;
         prepared.map_err(|error| explain(T::MODE, error, &stderr))
     }
 
@@ -237,6 +237,12 @@ impl<T: Tool> ToolBackend<T> {
         probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
+    /// The same in network mode `proxy`.
+    async fn try_egress(&self, host: Enforceable) -> Result<(), Error> {
+        let plan = probe::egress_plan(T::MODE, &self.paths.init, host)?;
+        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
+    }
+
     /// The same with an overlay over `/usr`.
     async fn try_overlay(&self, host: Enforceable) -> Result<(), Error> {
         let mut plan = probe::isolated_plan(T::MODE, &self.paths.init, host, None)?;
@@ -277,6 +283,13 @@ impl<T: Tool> Backend for ToolBackend<T> {
                 false
             }
         };
+        let egress = match self.try_egress(limits).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(isolation::egress_gap(T::MODE, &error));
+                false
+            }
+        };
         let overlays = match self.try_overlay(limits).await {
             Ok(()) => true,
             Err(error) => {
@@ -284,7 +297,8 @@ impl<T: Tool> Backend for ToolBackend<T> {
                 false
             }
         };
-        let enforceable = Enforceable { network: true, syscalls: true, executables, overlays, ..limits };
+        let enforceable =
+            Enforceable { network: true, egress, syscalls: true, executables, overlays, ..limits };
         // Without limits it would refuse every run.
         let usable = limits.limits() || self.watch_limits;
         Capabilities { mode: T::MODE, usable, enforceable, gaps }

@@ -3,7 +3,7 @@
 use std::{fs::File, io, ops::RangeInclusive, path::Path};
 
 use codelia_policy::{Mount, Plan, SANDBOX_IDS};
-use codelia_types::Mode;
+use codelia_types::{Mode, NetworkMode};
 
 use crate::{
     Backend, Error,
@@ -75,10 +75,9 @@ impl Tool for Bwrap {
 /// The same for every plan. `codelia-init` starts its own session first, creates the cgroup namespace
 /// once it is in its cgroup, and drops its capabilities after it has locked the secure bits, so that
 /// it cannot regain any.
-const BASE_ARGUMENTS: [&str; 15] = [
+const BASE_ARGUMENTS: [&str; 14] = [
     "--unshare-user",
     "--unshare-pid",
-    "--unshare-net",
     "--unshare-ipc",
     "--unshare-uts",
     "--die-with-parent",
@@ -96,6 +95,13 @@ const BASE_ARGUMENTS: [&str; 15] = [
 fn sandbox_arguments(plan: &Plan, init: &Path, inherited: &mut InheritedFiles) -> Result<Vec<String>, Error> {
     let mut list = Arguments { words: BASE_ARGUMENTS.map(str::to_owned).to_vec(), inherited };
     list.add([&SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
+    match plan.network {
+        NetworkMode::None => list.add(["--unshare-net"]),
+        // codelia-init creates the namespace: bubblewrap's would belong to a user namespace above the
+        // command's, in which nothing inside has a capability.
+        NetworkMode::Proxy => list.add(["--cap-add", "CAP_NET_ADMIN"]),
+        NetworkMode::Host => {}
+    }
     if let Some(name) = &plan.hostname {
         list.add(["--hostname", name]);
     }
@@ -184,6 +190,21 @@ mod tests {
             ["--die-with-parent", "--as-pid-1", "--cap-drop ALL", "--clearenv", "--uid 1000 --gid 1000"]
         {
             assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+
+    #[test]
+    fn only_proxy_has_the_capability_to_set_up_a_network() {
+        let arguments = |network| {
+            let mut plan =
+                probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Default::default(), None).unwrap();
+            plan.network = network;
+            sandbox_arguments(&plan, Path::new("/init"), &mut InheritedFiles::default()).unwrap().join(" ")
+        };
+        for network in [NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host] {
+            let line = arguments(network);
+            assert_eq!(line.contains("CAP_NET"), network == NetworkMode::Proxy, "{line}");
+            assert_eq!(line.contains("--unshare-net"), network == NetworkMode::None, "{line}");
         }
     }
 

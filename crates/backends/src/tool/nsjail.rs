@@ -10,7 +10,7 @@ use std::{
 
 use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS};
 use codelia_sys::process;
-use codelia_types::Mode;
+use codelia_types::{Mode, NetworkMode};
 
 use crate::{
     Backend, Error,
@@ -117,7 +117,6 @@ mount_proc: false
 clone_newuser: true
 clone_newns: true
 clone_newpid: true
-clone_newnet: true
 clone_newipc: true
 clone_newuts: true
 clone_newcgroup: false
@@ -142,6 +141,11 @@ fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
     config.line(&format!("hostname: {}", quoted(plan.hostname.as_deref().unwrap_or_default())));
     config.line(&format!("uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.uid, ids.uid));
     config.line(&format!("gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.gid, ids.gid));
+    // In network mode `proxy` codelia-init creates the namespace, as in every mode.
+    config.line(&format!("clone_newnet: {}", plan.network == NetworkMode::None));
+    if plan.network == NetworkMode::Proxy {
+        config.line("cap: \"CAP_NET_ADMIN\"");
+    }
     config.bind(init, Path::new(INIT), false)?;
     for (index, mount) in plan.mounts.iter().enumerate() {
         config.mount(mount, &view::place(plan, index))?;
@@ -280,7 +284,17 @@ mod tests {
 
     #[test]
     fn every_namespace_is_new_and_own_limits_are_off() {
-        for kind in ["user", "ns", "pid", "net", "ipc", "uts"] {
+        let mut plan =
+            probe::isolated_plan(Mode::Nsjail, Path::new("/init"), Default::default(), None).unwrap();
+        for (network, is_new) in
+            [(NetworkMode::None, true), (NetworkMode::Proxy, false), (NetworkMode::Host, false)]
+        {
+            plan.network = network;
+            let config = config(&plan, Path::new("/init")).unwrap();
+            assert!(config.contains(&format!("clone_newnet: {is_new}\n")), "{network}");
+            assert_eq!(config.contains("CAP_NET"), network == NetworkMode::Proxy, "{network}");
+        }
+        for kind in ["user", "ns", "pid", "ipc", "uts"] {
             assert!(BASE_CONFIG.contains(&format!("clone_new{kind}: true")), "{kind}");
         }
         assert!(!BASE_CONFIG.contains("seccomp") && !BASE_CONFIG.contains("cgroup_"));

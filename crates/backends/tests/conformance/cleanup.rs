@@ -75,7 +75,7 @@ fn directories_of(session: &Session) -> Vec<PathBuf> {
     paths.filter(|path| path.display().to_string().contains(&format!(".{uid}."))).collect()
 }
 
-async fn eventually(condition: &str, holds: impl Fn() -> bool) {
+pub(crate) async fn eventually(condition: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "timed out after {TIMEOUT:?}: {condition}");

@@ -13,8 +13,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Running, Stdio, ToolOptions,
-    bwrap, container, nsjail,
+    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Prepared, Running, Stdio,
+    ToolOptions, bwrap, container, nsjail,
 };
 use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec};
 use codelia_sys::{fd, process};
@@ -174,7 +174,7 @@ impl Fixture {
         let spec = RunSpec {
             command: command(&["true"]),
             mode: self.backend.mode(),
-            network: None,
+            network: self.policy.network.mode,
             limits: self.limits.clone(),
             requested_limits: LimitsRequest::default(),
             policy: self.policy.clone(),
@@ -189,16 +189,7 @@ impl Fixture {
     }
 
     pub(crate) async fn launch(&self, session: &Session, command: &CommandSpec) -> Result<Started, Error> {
-        let prepared = self.backend.prepare(&self.plan(session)).await?;
-        let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
-        let stdio = Stdio::Files { stdin: child_in, stdout: child_out, stderr: child_err };
-        let running = prepared.launch(command, stdio).await?.running;
-        Ok(Started {
-            running,
-            stdin: stdin.into(),
-            stdout: BufReader::new(stdout.into()),
-            stderr: stderr.into(),
-        })
+        launch_in(self.backend.prepare(&self.plan(session)).await?, command).await
     }
 
     pub(crate) async fn start(&self, session: &Session, script: &str) -> Started {
@@ -273,6 +264,14 @@ impl Started {
         self.stdin.write_all(input.as_bytes()).unwrap();
         self.finish().await
     }
+}
+
+/// Launches a command in a prepared sandbox.
+pub(crate) async fn launch_in(prepared: Box<dyn Prepared>, command: &CommandSpec) -> Result<Started, Error> {
+    let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
+    let stdio = Stdio::Files { stdin: child_in, stdout: child_out, stderr: child_err };
+    let running = prepared.launch(command, stdio).await?.running;
+    Ok(Started { running, stdin: stdin.into(), stdout: BufReader::new(stdout.into()), stderr: stderr.into() })
 }
 
 pub(crate) fn command(argv: &[&str]) -> CommandSpec {

@@ -102,7 +102,7 @@ async fn unenforceable_plan_is_refused_by_field(fixture: Fixture) {
         ("ids", |plan| plan.ids = None),
         ("ids", |plan| plan.ids = Some(Ids { uid: 0, gid: 0 })),
         ("hostname", |plan| plan.hostname = None),
-        ("network", |plan| plan.network = NetworkMode::Host),
+        ("network", |plan| plan.network = NetworkMode::Proxy),
         ("security", |plan| plan.security = None),
         ("limits", |plan| plan.unenforced.push(Limit::Pids)),
     ];

@@ -39,7 +39,7 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 22] = [
+const OTHERS: [&str; 24] = [
     "limits::bwrap::socket_buffers_count_as_memory",
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
@@ -60,6 +60,8 @@ const OTHERS: [&str; 22] = [
     "cgroups::only_cgroups_of_dead_owners_are_removed",
     "unprivileged::bwrap_suite_passes_for_unprivileged_user",
     "unprivileged::limits_are_watched_for_user_without_cgroup",
+    "network::bwrap::sockets_serve_commands",
+    "network::nsjail::sockets_serve_commands",
     "core_dumps::bwrap::crash_does_not_start_the_handler",
     "core_dumps::nsjail::crash_does_not_start_the_handler",
 ];

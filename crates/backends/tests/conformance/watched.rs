@@ -95,6 +95,10 @@ async fn file_systems_and_files_have_exact_limits(mut fixture: Fixture) {
     assert_eq!(fixture.stdout_of(script).await, format!("{MIB}\n4\n"));
 }
 
+async fn proxy_sockets_serve_commands(fixture: Fixture) {
+    crate::network::sockets_serve_commands(fixture).await;
+}
+
 /// Without best effort the mode is not usable, and says what to do.
 async fn strict_mode_is_not_usable(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
@@ -140,4 +144,5 @@ watched_in_every_tool!(
     cpu_time_of_all_processes_ends_command,
     isolated_command_names_watched_limits,
     file_systems_and_files_have_exact_limits,
+    proxy_sockets_serve_commands,
 );

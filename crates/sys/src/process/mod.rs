@@ -11,6 +11,7 @@ use std::{
     path::PathBuf,
 };
 
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::{
     io::Errno,
     process::{DumpableBehavior, Pid, Signal},
@@ -99,6 +100,19 @@ pub fn change_directory_below(directory: impl AsFd, path: &str) -> Result<(), Er
 fn working_directory() -> Result<PathBuf, Errno> {
     let path = rustix::process::getcwd(Vec::new())?;
     Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
+}
+
+/// Changes the user and group of this process, irrevocably, and leaves all other groups. Without
+/// user 0 all its threads lose their capabilities.
+///
+/// # Errors
+/// As `setgroups(2)`, `setresgid(2)` and `setresuid(2)`.
+pub fn change_user(uid: u32, gid: u32) -> Result<(), Errno> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    // Unlike the system calls, the functions of the C library change every thread.
+    let changed =
+        setgroups(&[]).and_then(|()| setresgid(gid, gid, gid)).and_then(|()| setresuid(uid, uid, uid));
+    changed.map_err(|errno| Errno::from_raw_os_error(errno as i32))
 }
 
 /// Makes this process undumpable: other processes of its user cannot read, trace or dump it.
