@@ -1,14 +1,17 @@
 //! The messages between a worker and its egress proxy: one JSON text in each packet of a
 //! `SOCK_SEQPACKET` Unix socket, which is the proxy's standard input.
 //!
-//! 1. The worker sends `open` for each sandbox, with its sockets.
-//! 2. The proxy sends `assigned`, `ask` and `connection` while the sandbox lives.
-//! 3. The worker sends `close`; the proxy ends the sandbox's connections, sends their records and,
+//! 1. The worker sends `configure` once. The proxy reads its files and drops its privileges.
+//! 2. The worker sends `open` for each sandbox, with its sockets.
+//! 3. The proxy sends `assigned`, `ask` and `connection` while the sandbox lives.
+//! 4. The worker sends `close`; the proxy ends the sandbox's connections, sends their records and,
 //!    last, `closed`.
 //!
 //! End of file ends the proxy. If the proxy ends, the worker starts another one and sends `open` for
-//! each live sandbox again. The worker keeps copies of the sockets for that, so connections that
-//! programs begin meanwhile wait in their backlog.
+//! each live sandbox again, followed by `decide` for its lasting decisions. The worker keeps copies
+//! of the sockets for that, so connections that programs begin meanwhile wait in their backlog.
+//!
+//! [`crate::packet`] sends and receives them.
 
 use std::net::IpAddr;
 
@@ -16,13 +19,21 @@ use codelia_policy::EgressRules;
 use codelia_types::RunId;
 use serde::{Deserialize, Serialize};
 
+use crate::config::Config;
+
 /// Sockets of a sandbox that are not bound yet. Each serves one name and port.
-pub const TARGET_SOCKETS: usize = 48;
+pub const TARGET_SOCKETS: usize = codelia_policy::EGRESS_TARGETS;
+
+/// Sockets that come with `open`, in this order: the listener of the proxy, the UDP socket and the
+/// TCP listener of the resolver, and the target sockets.
+pub const OPEN_SOCKETS: usize = 3 + TARGET_SOCKETS;
 
 /// A message from the worker to the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
+    /// The settings of the proxy. The first message, and only that.
+    Configure(Box<Config>),
     /// Serve a sandbox. Carries its sockets: the listener of the proxy, the UDP socket and the TCP
     /// listener of the resolver, and [`TARGET_SOCKETS`] stream sockets.
     Open(Box<Open>),
@@ -33,7 +44,7 @@ pub enum Request {
         /// The new rules.
         rules: Box<EgressRules>,
     },
-    /// The answer to `ask`.
+    /// The answer to `ask`. `always` and `deny` count without it, too.
     Decide {
         /// The sandbox.
         sandbox: RunId,
@@ -120,7 +131,7 @@ pub enum Report {
 }
 
 /// How a connection came to the proxy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Via {
     /// `CONNECT`.
