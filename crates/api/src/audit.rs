@@ -4,7 +4,7 @@
 use codelia_store::{Caller, EventBody, EventKind, EventSubject, SessionRef, Store};
 use serde_json::json;
 
-use crate::status::ApiError;
+use crate::status::{ApiError, ApprovalError};
 
 /// Fields whose refusal is an access decision; in any other field it is a mistake of the caller.
 const AUDITED_FIELDS: [&str; 4] = ["policy", "limits", "mode", "network"];
@@ -46,6 +46,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         ApiError::ModeNotAllowed { .. } | ApiError::BelowFloor { .. } | ApiError::ModeUnavailable { .. } => {
             Some("mode".to_owned())
         }
+        ApiError::Approval(ApprovalError::TooMany { .. }) => Some("network".to_owned()),
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
         ApiError::File(error) => error.denied_by(),
         ApiError::NotFound { .. }
@@ -69,6 +70,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::SessionDataLost
         | ApiError::OutputExpired
         | ApiError::OutputDataLost { .. }
+        | ApiError::Approval(_)
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded
         | ApiError::QueryTimeout

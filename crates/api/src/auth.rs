@@ -46,7 +46,10 @@ const OPERATOR_METHODS: [&str; 8] = [
     "DrainWorker",
     "UndrainWorker",
 ];
-const WATCH: &str = "/codelia.v1.RunService/WatchRun";
+/// Methods of the approval service that take decisions.
+const DECIDING_METHODS: [&str; 2] = ["DecideApproval", "RevokeApproval"];
+/// Calls that may stay open as long as a run, or longer.
+const WATCHES: [&str; 2] = ["/codelia.v1.RunService/WatchRun", "/codelia.v1.ApprovalService/WatchApprovals"];
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Generates the secret of a key and the hash that the store keeps.
@@ -118,6 +121,8 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.FileService" => &[Scope::Files],
             // Their handlers check it as well; here it makes the error name the right scope.
             "/codelia.v1.OperatorService" => &[Scope::Operator],
+            "/codelia.v1.ApprovalService" if DECIDING_METHODS.contains(&method) => &[Scope::Approve],
+            "/codelia.v1.ApprovalService" => &[Scope::Run, Scope::Approve, Scope::Audit],
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],
@@ -171,7 +176,7 @@ impl AuthLayer {
             self.key_uses.record(&self.store, &caller);
         }
         authorize(&caller, &request.path)?;
-        let permit = self.calls.open(caller.key, request.path == WATCH)?;
+        let permit = self.calls.open(caller.key, WATCHES.contains(&request.path.as_str()))?;
         Ok((caller, permit))
     }
 
@@ -343,6 +348,15 @@ mod tests {
             Err(ApiError::ScopeMissing { any_of: vec!["files"] })
         );
         assert!(authorize(&caller_with(&[Scope::Files]), "/codelia.v1.FileService/StatFile").is_ok());
+        for method in DECIDING_METHODS {
+            let path = format!("/codelia.v1.ApprovalService/{method}");
+            assert_eq!(authorize(&run, &path), Err(ApiError::ScopeMissing { any_of: vec!["approve"] }));
+            assert!(authorize(&caller_with(&[Scope::Approve]), &path).is_ok());
+        }
+        for scope in [Scope::Run, Scope::Approve, Scope::Audit] {
+            assert!(authorize(&caller_with(&[scope]), "/codelia.v1.ApprovalService/ListApprovals").is_ok());
+        }
+        assert!(authorize(&operator, "/codelia.v1.ApprovalService/ListApprovals").is_err());
         assert_eq!(
             authorize(&operator, "/codelia.v1.RunService/GetRun"),
             Err(ApiError::ScopeMissing { any_of: vec!["run"] })

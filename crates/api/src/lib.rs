@@ -9,6 +9,7 @@
 mod access_log;
 mod admin;
 mod admission;
+mod approvals;
 mod audit;
 mod auth;
 mod calls_in_flight;

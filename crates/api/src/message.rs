@@ -94,9 +94,10 @@ fn max_bytes(path: &str) -> usize {
         "RunService/StartRun" | "RunService/Exec" | "FileService/WriteFile" | "FileService/EditFile" => {
             MAX_CONTENT
         }
-        "SessionService/CreateSession" | "PolicyService/CheckPolicy" | "PolicyService/ExplainPolicy" => {
-            MAX_POLICY
-        }
+        "SessionService/CreateSession"
+        | "SessionService/UpdateSession"
+        | "PolicyService/CheckPolicy"
+        | "PolicyService/ExplainPolicy" => MAX_POLICY,
         _ => MAX_PLAIN,
     }
 }
@@ -373,7 +374,7 @@ mod tests {
             .method_paths()
             .filter(|path| rules.of(path, Framing::Prefixed).max_bytes > MAX_PLAIN)
             .collect();
-        assert_eq!(large.len(), 7, "{large:?}");
+        assert_eq!(large.len(), 8, "{large:?}");
         assert_eq!(rules.of("/grpc.health.v1.Health/Check", Framing::Prefixed).max_bytes, MAX_WITHOUT_KEY);
         assert_eq!(rules.of("/codelia.v1.RunService/Exec", Framing::Prefixed).pace, Pace::EachFrame);
         assert_eq!(rules.of("/codelia.v1.RunService/WatchRun", Framing::Prefixed).pace, Pace::Whole);

@@ -64,6 +64,8 @@ pub struct Timeouts {
     pub queue: Duration,
     /// The highest queue timeout that a caller may set.
     pub max_queue: Duration,
+    /// How long a run waits for an approval before it ends as refused.
+    pub approval: Duration,
 }
 
 impl Default for Timeouts {
@@ -73,6 +75,7 @@ impl Default for Timeouts {
             detached: Duration::from_secs(4 * 3600),
             queue: Duration::from_secs(600),
             max_queue: Duration::from_secs(24 * 3600),
+            approval: Duration::from_secs(600),
         }
     }
 }

@@ -50,6 +50,7 @@ macro_rules! list_requests {
 }
 
 list_requests!(
+    ListApprovalsRequest(),
     ListFilesRequest(),
     ListKeysRequest(),
     ListRunsRequest(labels),

@@ -36,7 +36,7 @@ impl Policies {
             let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
             let policy = validate::policy(Some(policy), &rules.ceilings)?;
             let mode = validate::mode(wire.mode)?.unwrap_or(rules.options.default_mode);
-            admit_policy(&policy, &rules.options.policy, mode, None)?;
+            admit_policy(&policy, &rules.options.policy, mode)?;
             Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
         };
         self.context.with_policy(caller, is_large, check).await

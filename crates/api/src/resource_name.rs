@@ -1,9 +1,9 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
-//! `tenants/{t}/runs/{r}`, `workers/{w}`. The last id alone is accepted as well, without what is
+//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`. The last id alone is accepted as well, without what is
 //! before it, except for a run of a tenant. Pure.
 
 use codelia_store::SessionRef;
-use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId, WorkerId};
 
 use crate::status::ApiError;
 
@@ -104,6 +104,15 @@ pub(crate) fn worker(field: &str, name: &str) -> Result<WorkerId, ApiError> {
     .ok_or_else(|| malformed(field, "workers/{worker}"))
 }
 
+/// Parses the name of an approval.
+pub(crate) fn approval(field: &str, name: &str) -> Result<ApprovalId, ApiError> {
+    match segments(name).as_slice() {
+        ["approvals", id] | [id] => id.parse().ok(),
+        _ => None,
+    }
+    .ok_or_else(|| malformed(field, "approvals/{approval}"))
+}
+
 /// The error for a session that does not exist or belongs to another tenant.
 pub(crate) fn session_not_found(session: &SessionRef) -> ApiError {
     match session {
@@ -173,6 +182,8 @@ mod tests {
         assert_eq!(tenant("name", "team-7"), Ok(TenantName::Id("team-7".parse().unwrap())));
         assert_eq!(worker("name", "w-1"), Ok("w-1".parse().unwrap()));
         assert_eq!(key("name", ID), Ok((TenantName::Own, ID.parse().unwrap())));
+        assert_eq!(approval("name", ID), Ok(ID.parse().unwrap()));
+        assert_eq!(approval("name", &format!("approvals/{ID}")), Ok(ID.parse().unwrap()));
     }
 
     #[test]
@@ -189,6 +200,7 @@ mod tests {
         assert!(key("name", "tenants/-/keys/x").is_err());
         assert!(worker("name", "workers/").is_err());
         assert!(tenant("name", "tenants/A").is_err());
+        assert!(approval("name", "approvals/x").is_err());
     }
 
     #[test]

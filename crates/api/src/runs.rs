@@ -2,19 +2,25 @@
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
+use codelia_policy::RunSpec;
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{
-    Caller, EventKind, NewRun, Quotas, Run, RunAdmission, RunFilter, RunState, Scope, SessionRef,
+    Caller, EventKind, Grant, NewApproval, NewRun, Quotas, Run, RunAdmission, RunFilter, RunState, Scope,
+    SessionRef,
 };
 use codelia_telemetry::{Step, metrics, task};
-use codelia_types::{RunId, SessionId};
+use codelia_types::{ApprovalId, RunId, SessionId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    admission::{RunRequest, check_available},
+    admission::{
+        RunRequest,
+        approval::{approval_needed, may_ask},
+        check_available,
+    },
     audit, auth,
     cancel::{cancel_run, cancellation},
     context::Context,
@@ -43,7 +49,7 @@ struct RecordedRun {
 
 /// How a recorded run reaches a worker. It is only faster: a worker's poll finds the run as well.
 enum NextStep {
-    /// An earlier request took care of it.
+    /// An earlier request took care of it, or it waits for an approval.
     Nothing,
     /// Push it to the worker that it is recorded for.
     Push(Push),
@@ -95,6 +101,7 @@ impl Runs {
         let hash = request.fingerprint(&caller.tenant, secret_key)?;
         let secret_env = secret_key.map(|key| key.seal(id, &request.secret_env)).transpose();
         let secret_env = secret_env.map_err(ApiError::internal)?;
+        let approval = self.approval(caller, session, &spec).await?;
         let admitted = Instant::now();
         metrics().step(Step::Admit, admitted - begun);
         let Quotas { concurrent_runs, queued_runs, .. } = caller.quotas;
@@ -109,6 +116,8 @@ impl Runs {
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
             secret_env: secret_env.as_ref(),
             check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
+            requested_by: may_ask(&spec).then_some(caller.key),
+            approval: approval.as_ref(),
         };
         let admission = store.run_insert(new, caller.quotas).await?;
         metrics().step(Step::Record, admitted.elapsed());
@@ -118,7 +127,11 @@ impl Runs {
                     run_quota.counted(&caller.tenant, [counted.active, counted.queued], admitted);
                 }
                 let push = |incarnation| NextStep::Push(Push { incarnation, secret_env });
-                Ok(RecordedRun { run: *run, next: incarnation.map_or(NextStep::Offer, push) })
+                let next = match run.approval {
+                    Some(_) => NextStep::Nothing,
+                    None => incarnation.map_or(NextStep::Offer, push),
+                };
+                Ok(RecordedRun { run: *run, next })
             }
             RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
             RunAdmission::KeyReused => Err(ApiError::IdempotencyKeyReused),
@@ -127,6 +140,30 @@ impl Runs {
             RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
             RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
         }
+    }
+
+    /// The approval that a run needs before it may start, unless it is granted to its session.
+    async fn approval(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        spec: &RunSpec,
+    ) -> Result<Option<NewApproval>, ApiError> {
+        let Context { options, store, .. } = &*self.context;
+        let Some(need) = approval_needed(spec, options) else { return Ok(None) };
+        let Grant { kind, host, port } = &need.grant;
+        if store.approval_granted(&caller.tenant, session, &need.grant).await?.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(NewApproval {
+            id: ApprovalId::generate(),
+            kind: *kind,
+            host: host.clone(),
+            port: *port,
+            message: need.message,
+            requested_by: caller.key,
+            timeout: options.timeouts.approval,
+        }))
     }
 
     fn push(&self, run: &Run, push: Push) -> JoinHandle<()> {

@@ -5,10 +5,10 @@ use std::{future::Future, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 use codelia_proto::{
     PUBLIC_DESCRIPTORS,
     v1::{
-        admin_service_server::AdminServiceServer, file_service_server::FileServiceServer,
-        info_service_server::InfoServiceServer, operator_service_server::OperatorServiceServer,
-        policy_service_server::PolicyServiceServer, run_service_server::RunServiceServer,
-        session_service_server::SessionServiceServer,
+        admin_service_server::AdminServiceServer, approval_service_server::ApprovalServiceServer,
+        file_service_server::FileServiceServer, info_service_server::InfoServiceServer,
+        operator_service_server::OperatorServiceServer, policy_service_server::PolicyServiceServer,
+        run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
     },
 };
 use codelia_server::{TlsError, Transport};
@@ -26,6 +26,7 @@ use tower::ServiceBuilder;
 
 use crate::{
     admin::Admin,
+    approvals::Approvals,
     auth::AuthLayer,
     context::Context,
     descriptors::Descriptors,
@@ -225,6 +226,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
     Routes::new(SessionServiceServer::new(Sessions { context: context.clone() }))
         .add_service(RunServiceServer::new(Runs { context: context.clone() }))
         .add_service(FileServiceServer::new(Files { context: context.clone() }))
+        .add_service(ApprovalServiceServer::new(Approvals { context: context.clone() }))
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
         .add_service(InfoServiceServer::new(Info { context: context.clone() }))

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use codelia_policy::{NetworkPolicy, Policy};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
     Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
@@ -12,10 +13,11 @@ use codelia_store::{
 };
 use codelia_telemetry::task;
 use codelia_types::SessionId;
+use serde_json::Value;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    admission::{SessionRequest, check_available, fingerprint},
+    admission::{SessionRequest, admit_policy, check_available, fingerprint},
     audit, auth,
     context::Context,
     paging::Page,
@@ -137,7 +139,12 @@ impl Sessions {
     async fn update(&self, caller: &Caller, wire: v1::UpdateSessionRequest) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let name = resource_name::session("name", &wire.name)?;
-        let change = session_change(wire, options.max_session_ttl)?;
+        let mut wire = wire;
+        let network = wire.network.take();
+        let mut change = session_change(wire, network.is_some(), options.max_session_ttl)?;
+        if let Some(network) = network {
+            change.network = Some(self.network(caller, &name, network).await?);
+        }
         match store.session_update(&caller.tenant, &name, &change).await {
             Ok(Some(session)) => Ok(session),
             Ok(None) => {
@@ -147,6 +154,23 @@ impl Sessions {
             Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The network policy of a session after a change, within the installation's policy.
+    async fn network(
+        &self,
+        caller: &Caller,
+        name: &SessionRef,
+        wire: v1::NetworkPolicy,
+    ) -> Result<NetworkPolicy, ApiError> {
+        let session = session_lookup::find(&self.context.store, &caller.tenant, name).await?;
+        let wire = v1::Policy { network: Some(wire), ..v1::Policy::default() };
+        let is_large = validate::is_large_policy(Some(&wire)) || session.spec.policy.is_large();
+        let change = move |rules: &Rules<'_>| {
+            let requested = validate::policy(Some(wire), &rules.ceilings)?.network;
+            changed_network(&session, &requested, &rules.options.policy)
+        };
+        self.context.with_policy(caller, is_large, change).await
     }
 
     async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
@@ -163,21 +187,46 @@ impl Sessions {
     }
 }
 
+/// The present network policy of a session with the fields that a request sets, within `upper`.
+fn changed_network(
+    session: &Session,
+    requested: &NetworkPolicy,
+    upper: &Policy,
+) -> Result<NetworkPolicy, ApiError> {
+    if requested.mode.is_some() {
+        return Err(ApiError::invalid("network.mode", "cannot change; create another session"));
+    }
+    let present = session.network.as_ref().unwrap_or(&session.spec.policy.network);
+    let mut fields = serde_json::to_value(present).map_err(ApiError::internal)?;
+    let set = serde_json::to_value(requested).map_err(ApiError::internal)?;
+    if let (Value::Object(fields), Value::Object(set)) = (&mut fields, set) {
+        fields.extend(set);
+    }
+    let network = serde_json::from_value(fields).map_err(ApiError::internal)?;
+    let changed = Policy { network, ..Policy::default() };
+    Ok(admit_policy(&changed, upper, session.spec.mode)?.network)
+}
+
 /// Reads the fields that the mask names. A field that is set and not named is refused: its value
 /// would be lost.
-fn session_change(wire: v1::UpdateSessionRequest, max_ttl: Duration) -> Result<SessionChange, ApiError> {
-    let v1::UpdateSessionRequest { name: _, update_mask, alias, labels, ttl, idle_ttl } = wire;
+fn session_change(
+    wire: v1::UpdateSessionRequest,
+    has_network: bool,
+    max_ttl: Duration,
+) -> Result<SessionChange, ApiError> {
+    let v1::UpdateSessionRequest { name: _, update_mask, alias, labels, ttl, idle_ttl, network: _ } = wire;
     let paths = update_mask.unwrap_or_default().paths;
     let fields = [
         ("alias", !alias.is_empty()),
         ("labels", !labels.is_empty()),
         ("ttl", ttl.is_some()),
         ("idle_ttl", idle_ttl.is_some()),
+        ("network", has_network),
     ];
     if !paths.iter().all(|path| fields.iter().any(|(field, _)| field == path)) {
         return Err(ApiError::invalid(
             "update_mask",
-            "only `alias`, `labels`, `ttl` and `idle_ttl` can change",
+            "only `alias`, `labels`, `ttl`, `idle_ttl` and `network` can change",
         ));
     }
     if paths.is_empty() {
@@ -192,12 +241,16 @@ fn session_change(wire: v1::UpdateSessionRequest, max_ttl: Duration) -> Result<S
     if is_named("ttl") && ttl.is_none() {
         return Err(ApiError::invalid("ttl", "cannot be cleared; set a duration"));
     }
+    if is_named("network") && !has_network {
+        return Err(ApiError::invalid("network", "cannot be cleared; set the lists to change"));
+    }
     let idle_ttl = validate::ttl("idle_ttl", idle_ttl, max_ttl)?;
     Ok(SessionChange {
         alias: is_named("alias").then_some(alias),
         labels: is_named("labels").then_some(labels),
         ttl,
         idle_ttl: is_named("idle_ttl").then_some(idle_ttl),
+        network: None,
     })
 }
 
@@ -265,7 +318,7 @@ mod tests {
     fn change(paths: &[&str], set: v1::UpdateSessionRequest) -> Result<SessionChange, ApiError> {
         let paths = paths.iter().map(|&path| path.to_owned()).collect();
         let update_mask = Some(prost_types::FieldMask { paths });
-        session_change(v1::UpdateSessionRequest { update_mask, ..set }, Duration::from_secs(60))
+        session_change(v1::UpdateSessionRequest { update_mask, ..set }, false, Duration::from_secs(60))
     }
 
     #[test]
@@ -279,6 +332,7 @@ mod tests {
             (&[][..], none.clone(), "update_mask"),
             (&["*"], none.clone(), "update_mask"),
             (&["mode"], none.clone(), "update_mask"),
+            (&["network"], none.clone(), "network"),
             (&["ttl"], none, "ttl"),
             (&["labels"], named, "alias"),
         ] {

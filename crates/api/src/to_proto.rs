@@ -2,14 +2,18 @@
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    IsolationFloor, Key, OutputChunk, OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session,
-    SessionEndReason, SessionState, SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
+    Approval, ApprovalKind, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk, OutputStream,
+    Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState, SpecSummary, Tenant,
+    TenantUsage, Worker, WorkerState,
 };
 use codelia_types::{CommandSpec, Mode, Outcome};
 
 use crate::retention;
 
-pub(crate) fn session(session: Session) -> v1::Session {
+pub(crate) fn session(mut session: Session) -> v1::Session {
+    if let Some(network) = session.network.take() {
+        session.spec.policy.network = network;
+    }
     v1::Session {
         name: format!("sessions/{}", session.id),
         session_id: session.id.to_string(),
@@ -72,6 +76,7 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
     v1::Run {
         command: Some(command),
         mode: v1::SandboxMode::from(run.spec.mode).into(),
+        network: run.spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
         limits: Some((&run.spec.limits).into()),
         ..run_without_spec(run)
     }
@@ -98,6 +103,7 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         state: run_state(run.state).into(),
         outcome: outcome(run),
         cancel_reason: run.cancel_reason.clone().unwrap_or_default(),
+        waiting_for_approval: run.approval.map(|id| id.to_string()).unwrap_or_default(),
         worker_id: worker_id(run),
         create_time: Some(timestamp_to_proto(run.created_at)),
         start_time: run.started_at.map(timestamp_to_proto),
@@ -274,6 +280,58 @@ fn scope(scope: Scope) -> v1::Scope {
         Scope::Audit => v1::Scope::Audit,
         Scope::Admin => v1::Scope::Admin,
         Scope::Operator => v1::Scope::Operator,
+    }
+}
+
+pub(crate) fn approval(approval: Approval) -> v1::Approval {
+    let text = |id: Option<codelia_types::KeyId>| id.map(|id| id.to_string()).unwrap_or_default();
+    v1::Approval {
+        name: format!("approvals/{}", approval.id),
+        approval_id: approval.id.to_string(),
+        session_id: approval.session.to_string(),
+        run_id: approval.run.map(|id| id.to_string()).unwrap_or_default(),
+        kind: approval_kind(approval.kind).into(),
+        host: approval.host,
+        port: approval.port.into(),
+        message: approval.message,
+        state: approval_state(approval.state).into(),
+        scope: approval_scope(approval.scope).into(),
+        requested_by: approval.requested_by.to_string(),
+        decided_by: text(approval.decided_by),
+        reason: approval.reason.unwrap_or_default(),
+        create_time: Some(timestamp_to_proto(approval.created_at)),
+        expire_time: Some(timestamp_to_proto(approval.expires_at)),
+        decide_time: approval.decided_at.map(timestamp_to_proto),
+        revoke_time: approval.revoked.map(|(at, _)| timestamp_to_proto(at)),
+        revoked_by: text(approval.revoked.map(|(_, key)| key)),
+        revoke_reason: approval.revoke_reason.unwrap_or_default(),
+    }
+}
+
+fn approval_kind(kind: ApprovalKind) -> v1::ApprovalKind {
+    match kind {
+        ApprovalKind::NetworkProxy => v1::ApprovalKind::NetworkProxy,
+        ApprovalKind::NetworkHost => v1::ApprovalKind::NetworkHost,
+        ApprovalKind::EgressHost => v1::ApprovalKind::EgressHost,
+        ApprovalKind::Isolation => v1::ApprovalKind::Isolation,
+    }
+}
+
+fn approval_state(state: ApprovalState) -> v1::ApprovalState {
+    match state {
+        ApprovalState::Pending => v1::ApprovalState::Pending,
+        ApprovalState::Allowed => v1::ApprovalState::Allowed,
+        ApprovalState::Denied => v1::ApprovalState::Denied,
+        ApprovalState::Expired => v1::ApprovalState::Expired,
+    }
+}
+
+fn approval_scope(scope: Option<ApprovalScope>) -> v1::ApprovalScope {
+    match scope {
+        None => v1::ApprovalScope::Unspecified,
+        Some(ApprovalScope::Once) => v1::ApprovalScope::Once,
+        Some(ApprovalScope::Session) => v1::ApprovalScope::Session,
+        Some(ApprovalScope::Tenant) => v1::ApprovalScope::Tenant,
     }
 }
 

@@ -83,6 +83,16 @@ pub enum Error {
         /// Why, and what to do.
         problem: String,
     },
+    /// A run, a session or a tenant has as many approvals as it may.
+    #[error("{subject} {limit} {what}, the maximum")]
+    TooManyApprovals {
+        /// Who has them, with the verb.
+        subject: &'static str,
+        /// The maximum.
+        limit: i64,
+        /// Which approvals.
+        what: &'static str,
+    },
     /// The worker's lease expired, or another incarnation or epoch holds it now.
     #[error("lease lost")]
     Fenced,

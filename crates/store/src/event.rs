@@ -1,4 +1,4 @@
-//! The table `events`: refusals, blocked calls and alerts. Rows are inserted and, when they are
+//! The table `events`: refusals, blocked calls, decisions and alerts. Rows are inserted and, when they are
 //! old, purged. They never change.
 
 use std::str::FromStr;
@@ -22,6 +22,12 @@ pub enum EventKind {
     FileRefused,
     /// A command made a system call that its policy forbids.
     SyscallBlocked,
+    /// A command connected to a host through the egress proxy.
+    NetworkConnected,
+    /// The egress proxy refused a connection, a request or a name.
+    NetworkRefused,
+    /// The egress proxy of a worker died and was started again.
+    EgressRestarted,
     /// A sandbox left something behind.
     SandboxReceiptUnclean,
     /// A worker lost its leases and killed its sandboxes.
@@ -42,14 +48,27 @@ pub enum EventKind {
     RunCanceledByOperator,
     /// An operator set how long the rows of a tenant are kept.
     RetentionSet,
+    /// A run requested an approval.
+    ApprovalRequested,
+    /// A key allowed what a run requested.
+    ApprovalAllowed,
+    /// A key denied what a run requested.
+    ApprovalDenied,
+    /// Nobody decided about an approval in time.
+    ApprovalExpired,
+    /// A key revoked an approval that held for later runs.
+    ApprovalRevoked,
 }
 
 impl EventKind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 22] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
         Self::SyscallBlocked,
+        Self::NetworkConnected,
+        Self::NetworkRefused,
+        Self::EgressRestarted,
         Self::SandboxReceiptUnclean,
         Self::WorkerFenced,
         Self::WorkerOutOfRotation,
@@ -60,15 +79,22 @@ impl EventKind {
         Self::RunsListedByOperator,
         Self::RunCanceledByOperator,
         Self::RetentionSet,
+        Self::ApprovalRequested,
+        Self::ApprovalAllowed,
+        Self::ApprovalDenied,
+        Self::ApprovalExpired,
+        Self::ApprovalRevoked,
     ];
 
-    /// Whether it is kept for audits: a decision of an operator, or what a command tried against its
-    /// policy.
+    /// Whether it is kept for audits: a decision of an operator or about an approval, or what a command
+    /// tried against its policy.
     fn is_audited(self) -> bool {
         match self {
             Self::RunRefused | Self::SessionRefused | Self::WorkerFenced | Self::WorkerOutOfRotation => false,
+            Self::NetworkConnected | Self::EgressRestarted => false,
             Self::FileRefused
             | Self::SyscallBlocked
+            | Self::NetworkRefused
             | Self::SandboxReceiptUnclean
             | Self::IsolationFloorSet
             | Self::TenantSuspended
@@ -76,7 +102,12 @@ impl EventKind {
             | Self::TenantDeleted
             | Self::RunsListedByOperator
             | Self::RunCanceledByOperator
-            | Self::RetentionSet => true,
+            | Self::RetentionSet
+            | Self::ApprovalRequested
+            | Self::ApprovalAllowed
+            | Self::ApprovalDenied
+            | Self::ApprovalExpired
+            | Self::ApprovalRevoked => true,
         }
     }
 
@@ -93,6 +124,9 @@ impl EventKind {
             Self::SessionRefused => "SESSION_REFUSED",
             Self::FileRefused => "FILE_REFUSED",
             Self::SyscallBlocked => "SYSCALL_BLOCKED",
+            Self::NetworkConnected => "NETWORK_CONNECTED",
+            Self::NetworkRefused => "NETWORK_REFUSED",
+            Self::EgressRestarted => "EGRESS_RESTARTED",
             Self::SandboxReceiptUnclean => "SANDBOX_RECEIPT_UNCLEAN",
             Self::WorkerFenced => "WORKER_FENCED",
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
@@ -103,6 +137,11 @@ impl EventKind {
             Self::RunsListedByOperator => "RUNS_LISTED_BY_OPERATOR",
             Self::RunCanceledByOperator => "RUN_CANCELED_BY_OPERATOR",
             Self::RetentionSet => "RETENTION_SET",
+            Self::ApprovalRequested => "APPROVAL_REQUESTED",
+            Self::ApprovalAllowed => "APPROVAL_ALLOWED",
+            Self::ApprovalDenied => "APPROVAL_DENIED",
+            Self::ApprovalExpired => "APPROVAL_EXPIRED",
+            Self::ApprovalRevoked => "APPROVAL_REVOKED",
         }
     }
 }

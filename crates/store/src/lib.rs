@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod approval;
 mod error;
 mod event;
 mod key;
@@ -34,6 +35,11 @@ use objects::Objects;
 use pools::Pools;
 use run::KnownSettings;
 
+pub use approval::{
+    Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
+    Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
+    MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Revocation, RunToWake,
+};
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, Scope};

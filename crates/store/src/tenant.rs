@@ -296,7 +296,7 @@ impl Store {
             r#"SELECT
                  (SELECT count(*) FROM sessions WHERE open_tenant = $1) AS "sessions!",
                  (SELECT count(*) FROM live_runs WHERE tenant_id = $1) AS "concurrent_runs!",
-                 (SELECT count(*) FROM live_runs WHERE tenant_id = $1 AND state = 'queued') AS "queued_runs!",
+                 (SELECT count(*) FROM live_runs WHERE tenant_id = $1 AND state IN ('held', 'queued')) AS "queued_runs!",
                  (SELECT coalesce(sum(bytes), 0)::bigint FROM tenant_output WHERE tenant_id = $1) AS "output_bytes!""#,
             id.as_str(),
         )

@@ -125,7 +125,7 @@ impl Store {
         sqlx::query!(
             r#"WITH due AS (
                    SELECT r.id, r.state FROM tenants t JOIN live_runs r ON r.tenant_id = t.id
-                   WHERE t.suspended_at IS NOT NULL AND (r.state = 'queued' OR r.cancel_requested_at IS NULL)
+                   WHERE t.suspended_at IS NOT NULL AND (r.state <> 'running' OR r.cancel_requested_at IS NULL)
                    LIMIT $1 FOR UPDATE OF r SKIP LOCKED
                ),
                requested AS (
@@ -133,7 +133,11 @@ impl Store {
                    FROM due WHERE r.id = due.id AND due.state = 'running'
                ),
                canceled AS (
-                   DELETE FROM live_runs r USING due WHERE r.id = due.id AND due.state = 'queued' RETURNING r.*
+                   DELETE FROM live_runs r USING due WHERE r.id = due.id AND due.state <> 'running' RETURNING r.*
+               ),
+               withdrawn AS (
+                   UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now(), reason = $2
+                   WHERE id = ANY (ARRAY(SELECT approval_id FROM canceled WHERE approval_id IS NOT NULL)) AND state = 'pending'
                )
                INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
                                        cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
@@ -193,6 +197,14 @@ impl Store {
         )
         .execute(&self.pools.upkeep)
         .await?;
+        sqlx::query!(
+            "DELETE FROM approvals WHERE id = ANY (ARRAY(
+                 SELECT a.id FROM tenants t JOIN approvals a ON a.tenant_id = t.id
+                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL LIMIT $1))",
+            limit,
+        )
+        .execute(&self.pools.upkeep)
+        .await?;
         // Keys last: until then a call is refused with a reason.
         sqlx::query!(
             "WITH empty AS (
@@ -202,6 +214,7 @@ impl Store {
                    AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.tenant_id = t.id)
                    AND NOT EXISTS (SELECT 1 FROM ended_runs r WHERE r.tenant_id = t.id)
                    AND NOT EXISTS (SELECT 1 FROM events e WHERE e.tenant_id = t.id)
+                   AND NOT EXISTS (SELECT 1 FROM approvals a WHERE a.tenant_id = t.id)
                  LIMIT $1 FOR UPDATE OF t SKIP LOCKED
              ),
              deleted_keys AS (DELETE FROM api_keys USING empty WHERE api_keys.tenant_id = empty.id)

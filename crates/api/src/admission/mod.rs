@@ -1,6 +1,8 @@
 //! Admission: validates a request, merges it with its session and the installation's defaults, and
 //! rejects modes that are not allowed or not available.
 
+pub(crate) mod approval;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::{IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
@@ -75,8 +77,11 @@ impl RunRequest {
     pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
         check_allowed(mode, rules)?;
-        let network = self.network.or(session.network).or(default_network(mode, rules.options));
-        let policy = admit_policy(&self.policy, &session.policy, mode, network)?;
+        let policy = admit_policy(&self.policy, &session.policy, mode)?;
+        let inherited = default_network(mode, rules.options);
+        // The default of an isolating session does not apply to a run in mode `logical`, either.
+        let inherited = if mode == Mode::Logical { None } else { session.network.or(inherited) };
+        let network = admit_network(self.network, inherited, &policy, mode, rules.options)?;
         self.check_command(&policy)?;
         let caps = policy.caps();
         let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
@@ -198,32 +203,70 @@ impl SessionRequest {
         let options = rules.options;
         let mode = self.mode.unwrap_or(options.default_mode);
         check_allowed(mode, rules)?;
-        let network = self.network.or(default_network(mode, options));
-        let policy = admit_policy(&self.policy, &options.policy, mode, network)?.with_defaults();
+        let mut policy = admit_policy(&self.policy, &options.policy, mode)?.with_defaults();
+        let default = default_network(mode, options);
+        admit_network(self.network, default, &policy, mode, options)?;
+        if mode != Mode::Logical && self.network.is_some() {
+            // Runs cannot have more than what the session requested.
+            policy.network.mode = self.network;
+        }
         let caps = policy.caps();
         let ceilings = rules.ceilings_under(&caps);
         Ok(SessionSpec {
             mode,
             limits: self.limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
             requested_limits: self.limits.over(&caps),
-            network: self.network,
+            network: self.network.or(default),
             policy,
         })
     }
 }
 
 /// Merges a requested policy with the one above it. Fails if no host can enforce it in this mode.
-pub(crate) fn admit_policy(
-    requested: &Policy,
-    upper: &Policy,
-    mode: Mode,
-    network: Option<NetworkMode>,
-) -> Result<Policy, ApiError> {
+pub(crate) fn admit_policy(requested: &Policy, upper: &Policy, mode: Mode) -> Result<Policy, ApiError> {
     requested.check_within(upper)?;
     let policy = upper.merge(requested);
+    policy.network.check_size().map_err(PolicyError::from)?;
     policy.check_mode(mode)?;
-    Plan::check(mode, network, &policy)?;
+    Plan::check(mode, None, &policy)?;
     Ok(policy)
+}
+
+/// The network of a run that requests one, or else inherits one. `None` in mode `logical`, which has
+/// the host's network, unless that was requested.
+fn admit_network(
+    requested: Option<NetworkMode>,
+    inherited: Option<NetworkMode>,
+    policy: &Policy,
+    mode: Mode,
+    options: &Options,
+) -> Result<Option<NetworkMode>, ApiError> {
+    if let (Some(requested), Some(most)) = (requested, policy.network.mode)
+        && requested > most
+    {
+        return Err(ApiError::invalid(
+            "network",
+            format!(
+                "the policy allows at most {most}, not {requested}; request {most}, or ask for another policy"
+            ),
+        ));
+    }
+    let wanted = requested.or(inherited);
+    Plan::check(mode, wanted, policy)?;
+    if mode == Mode::Logical {
+        return Ok(wanted);
+    }
+    let network = policy.network.effective_mode(wanted);
+    let installation = options.policy.network.mode;
+    let names_host = [wanted, policy.network.mode].contains(&Some(NetworkMode::Host));
+    if names_host && installation != Some(NetworkMode::Host) {
+        let field = if wanted == Some(NetworkMode::Host) { "network" } else { "policy.network.mode" };
+        return Err(ApiError::invalid(
+            field,
+            "host needs network.mode: host in the policy of the installation; use proxy, or ask an operator",
+        ));
+    }
+    Ok(Some(network))
 }
 
 /// A hash of a request. Stable, because maps are ordered.
@@ -232,8 +275,8 @@ pub(crate) fn fingerprint(request: &impl Serialize) -> Result<[u8; 32], ApiError
     Ok(Sha256::digest(bytes).into())
 }
 
-/// Mode `logical` cannot enforce a network mode, so the default does not apply to it. A network mode
-/// that the caller requests is rejected.
+/// Mode `logical` cannot enforce a network mode, so the default does not apply to it. If the caller
+/// requests `none` or `proxy`, it is rejected.
 fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
     if mode == Mode::Logical { None } else { options.default_network }
 }

@@ -1,6 +1,10 @@
 use codelia_policy::{Ceilings, Limits};
+use codelia_store::ApprovalKind;
 
-use super::*;
+use super::{
+    approval::{approval_needed, may_ask},
+    *,
+};
 use crate::options::{CallLimits, Timeouts};
 
 pub(crate) fn options() -> Options {
@@ -201,16 +205,191 @@ fn impossible_policy_is_rejected_by_field() {
     );
 }
 
+/// Options of an installation whose operator set this network policy and default.
+fn operator(network: &str, default_network: Option<NetworkMode>) -> Options {
+    let policy = Policy::parse(&format!("network: {{{network}}}"), codelia_policy::Format::Yaml).unwrap();
+    let policy = policy.as_installation();
+    Options { policy, default_network, default_mode: Mode::Bwrap, ..options() }
+}
+
+fn session_with(
+    options: &Options,
+    network: Option<NetworkMode>,
+    yaml: &str,
+) -> Result<SessionSpec, ApiError> {
+    let network = network.map_or(v1::NetworkMode::Unspecified, Into::into).into();
+    let wire = v1::CreateSessionRequest { network, policy: policy(yaml), ..Default::default() };
+    SessionRequest::parse(wire, &rules(options))?.to_spec(&rules(options))
+}
+
+fn run_with(
+    options: &Options,
+    session: &SessionSpec,
+    network: Option<NetworkMode>,
+    yaml: &str,
+) -> Result<RunSpec, ApiError> {
+    let network = network.map_or(v1::NetworkMode::Unspecified, Into::into).into();
+    let wire = v1::StartRunRequest { network, policy: policy(yaml), ..wire() };
+    RunRequest::parse(wire, false, &rules(options))?.to_spec(session, &rules(options))
+}
+
+const PROXY: Option<NetworkMode> = Some(NetworkMode::Proxy);
+const HOST: Option<NetworkMode> = Some(NetworkMode::Host);
+const NO_NETWORK: Option<NetworkMode> = Some(NetworkMode::None);
+
 #[test]
-fn unsupported_network_is_rejected_at_admission() {
-    for network in [v1::NetworkMode::Proxy, v1::NetworkMode::Host] {
-        let wire = v1::CreateSessionRequest {
-            mode: v1::SandboxMode::Bwrap.into(),
-            network: network.into(),
-            ..Default::default()
-        };
-        let request = SessionRequest::parse(wire, &rules(&options())).unwrap();
-        assert_eq!(field(request.to_spec(&rules(&options())).unwrap_err()), "network");
+fn policy_mode_takes_effect_without_request() {
+    let network = |options: &Options, session, run| {
+        let session = session_with(options, None, session).unwrap();
+        run_with(options, &session, None, run).unwrap().network
+    };
+    let open = operator("", None);
+    assert_eq!(network(&open, "", ""), NO_NETWORK, "nobody set a mode");
+    let proxy = operator("mode: proxy, allowed_hosts: ['*']", None);
+    assert_eq!(network(&proxy, "", ""), PROXY);
+    assert_eq!(network(&proxy, "network: {mode: none}", ""), NO_NETWORK);
+    assert_eq!(network(&proxy, "", "network: {mode: none}"), NO_NETWORK);
+    let host = operator("mode: host", None);
+    assert_eq!(network(&host, "", ""), NO_NETWORK, "host must be requested");
+    assert_eq!(network(&host, "network: {mode: proxy}", ""), PROXY);
+    let tight = operator("mode: proxy, allowed_hosts: ['*']", NO_NETWORK);
+    assert_eq!(network(&tight, "", ""), NO_NETWORK, "the default is tighter");
+    let default = operator("", PROXY);
+    assert_eq!(network(&default, "", ""), PROXY);
+    let capped = operator("mode: none", PROXY);
+    assert_eq!(network(&capped, "", ""), NO_NETWORK, "the policy is tighter");
+}
+
+#[test]
+fn run_request_tightens_its_session() {
+    let options = operator("mode: proxy, allowed_hosts: ['*']", None);
+    let session = session_with(&options, PROXY, "").unwrap();
+    assert_eq!(run_with(&options, &session, None, "").unwrap().network, PROXY);
+    assert_eq!(run_with(&options, &session, NO_NETWORK, "").unwrap().network, NO_NETWORK);
+    assert_eq!(run_with(&options, &session, None, "network: {mode: none}").unwrap().network, NO_NETWORK);
+    let cut = session_with(&options, NO_NETWORK, "").unwrap();
+    assert_eq!(run_with(&options, &cut, None, "").unwrap().network, NO_NETWORK);
+    assert_eq!(field(run_with(&options, &cut, PROXY, "").unwrap_err()), "network");
+    let none = session_with(&options, None, "network: {mode: none}").unwrap();
+    let refused = run_with(&options, &none, PROXY, "").unwrap_err();
+    assert!(refused.text().contains("allows at most none"), "{}", refused.text());
+    assert_eq!(field(refused), "network");
+    assert_eq!(field(session_with(&operator("mode: none", None), PROXY, "").unwrap_err()), "network");
+    let refused = session_with(&operator("mode: none", None), None, "network: {mode: proxy}");
+    assert_eq!(field(refused.unwrap_err()), "policy.network.mode");
+}
+
+fn needed_approval(run: &RunSpec, options: &Options) -> Option<ApprovalKind> {
+    approval_needed(run, options).map(|need| need.grant.kind)
+}
+
+#[test]
+fn approval_message_is_bounded_and_names_the_program() {
+    let options = operator("", None);
+    let session = session_with(&options, None, "").unwrap();
+    let mut run = run_with(&options, &session, PROXY, "").unwrap();
+    assert!(may_ask(&run));
+    run.command = CommandSpec::new(["curl"]);
+    let message = approval_needed(&run, &options).unwrap().message;
+    assert_eq!(message, "\"curl\" requests the network through the egress proxy (mode bwrap)");
+    run.command = CommandSpec::new(["\u{1}".repeat(5000)]);
+    assert!(approval_needed(&run, &options).unwrap().message.len() < 1000);
+}
+
+#[test]
+fn host_needs_operator_and_approval() {
+    for mode in ["", "mode: none", "mode: proxy"] {
+        let options = operator(mode, None);
+        assert_eq!(field(session_with(&options, HOST, "").unwrap_err()), "network", "{mode}");
+        let refused = session_with(&options, None, "network: {mode: host}").unwrap_err();
+        assert_eq!(field(refused), "policy.network.mode", "{mode}");
+    }
+    let options = operator("mode: host", None);
+    let session = session_with(&options, HOST, "").unwrap();
+    let run = run_with(&options, &session, None, "").unwrap();
+    assert_eq!(needed_approval(&run, &options), Some(ApprovalKind::NetworkHost));
+    let run = run_with(&options, &session, PROXY, "").unwrap();
+    assert_eq!((run.network, needed_approval(&run, &options)), (PROXY, None));
+    assert_eq!(
+        field(run_with(&options, &session, None, "network: {blocked_hosts: [a]}").unwrap_err()),
+        "policy.network.blocked_hosts"
+    );
+}
+
+#[test]
+fn proxy_needs_approval_unless_operator_decided() {
+    let open = operator("", None);
+    let session = session_with(&open, None, "").unwrap();
+    let run = run_with(&open, &session, PROXY, "network: {allowed_hosts: [a.example]}").unwrap();
+    assert_eq!(needed_approval(&run, &open), Some(ApprovalKind::NetworkProxy));
+    let session = session_with(&open, None, "network: {mode: proxy}").unwrap();
+    let run = run_with(&open, &session, None, "").unwrap();
+    assert_eq!(needed_approval(&run, &open), Some(ApprovalKind::NetworkProxy));
+    let run = run_with(&open, &session, NO_NETWORK, "").unwrap();
+    assert_eq!((run.network, needed_approval(&run, &open)), (NO_NETWORK, None));
+    for decided in [operator("mode: proxy", None), operator("mode: host", None), operator("", PROXY)] {
+        let session = session_with(&decided, None, "").unwrap();
+        let run = run_with(&decided, &session, PROXY, "").unwrap();
+        assert_eq!((run.network, needed_approval(&run, &decided)), (PROXY, None));
+    }
+    let logical = Options { default_mode: Mode::Logical, ..operator("", None) };
+    let session = session_with(&logical, HOST, "").unwrap();
+    let run = run_with(&logical, &session, HOST, "").unwrap();
+    assert_eq!(needed_approval(&run, &logical), None, "mode logical has the host's network anyway");
+}
+
+#[test]
+fn hosts_beyond_the_operators_are_rejected() {
+    let options = operator("mode: proxy, allowed_hosts: ['set:pypi', 'api-*.example.com']", None);
+    let session = session_with(&options, None, "").unwrap();
+    let hosts =
+        |yaml: &str| run_with(&options, &session, None, yaml).map(|run| run.policy.network.allowed_hosts);
+    assert_eq!(
+        hosts("network: {allowed_hosts: ['set:registries', '*-eu.example.com']}").unwrap().unwrap(),
+        [
+            "*.pypi.org",
+            "api-*-eu.example.com",
+            "api-eu.example.com",
+            "files.pythonhosted.org",
+            "pypi.org",
+            "pypi.python.org"
+        ]
+    );
+    assert_eq!(
+        field(hosts("network: {allowed_hosts: [pypi.org, evil.example]}").unwrap_err()),
+        "policy.network.allowed_hosts[1]"
+    );
+    let ports = run_with(&options, &session, None, "network: {allowed_ports: [22, 443]}").unwrap();
+    assert_eq!(ports.policy.network.allowed_ports, Some(vec![443]));
+    let refused = run_with(&options, &session, None, "network: {credentials: [npm]}").unwrap_err();
+    assert_eq!(field(refused), "policy.network.credentials[0]");
+}
+
+#[test]
+fn too_many_merged_patterns_are_rejected() {
+    let list = |pattern: fn(usize) -> String| (0..60).map(pattern).collect::<Vec<_>>().join(", ");
+    let starts = list(|n| format!("'a{n}x*.example.com'"));
+    let ends = list(|n| format!("'*x{n}.example.com'"));
+    let options = operator(&format!("mode: proxy, allowed_hosts: [{starts}]"), None);
+    let refused = session_with(&options, None, &format!("network: {{allowed_hosts: [{ends}]}}"));
+    assert_eq!(field(refused.unwrap_err()), "policy.network.allowed_hosts");
+}
+
+/// Every default network in every mode: a session and run that request nothing are admitted.
+#[test]
+fn default_network_never_fails_default_runs() {
+    for mode in Mode::ALL {
+        for (default, isolated) in [(None, NO_NETWORK), (NO_NETWORK, NO_NETWORK), (PROXY, PROXY)] {
+            let options = Options { default_mode: mode, ..operator("", default) };
+            let session = session_with(&options, None, "").unwrap();
+            let run = run_with(&options, &session, None, "").unwrap();
+            let expected = if mode == Mode::Logical { None } else { isolated };
+            assert_eq!(run.network, expected, "{mode} {default:?}");
+            assert_eq!(needed_approval(&run, &options), None, "{mode} {default:?}");
+            let logical = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
+            let logical = RunRequest::parse(logical, false, &rules(&options)).unwrap();
+            assert_eq!(logical.to_spec(&session, &rules(&options)).unwrap().network, None, "{mode}");
+        }
     }
 }
 

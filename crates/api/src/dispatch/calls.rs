@@ -70,6 +70,13 @@ impl Dispatch {
         None
     }
 
+    /// Has the worker that holds a session look for its queued runs.
+    pub(crate) async fn wake(&self, address: &str, session: SessionId) {
+        let request = wire::OfferSessionRequest { session_id: session.to_string() };
+        let sent = self.call(address, async |mut client| client.offer_session(request).await).await;
+        log_failure("wake", address, sent.map(drop));
+    }
+
     /// Notifies a worker that a run was cancelled.
     pub(crate) async fn cancel(&self, address: &str, run: RunId, grace: Option<Duration>) {
         let grace = grace.map(duration_to_proto);

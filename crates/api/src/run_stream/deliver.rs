@@ -1,9 +1,9 @@
 //! Delivers events to the client: each once, in order, output without gaps up to the output limit.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use codelia_proto::v1::{self, run_event::Kind};
-use codelia_store::Run;
+use codelia_store::{MAX_OF_RUN, Run};
 use codelia_types::{RunId, TenantId};
 
 use super::{
@@ -37,6 +37,8 @@ pub(super) struct Delivery {
     cursor: i64,
     attempt: Option<i32>,
     sent: Sent,
+    /// The approvals that were sent.
+    approvals: HashSet<String>,
     is_operator: bool,
 }
 
@@ -50,6 +52,7 @@ impl Delivery {
             cursor: position,
             attempt: None,
             sent: Sent::default(),
+            approvals: HashSet::new(),
             is_operator: false,
         }
     }
@@ -94,6 +97,27 @@ impl Delivery {
         self.send(Kind::Waiting(v1::WaitingEvent { message: reason.to_string() })).await
     }
 
+    /// Sends the approval that a run waits for, once.
+    pub(super) async fn held(&mut self, run: &Run) -> Result<(), StreamError> {
+        let Some(id) = run.approval.filter(|id| !self.approvals.contains(&id.to_string())) else {
+            return Ok(());
+        };
+        match self.context.store.approval_get(&self.tenant, id).await? {
+            Some(approval) => self.approval_needed(to_proto::approval(approval)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sends an approval that the run waits for unless it was sent: a worker repeats all of them on
+    /// each attach.
+    async fn approval_needed(&mut self, approval: v1::Approval) -> Result<(), StreamError> {
+        let is_full = i64::try_from(self.approvals.len()).is_ok_and(|count| count > MAX_OF_RUN);
+        if is_full || !self.approvals.insert(approval.approval_id.clone()) {
+            return Ok(());
+        }
+        self.send(Kind::ApprovalNeeded(v1::ApprovalNeededEvent { approval: Some(approval) })).await
+    }
+
     /// Sends everything that is missing of an ended run, then its end.
     pub(super) async fn finish(&mut self, run: &Run) -> Result<(), StreamError> {
         self.assigned(to_proto::assigned(run)).await?;
@@ -135,8 +159,12 @@ impl Delivery {
             }
             Some(Kind::Output(output)) => return self.worker_output(run, output).await,
             Some(Kind::OutputTruncated(truncated)) => self.truncated(truncated).await?,
+            Some(Kind::ApprovalNeeded(v1::ApprovalNeededEvent { approval: Some(approval) })) => {
+                self.approval_needed(approval).await?;
+            }
             // `begin` and `finish` send these.
-            Some(Kind::Queued(_) | Kind::Waiting(_) | Kind::Finished(_)) | None => {}
+            Some(Kind::Queued(_) | Kind::Waiting(_) | Kind::ApprovalNeeded(_) | Kind::Finished(_)) | None => {
+            }
         }
         Ok(true)
     }

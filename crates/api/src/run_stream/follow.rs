@@ -99,10 +99,13 @@ impl EventStreamer {
                     return self.delivery.stored_output(run.id, i64::MAX).await.map(drop);
                 }
                 RunState::Queued => {
+                    self.delivery.held(&run).await?;
                     if !self.attacher.wait_for_offer().await {
                         tokio::time::sleep(queued.next_delay()).await;
                     }
-                    self.delivery.waiting(&run, &mut wait).await?;
+                    if run.approval.is_none() {
+                        self.delivery.waiting(&run, &mut wait).await?;
+                    }
                 }
                 RunState::Running => match self.follow(&run).await? {
                     Followed::Ended(run) => return self.delivery.finish(&run).await,

@@ -6,7 +6,7 @@ use codelia_policy::{LimitError, PlanError, PolicyError};
 use codelia_store::ObjectProblem;
 use codelia_telemetry::TenantBusy;
 
-use super::{error::ApiError, file::FileError};
+use super::{approval::ApprovalError, error::ApiError, file::FileError};
 
 impl From<codelia_store::Error> for ApiError {
     fn from(error: codelia_store::Error) -> Self {
@@ -18,6 +18,9 @@ impl From<codelia_store::Error> for ApiError {
                 Self::Unavailable { detail }
             }
             E::StatementTimeout(_) => Self::QueryTimeout,
+            E::TooManyApprovals { .. } => {
+                Self::Approval(ApprovalError::TooMany { message: error.to_string() })
+            }
             E::Object { name, problem } => match problem {
                 ObjectProblem::Missing | ObjectProblem::Shortened { .. } => {
                     Self::OutputDataLost { object: name, problem: problem.to_string() }
@@ -73,7 +76,8 @@ impl From<TenantBusy> for ApiError {
 
 impl From<PlanError> for ApiError {
     fn from(error: PlanError) -> Self {
-        Self::invalid(error.field, format!("cannot be enforced in mode {}; choose another mode", error.mode))
+        let remedy = error.remedy.unwrap_or("choose another mode");
+        Self::invalid(error.field, format!("cannot be enforced in mode {}; {remedy}", error.mode))
     }
 }
 

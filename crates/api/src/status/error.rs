@@ -8,7 +8,7 @@ use codelia_store::{Session, SessionEndReason};
 use codelia_types::{Mode, SessionId};
 use time::OffsetDateTime;
 
-use super::file::FileError;
+use super::{approval::ApprovalError, file::FileError};
 
 const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
      to set `secrets.key_file` for every api and worker";
@@ -68,6 +68,8 @@ pub(crate) enum ApiError {
     ModeUnavailable { mode: Mode },
     /// The policy rejects the command.
     CommandNotAllowed { rule: String, message: String },
+    /// An approval is not requested, decided or revoked.
+    Approval(ApprovalError),
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
     /// The worker drains by itself, so an operator cannot take that back.
@@ -196,6 +198,7 @@ impl ApiError {
                      what the mode needs"
                 )
             }
+            Self::Approval(error) => error.text(),
             Self::NoSecretKey => NO_SECRET_KEY.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::File(error) => error.text(),

@@ -52,6 +52,7 @@ impl ApiError {
             Self::BelowFloor { .. } => (Code::FailedPrecondition, Reason::IsolationFloor),
             Self::ModeUnavailable { .. } => (Code::FailedPrecondition, Reason::ModeUnavailable),
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
+            Self::Approval(error) => error.code_and_reason(),
             Self::NoSecretKey => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
@@ -94,6 +95,7 @@ impl ApiError {
             | Self::BelowFloor { .. }
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. }
+            | Self::Approval(_)
             | Self::NoSecretKey
             | Self::File(_)
             | Self::DeadlineExceeded
@@ -132,6 +134,7 @@ impl ApiError {
             Self::NoSecretKey => named("field", "command.secret_env"),
             Self::OutputDataLost { object, .. } => named("object", object),
             Self::TenantExists => named("field", "tenant_id"),
+            Self::Approval(error) => error.metadata(),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
             | Self::ModeUnavailable { mode } => {
@@ -207,11 +210,12 @@ impl From<ApiError> for Status {
 mod tests {
     use codelia_policy::IsolationLevel;
     use codelia_proto::internal::v1::FileRefusalReason;
-    use codelia_store::SessionEndReason;
-    use codelia_types::{Mode, SessionId};
+    use codelia_store::{ApprovalState, SessionEndReason};
+    use codelia_types::{ApprovalId, Mode, SessionId};
     use time::OffsetDateTime;
 
     use super::*;
+    use crate::status::ApprovalError;
 
     fn ended(reason: SessionEndReason) -> ApiError {
         let id = SessionId(uuid::Uuid::nil());
@@ -233,6 +237,7 @@ mod tests {
     }
 
     fn every_error() -> Vec<(ApiError, Code)> {
+        let (id, state) = (ApprovalId(uuid::Uuid::nil()), ApprovalState::Expired);
         vec![
             (ApiError::invalid("command.argv", "must not be empty"), Code::InvalidArgument),
             (ApiError::not_found("session", "dev"), Code::NotFound),
@@ -265,6 +270,19 @@ mod tests {
             (ApiError::ModeUnavailable { mode: Mode::Bwrap }, Code::FailedPrecondition),
             (
                 ApiError::CommandNotAllowed { rule: "command.max_length".into(), message: "too long".into() },
+                Code::FailedPrecondition,
+            ),
+            (
+                ApiError::Approval(ApprovalError::TooMany { message: "the tenant has 200".into() }),
+                Code::ResourceExhausted,
+            ),
+            (ApiError::Approval(ApprovalError::OwnRequest), Code::PermissionDenied),
+            (
+                ApiError::Approval(ApprovalError::Decided { id, state, decided_by: None }),
+                Code::FailedPrecondition,
+            ),
+            (
+                ApiError::Approval(ApprovalError::NotGranted { id, state, is_revoked: false }),
                 Code::FailedPrecondition,
             ),
             (ApiError::File(FileError::new(FileRefusalReason::Absent, "path")), Code::NotFound),

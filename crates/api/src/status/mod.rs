@@ -4,9 +4,10 @@
 //! reason and details, `convert` turns errors of other crates into it. Nothing here depends on the
 //! handlers.
 
+mod approval;
 mod convert;
 mod error;
 mod file;
 mod grpc;
 
-pub(crate) use self::{error::ApiError, file::FileError};
+pub(crate) use self::{approval::ApprovalError, error::ApiError, file::FileError};

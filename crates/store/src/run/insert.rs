@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::RunSpec;
-use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId, TenantId, Violations};
-use sqlx::{PgExecutor, types::Json};
+use codelia_types::{Incarnation, KeyId, LeaseEpoch, RunId, SessionId, TenantId, Violations};
+use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
 
 use super::{Run, RunState, settings::SpecColumns};
-use crate::{Error, Quotas, SealedEnv, Store, row, tenant::QUOTA_MARGIN};
+use crate::{Error, NewApproval, Quotas, SealedEnv, Store, approval, row, tenant::QUOTA_MARGIN};
 
 /// A run to insert.
 #[derive(Debug)]
@@ -34,6 +34,10 @@ pub struct NewRun<'a> {
     /// Whether to count the tenant's runs. Without it only the session and the key are checked: the
     /// caller knows that the tenant is far from its quotas.
     pub check_quotas: bool,
+    /// The key that starts it, if the run may request approvals.
+    pub requested_by: Option<KeyId>,
+    /// What it needs before it may start. It is held until then.
+    pub approval: Option<&'a NewApproval>,
 }
 
 /// Runs of a tenant that have not ended.
@@ -48,8 +52,8 @@ pub struct ActiveRuns {
 /// The answer to [`Store::run_insert`].
 #[derive(Debug)]
 pub enum RunAdmission {
-    /// The run was inserted: assigned to the live holder of its session if there is one, else
-    /// queued.
+    /// The run was inserted: held if it needs an approval, else assigned to the live holder of its
+    /// session if there is one, else queued.
     Recorded {
         /// The run.
         run: Box<Run>,
@@ -83,7 +87,7 @@ impl Store {
         // The key of a removed run is deleted; then the run is inserted as if the key were new.
         let mut spec = self.spec_columns(new.id, new.spec).await?;
         for _ in 0..3 {
-            let refusal = match insert_within(&self.pools.runs, &new, &spec, within(QUOTA_MARGIN)).await? {
+            let refusal = match self.run_insert_once(&new, &spec, within(QUOTA_MARGIN)).await? {
                 Insertion::Recorded(recorded) => return Ok(recorded),
                 Insertion::SettingsMissing => {
                     spec = self.spec_columns_again(new.spec, &spec)?;
@@ -100,6 +104,22 @@ impl Store {
         Err(Error::RowMissing { what: "run" })
     }
 
+    /// Inserts a run if the tenant has fewer runs than this, with the approval that it waits for.
+    async fn run_insert_once(
+        &self,
+        new: &NewRun<'_>,
+        spec: &SpecColumns,
+        max: (i64, i64),
+    ) -> Result<Insertion, Error> {
+        if new.approval.is_none() {
+            return insert_within(&self.pools.runs, new, spec, max).await;
+        }
+        let mut tx = self.tenant_lock(new.tenant).await?;
+        let inserted = insert_held(&mut tx, new, spec, max).await?;
+        tx.commit().await?;
+        Ok(inserted)
+    }
+
     /// Near a quota, inserts of a tenant are serialized so that they cannot exceed it together.
     async fn run_insert_exact(
         &self,
@@ -112,7 +132,7 @@ impl Store {
             return Ok(refusal);
         }
         let mut tx = self.tenant_lock(new.tenant).await?;
-        let inserted = insert_within(&mut *tx, new, spec, max).await?;
+        let inserted = insert_held(&mut tx, new, spec, max).await?;
         tx.commit().await?;
         Ok(match inserted {
             Insertion::Recorded(recorded) => recorded,
@@ -175,6 +195,21 @@ enum Insertion {
     Refused(RunAdmission),
 }
 
+/// As [`insert_within`], with the approval that the run waits for, if there is one. The caller holds the
+/// lock of the tenant.
+async fn insert_held(
+    tx: &mut PgConnection,
+    new: &NewRun<'_>,
+    spec: &SpecColumns,
+    max: (i64, i64),
+) -> Result<Insertion, Error> {
+    let inserted = insert_within(&mut *tx, new, spec, max).await?;
+    if let (Insertion::Recorded(_), Some(approval)) = (&inserted, new.approval) {
+        approval::insert_for_run(tx, new.tenant, new.session, new.id, approval).await?;
+    }
+    Ok(inserted)
+}
+
 /// Inserts a run if the tenant has fewer runs than this.
 async fn insert_within(
     executor: impl PgExecutor<'_>,
@@ -199,6 +234,8 @@ async fn insert_within(
         row::interval(new.queue_timeout) as _,
         new.check_quotas,
         spec.settings.as_ref().map(<[u8; 32]>::as_slice),
+        new.approval.map(|approval| approval.id.0),
+        new.requested_by.map(|key| key.0),
     )
     .fetch_optional(executor)
     .await?;
@@ -241,6 +278,7 @@ impl Run {
             spec: new.spec.clone(),
             labels: new.labels.clone(),
             state,
+            approval: new.approval.map(|approval| approval.id),
             cancel_requested: false,
             cancel_reason: None,
             attempt: 1,

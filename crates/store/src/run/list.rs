@@ -13,7 +13,7 @@ use sqlx::{PgConnection, Postgres, Transaction, types::Json};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use super::{Run, RunFilter, RunRow, RunState, RunSummary, SpecSummary, select_runs};
+use super::{HELD, Run, RunFilter, RunRow, RunState, RunSummary, SpecSummary, select_runs};
 use crate::{Error, Store, pools::Pool};
 
 /// How far the clocks of the processes that make ids and of the database may differ.
@@ -60,7 +60,7 @@ struct Page {
     created_after: OffsetDateTime,
     created_before: OffsetDateTime,
     /// States of live runs to list; empty ones match nothing.
-    live_states: [&'static str; 2],
+    live_states: [&'static str; 3],
     ended: bool,
     limit: i64,
 }
@@ -80,9 +80,10 @@ impl Page {
             created_after: filter.created_after.unwrap_or(OffsetDateTime::UNIX_EPOCH),
             created_before: filter.created_before.unwrap_or(LAST_TIME),
             live_states: match filter.state {
-                None => [RunState::Queued.as_str(), RunState::Running.as_str()],
-                Some(RunState::Ended) => ["", ""],
-                Some(state) => [state.as_str(), ""],
+                None => [RunState::Queued.as_str(), RunState::Running.as_str(), HELD],
+                Some(RunState::Ended) => ["", "", ""],
+                Some(RunState::Queued) => [RunState::Queued.as_str(), HELD, ""],
+                Some(RunState::Running) => [RunState::Running.as_str(), "", ""],
             },
             ended: matches!(filter.state, None | Some(RunState::Ended)),
             limit,
@@ -200,6 +201,11 @@ async fn live_of_tenant(
              (SELECT id FROM live_runs
               WHERE (tenant_id, state, id) < ($1, $7, $2) AND (tenant_id, state, id) >= ($1, $7, $3)
                 AND created_at > $4 AND created_at < $5
+              ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)
+             UNION ALL
+             (SELECT id FROM live_runs
+              WHERE (tenant_id, state, id) < ($1, $9, $2) AND (tenant_id, state, id) >= ($1, $9, $3)
+                AND created_at > $4 AND created_at < $5
               ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)))
          ORDER BY r.id DESC LIMIT $8",
         tenant.as_str(),
@@ -210,6 +216,7 @@ async fn live_of_tenant(
         page.live_states[0],
         page.live_states[1],
         page.limit,
+        page.live_states[2],
     ))
 }
 
@@ -234,6 +241,11 @@ async fn live_of_session(
              (SELECT id FROM live_runs
               WHERE (session_id, state, id) < ($9, $7, $2) AND (session_id, state, id) >= ($9, $7, $3)
                 AND created_at > $4 AND created_at < $5
+              ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)
+             UNION ALL
+             (SELECT id FROM live_runs
+              WHERE (session_id, state, id) < ($9, $10, $2) AND (session_id, state, id) >= ($9, $10, $3)
+                AND created_at > $4 AND created_at < $5
               ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)))
            AND r.tenant_id || '' = $1
          ORDER BY r.id DESC LIMIT $8",
@@ -246,6 +258,7 @@ async fn live_of_session(
         page.live_states[1],
         page.limit,
         session.0,
+        page.live_states[2],
     ))
 }
 
@@ -345,7 +358,7 @@ async fn labeled_live(
     Ok(select_summaries!(
         live,
         connection,
-        "r.id = ANY ($1) AND r.labels @> $2 AND r.session_id = coalesce($3, r.session_id) AND r.state IN ($4, $5)
+        "r.id = ANY ($1) AND r.labels @> $2 AND r.session_id = coalesce($3, r.session_id) AND r.state IN ($4, $5, $8)
            AND r.created_at > $6 AND r.created_at < $7",
         ids,
         Json(&filter.labels) as _,
@@ -354,6 +367,7 @@ async fn labeled_live(
         page.live_states[1],
         page.created_after,
         page.created_before,
+        page.live_states[2],
     ))
 }
 

@@ -12,7 +12,8 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations, WorkerId,
+    ApprovalId, EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations,
+    WorkerId,
 };
 use sqlx::types::Json;
 use time::OffsetDateTime;
@@ -43,13 +44,13 @@ macro_rules! select_runs {
         )
     };
     (ended $row:ident, $($rest:tt)*) => {
-        select_runs!($row, "(SELECT *, 'ended' AS state FROM ended_runs) AS r", $($rest)*)
+        select_runs!($row, "(SELECT *, 'ended' AS state, NULL::uuid AS approval_id FROM ended_runs) AS r", $($rest)*)
     };
     ($row:ident, $from:literal, $large_columns:literal, $condition:literal, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             $row,
             "SELECT " + $large_columns + r#", r.id, r.session_id, r.tenant_id,
-                      r.labels AS "labels: Json<BTreeMap<String, String>>", r.state AS "state!",
+                      r.labels AS "labels: Json<BTreeMap<String, String>>", r.state AS "state!", r.approval_id,
                       r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id, r.lease_epoch,
                       r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced, r.watched,
                       r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
@@ -81,6 +82,8 @@ pub struct Run<Spec = RunSpec> {
     pub labels: BTreeMap<String, String>,
     /// The state.
     pub state: RunState,
+    /// The approval that it waits for.
+    pub approval: Option<ApprovalId>,
     /// Whether a caller requested cancellation.
     pub cancel_requested: bool,
     /// The reason that was given for it.
@@ -128,7 +131,7 @@ pub struct Run<Spec = RunSpec> {
 /// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
-    /// No worker has started it.
+    /// No worker has started it. It waits for a worker, or for an approval.
     Queued,
     /// Its worker may have started it.
     Running,
@@ -146,10 +149,16 @@ impl RunState {
     }
 }
 
+/// The state of a run that waits for an approval. No statement that looks for queued runs finds it.
+const HELD: &str = "held";
+
 impl FromStr for RunState {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
+        if text == HELD {
+            return Ok(Self::Queued);
+        }
         [Self::Queued, Self::Running, Self::Ended].into_iter().find(|state| state.as_str() == text).ok_or(())
     }
 }
@@ -206,7 +215,7 @@ impl Store {
         row.map(Run::try_from).transpose()
     }
 
-    /// Requests the cancellation of a run. A queued run ends as canceled immediately. An ended run
+    /// Requests the cancellation of a run. A queued or held run ends as canceled immediately. An ended run
     /// stays as it is. A repeated request keeps the first reason and can only shorten the grace.
     pub async fn run_cancel(
         &self,
@@ -243,6 +252,7 @@ impl Run {
         let EndedRun { result, attempt, started_at, ended_at, cancel_reason } = ended;
         (attempt == self.attempt).then(|| Self {
             state: RunState::Ended,
+            approval: None,
             cancel_reason,
             sandbox_root: Some(result.sandbox_root),
             started_at,
@@ -273,6 +283,7 @@ struct RunRow<Spec> {
     spec: Json<Spec>,
     labels: Json<BTreeMap<String, String>>,
     state: String,
+    approval_id: Option<Uuid>,
     cancel_requested: bool,
     cancel_reason: Option<String>,
     attempt: i32,
@@ -307,6 +318,7 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             spec: row.spec.0,
             labels: row.labels.0,
             state: row::parse("runs.state", &row.state)?,
+            approval: row.approval_id.map(ApprovalId),
             cancel_requested: row.cancel_requested,
             cancel_reason: row.cancel_reason,
             attempt: row.attempt,

@@ -118,7 +118,7 @@ impl Store {
         Ok(ended.rows_affected())
     }
 
-    /// Ends queued runs of sessions that have ended, at most `limit`, and returns how many.
+    /// Ends queued and held runs of sessions that have ended, at most `limit`, and returns how many.
     pub async fn run_end_queues_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let sessions = sqlx::query_scalar!("SELECT session_id FROM ending_sessions LIMIT $1", limit)
             .fetch_all(&self.pools.upkeep)
@@ -129,7 +129,7 @@ impl Store {
         Ok(end_queues(&self.pools.upkeep, &sessions, limit).await?.0)
     }
 
-    /// Ends all queued runs of a session that has ended. If this fails, the upkeep continues.
+    /// Ends all queued and held runs of a session that has ended. If this fails, the upkeep continues.
     pub(crate) async fn run_end_queue(&self, session: SessionId) -> Result<(), Error> {
         while end_queues(&self.pools.runs, &[session.0], MAX_ENDED).await?.1 {}
         Ok(())
@@ -142,14 +142,14 @@ impl Store {
     }
 }
 
-/// Ends queued runs of sessions that have ended. Returns how many, and whether some are left.
+/// Ends queued and held runs of sessions that have ended. Returns how many, and whether some are left.
 async fn end_queues(pool: &Pool, sessions: &[Uuid], limit: i64) -> Result<(u64, bool), Error> {
     let ended = sqlx::query_file!("src/sql/queue_end.sql", sessions, limit).execute(pool).await?;
     let is_left = sqlx::query_scalar!(
         r#"WITH done AS (
                DELETE FROM ending_sessions e
                WHERE e.session_id = ANY ($1)
-                 AND (SELECT r.id FROM live_runs r WHERE r.session_id = e.session_id AND r.state = 'queued' LIMIT 1) IS NULL
+                 AND (SELECT r.id FROM live_runs r WHERE r.session_id = e.session_id AND r.state IN ('held', 'queued') LIMIT 1) IS NULL
                RETURNING e.session_id
            )
            SELECT EXISTS (SELECT 1 FROM ending_sessions WHERE session_id = ANY ($1) AND session_id NOT IN (SELECT session_id FROM done))
@@ -161,7 +161,7 @@ async fn end_queues(pool: &Pool, sessions: &[Uuid], limit: i64) -> Result<(u64, 
     Ok((ended.rows_affected(), is_left))
 }
 
-/// Records that the queued runs of a session end, which the same transaction has ended before, in a
+/// Records that the queued and held runs of a session end, which the same transaction has ended before, in a
 /// statement that sees every run that was inserted until then. Returns whether there are some.
 pub(crate) async fn begin_queue_end(
     tx: &mut PgConnection,
@@ -171,7 +171,7 @@ pub(crate) async fn begin_queue_end(
     let begun = sqlx::query!(
         "INSERT INTO ending_sessions (session_id, outcome)
          SELECT $1, $2
-         WHERE (SELECT id FROM live_runs WHERE session_id = $1 AND state = 'queued' LIMIT 1) IS NOT NULL
+         WHERE (SELECT id FROM live_runs WHERE session_id = $1 AND state IN ('held', 'queued') LIMIT 1) IS NOT NULL
          ON CONFLICT (session_id) DO NOTHING",
         session.0,
         Json(outcome) as _,

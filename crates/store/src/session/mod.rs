@@ -2,11 +2,12 @@
 
 mod create;
 mod end;
+mod network;
 mod update;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{Limits, LimitsRequest, Policy};
+use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy};
 use codelia_types::{LeaseEpoch, Mode, NetworkMode, SessionId, TenantId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{postgres::types::PgInterval, types::Json};
@@ -26,7 +27,7 @@ macro_rules! select_sessions {
             "SELECT " + $spec + r#" AS "spec!: Json<SessionSpec>", s.id, s.tenant_id, s.alias,
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
                       s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss,
-                      w.id AS "holder?", w.address AS "holder_address?"
+                      s.network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?"
                FROM sessions s
                LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
                    AND w.lease_until > now()
@@ -75,6 +76,8 @@ pub struct Session {
     pub alias: Option<String>,
     /// The spec that it was created with.
     pub spec: SessionSpec,
+    /// The network policy, if it was changed since.
+    pub network: Option<NetworkPolicy>,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
     /// The state.
@@ -388,6 +391,7 @@ struct SessionRow {
     allow_data_loss: bool,
     ended_at: Option<OffsetDateTime>,
     lease_epoch: i64,
+    network: Option<Json<NetworkPolicy>>,
     holder: Option<String>,
     holder_address: Option<String>,
 }
@@ -401,6 +405,7 @@ impl TryFrom<SessionRow> for Session {
             tenant: row::parse("sessions.tenant_id", &row.tenant_id)?,
             alias: row.alias,
             spec: row.spec.0,
+            network: row.network.map(|json| json.0),
             labels: row.labels.0,
             state: row::parse("sessions.state", &row.state)?,
             end_reason: row.end_reason.map(|text| row::parse("sessions.end_reason", &text)).transpose()?,

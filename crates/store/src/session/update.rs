@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use codelia_policy::NetworkPolicy;
 use codelia_types::{SessionId, TenantId};
 use sqlx::types::Json;
 
@@ -19,6 +20,8 @@ pub struct SessionChange {
     pub ttl: Option<Duration>,
     /// How long it may be idle; `Some(None)` is without limit.
     pub idle_ttl: Option<Option<Duration>>,
+    /// The network policy, for the runs that are being executed, too.
+    pub network: Option<NetworkPolicy>,
 }
 
 impl Store {
@@ -39,6 +42,7 @@ impl Store {
                  labels = coalesce($6, labels),
                  expires_at = coalesce(now() + $7::interval, expires_at),
                  idle_ttl = CASE WHEN $8 THEN $9 ELSE idle_ttl END,
+                 network = coalesce($10, network),
                  check_at = now()
              WHERE tenant_id = $1 AND (id = $2 OR alias = $3) AND state = 'open' AND expires_at > now()
              RETURNING id",
@@ -51,6 +55,7 @@ impl Store {
             change.ttl.map(row::interval) as _,
             change.idle_ttl.is_some(),
             change.idle_ttl.flatten().map(row::interval) as _,
+            change.network.as_ref().map(Json) as _,
         )
         .fetch_optional(&self.pools.runs)
         .await;

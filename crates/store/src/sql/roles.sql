@@ -15,9 +15,12 @@ DECLARE
         'SELECT ON upkeep_owner TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',
+        -- A worker requests and withdraws; the constraints of the table make an allowed row impossible with these columns.
+        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at), '
+            'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
         'SELECT, UPDATE (location) ON output_store TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, ended_runs TO codelia_auditor'
+        'SELECT ON events, ended_runs, approvals TO codelia_auditor'
     ];
     found  record;
     one    text;

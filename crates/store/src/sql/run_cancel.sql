@@ -1,4 +1,4 @@
--- Requests the cancellation of a run and ends it if it is queued. The lock comes first: the state decides which of the
+-- Requests the cancellation of a run and ends it if it is queued or held. The lock comes first: the state decides which of the
 -- two statements applies, and a statement that waited for a lock would not look at the other state again.
 WITH run AS (
     SELECT id, state FROM live_runs WHERE tenant_id || '' = $1 AND id = $2 FOR UPDATE
@@ -11,7 +11,11 @@ requested AS (
     FROM run WHERE r.id = run.id AND run.state = 'running'
 ),
 canceled AS (
-    DELETE FROM live_runs r USING run WHERE r.id = run.id AND run.state = 'queued' RETURNING r.*
+    DELETE FROM live_runs r USING run WHERE r.id = run.id AND run.state IN ('held', 'queued') RETURNING r.*
+),
+withdrawn AS (
+    UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now(), reason = 'the run ended'
+    WHERE id = ANY (ARRAY(SELECT approval_id FROM canceled WHERE approval_id IS NOT NULL)) AND state = 'pending'
 )
 INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
                         created_at, ended_at, outcome)

@@ -1,5 +1,5 @@
 -- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to and, if
--- $14 is set, the quotas.
+-- $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the approval is allowed.
 WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
@@ -9,11 +9,11 @@ WITH session AS (
            -- Nobody else tells a worker of the run that waits: not one that will hold the session, nor a holder
            -- that is not ready now. If the session was acquired while this statement waited for its lock, then
            -- s is current and w is missing.
-           w.state IS DISTINCT FROM 'ready' AS waits,
+           w.state IS DISTINCT FROM 'ready' AND $16::uuid IS NULL AS waits,
            -- Set if a live, ready worker holds the session: the run is assigned to it immediately.
-           CASE WHEN w.state = 'ready' THEN w.id END AS worker_id,
-           CASE WHEN w.state = 'ready' THEN w.incarnation END AS incarnation,
-           CASE WHEN w.state = 'ready' THEN w.address END AS address,
+           CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.id END AS worker_id,
+           CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.incarnation END AS incarnation,
+           CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.address END AS address,
            s.lease_epoch,
            CASE WHEN w.state IS DISTINCT FROM 'ready' THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
     FROM sessions s
@@ -24,7 +24,7 @@ WITH session AS (
     FOR SHARE OF s
 ),
 used AS (
-    SELECT count(*) AS active, count(*) FILTER (WHERE state = 'queued') AS queued
+    SELECT count(*) AS active, count(*) FILTER (WHERE state <> 'running') AS queued
     FROM live_runs WHERE tenant_id = $3 AND $14::boolean
 ),
 known AS (
@@ -45,12 +45,13 @@ keyed AS (
 ),
 inserted AS (
     INSERT INTO live_runs (id, session_id, tenant_id, spec, settings_hash, labels, retries, summary, secret_env,
-                           queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch)
+                           queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch, approval_id, requested_by)
     SELECT $1, a.id, $3, $4, $15, $5, $6, $11, $12,
            $13, now() + $13::interval,
-           CASE WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
+           CASE WHEN $16 IS NOT NULL THEN 'held' WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
            a.worker_id, a.incarnation,
-           CASE WHEN a.worker_id IS NOT NULL THEN a.lease_epoch END
+           CASE WHEN a.worker_id IS NOT NULL THEN a.lease_epoch END,
+           $16, $17::uuid
     FROM admitted a
     WHERE $7::text IS NULL OR EXISTS (SELECT 1 FROM keyed)
     RETURNING created_at

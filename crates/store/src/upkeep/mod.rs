@@ -52,6 +52,8 @@ pub struct UpkeepPass {
     pub swept: SweepReport,
     /// Runs that waited too long for a worker.
     pub refused: u64,
+    /// Approvals that nobody decided about in time.
+    pub undecided: u64,
     /// Sessions that expired or were idle for too long.
     pub expired: u64,
     /// Rows in partitions that should be empty, if they were counted.
@@ -66,6 +68,9 @@ impl UpkeepPass {
         }
         if self.refused > 0 {
             tracing::info!(refused = self.refused, "ended runs that waited too long for a worker");
+        }
+        if self.undecided > 0 {
+            tracing::info!(undecided = self.undecided, "expired approvals that nobody decided about");
         }
         if self.expired > 0 {
             tracing::info!(expired = self.expired, "expired sessions");
@@ -143,6 +148,7 @@ impl Upkeep {
         let store = &self.store;
         let swept = store.lease_sweep_any_tenant(MAX_ROWS).await?;
         let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
+        let undecided = store.approval_expire_any_tenant(MAX_ROWS).await?;
         let expired = store.session_expire_any_tenant(MAX_ROWS).await?;
         self.end_queues().await?;
         store.tenant_sweep_any_tenant(MAX_ROWS).await?;
@@ -151,7 +157,7 @@ impl Upkeep {
         self.queue_depth = Some(queue_depth);
         let misplaced = self.partitions().await?;
         let has_more = self.purge.pass(&self.store, &self.retention).await?;
-        let pass = UpkeepPass { is_owner: true, queue_depth, swept, refused, expired, misplaced };
+        let pass = UpkeepPass { is_owner: true, queue_depth, swept, refused, undecided, expired, misplaced };
         Ok((pass, if has_more { Duration::ZERO } else { INTERVAL }))
     }
 
@@ -211,6 +217,7 @@ enum Step {
     Output,
     Sessions,
     Events,
+    Approvals,
     Workers,
     Settings,
 }
@@ -237,7 +244,8 @@ impl Purge {
                 Step::Runs => Step::Output,
                 Step::Output => Step::Sessions,
                 Step::Sessions => Step::Events,
-                Step::Events => Step::Workers,
+                Step::Events => Step::Approvals,
+                Step::Approvals => Step::Workers,
                 Step::Workers => Step::Settings,
                 Step::Settings => {
                     *self = Self { step: Step::Runs, done_at: Some(Instant::now()) };
@@ -257,6 +265,7 @@ impl Purge {
             Step::Output => store.output_purge_any_tenant(keep, MAX_PURGED_ROWS, deadline).await,
             Step::Sessions => store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full),
             Step::Events => store.event_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
+            Step::Approvals => store.approval_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
             Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
         }

@@ -74,7 +74,7 @@ async fn purge(tx: &mut PgConnection, tenant: &str, keep: &PgInterval, limit: i6
     let has_more = next.len() < found.len() || i64::try_from(found.len()).is_ok_and(|count| count >= limit);
     let done = if has_more { next.last().copied().unwrap_or(progress.done) } else { progress.bound };
     let live = sqlx::query_scalar!(
-        "SELECT id FROM live_runs WHERE tenant_id = $1 AND state IN ('queued', 'running') AND id > $2 AND id <= $3",
+        "SELECT id FROM live_runs WHERE tenant_id = $1 AND state IN ('held', 'queued', 'running') AND id > $2 AND id <= $3",
         tenant,
         progress.done,
         done,

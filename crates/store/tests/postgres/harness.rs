@@ -184,6 +184,8 @@ impl Fixture {
             // The database refuses every statement that ends a run and keeps them.
             secret_env: Some(&SECRET),
             check_quotas: true,
+            requested_by: None,
+            approval: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod approval;
 mod backlog;
 mod ending;
 mod failover;

@@ -63,6 +63,8 @@ async fn worker_and_auditor_hold_only_these_privileges() {
     let database = migrated().await;
     let worker = owned(&[
         ("_sqlx_migrations", "SELECT"),
+        // And to insert and withdraw: see the columns.
+        ("approvals", "SELECT"),
         ("ended_runs", "INSERT SELECT"),
         ("ending_sessions", "DELETE INSERT SELECT"),
         ("events", "INSERT"),
@@ -77,7 +79,12 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("workers", "INSERT SELECT UPDATE"),
     ]);
     assert_eq!(granted(&database, "codelia_worker").await, worker);
-    let auditor = owned(&[("ended_runs", "SELECT"), ("events", "SELECT"), ("run_settings", "SELECT")]);
+    let auditor = owned(&[
+        ("approvals", "SELECT"),
+        ("ended_runs", "SELECT"),
+        ("events", "SELECT"),
+        ("run_settings", "SELECT"),
+    ]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {
         let expected = if table == "_sqlx_migrations" { "SELECT" } else { "DELETE INSERT SELECT UPDATE" };
@@ -110,7 +117,12 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "UPDATE upkeep_owner SET until = now()"),
         ("codelia_worker", "INSERT INTO output_removals VALUES ('planted')"),
         ("codelia_worker", "UPDATE output_store SET id = gen_random_uuid()"),
+        ("codelia_worker", "UPDATE approvals SET decided_by = gen_random_uuid()"),
+        ("codelia_worker", "UPDATE approvals SET scope = 'tenant'"),
+        ("codelia_worker", "INSERT INTO approvals (state, scope) VALUES ('allowed', 'once')"),
+        ("codelia_worker", "DELETE FROM approvals"),
         ("codelia_worker", tomorrow),
+        ("codelia_auditor", "UPDATE approvals SET reason = 'planted'"),
         ("codelia_auditor", "SELECT FROM live_runs"),
         ("codelia_auditor", "SELECT FROM runs"),
         ("codelia_auditor", "SELECT FROM run_output"),
@@ -126,6 +138,8 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_api", tomorrow),
         ("codelia_worker", "SELECT FROM live_runs"),
         ("codelia_worker", "UPDATE output_store SET location = 'file:///x'"),
+        ("codelia_worker", "UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now()"),
+        ("codelia_auditor", "SELECT FROM approvals"),
         ("codelia_auditor", "SELECT FROM events"),
         ("codelia_auditor", "SELECT FROM ended_runs"),
     ];

@@ -1,0 +1,223 @@
+//! `ApprovalService`: shows requests that a person decides about, and takes the decisions. The auth
+//! layer requires the scope `approve` for decisions.
+
+mod watch;
+
+use std::{pin::Pin, sync::Arc};
+
+use codelia_proto::v1::{self, approval_service_server::ApprovalService};
+use codelia_store::{
+    Approval, ApprovalFilter, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult, Revocation,
+    RunToWake,
+};
+use codelia_telemetry::task;
+use codelia_types::{ApprovalId, SessionId};
+use futures::Stream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use self::watch::{BUFFER, Watch};
+use crate::{
+    auth,
+    context::Context,
+    paging::Page,
+    request::Deadline,
+    resource_name::{self, SessionSelector},
+    session_lookup,
+    status::ApiError,
+    to_proto, validate,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Approvals {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Approvals {
+    /// The session that a parent names; `None` for all of them.
+    async fn session(&self, caller: &Caller, parent: &str) -> Result<Option<SessionId>, ApiError> {
+        match resource_name::session_selector("parent", parent)? {
+            SessionSelector::Any => Ok(None),
+            SessionSelector::One(name) => {
+                let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?;
+                Ok(Some(session.id))
+            }
+        }
+    }
+
+    async fn list(
+        &self,
+        caller: &Caller,
+        wire: v1::ListApprovalsRequest,
+    ) -> Result<v1::ListApprovalsResponse, ApiError> {
+        let mut page = Page::<ApprovalId, _>::parse(&caller.tenant, &wire)?;
+        let status = match validate::enum_value("filter", wire.filter)? {
+            v1::ApprovalFilter::Unspecified | v1::ApprovalFilter::Pending => ApprovalStatus::Pending,
+            v1::ApprovalFilter::Granted => ApprovalStatus::Granted,
+            v1::ApprovalFilter::All => ApprovalStatus::Any,
+        };
+        let session = self.session(caller, &wire.parent).await?;
+        let mut filter = ApprovalFilter { status, session, before: None };
+        while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
+            filter.before = page.after;
+            let rows = self.context.store.approval_list(&caller.tenant, &filter, limit).await?;
+            page.add(rows, |approval| (approval.id, to_proto::approval(approval)));
+        }
+        let (approvals, next_page_token) = page.finish();
+        Ok(v1::ListApprovalsResponse { approvals, next_page_token })
+    }
+
+    async fn get(&self, caller: &Caller, name: &str) -> Result<Approval, ApiError> {
+        let id = resource_name::approval("name", name)?;
+        let found = self.context.store.approval_get(&caller.tenant, id).await?;
+        found.ok_or_else(|| ApiError::not_found("approval", id))
+    }
+
+    async fn decide(&self, caller: &Caller, wire: v1::DecideApprovalRequest) -> Result<Approval, ApiError> {
+        let id = resource_name::approval("name", &wire.name)?;
+        let decision =
+            Decision { allow: allowed_scope(&wire)?, key: caller.key, reason: reason(wire.reason)? };
+        let result = self.context.store.approval_decide(&caller.tenant, id, &decision).await?;
+        let (approval, run) = decided(id, result)?;
+        if let Some(run) = run {
+            self.wake(run);
+        }
+        Ok(approval)
+    }
+
+    /// Lets a worker find the run at once. Its poll finds it as well.
+    fn wake(&self, run: RunToWake) {
+        let context = self.context.clone();
+        task::background("wake", async move {
+            match run.holder {
+                Some(address) => context.dispatch.wake(&address, run.session).await,
+                None => drop(context.dispatch.offer(run.session, run.mode).await),
+            }
+        });
+    }
+
+    async fn revoke(&self, caller: &Caller, wire: v1::RevokeApprovalRequest) -> Result<Approval, ApiError> {
+        let id = resource_name::approval("name", &wire.name)?;
+        let revocation = Revocation { key: caller.key, reason: reason(wire.reason)? };
+        let result = self.context.store.approval_revoke(&caller.tenant, id, &revocation).await?;
+        decided(id, result).map(|(approval, _)| approval)
+    }
+}
+
+/// What a decision allows; `None` if it denies.
+fn allowed_scope(wire: &v1::DecideApprovalRequest) -> Result<Option<ApprovalScope>, ApiError> {
+    let scope = match validate::enum_value("scope", wire.scope)? {
+        v1::ApprovalScope::Unspecified => None,
+        v1::ApprovalScope::Once => Some(ApprovalScope::Once),
+        v1::ApprovalScope::Session => Some(ApprovalScope::Session),
+        v1::ApprovalScope::Tenant => Some(ApprovalScope::Tenant),
+    };
+    match (validate::enum_value("decision", wire.decision)?, scope) {
+        (v1::ApprovalDecision::Unspecified, _) => {
+            Err(ApiError::invalid("decision", "must be set: allow or deny"))
+        }
+        (v1::ApprovalDecision::Allow, scope) => Ok(Some(scope.unwrap_or(ApprovalScope::Once))),
+        (v1::ApprovalDecision::Deny, None) => Ok(None),
+        (v1::ApprovalDecision::Deny, Some(_)) => {
+            Err(ApiError::invalid("scope", "only for an allowed approval; leave it unset to deny"))
+        }
+    }
+}
+
+fn reason(text: String) -> Result<Option<String>, ApiError> {
+    if text.is_empty() { Ok(None) } else { validate::reason(text).map(Some) }
+}
+
+fn decided(id: ApprovalId, result: DecisionResult) -> Result<(Approval, Option<RunToWake>), ApiError> {
+    match result {
+        DecisionResult::Decided { approval, run } => Ok((*approval, run)),
+        DecisionResult::NotDecided(why) => Err(ApiError::not_decided(id, &why)),
+    }
+}
+
+#[tonic::async_trait]
+impl ApprovalService for Approvals {
+    type WatchApprovalsStream =
+        Pin<Box<dyn Stream<Item = Result<v1::WatchApprovalsResponse, Status>> + Send>>;
+
+    async fn list_approvals(
+        &self,
+        request: Request<v1::ListApprovalsRequest>,
+    ) -> Result<Response<v1::ListApprovalsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
+    }
+
+    async fn get_approval(
+        &self,
+        request: Request<v1::GetApprovalRequest>,
+    ) -> Result<Response<v1::GetApprovalResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let approval = self.get(&caller, &request.get_ref().name).await?;
+        Ok(Response::new(v1::GetApprovalResponse { approval: Some(to_proto::approval(approval)) }))
+    }
+
+    async fn watch_approvals(
+        &self,
+        request: Request<v1::WatchApprovalsRequest>,
+    ) -> Result<Response<Self::WatchApprovalsStream>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let session = self.session(&caller, &request.get_ref().parent).await?;
+        let (responses, receiver) = mpsc::channel(BUFFER);
+        let watch = Watch::new(self.context.clone(), caller, session, responses);
+        task::background("watch approvals", watch.run(deadline));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn decide_approval(
+        &self,
+        request: Request<v1::DecideApprovalRequest>,
+    ) -> Result<Response<v1::DecideApprovalResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let approval = self.decide(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::DecideApprovalResponse { approval: Some(to_proto::approval(approval)) }))
+    }
+
+    async fn revoke_approval(
+        &self,
+        request: Request<v1::RevokeApprovalRequest>,
+    ) -> Result<Response<v1::RevokeApprovalResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let approval = self.revoke(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::RevokeApprovalResponse { approval: Some(to_proto::approval(approval)) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope_of(
+        decision: v1::ApprovalDecision,
+        scope: v1::ApprovalScope,
+    ) -> Result<Option<ApprovalScope>, ApiError> {
+        allowed_scope(&v1::DecideApprovalRequest {
+            decision: decision.into(),
+            scope: scope.into(),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn decision_must_be_explicit_and_denial_has_no_scope() {
+        use v1::{ApprovalDecision as D, ApprovalScope as S};
+        assert_eq!(scope_of(D::Allow, S::Unspecified), Ok(Some(ApprovalScope::Once)));
+        assert_eq!(scope_of(D::Allow, S::Tenant), Ok(Some(ApprovalScope::Tenant)));
+        assert_eq!(scope_of(D::Deny, S::Unspecified), Ok(None));
+        for (decision, scope, at_fault) in
+            [(D::Unspecified, S::Once, "decision"), (D::Deny, S::Session, "scope")]
+        {
+            let refused = scope_of(decision, scope);
+            assert!(matches!(refused, Err(ApiError::InvalidField { field, .. }) if field == at_fault));
+        }
+    }
+}

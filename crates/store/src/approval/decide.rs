@@ -1,0 +1,237 @@
+//! Deciding about approvals, and revoking grants.
+
+use codelia_types::{ApprovalId, KeyId, Mode, Outcome, Reason, Refusal, SessionId, TenantId};
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use super::{
+    Approval, ApprovalScope, ApprovalState, MAX_GRANTS, expire, request, select_approvals, shortened,
+};
+use crate::{Error, EventKind, Store, event, row};
+
+/// A person's decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// What it is allowed for; `None` denies it.
+    pub allow: Option<ApprovalScope>,
+    /// The key that decides.
+    pub key: KeyId,
+    /// Why; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    pub reason: Option<String>,
+}
+
+/// The answer to [`Store::approval_decide`] and [`Store::approval_revoke`].
+#[derive(Debug)]
+pub enum DecisionResult {
+    /// It is decided now.
+    Decided {
+        /// The approval.
+        approval: Box<Approval>,
+        /// The run that may start now, if one waited.
+        run: Option<RunToWake>,
+    },
+    /// Nothing changed.
+    NotDecided(NotDecided),
+}
+
+/// Why a decision was not accepted.
+#[derive(Debug)]
+pub enum NotDecided {
+    /// The tenant has no such approval.
+    NotFound,
+    /// The deciding key requested it.
+    OwnRequest,
+    /// Another decision came first, or it expired.
+    Before(Box<Approval>),
+    /// It is not a grant that holds.
+    NotGranted(Box<Approval>),
+}
+
+/// A run that was held and is queued now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunToWake {
+    /// Its session.
+    pub session: SessionId,
+    /// The mode of the session.
+    pub mode: Mode,
+    /// Address of the live worker that holds the session, if one does.
+    pub holder: Option<String>,
+}
+
+/// Which key revokes a grant, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revocation {
+    /// The key.
+    pub key: KeyId,
+    /// Why; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    pub reason: Option<String>,
+}
+
+impl Store {
+    /// Decides about an approval. Of several decisions the first one counts. A run that waits for it
+    /// is queued, or ends as refused, in the same transaction.
+    ///
+    /// # Errors
+    /// [`Error::TooManyApprovals`] if too much is granted already.
+    pub async fn approval_decide(
+        &self,
+        tenant: &TenantId,
+        id: ApprovalId,
+        decision: &Decision,
+    ) -> Result<DecisionResult, Error> {
+        // Decisions that are grants are counted under the lock of the tenant.
+        let mut tx = self.tenant_lock(tenant).await?;
+        let Some(found) = get(&mut tx, tenant, id).await? else {
+            return Ok(DecisionResult::NotDecided(NotDecided::NotFound));
+        };
+        if found.requested_by == decision.key {
+            return Ok(DecisionResult::NotDecided(NotDecided::OwnRequest));
+        }
+        check_grants(&mut tx, &found, decision.allow).await?;
+        let session = lock_run(&mut tx, &found).await?;
+        if !update(&mut tx, id, decision).await? {
+            let current = get(&mut tx, tenant, id).await?.unwrap_or(found);
+            return Ok(DecisionResult::NotDecided(NotDecided::Before(Box::new(current))));
+        }
+        let approval = get(&mut tx, tenant, id).await?.ok_or(Error::RowMissing { what: "approval" })?;
+        let kind = match decision.allow {
+            Some(_) => EventKind::ApprovalAllowed,
+            None => EventKind::ApprovalDenied,
+        };
+        let body = approval.event(kind, approval.reason.as_deref());
+        event::insert(&mut *tx, &approval.event_subject(Some(decision.key)), &body).await?;
+        let run = match (session, decision.allow) {
+            (Some(session), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(session),
+            (Some(_), None) => {
+                let outcome = Json(denied_outcome(&approval));
+                expire::end_held(&mut tx, &[id.0], &[outcome]).await?;
+                None
+            }
+            (None, _) => None,
+        };
+        tx.commit().await?;
+        Ok(DecisionResult::Decided { approval: Box::new(approval), run })
+    }
+
+    /// Revokes a grant to a session or a tenant. Runs that have started keep what they have until
+    /// they ask again.
+    pub async fn approval_revoke(
+        &self,
+        tenant: &TenantId,
+        id: ApprovalId,
+        revocation: &Revocation,
+    ) -> Result<DecisionResult, Error> {
+        let mut tx = self.pools.runs.begin().await?;
+        let revoked = sqlx::query!(
+            "UPDATE approvals SET revoked_at = now(), revoked_by = $3, revoke_reason = $4, changed_at = now()
+             WHERE tenant_id || '' = $1 AND id = $2 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL",
+            tenant.as_str(),
+            id.0,
+            revocation.key.0,
+            revocation.reason.as_deref().map(shortened),
+        )
+        .execute(&mut *tx)
+        .await?;
+        let Some(approval) = get(&mut tx, tenant, id).await? else {
+            return Ok(DecisionResult::NotDecided(NotDecided::NotFound));
+        };
+        if revoked.rows_affected() == 0 {
+            return Ok(DecisionResult::NotDecided(NotDecided::NotGranted(Box::new(approval))));
+        }
+        let body = approval.event(EventKind::ApprovalRevoked, approval.revoke_reason.as_deref());
+        event::insert(&mut *tx, &approval.event_subject(Some(revocation.key)), &body).await?;
+        tx.commit().await?;
+        Ok(DecisionResult::Decided { approval: Box::new(approval), run: None })
+    }
+}
+
+async fn get(tx: &mut PgConnection, tenant: &TenantId, id: ApprovalId) -> Result<Option<Approval>, Error> {
+    select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0)
+        .fetch_optional(tx)
+        .await?
+        .map(Approval::try_from)
+        .transpose()
+}
+
+/// Makes the one decision. The clock is read after all locks were waited for.
+async fn update(tx: &mut PgConnection, id: ApprovalId, decision: &Decision) -> Result<bool, Error> {
+    let state = if decision.allow.is_some() { ApprovalState::Allowed } else { ApprovalState::Denied };
+    let updated = sqlx::query!(
+        "UPDATE approvals SET state = $2, scope = $3, decided_by = $4, reason = $5,
+                              decided_at = clock_timestamp(), changed_at = clock_timestamp()
+         WHERE id = $1 AND state = 'pending' AND expires_at > clock_timestamp() AND requested_by <> $4",
+        id.0,
+        state.as_str(),
+        decision.allow.map(ApprovalScope::as_str),
+        decision.key.0,
+        decision.reason.as_deref().map(shortened),
+    )
+    .execute(tx)
+    .await?;
+    Ok(updated.rows_affected() > 0)
+}
+
+/// Locks the session and the run that wait for an approval, if there are any, so that neither ends nor
+/// changes its holder meanwhile.
+async fn lock_run(tx: &mut PgConnection, approval: &Approval) -> Result<Option<RunToWake>, Error> {
+    let Some(run) = approval.run else { return Ok(None) };
+    let session = sqlx::query!(
+        r#"SELECT s.spec ->> 'mode' AS "mode!", w.address AS "holder?"
+           FROM sessions s
+           LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation AND w.lease_until > now()
+           WHERE s.id = $1 FOR SHARE OF s"#,
+        approval.session.0,
+    )
+    .fetch_optional(&mut *tx)
+    .await?;
+    let Some(session) = session else { return Ok(None) };
+    let held = sqlx::query_scalar!(
+        "SELECT id FROM live_runs WHERE id = $1 AND state = 'held' AND approval_id = $2 FOR UPDATE",
+        run.0,
+        approval.id.0,
+    )
+    .fetch_optional(tx)
+    .await?;
+    let mode = row::parse("sessions.spec", &session.mode)?;
+    Ok(held.map(|_| RunToWake { session: approval.session, mode, holder: session.holder }))
+}
+
+/// Queues the run that waited. Its queue timeout begins now.
+async fn queue_held(tx: &mut PgConnection, approval: &Approval) -> Result<bool, Error> {
+    let queued =
+        sqlx::query_file_scalar!("src/sql/held_run_queue.sql", approval.run.map(|run| run.0), approval.id.0)
+            .fetch_one(tx)
+            .await?;
+    Ok(queued > 0)
+}
+
+async fn check_grants(
+    tx: &mut PgConnection,
+    approval: &Approval,
+    scope: Option<ApprovalScope>,
+) -> Result<(), Error> {
+    let session: Option<Uuid> = match scope {
+        None | Some(ApprovalScope::Once) => return Ok(()),
+        Some(ApprovalScope::Session) => Some(approval.session.0),
+        Some(ApprovalScope::Tenant) => None,
+    };
+    let count = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM approvals
+           WHERE tenant_id = $1 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL
+             AND CASE WHEN $2::uuid IS NULL THEN scope = 'tenant' ELSE scope = 'session' AND session_id = $2 END"#,
+        approval.tenant.as_str(),
+        session,
+    )
+    .fetch_one(tx)
+    .await?;
+    let subject = if session.is_some() { "the session has" } else { "the tenant has" };
+    request::within(count, MAX_GRANTS, subject, "approvals that hold for later runs; revoke some")
+}
+
+fn denied_outcome(approval: &Approval) -> Outcome {
+    let mut message = format!("approval {} was denied", approval.id);
+    if let Some(reason) = &approval.reason {
+        message = format!("{message}: {reason}");
+    }
+    Outcome::Refused(Refusal { reason: Reason::ApprovalDenied, message })
+}

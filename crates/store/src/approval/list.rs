@@ -1,0 +1,133 @@
+//! Reading approvals for callers.
+
+use codelia_types::{ApprovalId, SessionId, TenantId};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{Approval, ApprovalRow, select_approvals};
+use crate::{Error, Store};
+
+/// Which approvals to list.
+#[derive(Debug, Clone, Default)]
+pub struct ApprovalFilter {
+    /// Which states.
+    pub status: ApprovalStatus,
+    /// Those of this session.
+    pub session: Option<SessionId>,
+    /// Those that are older than this one.
+    pub before: Option<ApprovalId>,
+}
+
+/// Which states of approvals to list.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ApprovalStatus {
+    /// Those that wait for a decision.
+    #[default]
+    Pending,
+    /// Those that hold for later runs.
+    Granted,
+    /// All.
+    Any,
+}
+
+impl Store {
+    /// Returns a tenant's approval.
+    pub async fn approval_get(&self, tenant: &TenantId, id: ApprovalId) -> Result<Option<Approval>, Error> {
+        select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0)
+            .fetch_optional(&self.pools.runs)
+            .await?
+            .map(Approval::try_from)
+            .transpose()
+    }
+
+    /// Lists a tenant's approvals, newest first.
+    pub async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        filter: &ApprovalFilter,
+        limit: i64,
+    ) -> Result<Vec<Approval>, Error> {
+        let before = filter.before.map_or(Uuid::max(), |id| id.0);
+        let (tenant, session) = (tenant.as_str(), filter.session.map(|id| id.0));
+        let rows = match filter.status {
+            ApprovalStatus::Pending => {
+                select_approvals!(
+                    "a.tenant_id = $1 AND a.id < $2 AND a.state = 'pending' AND a.expires_at > now()
+                       AND a.session_id = coalesce($3, a.session_id)
+                     ORDER BY a.id DESC LIMIT $4",
+                    tenant,
+                    before,
+                    session,
+                    limit,
+                )
+                .fetch_all(&self.pools.reads)
+                .await?
+            }
+            ApprovalStatus::Granted => {
+                select_approvals!(
+                    "a.tenant_id = $1 AND a.id < $2 AND a.state = 'allowed' AND a.scope <> 'once'
+                       AND a.revoked_at IS NULL AND a.session_id = coalesce($3, a.session_id)
+                     ORDER BY a.id DESC LIMIT $4",
+                    tenant,
+                    before,
+                    session,
+                    limit,
+                )
+                .fetch_all(&self.pools.reads)
+                .await?
+            }
+            ApprovalStatus::Any => {
+                select_approvals!(
+                    "a.tenant_id = $1 AND a.id < $2 AND a.session_id = coalesce($3, a.session_id)
+                     ORDER BY a.tenant_id DESC, a.id DESC LIMIT $4",
+                    tenant,
+                    before,
+                    session,
+                    limit,
+                )
+                .fetch_all(&self.pools.reads)
+                .await?
+            }
+        };
+        parse(rows)
+    }
+
+    /// Lists a tenant's approvals that changed since a time of the database, in this order.
+    pub async fn approval_changes(
+        &self,
+        tenant: &TenantId,
+        since: OffsetDateTime,
+        limit: i64,
+    ) -> Result<Vec<(OffsetDateTime, Approval)>, Error> {
+        let changed = sqlx::query!(
+            "SELECT id, changed_at FROM approvals WHERE tenant_id = $1 AND changed_at >= $2
+             ORDER BY tenant_id, changed_at LIMIT $3",
+            tenant.as_str(),
+            since,
+            limit,
+        )
+        .fetch_all(&self.pools.reads)
+        .await?;
+        if changed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<Uuid> = changed.iter().map(|row| row.id).collect();
+        let rows = select_approvals!("a.id = ANY ($1) AND a.tenant_id || '' = $2", &ids, tenant.as_str())
+            .fetch_all(&self.pools.reads)
+            .await?;
+        let mut found: std::collections::HashMap<Uuid, Approval> =
+            parse(rows)?.into_iter().map(|approval| (approval.id.0, approval)).collect();
+        let in_order = changed.into_iter().filter_map(|row| Some((row.changed_at, found.remove(&row.id)?)));
+        Ok(in_order.collect())
+    }
+
+    /// The time of the database, to read changes from.
+    pub async fn database_now(&self) -> Result<OffsetDateTime, Error> {
+        let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#).fetch_one(&self.pools.reads).await?;
+        Ok(now)
+    }
+}
+
+fn parse(rows: Vec<ApprovalRow>) -> Result<Vec<Approval>, Error> {
+    rows.into_iter().map(Approval::try_from).collect()
+}

@@ -1,0 +1,268 @@
+//! The table `approvals`: requests that a person decides about. Each gets exactly one decision. A
+//! request that nobody decided about in time has expired by the clock of the database, whether or
+//! not a sweep has recorded it.
+//!
+//! Whoever changes a run and its approval locks session, run and approval in this order.
+
+mod decide;
+mod expire;
+mod list;
+mod request;
+
+use std::{fmt, str::FromStr};
+
+use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Error, EventBody, EventKind, EventSubject, row};
+
+pub use decide::{Decision, DecisionResult, NotDecided, Revocation, RunToWake};
+pub use list::{ApprovalFilter, ApprovalStatus};
+pub(crate) use request::insert_for_run;
+pub use request::{ApprovalRequest, NewApproval};
+
+/// Pending approvals of one run.
+pub const MAX_PENDING_OF_RUN: i64 = 16;
+/// Pending approvals of one tenant.
+pub const MAX_PENDING_OF_TENANT: i64 = 200;
+/// All approvals that one run may request.
+pub const MAX_OF_RUN: i64 = 256;
+/// Grants of one session, and those to one tenant.
+pub const MAX_GRANTS: i64 = 1000;
+/// Bytes of a message or a reason.
+pub const MAX_APPROVAL_TEXT: usize = 1000;
+
+/// Defines an enum that the database stores as a word.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)+
+        }
+
+        impl $name {
+            /// The word in the database.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ();
+
+            fn from_str(text: &str) -> Result<Self, ()> {
+                match text {
+                    $($word => Ok(Self::$variant),)+
+                    _ => Err(()),
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+words! {
+    /// What is requested.
+    ApprovalKind {
+        /// Network mode `proxy` for a run.
+        NetworkProxy = "network_proxy",
+        /// Network mode `host` for a run.
+        NetworkHost = "network_host",
+        /// A connection to a host and port that the policy leaves to a person.
+        EgressHost = "egress_host",
+        /// Less isolation for a run.
+        Isolation = "isolation",
+    }
+}
+
+words! {
+    /// The state of an approval.
+    ApprovalState {
+        /// Nobody has decided.
+        Pending = "pending",
+        /// Someone allowed it.
+        Allowed = "allowed",
+        /// Someone denied it.
+        Denied = "denied",
+        /// Nobody decided in time, or its run ended before.
+        Expired = "expired",
+    }
+}
+
+words! {
+    /// What an allowed approval holds for.
+    ApprovalScope {
+        /// The run that it was requested for.
+        Once = "once",
+        /// All runs of its session.
+        Session = "session",
+        /// All sessions of the tenant.
+        Tenant = "tenant",
+    }
+}
+
+/// A request that a person decides about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Approval {
+    /// The id.
+    pub id: ApprovalId,
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The session that it was requested for.
+    pub session: SessionId,
+    /// The run that it was requested for.
+    pub run: Option<RunId>,
+    /// What is requested.
+    pub kind: ApprovalKind,
+    /// The host that it is about; empty if the kind has none.
+    pub host: String,
+    /// The port that it is about; 0 if the kind has none.
+    pub port: u16,
+    /// The key that started the run.
+    pub requested_by: KeyId,
+    /// For the person who decides.
+    pub message: String,
+    /// The state, by the clock of the database.
+    pub state: ApprovalState,
+    /// What it holds for, if it is allowed.
+    pub scope: Option<ApprovalScope>,
+    /// The key that decided, if one did.
+    pub decided_by: Option<KeyId>,
+    /// Why, if the decider said so, or why it expired early.
+    pub reason: Option<String>,
+    /// When it was requested.
+    pub created_at: OffsetDateTime,
+    /// When it expires if nobody decides.
+    pub expires_at: OffsetDateTime,
+    /// When it stopped being pending.
+    pub decided_at: Option<OffsetDateTime>,
+    /// When and by which key it was revoked, if it was.
+    pub revoked: Option<(OffsetDateTime, KeyId)>,
+    /// Why it was revoked, if the key said so.
+    pub revoke_reason: Option<String>,
+}
+
+/// A decision that holds for later runs, too.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// What is allowed.
+    pub kind: ApprovalKind,
+    /// The host; empty if the kind has none.
+    pub host: String,
+    /// The port; 0 if the kind has none.
+    pub port: u16,
+}
+
+impl Approval {
+    /// Whom an event about it is about.
+    fn event_subject(&self, key: Option<KeyId>) -> EventSubject {
+        EventSubject {
+            tenant: Some(self.tenant.clone()),
+            session: Some(self.session),
+            run: self.run,
+            key,
+            worker: None,
+        }
+    }
+
+    /// An event about it.
+    fn event(&self, kind: EventKind, reason: Option<&str>) -> EventBody {
+        let mut detail = json!({
+            "approval": self.id, "kind": self.kind.as_str(), "host": self.host, "port": self.port,
+            "requested_by": self.requested_by, "message": self.message,
+        });
+        if let Value::Object(fields) = &mut detail {
+            fields.extend(self.scope.map(|scope| ("scope".to_owned(), scope.as_str().into())));
+            fields.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));
+        }
+        EventBody { kind, field: None, detail }
+    }
+}
+
+/// Selects approvals by a condition and its arguments.
+macro_rules! select_approvals {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            $crate::approval::ApprovalRow,
+            r#"SELECT a.id, a.tenant_id, a.session_id, a.run_id, a.kind, a.host, a.port, a.requested_by, a.message,
+                      CASE WHEN a.state = 'pending' AND a.expires_at <= now() THEN 'expired' ELSE a.state END AS "state!",
+                      a.scope, a.decided_by, a.reason, a.created_at, a.expires_at,
+                      coalesce(a.decided_at, CASE WHEN a.expires_at <= now() THEN a.expires_at END) AS decided_at,
+                      a.revoked_at, a.revoked_by, a.revoke_reason
+               FROM approvals a WHERE "# + $condition,
+            $($argument),*
+        )
+    };
+}
+
+use select_approvals;
+
+struct ApprovalRow {
+    id: Uuid,
+    tenant_id: String,
+    session_id: Uuid,
+    run_id: Option<Uuid>,
+    kind: String,
+    host: String,
+    port: i32,
+    requested_by: Uuid,
+    message: String,
+    state: String,
+    scope: Option<String>,
+    decided_by: Option<Uuid>,
+    reason: Option<String>,
+    created_at: OffsetDateTime,
+    expires_at: OffsetDateTime,
+    decided_at: Option<OffsetDateTime>,
+    revoked_at: Option<OffsetDateTime>,
+    revoked_by: Option<Uuid>,
+    revoke_reason: Option<String>,
+}
+
+impl TryFrom<ApprovalRow> for Approval {
+    type Error = Error;
+
+    fn try_from(row: ApprovalRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: ApprovalId(row.id),
+            tenant: row::parse("approvals.tenant_id", &row.tenant_id)?,
+            session: SessionId(row.session_id),
+            run: row.run_id.map(RunId),
+            kind: row::parse("approvals.kind", &row.kind)?,
+            host: row.host,
+            port: port(row.port),
+            requested_by: KeyId(row.requested_by),
+            message: row.message,
+            state: row::parse("approvals.state", &row.state)?,
+            scope: row.scope.map(|text| row::parse("approvals.scope", &text)).transpose()?,
+            decided_by: row.decided_by.map(KeyId),
+            reason: row.reason,
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            decided_at: row.decided_at,
+            revoked: row.revoked_at.zip(row.revoked_by.map(KeyId)),
+            revoke_reason: row.revoke_reason,
+        })
+    }
+}
+
+/// The database checks the range.
+fn port(column: i32) -> u16 {
+    u16::try_from(column).unwrap_or(0)
+}
+
+/// Cuts a text to the size that the database accepts.
+fn shortened(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_APPROVAL_TEXT)]
+}

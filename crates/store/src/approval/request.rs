@@ -1,0 +1,246 @@
+//! Requesting approvals, for a run that is about to be inserted or for one that is running.
+
+use std::time::Duration;
+
+use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId};
+use sqlx::PgConnection;
+
+use super::{
+    Approval, ApprovalKind, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, expire,
+    port, select_approvals, shortened,
+};
+use crate::{Error, EventKind, Store, event, row};
+
+/// An approval that a run needs before it may start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewApproval {
+    /// The id.
+    pub id: ApprovalId,
+    /// What is requested.
+    pub kind: ApprovalKind,
+    /// The host that it is about; empty if the kind has none.
+    pub host: String,
+    /// The port that it is about; 0 if the kind has none.
+    pub port: u16,
+    /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    pub message: String,
+    /// The key that starts the run.
+    pub requested_by: KeyId,
+    /// How long it waits for a decision.
+    pub timeout: Duration,
+}
+
+/// What a running run requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApprovalRequest {
+    /// The tenant of the run.
+    pub tenant: TenantId,
+    /// The session of the run.
+    pub session: SessionId,
+    /// The run.
+    pub run: RunId,
+    /// What is requested.
+    pub kind: ApprovalKind,
+    /// The host that it is about; empty if the kind has none.
+    pub host: String,
+    /// The port that it is about; 0 if the kind has none.
+    pub port: u16,
+    /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    pub message: String,
+    /// How long it waits for a decision.
+    pub timeout: Duration,
+}
+
+impl Store {
+    /// Requests an approval for a running run. Repeating it returns the pending request. What is
+    /// granted to the session or the tenant, and what was decided for this run, is returned at once;
+    /// a request that expired may be made again.
+    ///
+    /// # Errors
+    /// [`Error::TooManyApprovals`] if the run or its tenant has too many, [`Error::Fenced`] if the run
+    /// is not running, or its key is not known.
+    pub async fn approval_request(&self, request: &ApprovalRequest) -> Result<Approval, Error> {
+        if let Some(answer) = self.approval_answer(request).await? {
+            return Ok(answer);
+        }
+        // One request at a time for each tenant: they cannot exceed its maximum together.
+        let mut tx = self.tenant_lock(&request.tenant).await?;
+        expire::of_run(&mut tx, request.run).await?;
+        check_run(&mut tx, request.run).await?;
+        check_tenant(&mut tx, &request.tenant).await?;
+        let id = ApprovalId::generate();
+        let inserted = sqlx::query!(
+            "INSERT INTO approvals (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at)
+             SELECT $1, r.tenant_id, r.session_id, r.id, $5, $6, $7, r.requested_by, $8, now() + $9::interval
+             FROM live_runs r
+             WHERE r.id = $4 AND r.tenant_id || '' = $2 AND r.session_id = $3 AND r.state = 'running'
+               AND r.requested_by IS NOT NULL
+             ON CONFLICT (run_id, kind, host, port) WHERE state = 'pending' DO NOTHING",
+            id.0,
+            request.tenant.as_str(),
+            request.session.0,
+            request.run.0,
+            request.kind.as_str(),
+            request.host,
+            i32::from(request.port),
+            shortened(&request.message),
+            row::interval(request.timeout) as _,
+        )
+        .execute(&mut *tx)
+        .await?;
+        if inserted.rows_affected() == 0 {
+            drop(tx);
+            // Another request came first, or the run is not running.
+            return self.approval_answer(request).await?.ok_or(Error::Fenced);
+        }
+        let approval = requested(&mut tx, id).await?;
+        tx.commit().await?;
+        Ok(approval)
+    }
+
+    /// Returns those of the approvals that are not pending any more.
+    pub async fn approvals_decided(&self, ids: &[ApprovalId]) -> Result<Vec<Approval>, Error> {
+        let ids: Vec<_> = ids.iter().map(|id| id.0).collect();
+        select_approvals!("a.id = ANY ($1) AND (a.state <> 'pending' OR a.expires_at <= now())", &ids)
+            .fetch_all(&self.pools.runs)
+            .await?
+            .into_iter()
+            .map(Approval::try_from)
+            .collect()
+    }
+
+    /// Lists what is granted to all runs of a session.
+    pub async fn approval_grants(&self, tenant: &TenantId, session: SessionId) -> Result<Vec<Grant>, Error> {
+        let rows = sqlx::query!(
+            "SELECT DISTINCT kind, host, port FROM approvals
+             WHERE tenant_id = $1 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL
+               AND (scope = 'tenant' OR session_id = $2)
+             LIMIT $3",
+            tenant.as_str(),
+            session.0,
+            2 * MAX_GRANTS,
+        )
+        .fetch_all(&self.pools.runs)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                let kind = row::parse("approvals.kind", &row.kind)?;
+                Ok(Grant { kind, host: row.host, port: port(row.port) })
+            })
+            .collect()
+    }
+
+    /// Returns a grant to all runs of a session, if there is one.
+    pub async fn approval_granted(
+        &self,
+        tenant: &TenantId,
+        session: SessionId,
+        grant: &Grant,
+    ) -> Result<Option<Approval>, Error> {
+        select_approvals!(
+            "a.tenant_id = $1 AND a.kind = $3 AND a.host = $4 AND a.port = $5
+               AND a.state = 'allowed' AND a.scope <> 'once' AND a.revoked_at IS NULL
+               AND (a.scope = 'tenant' OR a.session_id = $2)
+             LIMIT 1",
+            tenant.as_str(),
+            session.0,
+            grant.kind.as_str(),
+            grant.host,
+            i32::from(grant.port),
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?
+        .map(Approval::try_from)
+        .transpose()
+    }
+
+    /// What is known without a new request: a grant, or the run's own request that is pending or
+    /// decided.
+    async fn approval_answer(&self, request: &ApprovalRequest) -> Result<Option<Approval>, Error> {
+        let ApprovalRequest { tenant, session, kind, host, port, .. } = request;
+        let grant = Grant { kind: *kind, host: host.clone(), port: *port };
+        if let Some(granted) = self.approval_granted(tenant, *session, &grant).await? {
+            return Ok(Some(granted));
+        }
+        select_approvals!(
+            "a.tenant_id || '' = $1 AND a.run_id = $2 AND a.kind = $3 AND a.host = $4 AND a.port = $5
+               AND (a.state IN ('allowed', 'denied') OR (a.state = 'pending' AND a.expires_at > now()))
+               AND a.revoked_at IS NULL
+             ORDER BY a.id DESC LIMIT 1",
+            tenant.as_str(),
+            request.run.0,
+            kind.as_str(),
+            host,
+            i32::from(*port),
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?
+        .map(Approval::try_from)
+        .transpose()
+    }
+}
+
+/// Inserts the approval that a run waits for, which the same transaction inserts. The caller holds the
+/// lock of the tenant.
+pub(crate) async fn insert_for_run(
+    tx: &mut PgConnection,
+    tenant: &TenantId,
+    session: SessionId,
+    run: RunId,
+    new: &NewApproval,
+) -> Result<(), Error> {
+    check_tenant(&mut *tx, tenant).await?;
+    sqlx::query!(
+        "INSERT INTO approvals (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, now() + $10::interval)",
+        new.id.0,
+        tenant.as_str(),
+        session.0,
+        run.0,
+        new.kind.as_str(),
+        new.host,
+        i32::from(new.port),
+        new.requested_by.0,
+        shortened(&new.message),
+        row::interval(new.timeout) as _,
+    )
+    .execute(&mut *tx)
+    .await?;
+    requested(tx, new.id).await.map(drop)
+}
+
+/// Records the event of a request that was just inserted, and returns it.
+async fn requested(tx: &mut PgConnection, id: ApprovalId) -> Result<Approval, Error> {
+    let approval: Approval = select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?.try_into()?;
+    let subject = approval.event_subject(Some(approval.requested_by));
+    event::insert(tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
+    Ok(approval)
+}
+
+async fn check_tenant(tx: &mut PgConnection, tenant: &TenantId) -> Result<(), Error> {
+    let pending = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM approvals
+           WHERE tenant_id = $1 AND state = 'pending' AND expires_at > now()"#,
+        tenant.as_str(),
+    )
+    .fetch_one(tx)
+    .await?;
+    within(pending, MAX_PENDING_OF_TENANT, "the tenant has", "pending approvals")
+}
+
+async fn check_run(tx: &mut PgConnection, run: RunId) -> Result<(), Error> {
+    let counted = sqlx::query!(
+        r#"SELECT count(*) AS "all!", count(*) FILTER (WHERE state = 'pending') AS "pending!"
+           FROM approvals WHERE run_id = $1"#,
+        run.0,
+    )
+    .fetch_one(tx)
+    .await?;
+    within(counted.pending, MAX_PENDING_OF_RUN, "the run has", "pending approvals")?;
+    within(counted.all, MAX_OF_RUN, "the run has requested", "approvals")
+}
+
+/// Fails if there are as many as allowed.
+pub(super) fn within(count: i64, limit: i64, subject: &'static str, what: &'static str) -> Result<(), Error> {
+    if count < limit { Ok(()) } else { Err(Error::TooManyApprovals { subject, limit, what }) }
+}
