@@ -118,6 +118,9 @@ mod tests {
         metrics.connection_refused("max_connections");
         metrics.key_lookup();
         metrics.violation("SYSCALL_BLOCKED");
+        metrics.egress("connect", "host_not_allowed", 2, 3, 4);
+        metrics.egress_sandboxes(1);
+        metrics.egress_restart();
         metrics.worker(4, 1, 2);
         metrics.queue_depth(3);
         metrics.session_removed(10, Duration::from_millis(1));
@@ -157,6 +160,10 @@ mod tests {
             r#"codelia_sandboxes_total{mode="logical",prepared="true"} 1"#,
             r#"codelia_isolation_setup_p95_seconds{mode="logical"} 0.001"#,
             r#"codelia_violations_total{kind="SYSCALL_BLOCKED"} 1"#,
+            r#"codelia_egress_attempts_total{outcome="host_not_allowed",via="connect"} 2"#,
+            r#"codelia_egress_bytes_total{direction="received"} 4"#,
+            "codelia_egress_sandboxes 1",
+            "codelia_egress_restarts_total 1",
             "codelia_slots 4",
             "codelia_slots_busy 1",
             "codelia_leases 2",

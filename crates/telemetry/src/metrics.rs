@@ -79,6 +79,7 @@ pub struct Metrics {
     _setup_p95: ObservableGauge<f64>,
     sandboxes: Counter<u64>,
     violations: Counter<u64>,
+    egress: EgressMetrics,
     queue_depth: Gauge<i64>,
     misplaced_rows: Gauge<i64>,
     slots: Gauge<i64>,
@@ -93,6 +94,34 @@ pub struct Metrics {
     receipts_unclean: Counter<u64>,
     watchers: Gauge<i64>,
     open_watchers: AtomicI64,
+}
+
+/// The instruments of the egress proxy.
+#[derive(Debug)]
+struct EgressMetrics {
+    attempts: Counter<u64>,
+    bytes: Counter<u64>,
+    sandboxes: Gauge<i64>,
+    restarts: Counter<u64>,
+}
+
+impl EgressMetrics {
+    fn build(meter: &Meter) -> Self {
+        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
+        let sandboxes = meter.i64_gauge("codelia_egress_sandboxes");
+        Self {
+            attempts: counter(
+                "codelia_egress_attempts",
+                "Connections, requests and names that the egress proxy decided about, by way in and outcome",
+            ),
+            bytes: counter(
+                "codelia_egress_bytes",
+                "Bytes that runs exchanged through the egress proxy, by direction",
+            ),
+            sandboxes: sandboxes.with_description("Sandboxes that the egress proxy serves").build(),
+            restarts: counter("codelia_egress_restarts", "Restarts of the egress proxy"),
+        }
+    }
 }
 
 /// The instruments of this process. Call it after [`crate::init`]; values recorded before are lost.
@@ -145,6 +174,7 @@ impl Metrics {
             setups,
             sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
+            egress: EgressMetrics::build(meter),
             queue_depth: gauge("codelia_queue_depth", "Runs waiting for a worker or a slot"),
             misplaced_rows: gauge(
                 "codelia_default_partition_rows",
@@ -238,6 +268,23 @@ impl Metrics {
     /// Counts a policy violation.
     pub fn violation(&self, kind: &str) {
         self.violations.add(1, &[KeyValue::new("kind", kind.to_owned())]);
+    }
+
+    /// Records connections through the egress proxy that have ended, or refused attempts.
+    pub fn egress(&self, via: &'static str, outcome: &'static str, count: u64, sent: u64, received: u64) {
+        self.egress.attempts.add(count, &[KeyValue::new("via", via), KeyValue::new("outcome", outcome)]);
+        self.egress.bytes.add(sent, &[KeyValue::new("direction", "sent")]);
+        self.egress.bytes.add(received, &[KeyValue::new("direction", "received")]);
+    }
+
+    /// Sets the number of sandboxes that the egress proxy serves.
+    pub fn egress_sandboxes(&self, count: usize) {
+        self.egress.sandboxes.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
+    }
+
+    /// Counts a restart of the egress proxy.
+    pub fn egress_restart(&self) {
+        self.egress.restarts.add(1, &[]);
     }
 
     /// Sets the number of waiting runs.

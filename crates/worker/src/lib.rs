@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod egress;
 mod files;
 mod lease;
 mod loops;
@@ -19,7 +20,7 @@ mod workspace;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use codelia_backends::Backend;
+use codelia_backends::{Backend, CgroupParent};
 use codelia_store::{Retention, SecretKey, Store};
 use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
 use codelia_types::{Mode, WorkerId};
@@ -30,6 +31,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use egress::TrustError;
+
+use egress::Egress;
 use lease::keeper;
 use rpc::server;
 use sandbox::backends::Backends;
@@ -84,6 +88,58 @@ pub struct Options {
     pub connections: codelia_server::Limits,
     /// How many files the process may open.
     pub open_files: u64,
+    /// The egress proxy of runs with network mode `proxy`.
+    pub egress: EgressOptions,
+    /// Where control groups are created.
+    pub cgroup_parent: CgroupParent,
+}
+
+/// The settings of the egress proxy. Secrets are only in the files that it reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressOptions {
+    /// DNS servers that resolve allowed names. Empty for those of `/etc/resolv.conf`.
+    pub resolvers: Vec<SocketAddr>,
+    /// Networks that allowed names may lead to although they are private, as `ADDRESS/BITS`.
+    pub private_addresses: Vec<String>,
+    /// A proxy that connections leave through, after all checks.
+    pub upstream: Option<EgressUpstream>,
+    /// A TOML file with the secrets of hosts and of the upstream proxy.
+    pub credentials_file: Option<PathBuf>,
+    /// The directory with the certificate authority for hosts with credentials.
+    pub ca_dir: Option<PathBuf>,
+    /// A PEM file with authorities that the proxy trusts in addition to the system's.
+    pub extra_roots_file: Option<PathBuf>,
+    /// A connection that waits for a decision is refused after this time.
+    pub ask_timeout: Duration,
+    /// For resolving a name and connecting to it.
+    pub connect_timeout: Duration,
+    /// For the head of a request, and for the start of a TLS or SOCKS handshake.
+    pub header_timeout: Duration,
+}
+
+impl Default for EgressOptions {
+    fn default() -> Self {
+        Self {
+            resolvers: Vec::new(),
+            private_addresses: Vec::new(),
+            upstream: None,
+            credentials_file: None,
+            ca_dir: None,
+            extra_roots_file: None,
+            ask_timeout: Duration::from_secs(120),
+            connect_timeout: Duration::from_secs(15),
+            header_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A proxy between this host and the destinations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EgressUpstream {
+    /// SOCKS5.
+    Socks5(SocketAddr),
+    /// HTTP `CONNECT`.
+    Http(SocketAddr),
 }
 
 /// Where a worker listens for apis.
@@ -159,6 +215,9 @@ pub enum Error {
     /// The thread that keeps the lease cannot be started.
     #[error("cannot start the thread of the lease keeper")]
     Thread(#[source] std::io::Error),
+    /// There is no trust store for sandboxes whose requests get credentials.
+    #[error("cannot create the certificate authority (egress.ca_dir)")]
+    Trust(#[from] TrustError),
     /// A task panicked or ended early.
     #[error("the task {0:?} stopped unexpectedly")]
     Stopped(&'static str),
@@ -185,7 +244,8 @@ impl Service {
     ) -> Result<Self, Error> {
         check(&options)?;
         let root = SessionRoot::open(&options.root, options.uids)?;
-        let backends = Backends::probe(backends, root.untraversable_ancestor()).await;
+        let trust = Egress::trust_store(&options)?;
+        let backends = Backends::probe(backends, root.untraversable_ancestor()).await.with_trust(trust);
         options.required_mode.map_or(Ok(()), |mode| backends.require(mode))?;
         if backends.modes().is_empty() {
             return Err(Error::NoMode);
@@ -224,6 +284,8 @@ impl Service {
         let drained = worker.clone();
         let drain = async move { drained.drainer.drain().await };
         let result = shutdown::drain_or_fence(stopped, &mut tasks, drain, fence(&worker)).await;
+        // Its control group is next to those of the sandboxes, whose parent goes last.
+        worker.egress.shut_down().await;
         worker.backends.shut_down();
         // The worker has left: nothing may renew its lease or register it again. This stops the
         // server too.

@@ -56,6 +56,9 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     tasks.critical("upkeep", async move { upkeep(&w).await });
     let w = worker.clone();
     tasks.critical("rotation", async move { watch_receipts(&w).await });
+    tasks.critical("egress proxy", worker.egress.clone().run());
+    tasks.critical("egress approvals", worker.egress.clone().ask());
+    tasks.critical("egress updates", worker.egress.clone().follow_sessions());
     Ok(tasks)
 }
 

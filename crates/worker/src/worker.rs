@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Options,
+    egress::Egress,
     files::{FileService, Workspaces},
     lease::{
         acquire::SessionLeases,
@@ -60,6 +61,7 @@ pub(crate) struct Worker {
     pub(crate) janitor: Janitor,
     pub(crate) drainer: Drainer,
     pub(crate) wakeups: Arc<Wakeups>,
+    pub(crate) egress: Arc<Egress>,
 }
 
 /// State that most parts share.
@@ -74,6 +76,7 @@ struct Shared {
     backends: Arc<Backends>,
     drain: Arc<DrainState>,
     wakeups: Arc<Wakeups>,
+    egress: Arc<Egress>,
 }
 
 impl Worker {
@@ -110,6 +113,7 @@ impl Worker {
             root: shared.root,
             runs: shared.runs,
             wakeups: shared.wakeups,
+            egress: shared.egress,
         })
     }
 
@@ -145,6 +149,7 @@ impl Shared {
     fn new(options: &Options, store: Store, backends: Backends, root: SessionRoot) -> Self {
         let receipts = Arc::<Receipts>::default();
         let spares = SparePool::new(max_spares(options), receipts.clone());
+        let egress = Egress::new(options, store.clone());
         Self {
             store,
             lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
@@ -156,6 +161,7 @@ impl Shared {
             drain: Arc::new(DrainState::new(receipts.clone())),
             receipts,
             wakeups: Arc::default(),
+            egress,
         }
     }
 
@@ -166,6 +172,7 @@ impl Shared {
             root: self.root.clone(),
             slots: self.slots.clone(),
             drain: self.drain.clone(),
+            egress: self.egress.clone(),
         })
     }
 
@@ -180,6 +187,7 @@ impl Shared {
             spares,
             receipts: self.receipts.clone(),
             wakeups: self.wakeups.clone(),
+            egress: self.egress.clone(),
             kill_grace: options.kill_grace,
             secret_key: options.secret_key.clone(),
         })

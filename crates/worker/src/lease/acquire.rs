@@ -41,7 +41,7 @@ impl SessionLeases {
     pub(crate) async fn acquire(&self, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
         let current = self.lease.current();
         if let Holding::Held { epoch, closing: false } = self.sessions.holding(id) {
-            // It is offered because it has queued runs.
+            // It is offered because it has queued runs, such as one that waited for an approval.
             self.sessions.queued.mark(id);
             self.wakeups.poll.notify_one();
             return Ok(Some(epoch));

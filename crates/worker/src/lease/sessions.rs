@@ -7,10 +7,10 @@ use std::{
 };
 
 use codelia_backends::Prepared;
-use codelia_policy::{Ids, Plan, RunSpec};
+use codelia_policy::{Ids, NetworkPolicy, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
 use codelia_types::{CommandSpec, LeaseEpoch, Refusal, SessionId, TenantId};
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
     lease::queued_sessions::QueuedSessions,
@@ -197,9 +197,22 @@ impl Sessions {
         }
     }
 
+    /// The network policy that a held session was created with.
+    pub(crate) fn network(&self, id: SessionId) -> Option<NetworkPolicy> {
+        match self.lock().get(&id)? {
+            Entry::Held(held) => Some(held.spec.policy.network.clone()),
+            Entry::Acquiring | Entry::Releasing(_) => None,
+        }
+    }
+
     /// Gives a session a spare sandbox, unless it has one that fits or the pool is full.
-    pub(crate) fn add_spare<F>(&self, id: SessionId, plan: Plan, prepare: impl FnOnce(Plan) -> F)
-    where
+    pub(crate) fn add_spare<F>(
+        &self,
+        id: SessionId,
+        plan: Plan,
+        descriptors: Option<OwnedSemaphorePermit>,
+        prepare: impl FnOnce(Plan) -> F,
+    ) where
         F: Future<Output = Result<Box<dyn Prepared>, Refusal>> + Send + 'static,
     {
         let Some(permit) = self.spares.try_reserve() else { return };
@@ -209,7 +222,7 @@ impl Sessions {
             if held.closing || held.spare.as_deref().is_some_and(|spare| spare.fits(&plan)) {
                 return;
             }
-            held.spare.replace(Box::new(Spare::start(permit, plan, prepare)))
+            held.spare.replace(Box::new(Spare::start(permit, descriptors, plan, prepare)))
         };
         self.spares.discard(replaced);
     }
@@ -356,7 +369,7 @@ mod tests {
         let sessions = sessions();
         let id = held(&sessions);
         let fitting = plan(&sessions, id);
-        sessions.add_spare(id, fitting.clone(), prepare);
+        sessions.add_spare(id, fitting.clone(), None, prepare);
         let other = Plan { limits: Limits { pids: 1, ..Limits::default() }, ..fitting.clone() };
         assert!(sessions.take_spare(id, &other).is_none());
         let spare = sessions.take_spare(id, &fitting).unwrap();
@@ -368,8 +381,8 @@ mod tests {
     async fn spares_are_bounded_across_sessions() {
         let sessions = sessions();
         let (first, second) = (held(&sessions), held(&sessions));
-        sessions.add_spare(first, plan(&sessions, first), prepare);
-        sessions.add_spare(second, plan(&sessions, second), prepare);
+        sessions.add_spare(first, plan(&sessions, first), None, prepare);
+        sessions.add_spare(second, plan(&sessions, second), None, prepare);
         assert!(sessions.take_spare(second, &plan(&sessions, second)).is_none());
         assert!(sessions.take_spare(first, &plan(&sessions, first)).is_some());
     }
@@ -378,7 +391,7 @@ mod tests {
     async fn idle_session_loses_its_spare() {
         let sessions = sessions();
         let id = held(&sessions);
-        sessions.add_spare(id, plan(&sessions, id), prepare);
+        sessions.add_spare(id, plan(&sessions, id), None, prepare);
         sessions.trim_spares(false);
         tokio::time::advance(SPARE_IDLE).await;
         sessions.trim_spares(false);
@@ -390,14 +403,14 @@ mod tests {
         let sessions = sessions();
         let id = held(&sessions);
         let fitting = plan(&sessions, id);
-        sessions.add_spare(id, fitting.clone(), prepare);
+        sessions.add_spare(id, fitting.clone(), None, prepare);
         sessions.trim_spares(true);
         assert!(sessions.take_spare(id, &fitting).is_none());
         sessions.no_spares().await;
-        sessions.add_spare(id, fitting.clone(), prepare);
+        sessions.add_spare(id, fitting.clone(), None, prepare);
         assert!(sessions.take_spare(id, &fitting).is_none());
         sessions.trim_spares(false);
-        sessions.add_spare(id, fitting.clone(), prepare);
+        sessions.add_spare(id, fitting.clone(), None, prepare);
         assert!(sessions.take_spare(id, &fitting).is_some());
     }
 
@@ -406,7 +419,7 @@ mod tests {
         let sessions = sessions();
         let id = held(&sessions);
         let fitting = plan(&sessions, id);
-        sessions.add_spare(id, fitting.clone(), prepare);
+        sessions.add_spare(id, fitting.clone(), None, prepare);
         tokio::time::advance(MAX_SPARE_AGE).await;
         assert!(sessions.take_spare(id, &fitting).is_none());
         sessions.trim_spares(false);
@@ -419,7 +432,7 @@ mod tests {
         let id = held(&sessions);
         let fitting = plan(&sessions, id);
         sessions.close(id);
-        sessions.add_spare(id, fitting.clone(), prepare);
+        sessions.add_spare(id, fitting.clone(), None, prepare);
         assert!(sessions.take_spare(id, &fitting).is_none());
         assert!(sessions.default_run_spec(id).is_none());
     }

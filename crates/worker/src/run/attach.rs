@@ -320,6 +320,7 @@ mod tests {
             Answer::Event(event) => match event.kind.as_ref().unwrap() {
                 Event::Queued(_) => "queued".into(),
                 Event::Waiting(_) => "waiting".into(),
+                Event::ApprovalNeeded(_) => "approval needed".into(),
                 Event::Assigned(_) => "assigned".into(),
                 Event::Started(_) => "started".into(),
                 Event::Output(output) => {

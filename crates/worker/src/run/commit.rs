@@ -33,6 +33,8 @@ pub(crate) struct Report {
     started: Option<(Instant, Started)>,
     /// The field of the request or policy that kept the command from starting.
     field: Option<&'static str>,
+    /// What it did in the network.
+    events: Vec<EventBody>,
 }
 
 impl From<Denial> for Report {
@@ -44,7 +46,7 @@ impl From<Denial> for Report {
 impl Report {
     /// The report of a run whose command never started, with the receipt of its sandbox.
     pub(crate) fn not_started(outcome: Outcome, receipt: Receipt) -> Self {
-        Self { outcome, usage: Usage::default(), receipt, started: None, field: None }
+        Self { outcome, usage: Usage::default(), receipt, started: None, field: None, events: Vec::new() }
     }
 
     pub(crate) fn of_started(
@@ -54,7 +56,12 @@ impl Report {
         started_at: Instant,
         started: Started,
     ) -> Self {
-        Self { outcome, usage, receipt, started: Some((started_at, started)), field: None }
+        let started = Some((started_at, started));
+        Self { outcome, usage, receipt, started, field: None, events: Vec::new() }
+    }
+
+    pub(crate) fn with_events(self, events: Vec<EventBody>) -> Self {
+        Self { events, ..self }
     }
 }
 
@@ -140,10 +147,11 @@ impl Executor {
         Ok(ended)
     }
 
-    fn committed(&self, run: &ActiveRun, report: Report) -> RunCommit {
+    fn committed(&self, run: &ActiveRun, mut report: Report) -> RunCommit {
         let totals = run.output.totals();
         let violations = run.violations.all();
-        let events = violations::events(&violations).chain(events(&report)).collect();
+        let network = std::mem::take(&mut report.events);
+        let events = violations::events(&violations).chain(network).chain(events(&report)).collect();
         let started =
             report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
         let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();

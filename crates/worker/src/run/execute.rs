@@ -6,10 +6,11 @@ use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Plan, PlanTarget};
 use codelia_store::{AssignedRun, SecretKey, Store};
 use codelia_telemetry::{Permit, Step, metrics};
-use codelia_types::{CommandSpec, Outcome, Receipt};
-use tokio::time::Instant;
+use codelia_types::{CommandSpec, NetworkMode, Outcome, Receipt};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
+    egress::{Egress, OpenSandbox, Subject},
     lease::{
         sessions::{Holding, Sessions},
         worker_lease::LeaseHandle,
@@ -18,11 +19,11 @@ use crate::{
         active::{ActiveRun, InputReceivers, Started},
         commit::Report,
         registry::RunRegistry,
-        retry::LeaseLost,
+        retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
     },
     sandbox::{
-        backends::{Backends, Denial, denial, failed, no_secrets},
+        backends::{Backends, Denial, denial, failed, no_secrets, unenforceable},
         receipts::Receipts,
         spare_maker::SpareMaker,
     },
@@ -42,11 +43,17 @@ pub(crate) struct Executor {
     pub(crate) spares: Arc<SpareMaker>,
     pub(crate) receipts: Arc<Receipts>,
     pub(crate) wakeups: Arc<Wakeups>,
+    pub(crate) egress: Arc<Egress>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
     /// Decrypts secret variables.
     pub(crate) secret_key: Option<SecretKey>,
 }
+
+/// A sandbox in network mode `proxy` has no sockets for the egress proxy.
+#[derive(Debug, thiserror::Error)]
+#[error("the sandbox has no sockets for the egress proxy")]
+struct NoEgress;
 
 /// Why a run has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +99,17 @@ pub(super) struct StartedCommand {
     pub(super) running: Box<dyn Running>,
     pub(super) stdio: Ends,
     pub(super) started: Started,
+    /// Its way out, in network mode `proxy`.
+    pub(super) network: Option<OpenSandbox>,
+}
+
+/// A sandbox for a run.
+struct Sandbox {
+    prepared: Box<dyn Prepared>,
+    /// Whether it was ready before.
+    was_ready: bool,
+    /// Reserved for its sockets, in network mode `proxy`.
+    descriptors: Option<OwnedSemaphorePermit>,
 }
 
 impl Executor {
@@ -118,7 +136,8 @@ impl Executor {
         self.record_shared_paths(&plan).await?;
         let command = self.command(run)?;
         let requested_at = Instant::now();
-        let (sandbox, prepared) = self.sandbox(run, &plan).await?;
+        let Sandbox { prepared: mut sandbox, was_ready: prepared, descriptors } =
+            self.sandbox(run, &plan).await?;
         drop(permit);
         if let Err(no_result) = self.check_lease(run) {
             self.receipts.record(sandbox.discard().await);
@@ -129,13 +148,20 @@ impl Executor {
             self.receipts.record(receipt);
             return Err(NotStarted::Canceled(receipt));
         }
+        let network = match self.open_network(run, &plan, &mut *sandbox, descriptors).await {
+            Ok(network) => network,
+            Err(not_started) => {
+                self.receipts.record(sandbox.discard().await);
+                return Err(not_started);
+            }
+        };
         // Preparation that the run had to wait for counts as setup.
         let waited = requested_at.elapsed();
         let (Launched { running, setup_time, .. }, stdio) = self.launch(&command, sandbox).await?;
         let (unenforced, watched) = (plan.unenforced_fields(), plan.watched_fields());
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
-        Ok(StartedCommand { running, stdio, started })
+        Ok(StartedCommand { running, stdio, started, network })
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
@@ -182,20 +208,67 @@ impl Executor {
         recorded.map_err(|error| failed(&error).into())
     }
 
-    /// The session's spare sandbox if it fits, else a new one; and whether it was ready before.
-    async fn sandbox(&self, run: &ActiveRun, plan: &Plan) -> Result<(Box<dyn Prepared>, bool), Denial> {
+    /// The session's spare sandbox if it fits, else a new one.
+    async fn sandbox(&self, run: &ActiveRun, plan: &Plan) -> Result<Sandbox, NotStarted> {
         let requested_at = Instant::now();
         if let Some(spare) = self.sessions.take_spare(run.assigned.session, plan) {
             let was_ready = spare.is_ready();
             match spare.into_sandbox().await {
-                Some(sandbox) if sandbox.is_alive() => return Ok((sandbox, was_ready)),
-                Some(sandbox) => self.receipts.record(sandbox.discard().await),
+                Some((prepared, descriptors)) if prepared.is_alive() => {
+                    return Ok(Sandbox { prepared, was_ready, descriptors });
+                }
+                Some((prepared, _)) => self.receipts.record(prepared.discard().await),
                 None => {}
             }
         }
-        let sandbox = self.backends.prepare(plan).await?;
+        let descriptors = self.reserve_descriptors(run, plan).await?;
+        let prepared = self.backends.prepare(plan).await?;
         metrics().step(Step::Prepare, requested_at.elapsed());
-        Ok((sandbox, false))
+        Ok(Sandbox { prepared, was_ready: false, descriptors })
+    }
+
+    /// Waits until there are enough descriptors for the sockets of a sandbox in network mode `proxy`.
+    async fn reserve_descriptors(
+        &self,
+        run: &ActiveRun,
+        plan: &Plan,
+    ) -> Result<Option<OwnedSemaphorePermit>, NotStarted> {
+        if plan.network != NetworkMode::Proxy {
+            return Ok(None);
+        }
+        self.egress.warm();
+        tokio::select! {
+            biased;
+            () = run.fence.cancelled() => Err(NoResult::LeaseLost.into()),
+            () = run.cancel.cancelled() => Err(NotStarted::Canceled(Receipt::default())),
+            descriptors = self.egress.reserve() => Ok(descriptors),
+        }
+    }
+
+    /// Has the egress proxy serve the sandbox, before its command starts.
+    async fn open_network(
+        &self,
+        run: &ActiveRun,
+        plan: &Plan,
+        sandbox: &mut dyn Prepared,
+        descriptors: Option<OwnedSemaphorePermit>,
+    ) -> Result<Option<OpenSandbox>, NotStarted> {
+        if plan.network != NetworkMode::Proxy {
+            return Ok(None);
+        }
+        let (Some(sockets), Some(descriptors)) = (sandbox.take_egress(), descriptors) else {
+            return Err(Denial::from(failed(&NoEgress)).into());
+        };
+        let AssignedRun { id, session, tenant, spec, .. } = &run.assigned;
+        let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
+        let read = retry_until_fenced("read session lists", run, || self.egress.decided(&subject));
+        let decided = read.await.map_err(NoResult::from)?;
+        let created_with = self.sessions.network(*session);
+        let policies = (&spec.policy.network, created_with.as_ref());
+        let opened = self.egress.open(subject, policies, decided, sockets, descriptors);
+        let opened =
+            opened.map_err(|error| unenforceable("policy.network.allowed_hosts", error.to_string()))?;
+        Ok(Some(opened))
     }
 
     /// The command with its secret variables.

@@ -54,7 +54,7 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started } = command;
+        let StartedCommand { mut running, stdio, started, network } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.phase.send_replace(Phase::Started(started.clone()));
@@ -67,6 +67,12 @@ impl Executor {
         let ended = self.stop(run, running.as_mut(), end).await;
         metrics().step(Step::Execute, started_at.elapsed());
         streams.finish(&run.output).await;
+        // Before the sandbox is destroyed: its sockets keep its network namespace.
+        let network = match (network, &ended) {
+            (Some(network), Ok(_)) => Some(network.close().await),
+            // Without a lease there is no record.
+            (Some(_), Err(LeaseLost)) | (None, _) => None,
+        };
         let receipt = running.destroy().await;
         self.receipts.record(receipt);
         if let Some(violations) = violations {
@@ -80,7 +86,9 @@ impl Executor {
         let pacing = OutputPacing::of(&run.assigned.spec.policy);
         (usage.cpu_time, usage.wall_time) =
             (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
-        Ok(Report::of_started(outcome, usage, receipt, started_at, started))
+        let network = network.unwrap_or_default();
+        usage.network = network.usage;
+        Ok(Report::of_started(outcome, usage, receipt, started_at, started).with_events(network.events))
     }
 
     /// Ends the command if it has not ended: asks it first, then kills it. Without a lease it is

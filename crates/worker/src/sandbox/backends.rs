@@ -8,7 +8,7 @@ use codelia_telemetry::{Permit, TenantPool};
 use codelia_types::{Mode, Reason, Refusal, TenantId};
 use tokio::task::spawn_blocking;
 
-use crate::Error;
+use crate::{Error, egress::TrustStore};
 
 /// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound them
 /// too.
@@ -22,6 +22,8 @@ pub(crate) struct Backends {
     problems: BTreeMap<Mode, String>,
     /// Makes large plans and sandboxes, few at a time for each tenant.
     large: Arc<TenantPool>,
+    /// For sandboxes whose requests get credentials.
+    trust: Option<TrustStore>,
 }
 
 #[derive(Debug)]
@@ -69,7 +71,11 @@ impl Backends {
                 problems.insert(found.mode, found.problem());
             }
         }
-        Self { installed, problems, large: TenantPool::new(MAX_WAITING) }
+        Self { installed, problems, large: TenantPool::new(MAX_WAITING), trust: None }
+    }
+
+    pub(crate) fn with_trust(self, trust: Option<TrustStore>) -> Self {
+        Self { trust, ..self }
     }
 
     pub(crate) fn modes(&self) -> Vec<Mode> {
@@ -98,7 +104,26 @@ impl Backends {
             Mode::Logical => Plan::logical(target, spec, host.enforceable),
             Mode::Bwrap | Mode::Nsjail | Mode::Container => Plan::isolated(target, spec, host, ids),
         };
-        plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))
+        let plan = plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))?;
+        self.with_authorities(plan)
+    }
+
+    /// The plan with a trust store, if the requests of its sandbox get credentials.
+    fn with_authorities(&self, mut plan: Plan) -> Result<Plan, Denial> {
+        if plan.egress.as_ref().is_none_or(|rules| rules.credentials.is_empty()) {
+            return Ok(plan);
+        }
+        let refuse = |message: &str| Err(unenforceable("policy.network.credentials", message.to_owned()));
+        match &self.trust {
+            None => refuse("this worker has no credentials (set egress.credentials_file)"),
+            Some(_) if plan.mode == Mode::Container => {
+                refuse("an image has a trust store of its own (use mode bwrap or nsjail)")
+            }
+            Some(trust) => {
+                trust.add_to(&mut plan);
+                Ok(plan)
+            }
+        }
     }
 
     /// The same off the async runtime if the policy is large. Then it comes with a permit of the
@@ -149,13 +174,16 @@ impl Backends {
     }
 }
 
-/// Whether a sandbox prepared for one plan serves another: equal except for the name and the limits
-/// that the worker itself enforces.
+/// Whether a sandbox prepared for one plan serves another: equal except for the name, the limits that
+/// the worker itself enforces and the rules that the egress proxy does.
 pub(crate) fn serves(prepared: &Plan, wanted: &Plan) -> bool {
     let mut prepared = prepared.clone();
     prepared.sandbox = wanted.sandbox;
     prepared.limits.timeout = wanted.limits.timeout;
     prepared.limits.output_bytes = wanted.limits.output_bytes;
+    if prepared.egress.is_some() && wanted.egress.is_some() {
+        prepared.egress.clone_from(&wanted.egress);
+    }
     prepared == *wanted
 }
 
@@ -192,7 +220,8 @@ pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
     Refusal { reason: Reason::SandboxFailed, message: "the sandbox could not be created".to_owned() }
 }
 
-fn unenforceable(field: &'static str, message: String) -> Denial {
+/// A plan that this host cannot enforce, because of a field.
+pub(crate) fn unenforceable(field: &'static str, message: String) -> Denial {
     tracing::info!(field, "plan cannot be enforced on this host");
     let refusal = Refusal { reason: Reason::Unenforceable, message };
     Denial { refusal, field: Some(field) }
@@ -215,8 +244,8 @@ fn unavailable(mode: Mode) -> Denial {
 mod tests {
     use std::time::Duration;
 
-    use codelia_policy::{Enforceable, Limits, LimitsRequest};
-    use codelia_types::{CommandSpec, RunId, SessionId};
+    use codelia_policy::{EgressRules, Enforceable, Limits, LimitsRequest, NetworkPolicy};
+    use codelia_types::{CommandSpec, NetworkMode, RunId, SessionId};
 
     use super::*;
 
@@ -244,6 +273,19 @@ mod tests {
         let prepared = plan(Limits::default());
         let other = Limits { timeout: Duration::from_secs(1), output_bytes: 1, ..Limits::default() };
         assert!(serves(&prepared, &plan(other)));
+    }
+
+    #[test]
+    fn sandbox_serves_other_rules_but_not_without_proxy() {
+        let base = plan(Limits::default());
+        let with = |hosts: &[&str]| {
+            let allowed_hosts = Some(hosts.iter().map(|host| (*host).to_owned()).collect());
+            let policy = NetworkPolicy { allowed_hosts, ..NetworkPolicy::default() };
+            let egress = Some(EgressRules::from_policy(&policy));
+            Plan { network: NetworkMode::Proxy, egress, ..base.clone() }
+        };
+        assert!(serves(&with(&[]), &with(&["example.com"])));
+        assert!(!serves(&with(&[]), &base) && !serves(&base, &with(&[])));
     }
 
     #[test]

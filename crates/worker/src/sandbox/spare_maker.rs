@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use codelia_policy::{Plan, PlanTarget};
 use codelia_telemetry::{Permit, task};
-use codelia_types::{RunId, SessionId};
+use codelia_types::{NetworkMode, RunId, SessionId};
 
 use crate::{
+    egress::Egress,
     lease::{drain_state::DrainState, sessions::Sessions},
     run::slots::SlotQueue,
     sandbox::backends::Backends,
@@ -21,6 +22,7 @@ pub(crate) struct SpareMaker {
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) slots: Arc<SlotQueue>,
     pub(crate) drain: Arc<DrainState>,
+    pub(crate) egress: Arc<Egress>,
 }
 
 impl SpareMaker {
@@ -50,7 +52,15 @@ impl SpareMaker {
 
     fn add(&self, session: SessionId, plan: Plan, permit: Option<Permit>) {
         let backends = self.backends.clone();
-        self.sessions.add_spare(session, plan, |plan| async move {
+        let mut descriptors = None;
+        if plan.network == NetworkMode::Proxy {
+            self.egress.warm();
+            descriptors = self.egress.try_reserve();
+            if descriptors.is_none() {
+                return;
+            }
+        }
+        self.sessions.add_spare(session, plan, descriptors, |plan| async move {
             let _permit = permit;
             backends.prepare(&plan).await.map_err(|denial| denial.refusal)
         });

@@ -29,26 +29,33 @@ pub(crate) struct Spare {
     plan: Plan,
     started_at: Instant,
     preparing: JoinHandle<Result<Box<dyn Prepared>, Refusal>>,
+    /// Reserved for its sockets, in network mode `proxy`.
+    descriptors: Option<OwnedSemaphorePermit>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Spare {
     /// Starts to prepare one in the background.
-    pub(crate) fn start<F>(permit: OwnedSemaphorePermit, plan: Plan, prepare: impl FnOnce(Plan) -> F) -> Self
+    pub(crate) fn start<F>(
+        permit: OwnedSemaphorePermit,
+        descriptors: Option<OwnedSemaphorePermit>,
+        plan: Plan,
+        prepare: impl FnOnce(Plan) -> F,
+    ) -> Self
     where
         F: Future<Output = Result<Box<dyn Prepared>, Refusal>> + Send + 'static,
     {
         let preparing = task::background("prepare spare", prepare(plan.clone()));
-        Self { plan, started_at: Instant::now(), preparing, _permit: permit }
+        Self { plan, started_at: Instant::now(), preparing, descriptors, _permit: permit }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
         self.preparing.is_finished()
     }
 
-    /// Waits for the sandbox; `None` if it could not be prepared.
-    pub(crate) async fn into_sandbox(self) -> Option<Box<dyn Prepared>> {
-        self.preparing.await.ok()?.ok()
+    /// Waits for the sandbox; `None` if it could not be prepared. Comes with its descriptors.
+    pub(crate) async fn into_sandbox(self) -> Option<(Box<dyn Prepared>, Option<OwnedSemaphorePermit>)> {
+        Some((self.preparing.await.ok()?.ok()?, self.descriptors))
     }
 
     /// Whether a run with this plan may use it.
@@ -96,8 +103,8 @@ impl SparePool {
         let Some(spare) = spare else { return };
         let receipts = self.receipts.clone();
         task::background("discard spare", async move {
-            // Holds the permit until the sandbox is gone, for `empty`.
-            let Spare { preparing, _permit, .. } = *spare;
+            // Holds the permits until the sandbox is gone, for `empty`.
+            let Spare { preparing, descriptors: _descriptors, _permit, .. } = *spare;
             if let Ok(Ok(sandbox)) = preparing.await {
                 receipts.record(sandbox.discard().await);
             }

@@ -164,6 +164,8 @@ impl Fixture {
             idempotency: None,
             secret_env: None,
             check_quotas: true,
+            requested_by: None,
+            approval: None,
         };
         match self.store.run_insert(new, Quotas::default()).await.unwrap() {
             RunAdmission::Recorded { run, incarnation, .. } => (*run, incarnation),
@@ -320,6 +322,8 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         secret_key: None,
         connections: codelia_server::Limits::default(),
         open_files: 1024,
+        egress: codelia_worker::EgressOptions::default(),
+        cgroup_parent: codelia_backends::CgroupParent::default(),
     }
 }
 

@@ -153,7 +153,7 @@ async fn unenforceable_field_is_refused_and_audited() {
     let Some(fixture) = isolating().await else { return };
     let session = fixture.held_session().await;
     let mut spec = isolated("true");
-    spec.network = Some(codelia_types::NetworkMode::Host);
+    spec.policy.network.executables = Some(vec!["/usr/bin/curl".into()]);
     let id = fixture.start(session, &spec).await;
     let row = fixture.ended(id).await;
     let Some(Outcome::Refused(refusal)) = row.outcome else { panic!("{:?}", row.outcome) };
@@ -161,6 +161,6 @@ async fn unenforceable_field_is_refused_and_audited() {
     let events =
         fixture.store.event_list(&fixture.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
     assert_eq!(events.len(), 1);
-    assert_eq!(events[0].body.field.as_deref(), Some("network"));
+    assert_eq!(events[0].body.field.as_deref(), Some("policy.network.executables"));
     fixture.end().await;
 }

@@ -1,0 +1,250 @@
+//! The egress proxy of this worker: a process of its own that serves the sandboxes in network mode
+//! `proxy`.
+//!
+//! The table of sandboxes says what the proxy should know, and the task in `serve` brings it there: it
+//! starts the proxy with the first sandbox, restarts it when it dies, and sends what has changed. A
+//! run never waits for the proxy, except for its last records.
+
+mod asks;
+mod config;
+mod control;
+mod process;
+mod records;
+mod rules;
+mod sandbox;
+mod serve;
+mod trust;
+mod updates;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use codelia_backends::{CgroupParent, EgressSockets};
+use codelia_egress::{Config, control::Decision};
+use codelia_policy::NetworkPolicy;
+use codelia_store::{EventBody, EventKind, EventSubject, Store};
+use codelia_telemetry::metrics;
+use codelia_types::{RunId, WorkerId};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::Options;
+
+use asks::Ask;
+use rules::BaseRules;
+use sandbox::Sandbox;
+
+pub(crate) use records::NetworkRecord;
+pub(crate) use rules::RulesTooLarge;
+pub(crate) use sandbox::Subject;
+pub use trust::TrustError;
+pub(crate) use trust::TrustStore;
+
+/// How long the last records of a sandbox may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the proxy may take to end with the worker.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Sandboxes in mode `proxy` use at most half of the descriptors, at this many each: its sockets and
+/// those of its processes.
+const DESCRIPTORS_PER_SANDBOX: u64 = 80;
+/// Hosts that wait for a person to be asked.
+const MAX_ASKS: usize = 256;
+
+/// The egress proxy of this worker.
+#[derive(Debug)]
+pub(crate) struct Egress {
+    config: Config,
+    cgroup: CgroupParent,
+    store: Store,
+    worker: WorkerId,
+    table: Mutex<Table>,
+    /// Something in the table has changed.
+    changed: Notify,
+    descriptors: Arc<Semaphore>,
+    asks: mpsc::Sender<Ask>,
+    asked: Mutex<Option<mpsc::Receiver<Ask>>>,
+    stop: CancellationToken,
+    stopped: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Whether a sandbox was prepared or opened, so that a proxy is needed.
+    is_wanted: bool,
+    /// Whether a proxy runs.
+    is_serving: bool,
+    sandboxes: HashMap<RunId, Arc<Sandbox>>,
+    /// Those that have changed since the proxy was sent something about them.
+    changed: HashSet<RunId>,
+}
+
+/// What was decided for a session since it was created.
+#[derive(Debug, Default)]
+pub(crate) struct Decided {
+    /// Its network policy, if it was changed.
+    network: Option<NetworkPolicy>,
+    /// The hosts and ports that a person has allowed.
+    grants: Vec<(String, u16)>,
+}
+
+/// A sandbox that is served. Dropping it closes it.
+#[derive(Debug)]
+pub(crate) struct OpenSandbox {
+    egress: Arc<Egress>,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Egress {
+    pub(crate) fn new(options: &Options, store: Store) -> Arc<Self> {
+        let max = options.open_files / 2 / DESCRIPTORS_PER_SANDBOX;
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let (asks, asked) = mpsc::channel(MAX_ASKS);
+        Arc::new(Self {
+            config: config::config(&options.egress),
+            cgroup: options.cgroup_parent.clone(),
+            store,
+            worker: options.id.clone(),
+            table: Mutex::default(),
+            changed: Notify::new(),
+            descriptors: Arc::new(Semaphore::new(max.clamp(1, Semaphore::MAX_PERMITS))),
+            asks,
+            asked: Mutex::new(Some(asked)),
+            stop: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+        })
+    }
+
+    /// The trust store of sandboxes whose requests get credentials; `None` if none are configured.
+    pub(crate) fn trust_store(options: &Options) -> Result<Option<TrustStore>, TrustError> {
+        let config = config::config(&options.egress);
+        let authority = config.authority.filter(|_| config.credentials_file.is_some());
+        authority.as_ref().map(TrustStore::load).transpose()
+    }
+
+    /// Starts the proxy if it does not run: a sandbox will need it soon.
+    pub(crate) fn warm(&self) {
+        self.lock().is_wanted = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits until there are enough descriptors for one more sandbox.
+    pub(crate) async fn reserve(&self) -> Option<OwnedSemaphorePermit> {
+        // Fails only if the semaphore is closed, which never happens.
+        self.descriptors.clone().acquire_owned().await.ok()
+    }
+
+    /// The same without waiting; `None` if there are too few.
+    pub(crate) fn try_reserve(&self) -> Option<OwnedSemaphorePermit> {
+        self.descriptors.clone().try_acquire_owned().ok()
+    }
+
+    /// Reads what was decided for a run's session since it was created.
+    pub(crate) async fn decided(&self, subject: &Subject) -> Result<Decided, codelia_store::Error> {
+        let sessions = [subject.session];
+        let (networks, grants) =
+            tokio::try_join!(self.store.session_networks(&sessions), asks::grants(&self.store, subject))?;
+        Ok(Decided { network: networks.into_iter().next().map(|(_, network)| network), grants })
+    }
+
+    /// Has the proxy serve a sandbox, as long as the returned value lives. Call it before the command
+    /// starts. `session` is the network policy that the session was created with.
+    ///
+    /// # Errors
+    /// The lists of the policy are too long.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        subject: Subject,
+        (policy, session): (&NetworkPolicy, Option<&NetworkPolicy>),
+        decided: Decided,
+        sockets: EgressSockets,
+        descriptors: OwnedSemaphorePermit,
+    ) -> Result<OpenSandbox, RulesTooLarge> {
+        let base = BaseRules::new(policy, session);
+        let rules = base.under(decided.network.as_ref())?;
+        let run = subject.run;
+        let sandbox = Arc::new(Sandbox::new(subject, base, rules, sockets, descriptors));
+        for (host, port) in decided.grants {
+            sandbox.decide(host, port, Decision::Always);
+        }
+        let mut table = self.lock();
+        table.sandboxes.insert(run, sandbox.clone());
+        metrics().egress_sandboxes(table.sandboxes.len());
+        drop(table);
+        self.mark(run);
+        Ok(OpenSandbox { egress: self.clone(), sandbox })
+    }
+
+    /// Ends the proxy and waits until it is gone.
+    pub(crate) async fn shut_down(&self) {
+        self.stop.cancel();
+        if timeout(STOP_TIMEOUT, self.stopped.cancelled()).await.is_err() {
+            tracing::error!("egress proxy did not end in time");
+        }
+    }
+
+    /// A sandbox has changed: the proxy must learn of it.
+    fn mark(&self, run: RunId) {
+        let mut table = self.lock();
+        table.is_wanted = true;
+        table.changed.insert(run);
+        drop(table);
+        self.changed.notify_one();
+    }
+
+    fn sandbox(&self, run: RunId) -> Option<Arc<Sandbox>> {
+        self.lock().sandboxes.get(&run).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Sandbox>> {
+        self.lock().sandboxes.values().cloned().collect()
+    }
+
+    fn remove(&self, run: RunId) {
+        let mut table = self.lock();
+        table.sandboxes.remove(&run);
+        metrics().egress_sandboxes(table.sandboxes.len());
+        drop(table);
+        self.mark(run);
+    }
+
+    /// Records that the proxy died. The event is for operators: it has no tenant.
+    async fn record_restart(&self, how: &str) {
+        let subject = EventSubject { worker: Some(self.worker.clone()), ..EventSubject::default() };
+        let detail = serde_json::json!({ "ended": how });
+        let body = EventBody { kind: EventKind::EgressRestarted, field: None, detail };
+        if let Err(error) = self.store.event_insert(&subject, &body).await {
+            tracing::warn!(%error, "cannot record the restart of the egress proxy");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OpenSandbox {
+    /// Closes the sandbox and waits for its last records. Call it when its processes are dead.
+    pub(crate) async fn close(self) -> NetworkRecord {
+        self.sandbox.begin_close();
+        if self.egress.lock().is_serving {
+            self.egress.mark(self.sandbox.subject.run);
+            if timeout(CLOSE_TIMEOUT, self.sandbox.closed.cancelled()).await.is_err() {
+                tracing::warn!(run = %self.sandbox.subject.run, "egress proxy did not close a sandbox in time");
+            }
+        }
+        self.sandbox.take_record()
+    }
+}
+
+impl Drop for OpenSandbox {
+    fn drop(&mut self) {
+        self.sandbox.begin_close();
+        self.egress.remove(self.sandbox.subject.run);
+    }
+}

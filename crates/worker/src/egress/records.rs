@@ -1,0 +1,217 @@
+//! What a sandbox did in the network: a bounded number of events, and totals.
+
+use codelia_egress::control::{Connection, Totals, Via};
+use codelia_store::{EventBody, EventKind};
+use codelia_telemetry::metrics;
+use codelia_types::NetworkUsage;
+use serde_json::json;
+
+/// Events of connections, and as many of refusals: neither can push the other out.
+const MAX_EVENTS: usize = 100;
+const MAX_TEXT: usize = 255;
+
+/// The network part of a run's result.
+#[derive(Debug, Default)]
+pub(crate) struct NetworkRecord {
+    /// `None` in other network modes.
+    pub(crate) usage: Option<NetworkUsage>,
+    pub(crate) events: Vec<EventBody>,
+}
+
+/// What a sandbox has done so far.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    connections: Vec<EventBody>,
+    refusals: Vec<EventBody>,
+    /// The traffic under proxies that have died.
+    earlier: Totals,
+    /// The traffic under the present proxy that has ended.
+    counted: Totals,
+}
+
+impl Records {
+    pub(super) fn add(&mut self, connection: Connection) {
+        let Connection { refused, sent, received, count, .. } = &connection;
+        let outcome = refused.as_deref().map_or("allowed", known_reason);
+        metrics().egress(via(connection.via), outcome, *count, *sent, *received);
+        let totals = &mut self.counted;
+        let (number, events) = match refused {
+            Some(_) => (&mut totals.refused, &mut self.refusals),
+            None => (&mut totals.connections, &mut self.connections),
+        };
+        *number = number.saturating_add(*count);
+        totals.sent = totals.sent.saturating_add(*sent);
+        totals.received = totals.received.saturating_add(*received);
+        if events.len() < MAX_EVENTS {
+            events.push(event(connection));
+        }
+    }
+
+    /// The proxy has closed the sandbox, and knows its traffic best.
+    pub(super) fn closed(&mut self, totals: Totals) {
+        self.counted = totals;
+    }
+
+    pub(super) fn proxy_ended(&mut self) {
+        self.earlier = sum(self.earlier, std::mem::take(&mut self.counted));
+    }
+
+    pub(super) fn finish(mut self) -> NetworkRecord {
+        let Totals { connections, refused, sent, received } = sum(self.earlier, self.counted);
+        let usage = NetworkUsage { connections, refused, sent_bytes: sent, received_bytes: received };
+        self.connections.append(&mut self.refusals);
+        NetworkRecord { usage: Some(usage), events: self.connections }
+    }
+}
+
+fn sum(one: Totals, other: Totals) -> Totals {
+    Totals {
+        connections: one.connections.saturating_add(other.connections),
+        refused: one.refused.saturating_add(other.refused),
+        sent: one.sent.saturating_add(other.sent),
+        received: one.received.saturating_add(other.received),
+    }
+}
+
+fn event(connection: Connection) -> EventBody {
+    let Connection { via: how, host, port, address, refused, rule, sent, received, millis, count, .. } =
+        connection;
+    let refused = refused.map(bounded);
+    EventBody {
+        kind: if refused.is_some() { EventKind::NetworkRefused } else { EventKind::NetworkConnected },
+        field: refused.as_deref().and_then(field).map(str::to_owned),
+        detail: json!({
+            "via": via(how),
+            "host": bounded(host),
+            "port": port,
+            "address": address,
+            "reason": refused,
+            "rule": rule.map(bounded),
+            "sent_bytes": sent,
+            "received_bytes": received,
+            "duration_ms": millis,
+            "count": count,
+        }),
+    }
+}
+
+/// The field of the policy behind a refusal.
+fn field(reason: &str) -> Option<&'static str> {
+    Some(match reason {
+        "host_not_allowed" => "network.allowed_hosts",
+        "host_blocked" => "network.blocked_hosts",
+        "port_not_allowed" => "network.allowed_ports",
+        _ => return None,
+    })
+}
+
+/// A reason as the label of a metric: a proxy that misbehaves must not create labels without end.
+fn known_reason(reason: &str) -> &'static str {
+    const KNOWN: [&str; 29] = [
+        "address_in_use",
+        "ask_timeout",
+        "byte_limit",
+        "capacity",
+        "connect_failed",
+        "connect_timeout",
+        "connection_limit",
+        "connection_rate",
+        "denied",
+        "header_timeout",
+        "host_blocked",
+        "host_mismatch",
+        "host_not_allowed",
+        "invalid_request",
+        "invalid_target",
+        "own_address",
+        "port_not_allowed",
+        "protocol_not_supported",
+        "query_rate",
+        "query_type_not_allowed",
+        "resolve_failed",
+        "rules_changed",
+        "sni_mismatch",
+        "sni_missing",
+        "special_address",
+        "suspicious_name",
+        "tls_failed",
+        "too_many_names",
+        "upstream_refused",
+    ];
+    KNOWN.into_iter().find(|known| *known == reason).unwrap_or("refused")
+}
+
+fn via(via: Via) -> &'static str {
+    match via {
+        Via::Connect => "connect",
+        Via::Http => "http",
+        Via::Socks => "socks",
+        Via::Transparent => "transparent",
+        Via::Dns => "dns",
+    }
+}
+
+/// Texts come from programs: at most [`MAX_TEXT`] bytes, without control characters, which the
+/// database or a terminal would not accept.
+fn bounded(text: String) -> String {
+    let mut text: String = text.chars().filter(|c| !c.is_control()).collect();
+    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use codelia_types::RunId;
+
+    use super::*;
+
+    fn connection(refused: Option<&str>) -> Connection {
+        Connection {
+            sandbox: RunId::generate(),
+            via: Via::Connect,
+            host: "example.com".into(),
+            port: 443,
+            address: None,
+            refused: refused.map(str::to_owned),
+            rule: None,
+            sent: 10,
+            received: 20,
+            millis: 5,
+            count: 2,
+        }
+    }
+
+    #[test]
+    fn records_are_bounded_and_all_are_counted() {
+        let mut records = Records::default();
+        for _ in 0..MAX_EVENTS * 3 {
+            records.add(connection(Some("host_not_allowed")));
+        }
+        records.add(connection(None));
+        let NetworkRecord { usage, events } = records.finish();
+        assert_eq!(events.len(), MAX_EVENTS + 1, "refusals leave room for the connection");
+        assert_eq!(events[0].kind, EventKind::NetworkConnected);
+        assert_eq!(events[1].field.as_deref(), Some("network.allowed_hosts"));
+        let usage = usage.unwrap();
+        assert_eq!((usage.connections, usage.refused), (2, MAX_EVENTS as u64 * 6));
+        assert_eq!(usage.sent_bytes, (MAX_EVENTS as u64 * 3 + 1) * 10);
+    }
+
+    #[test]
+    fn totals_survive_the_death_of_a_proxy() {
+        let mut records = Records::default();
+        records.add(connection(None));
+        records.proxy_ended();
+        records.add(connection(None));
+        let totals = Totals { connections: 5, refused: 1, sent: 100, received: 200 };
+        records.closed(totals);
+        let usage = records.finish().usage.unwrap();
+        assert_eq!((usage.connections, usage.refused, usage.sent_bytes), (7, 1, 110));
+    }
+
+    #[test]
+    fn text_of_a_program_is_cleaned_and_cut() {
+        assert_eq!(bounded("a\u{1b}[31m\0b".into()), "a[31mb");
+        assert_eq!(bounded("ä".repeat(300)).len(), 254);
+    }
+}
