@@ -62,7 +62,8 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
     Ok(backends)
 }
 
-fn cgroup_parent(config: &Config) -> CgroupParent {
+/// Where this process creates control groups.
+pub(crate) fn cgroup_parent(config: &Config) -> CgroupParent {
     CgroupParent { name: None, cpu_idle: config.sandbox.cpu_idle }
 }
 

@@ -7,8 +7,8 @@ use std::sync::{
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    CancelRunRequest, CloseStdin, Detach, ExecRequest, ExecResponse, GetRunRequest, Run, exec_request,
-    run_event::Kind,
+    Approval, CancelRunRequest, CloseStdin, Detach, ExecRequest, ExecResponse, GetRunRequest, Run,
+    exec_request, run_event::Kind,
 };
 use codelia_telemetry::task;
 use tokio::{io::AsyncReadExt, signal::unix::SignalKind, sync::mpsc, task::AbortHandle};
@@ -149,6 +149,10 @@ impl ExecStream {
                 Some(Kind::Waiting(waiting)) => {
                     streams.write_message(&format!("codelia: waiting for a worker ({})", waiting.message))?;
                 }
+                Some(Kind::ApprovalNeeded(needed)) => {
+                    let approval = needed.approval.unwrap_or_default();
+                    streams.write_message(&approval_needed(&approval))?;
+                }
                 Some(Kind::Violation(violation)) => {
                     streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
                 }
@@ -172,6 +176,12 @@ impl ExecStream {
         client.runs().get_run(GetRunRequest { name: name.clone(), ..Default::default() }).await?;
         Ok(name)
     }
+}
+
+/// Says that a run waits for a person, and how to decide.
+fn approval_needed(approval: &Approval) -> String {
+    let Approval { approval_id, message, .. } = approval;
+    format!("codelia: waiting for approval {approval_id}: {message} (codelia approvals allow {approval_id})")
 }
 
 impl Progress {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use codelia_proto::{
     duration_from_proto,
-    v1::{Limits, Outcome, Run, ViolationEvent, outcome::Kind},
+    v1::{Limits, NetworkMode, Outcome, Run, ViolationEvent, outcome::Kind},
 };
 
 use codelia_types::Reason;
@@ -72,6 +72,17 @@ pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
         Some(Kind::Canceled(canceled)) => Some(canceled.reason.clone()).filter(|reason| !reason.is_empty()),
         _ => None,
     }
+}
+
+/// How to get a network, if the command failed without one and looks as if it needed one. It is a
+/// guess for the reader, and changes nothing else.
+pub(crate) fn network_hint(run: &Run) -> Option<&'static str> {
+    let failed = matches!(run.outcome.as_ref()?.kind, Some(Kind::Exited(code)) if code != 0);
+    let argv = &run.command.as_ref()?.argv;
+    (failed && run.network() == NetworkMode::None && codelia_policy::predicts_network(argv)).then_some(
+        "the command seems to need the network, and had none; use --allow-host HOST, or --allow-host \
+         set:registries",
+    )
 }
 
 /// Explains why a run ended; `None` if the command exited or a signal killed it.
@@ -180,6 +191,36 @@ mod tests {
             assert_eq!(exit_code(&Outcome { kind: Some(kind.clone()) }), code, "{kind:?}");
         }
         assert_eq!(exit_code(&Outcome { kind: None }), 125);
+    }
+
+    #[test]
+    fn failed_command_without_network_gets_a_hint() {
+        let run = |argv: &[&str], code, network: NetworkMode| Run {
+            outcome: Some(Outcome { kind: Some(Kind::Exited(code)) }),
+            command: Some(v1::CommandSpec {
+                argv: argv.iter().map(|&word| word.to_owned()).collect(),
+                ..Default::default()
+            }),
+            network: network.into(),
+            ..Run::default()
+        };
+        let pip = &["pip", "install", "requests"][..];
+        assert!(
+            network_hint(&run(pip, 1, NetworkMode::None)).is_some_and(|hint| hint.contains("--allow-host"))
+        );
+        for (argv, code, network) in [
+            (pip, 0, NetworkMode::None),
+            (pip, 1, NetworkMode::Proxy),
+            (pip, 1, NetworkMode::Unspecified),
+            (&["false"], 1, NetworkMode::None),
+        ] {
+            let other = run(argv, code, network);
+            assert_eq!(network_hint(&other), None, "{argv:?} {code} {network:?}");
+        }
+        // The hint changes neither the exit code nor the message.
+        let hinted = run(pip, 7, NetworkMode::None);
+        assert_eq!(exit_code(&hinted.outcome.clone().unwrap()), 7);
+        assert_eq!(message(&hinted), None);
     }
 
     #[test]

@@ -38,7 +38,9 @@ use anyhow::Result;
 use self::{
     args::{Cli, Command},
     client::Client,
-    commands::{admin, context, doctor, files, info, logs, policy, run, runs, serve, session, up},
+    commands::{
+        admin, approvals, context, doctor, egress, files, info, logs, policy, run, runs, serve, session, up,
+    },
     config::Flag,
     output::{Output, StdoutClosed},
 };
@@ -61,6 +63,10 @@ fn main() -> ExitCode {
 }
 
 fn execute(cli: Cli, output: Output) -> Result<ExitCode> {
+    // It restricts itself before it has a second thread.
+    if let Command::Egress(args) = &cli.command {
+        return egress::egress(args).map(|()| ExitCode::SUCCESS);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(dispatch(cli, output));
     // A blocking read of stdin cannot be interrupted: do not wait for it.
@@ -92,6 +98,7 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Doctor => return doctor::doctor(config, output).await,
         Command::Config(args::Config::Show) => config::show(&loaded, output)?,
         Command::Context(command) => context::context(&loaded, command, output)?,
+        Command::Policy(args::Policy::Sets) => policy::sets(output)?,
         command => return dispatch_client(&loaded, command, output).await,
     }
     Ok(ExitCode::SUCCESS)
@@ -132,6 +139,7 @@ async fn call(
         Command::Rm(args) => return files::rm(client, &args, output).await,
         Command::Mkdir(args) => return files::mkdir(client, &args, output).await,
         Command::Mv(args) => files::mv(client, &args, output).await?,
+        Command::Approvals(args) => approvals::approvals(client, args, output).await?,
         Command::Session(command) => return session::session(client, command, output).await,
         Command::Policy(command) => policy::policy(client, command, output).await?,
         Command::Tenants(command) => admin::tenants(client, command, output).await?,

@@ -1,9 +1,9 @@
-//! Sessions, runs, tenants, keys and workers as JSON. The field names are a stable interface.
+//! Sessions, runs, approvals, tenants, keys and workers as JSON. The field names are a stable interface.
 
 use std::collections::BTreeSet;
 
 use codelia_proto::{duration_from_proto, v1};
-use codelia_types::Mode;
+use codelia_types::{Mode, NetworkMode};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
@@ -16,12 +16,14 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "session_id": run.session_id,
         "worker_id": non_empty(&run.worker_id),
         "state": run_state(run),
+        "waiting_for_approval": non_empty(&run.waiting_for_approval),
         "command": run.command.as_ref().map(|command| &command.argv),
         "command_truncated": run.command.as_ref().is_some_and(|command| command.argv_truncated),
         "env_names": run.command.as_ref().map(|command| &command.env_names),
         "secret_env_names": run.command.as_ref().map(|command| &command.secret_env_names),
         "sandbox_mode": mode(run.mode()),
         "isolation": isolation(run.mode()),
+        "network": run.network().to_mode().map(NetworkMode::as_str),
         "sandbox_root": non_empty(&run.sandbox_root),
         "cancel_reason": non_empty(&run.cancel_reason),
         "outcome": run.outcome.as_ref().map(exit_status::name),
@@ -69,6 +71,62 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "limits": session.limits.as_ref().map(limits),
         "labels": session.labels,
     })
+}
+
+/// An approval.
+pub(crate) fn approval(approval: &v1::Approval) -> Value {
+    json!({
+        "approval_id": approval.approval_id,
+        "session_id": approval.session_id,
+        "run_id": non_empty(&approval.run_id),
+        "kind": approval_kind(approval),
+        "host": non_empty(&approval.host),
+        "port": Some(approval.port).filter(|port| *port != 0),
+        "message": approval.message,
+        "state": approval_state(approval),
+        "scope": approval_scope(approval),
+        "requested_by": approval.requested_by,
+        "decided_by": non_empty(&approval.decided_by),
+        "reason": non_empty(&approval.reason),
+        "create_time": timestamp(approval.create_time.as_ref()),
+        "expire_time": timestamp(approval.expire_time.as_ref()),
+        "decide_time": timestamp(approval.decide_time.as_ref()),
+        "revoke_time": timestamp(approval.revoke_time.as_ref()),
+        "revoked_by": non_empty(&approval.revoked_by),
+        "revoke_reason": non_empty(&approval.revoke_reason),
+    })
+}
+
+/// Name of what an approval is about.
+pub(crate) fn approval_kind(approval: &v1::Approval) -> &'static str {
+    match approval.kind() {
+        v1::ApprovalKind::Unspecified => "unknown",
+        v1::ApprovalKind::NetworkProxy => "network_proxy",
+        v1::ApprovalKind::NetworkHost => "network_host",
+        v1::ApprovalKind::EgressHost => "egress_host",
+        v1::ApprovalKind::Isolation => "isolation",
+    }
+}
+
+/// Name of an approval's state.
+pub(crate) fn approval_state(approval: &v1::Approval) -> &'static str {
+    match approval.state() {
+        v1::ApprovalState::Unspecified => "unknown",
+        v1::ApprovalState::Pending => "pending",
+        v1::ApprovalState::Allowed => "allowed",
+        v1::ApprovalState::Denied => "denied",
+        v1::ApprovalState::Expired => "expired",
+    }
+}
+
+/// Name of what an approval holds for; `None` unless it is allowed.
+pub(crate) fn approval_scope(approval: &v1::Approval) -> Option<&'static str> {
+    match approval.scope() {
+        v1::ApprovalScope::Unspecified => None,
+        v1::ApprovalScope::Once => Some("once"),
+        v1::ApprovalScope::Session => Some("session"),
+        v1::ApprovalScope::Tenant => Some("tenant"),
+    }
 }
 
 /// A tenant.
@@ -273,6 +331,12 @@ fn usage(usage: &v1::Usage) -> Value {
         "read_bytes": usage.read_bytes,
         "written_bytes": usage.written_bytes,
         "peak_processes": usage.peak_processes,
+        "network": usage.network.as_ref().map(|network| json!({
+            "connections": network.connections,
+            "refused": network.refused,
+            "sent_bytes": network.sent_bytes,
+            "received_bytes": network.received_bytes,
+        })),
     })
 }
 

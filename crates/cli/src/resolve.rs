@@ -2,11 +2,14 @@
 //! start of an id if only one object has it.
 
 use anyhow::{Result, bail};
-use codelia_proto::v1::{GetSessionRequest, Key, ListKeysRequest, ListRunsRequest, ListSessionsRequest};
+use codelia_proto::v1::{
+    ApprovalFilter, GetSessionRequest, Key, ListApprovalsRequest, ListKeysRequest, ListRunsRequest,
+    ListSessionsRequest,
+};
 use tonic::{Code, Status};
 
 use crate::{
-    client::{Client, pages, run_name, session_name},
+    client::{Client, approval_name, pages, run_name, session_name},
     record,
 };
 
@@ -58,6 +61,27 @@ pub(crate) async fn run(client: &Client, text: &str) -> Result<String> {
         Ok((page.runs.into_iter().map(|run| run.run_id).collect(), page.next_page_token))
     });
     Ok(run_name(&found.await?))
+}
+
+/// Returns the resource name of an approval given by resource name, id or start of its id.
+pub(crate) async fn approval(client: &Client, text: &str) -> Result<String> {
+    if text.contains('/') || is_id(text) {
+        return Ok(approval_name(text));
+    }
+    if !is_prefix(text) {
+        bail!(
+            "approval {text:?} not found: expected its id, or at least its first {MIN_PREFIX_CHARS} characters \
+             (`codelia approvals list --all` lists approvals)"
+        );
+    }
+    let found = search("approval", text, async |page_token| {
+        let (parent, filter) = ("sessions/-".to_owned(), ApprovalFilter::All.into());
+        let request = ListApprovalsRequest { parent, filter, page_size: PAGE_SIZE, page_token };
+        let page = client.approvals().list_approvals(request).await?.into_inner();
+        let ids = page.approvals.into_iter().map(|approval| approval.approval_id);
+        Ok((ids.collect(), page.next_page_token))
+    });
+    Ok(approval_name(&found.await?))
 }
 
 /// Returns the resource name of a key of `tenant` given by resource name, id, display name or start

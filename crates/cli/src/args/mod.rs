@@ -1,6 +1,7 @@
 //! Command-line arguments, as clap parses them. One file per noun.
 
 mod admin;
+mod approvals;
 mod context;
 #[cfg(test)]
 mod documents;
@@ -19,13 +20,14 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::Cont
 
 pub(crate) use self::{
     admin::{Keys, MaxLimits, Quotas, RetentionTimes, Scope, Tenants, Workers},
+    approvals::{ApprovalScope, Approvals, ApprovalsCommand, ListApprovals},
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     policy::Policy,
     run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, TerminalArgs},
-    sandbox::{FilesystemArgs, SandboxArgs},
-    server::{Config, Up},
-    session::{CreateSession, Session, UpdateSession},
+    sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
+    server::{Config, Egress, Up},
+    session::{CreateSession, Session, SessionChange, UpdateSession},
 };
 use crate::exit_status::FAILURE;
 
@@ -133,6 +135,8 @@ are several.")]
     Ps(Ps),
     /// Cancel runs
     Kill(Kill),
+    /// List, watch and decide what runs need a person's approval for
+    Approvals(Approvals),
     /// Manage sessions: workspaces that runs share
     #[command(subcommand)]
     Session(Session),
@@ -181,6 +185,9 @@ Example:
         /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
+    /// Serve the egress proxy of a worker on standard input
+    #[command(hide = true)]
+    Egress(Egress),
     /// Print the candidates for the last word, for completion scripts
     #[command(name = "__complete", hide = true)]
     Complete {

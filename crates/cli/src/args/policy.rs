@@ -29,4 +29,6 @@ pub(crate) enum Policy {
         #[arg(long)]
         mode: Option<Mode>,
     },
+    /// List the named sets of hosts, which policies include as set:NAME
+    Sets,
 }

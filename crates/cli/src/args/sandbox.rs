@@ -7,6 +7,29 @@ use codelia_types::{Mode, NetworkMode};
 
 use super::values::{bytes, cpu_millicores, duration, key_value, mebibytes};
 
+/// Network access, in addition to the policy file.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Network")]
+pub(crate) struct NetworkArgs {
+    /// Network access: none, proxy (only to allowed hosts) or host [default: the server's]
+    #[arg(long, value_name = "MODE")]
+    pub(crate) network: Option<NetworkMode>,
+    /// Allow connections to this host: a name, *.NAME, an address or set:NAME; implies --network
+    /// proxy (repeatable)
+    #[arg(long = "allow-host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// Allow connections to this port of allowed hosts (repeatable) [default: 80 and 443]
+    #[arg(long = "allow-port", value_name = "PORT")]
+    pub(crate) ports: Vec<u16>,
+}
+
+impl NetworkArgs {
+    /// The network mode that the flags request.
+    pub(crate) fn requested_mode(&self) -> Option<NetworkMode> {
+        self.network.or((!self.hosts.is_empty()).then_some(NetworkMode::Proxy))
+    }
+}
+
 /// Host files to expose, in addition to the policy file.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Files of the host")]
@@ -38,9 +61,6 @@ pub(crate) struct SandboxArgs {
     /// Sandbox mode: logical, bwrap, nsjail or container [default: the server's]
     #[arg(long)]
     pub(crate) mode: Option<Mode>,
-    /// Network access: none, proxy or host [default: the server's]
-    #[arg(long)]
-    pub(crate) network: Option<NetworkMode>,
     /// Kill the command after this long; with -t or -d the default is 4h [default: 2m, max: 1day]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
@@ -73,6 +93,8 @@ pub(crate) struct SandboxArgs {
     /// Make retries safe: retrying with the same key returns the first result
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
     // Last: its heading also applies to what follows.
     #[command(flatten)]
     pub(crate) filesystem: FilesystemArgs,

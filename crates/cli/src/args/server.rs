@@ -1,4 +1,4 @@
-//! Arguments of `codelia up` and `codelia config`.
+//! Arguments of `codelia up`, `codelia config` and `codelia egress`.
 
 use clap::{Args, Subcommand};
 use codelia_types::Mode;
@@ -28,6 +28,17 @@ pub(crate) struct Up {
     /// Set on the background process that `--detach` starts
     #[arg(long, hide = true, conflicts_with = "detach")]
     pub(crate) detached: bool,
+}
+
+/// The worker sends everything else over standard input.
+#[derive(Debug, Args)]
+pub(crate) struct Egress {
+    /// Format of log lines: human or json
+    #[arg(long, default_value = "human")]
+    pub(crate) log_format: String,
+    /// Which log lines are written
+    #[arg(long, default_value = "info")]
+    pub(crate) log_filter: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -40,13 +40,14 @@ pub(crate) enum Session {
         #[arg(long, value_name = "DURATION", value_parser = duration)]
         ttl: Duration,
     },
-    /// Change a session's alias, labels and lifetimes
+    /// Change a session's alias, labels, lifetimes and hosts
     #[command(after_help = "\
 What is not given stays as it is.
 
 Examples:
   codelia session update work --ttl 2h --no-idle-ttl
-  codelia session update work --alias done --label state=done --label owner=me")]
+  codelia session update work --alias done --label state=done --label owner=me
+  codelia session update work --allow-host pypi.org --allow-host '*.pythonhosted.org'")]
     Update(UpdateSession),
     /// Close sessions: cancel their runs and remove their files
     Close {
@@ -80,6 +81,12 @@ pub(crate) struct SessionChange {
     /// Remove the idle limit
     #[arg(long, conflicts_with = "idle_ttl")]
     pub(crate) no_idle_ttl: bool,
+    /// Let its runs reach these hosts only, running ones too, in network mode `proxy` (repeatable)
+    #[arg(long = "allow-host", value_name = "HOST")]
+    pub(crate) allow_hosts: Vec<String>,
+    /// Let its runs reach no host
+    #[arg(long, conflicts_with = "allow_hosts")]
+    pub(crate) no_hosts: bool,
 }
 
 #[derive(Debug, Args)]

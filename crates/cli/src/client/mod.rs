@@ -7,10 +7,10 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    admin_service_client::AdminServiceClient, file_service_client::FileServiceClient,
-    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
-    policy_service_client::PolicyServiceClient, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient,
+    admin_service_client::AdminServiceClient, approval_service_client::ApprovalServiceClient,
+    file_service_client::FileServiceClient, info_service_client::InfoServiceClient,
+    operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
+    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -130,6 +130,10 @@ impl Client {
         FileServiceClient::new(self.service.clone())
     }
 
+    pub(crate) fn approvals(&self) -> ApprovalServiceClient<Service> {
+        ApprovalServiceClient::new(self.service.clone())
+    }
+
     pub(crate) fn policies(&self) -> PolicyServiceClient<Service> {
         PolicyServiceClient::new(self.service.clone())
     }
@@ -192,6 +196,11 @@ pub(crate) fn session_name(session: &str) -> String {
 /// Returns the resource name of a run given by id or resource name.
 pub(crate) fn run_name(run: &str) -> String {
     if run.starts_with("sessions/") { run.to_owned() } else { format!("sessions/-/runs/{run}") }
+}
+
+/// Returns the resource name of an approval given by id or resource name.
+pub(crate) fn approval_name(approval: &str) -> String {
+    if approval.starts_with("approvals/") { approval.to_owned() } else { format!("approvals/{approval}") }
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ struct ModeCheck {
     usable: bool,
     /// Whether limits are watched instead of enforced.
     watches_limits: bool,
+    /// Whether commands can have network mode `proxy`.
+    egress: bool,
     gaps: Vec<Gap>,
 }
 
@@ -56,6 +58,7 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         check_output(config),
         check_user_namespaces().await,
         check_cgroups(),
+        check_egress(&modes),
     ];
     if output.is_json() {
         let modes: Vec<Value> = modes.iter().map(mode_json).collect();
@@ -85,6 +88,7 @@ fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) 
         mode,
         usable: false,
         watches_limits: false,
+        egress: false,
         gaps: vec![Gap { missing: missing.to_owned(), remedy: String::new() }],
     };
     match (capabilities.iter().find(|found| found.mode == mode), problem) {
@@ -92,7 +96,8 @@ fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) 
             let gaps = found.gaps.iter();
             let gaps =
                 gaps.map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() }).collect();
-            ModeCheck { mode, usable: found.usable, watches_limits: found.watches_limits(), gaps }
+            let (usable, watches_limits) = (found.usable, found.watches_limits());
+            ModeCheck { mode, usable, watches_limits, egress: usable && found.enforceable.egress, gaps }
         }
         (None, Some(problem)) => unusable(problem),
         (None, None) => unusable("not available in this build or configuration"),
@@ -192,6 +197,21 @@ fn check_cgroups() -> Check {
     }
 }
 
+/// How network mode `proxy` reaches programs that know no proxy: by local routes in the sandbox.
+fn check_egress(modes: &[ModeCheck]) -> Check {
+    let isolating = modes.iter().filter(|check| check.usable && check.mode != Mode::Logical);
+    let (with, without): (Vec<_>, Vec<_>) = isolating.partition(|check| check.egress);
+    let names =
+        |checks: &[&ModeCheck]| checks.iter().map(|check| check.mode.as_str()).collect::<Vec<_>>().join(", ");
+    let found = match (with.as_slice(), without.as_slice()) {
+        ([], _) => "no mode can do it".to_owned(),
+        (with, []) => format!("by local routes: {}", names(with)),
+        (with, without) => format!("by local routes: {}; not in {}", names(with), names(without)),
+    };
+    let ok = !with.is_empty();
+    Check { name: "network mode proxy", ok, found, remedy: "fix what the modes above lack for it" }
+}
+
 /// Returns the controllers that `/proc/cgroups` lists as enabled (last column).
 fn enabled_v1(text: &str) -> String {
     let lines = text.lines().filter(|line| !line.starts_with('#') && line.ends_with('1'));
@@ -204,6 +224,7 @@ fn mode_json(check: &ModeCheck) -> Value {
         "mode": check.mode,
         "usable": check.usable,
         "watches_limits": check.watches_limits,
+        "network_proxy": check.egress,
         "gaps": gaps.collect::<Vec<_>>(),
     })
 }
@@ -244,6 +265,17 @@ fn yes_or_no(value: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn proxy_is_shown_by_mode() {
+        let check =
+            |mode, egress| ModeCheck { mode, usable: true, watches_limits: false, egress, gaps: vec![] };
+        let modes = [check(Mode::Logical, false), check(Mode::Bwrap, true), check(Mode::Container, false)];
+        assert_eq!(check_egress(&modes).found, "by local routes: bwrap; not in container");
+        assert_eq!(check_egress(&modes[..2]).found, "by local routes: bwrap");
+        let none = check_egress(&modes[2..]);
+        assert!(!none.ok && remedy(&none).is_some(), "{none:?}");
+    }
 
     #[test]
     fn cgroup_v1_controllers_come_from_proc() {

@@ -1,8 +1,10 @@
 //! The commands, one module each.
 
 pub(crate) mod admin;
+pub(crate) mod approvals;
 pub(crate) mod context;
 pub(crate) mod doctor;
+pub(crate) mod egress;
 pub(crate) mod files;
 pub(crate) mod info;
 pub(crate) mod logs;

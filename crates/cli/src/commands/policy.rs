@@ -4,7 +4,7 @@ use std::{fs::File, io::Read, path::Path};
 
 use anyhow::{Context, Result};
 use codelia_policy::{
-    FilesystemMode, Format, ParseError, Policy, PolicyError,
+    FilesystemMode, Format, HOST_SETS, HostSet, ParseError, Policy, PolicyError,
     size::{MAX_BYTES, check_bytes},
 };
 use codelia_proto::v1::{
@@ -34,7 +34,19 @@ pub(crate) async fn policy(client: &Client, command: args::Policy, output: Outpu
             let explained = client.policies().explain_policy(request).await?.into_inner();
             output.print(&to_json(&explained)?, &to_text(&explained))
         }
+        args::Policy::Sets => sets(output),
     }
+}
+
+/// Lists the named sets of hosts. Needs no server.
+pub(crate) fn sets(output: Output) -> Result<()> {
+    let hosts = |set: &HostSet| set.hosts().collect::<Vec<_>>();
+    output.print_whole_list(
+        &["SET", "PURPOSE", "HOSTS"],
+        HOST_SETS,
+        |set| json!({ "set": set.name, "purpose": set.purpose, "hosts": hosts(set) }),
+        |set| vec![format!("set:{}", set.name), set.purpose.to_owned(), hosts(set).join(" ")],
+    )
 }
 
 /// Reads a policy file. Its extension names the format.
@@ -60,6 +72,7 @@ pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> 
     let file = args.policy_file.as_deref().map(read).transpose()?;
     let mut policy = file.clone().unwrap_or_default();
     apply_flags(&mut policy, &args.filesystem);
+    apply_network_flags(&mut policy, &args.network);
     if args.no_debug {
         policy.process.debug = Some(false);
     }
@@ -83,6 +96,15 @@ fn apply_flags(policy: &mut Policy, flags: &args::FilesystemArgs) {
     filesystem.denied_paths.extend(flags.deny.iter().cloned());
     if flags.image_profile.is_some() {
         policy.container.profile.clone_from(&flags.image_profile);
+    }
+}
+
+fn apply_network_flags(policy: &mut Policy, flags: &args::NetworkArgs) {
+    if !flags.hosts.is_empty() {
+        policy.network.allowed_hosts.get_or_insert_default().extend(flags.hosts.iter().cloned());
+    }
+    if !flags.ports.is_empty() {
+        policy.network.allowed_ports.get_or_insert_default().extend(&flags.ports);
     }
 }
 
@@ -149,6 +171,19 @@ fn source(source: PolicySource) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn network_flags_extend_the_policy() {
+        let mut policy = Policy::default();
+        apply_network_flags(&mut policy, &args::NetworkArgs::default());
+        assert_eq!(policy, Policy::default());
+        policy.network.allowed_hosts = Some(vec!["a.example".to_owned()]);
+        let flags = args::NetworkArgs { hosts: vec!["set:pypi".to_owned()], ports: vec![443], network: None };
+        assert_eq!(flags.requested_mode(), Some(codelia_types::NetworkMode::Proxy));
+        apply_network_flags(&mut policy, &flags);
+        let text = "network: {allowed_hosts: [a.example, 'set:pypi'], allowed_ports: [443]}";
+        assert_eq!(policy, Policy::parse(text, Format::Yaml).unwrap());
+    }
 
     #[test]
     fn flags_extend_the_policy() {

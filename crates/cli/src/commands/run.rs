@@ -299,7 +299,7 @@ pub(crate) fn mode(args: &args::SandboxArgs) -> i32 {
 
 /// Returns the requested network mode.
 pub(crate) fn network(args: &args::SandboxArgs) -> i32 {
-    args.network.map_or(NetworkMode::Unspecified, NetworkMode::from).into()
+    args.network.requested_mode().map_or(NetworkMode::Unspecified, NetworkMode::from).into()
 }
 
 /// How to return to a run, and how to end it.
@@ -325,6 +325,9 @@ fn finish(followed: Result<Followed>, mut streams: Streams, output: Output) -> R
         if code == 0 && streams.is_redirected() {
             code = exit_status::INCOMPLETE;
         }
+    }
+    if let Some(hint) = exit_status::network_hint(&run) {
+        streams.write_message(&format!("codelia: {hint}"))?;
     }
     if let Some(message) = exit_status::message(&run) {
         let prefix = if exit_status::is_failure(code) { "error" } else { "codelia" };

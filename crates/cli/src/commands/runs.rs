@@ -138,6 +138,7 @@ async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<R
 fn status(run: &Run) -> String {
     match &run.outcome {
         Some(outcome) => format!("{} ({})", exit_status::name(outcome), exit_status::exit_code(outcome)),
+        None if !run.waiting_for_approval.is_empty() => "needs approval".to_owned(),
         None => record::run_state(run).to_owned(),
     }
 }

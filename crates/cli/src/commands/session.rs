@@ -7,7 +7,7 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
-        ListSessionsRequest, Session, SessionState, UpdateSessionRequest,
+        ListSessionsRequest, NetworkPolicy, Session, SessionState, TextList, UpdateSessionRequest,
     },
 };
 
@@ -71,6 +71,7 @@ async fn update(client: &Client, args: &args::UpdateSession, output: Output) -> 
         ("labels", !change.labels.is_empty() || change.no_labels),
         ("ttl", change.ttl.is_some()),
         ("idle_ttl", change.idle_ttl.is_some() || change.no_idle_ttl),
+        ("network", !change.allow_hosts.is_empty() || change.no_hosts),
     ];
     let paths = paths.into_iter().filter(|(_, given)| *given).map(|(path, _)| path.to_owned()).collect();
     let request = UpdateSessionRequest {
@@ -80,9 +81,19 @@ async fn update(client: &Client, args: &args::UpdateSession, output: Output) -> 
         labels: change.labels.iter().cloned().collect(),
         ttl: change.ttl.map(duration_to_proto),
         idle_ttl: change.idle_ttl.map(duration_to_proto),
+        network: network(change),
     };
     let updated = client.sessions().update_session(request).await?.into_inner();
     output.print_fields(&record::session(&updated.session.context(NO_SESSION)?))
+}
+
+/// The hosts that the session's runs may reach from now on, if they change.
+fn network(change: &args::SessionChange) -> Option<NetworkPolicy> {
+    if change.allow_hosts.is_empty() && !change.no_hosts {
+        return None;
+    }
+    let allowed_hosts = Some(TextList { values: change.allow_hosts.clone() });
+    Some(NetworkPolicy { allowed_hosts, ..NetworkPolicy::default() })
 }
 
 async fn list(client: &Client, filter: &ListSessionsRequest, limit: usize, output: Output) -> Result<()> {

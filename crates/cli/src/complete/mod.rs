@@ -138,6 +138,7 @@ impl<'a> Line<'a> {
             ("session" | "sessions", _) => Source::Sessions,
             ("run" | "runs", _) => Source::Runs,
             ("sources" | "destination" | "source" | "paths" | "path", _) => Source::Files,
+            ("approval", _) => Source::Approvals,
             ("tenant", _) => Source::Tenants,
             ("key", _) => Source::Keys,
             ("worker", _) => Source::Workers,
@@ -188,6 +189,8 @@ mod tests {
     async fn commands_and_flags_are_completed() {
         assert_eq!(complete("att").await, ["attach"]);
         assert_eq!(complete("session cl").await, ["close"]);
+        assert_eq!(complete("approvals de").await, ["deny"]);
+        assert_eq!(complete("approvals allow --for ten").await, ["tenant"]);
         assert_eq!(complete("run --time").await, ["--timeout"]);
         assert_eq!(complete("keys create --scope op").await, ["operator"]);
         assert_eq!(complete("completions ba").await, ["bash"]);

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    FileKind, ListFilesRequest, ListKeysRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest,
-    ListWorkersRequest, SessionState,
+    ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListKeysRequest, ListRunsRequest,
+    ListSessionsRequest, ListTenantsRequest, ListWorkersRequest, SessionState,
 };
 
 use crate::{
@@ -23,6 +23,7 @@ pub(super) enum Source {
     Runs,
     /// `SESSION:PATH`.
     Files,
+    Approvals,
     Tenants,
     Keys,
     Workers,
@@ -47,6 +48,12 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
             Some((session, path)) => files(&client, session, path).await,
             None => Ok(sessions(&client).await?.into_iter().map(|name| format!("{name}:")).collect()),
         },
+        Source::Approvals => {
+            let (parent, filter) = ("sessions/-".to_owned(), ApprovalFilter::All.into());
+            let request = ListApprovalsRequest { parent, filter, page_size: PAGE_SIZE, ..Default::default() };
+            let approvals = client.approvals().list_approvals(request).await?.into_inner().approvals;
+            Ok(approvals.into_iter().map(|approval| approval.approval_id).collect())
+        }
         Source::Tenants => {
             let request = ListTenantsRequest { page_size: PAGE_SIZE, ..Default::default() };
             let tenants = client.admin().list_tenants(request).await?.into_inner().tenants;

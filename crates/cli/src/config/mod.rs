@@ -53,7 +53,9 @@ pub(crate) struct Config {
     pub(crate) internal: Internal,
     pub(crate) worker: Worker,
     pub(crate) sandbox: Sandbox,
+    pub(crate) egress: Egress,
     pub(crate) limits: Limits,
+    pub(crate) approvals: Approvals,
     pub(crate) retention: Retention,
     #[serde(default)]
     pub(crate) secrets: Secrets,
@@ -171,7 +173,9 @@ pub(crate) struct Sandbox {
     pub(crate) mode: Option<Mode>,
     pub(crate) root: Option<PathBuf>,
     pub(crate) ttl_seconds: NonZeroU64,
-    pub(crate) network: Option<Network>,
+    /// Network of runs that request none.
+    #[serde(default, deserialize_with = "network")]
+    pub(crate) network: Option<NetworkMode>,
     /// Cores.
     #[serde(deserialize_with = "cpu_cores")]
     pub(crate) cpu_limit: f64,
@@ -236,12 +240,25 @@ pub(crate) struct Limits {
     pub(crate) max_tmp_mb: Option<NonZeroU32>,
 }
 
-/// Value of `CODELIA_SANDBOX_NETWORK`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Network {
-    Disabled,
-    Enabled,
+/// The egress proxy of runs with network mode `proxy`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Egress {
+    /// DNS servers with commas between them; empty for those of `/etc/resolv.conf`.
+    pub(crate) resolvers: String,
+    /// Networks that may be reached although they are private, with commas between them.
+    pub(crate) private_addresses: String,
+    /// `socks5://IP:PORT` or `http://IP:PORT`.
+    pub(crate) upstream: Option<String>,
+    pub(crate) credentials_file: Option<PathBuf>,
+    pub(crate) ca_dir: Option<PathBuf>,
+    pub(crate) extra_roots_file: Option<PathBuf>,
+    #[serde(deserialize_with = "duration")]
+    pub(crate) ask_timeout: Duration,
+    #[serde(deserialize_with = "duration")]
+    pub(crate) connect_timeout: Duration,
+    #[serde(deserialize_with = "duration")]
+    pub(crate) header_timeout: Duration,
 }
 
 /// What becomes of limits that no cgroup can enforce.
@@ -252,6 +269,15 @@ pub(crate) enum LimitEnforcement {
     Strict,
     /// The worker watches them and ends commands that exceed them.
     BestEffort,
+}
+
+/// Requests that a person decides about.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Approvals {
+    /// How long a run waits for a decision.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) timeout: Duration,
 }
 
 /// How long rows are kept.
@@ -333,14 +359,6 @@ impl Config {
         Ok(watch)
     }
 
-    /// Network of runs that request none.
-    pub(crate) fn network(&self) -> Option<NetworkMode> {
-        self.sandbox.network.map(|network| match network {
-            Network::Disabled => NetworkMode::None,
-            Network::Enabled => NetworkMode::Host,
-        })
-    }
-
     /// Default lifetime of a session.
     pub(crate) fn session_ttl(&self) -> Duration {
         Duration::from_secs(self.sandbox.ttl_seconds.get())
@@ -370,6 +388,16 @@ impl Loaded {
         for warning in &self.warnings {
             tracing::warn!("{warning}");
         }
+    }
+}
+
+/// Parses a network mode. `disabled` and `enabled` are older names of `none` and `proxy`.
+fn network<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NetworkMode>, D::Error> {
+    let text = String::deserialize(from)?;
+    match text.as_str() {
+        "disabled" => Ok(Some(NetworkMode::None)),
+        "enabled" => Ok(Some(NetworkMode::Proxy)),
+        other => other.parse().map(Some).map_err(serde::de::Error::custom),
     }
 }
 

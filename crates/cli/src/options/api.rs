@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use codelia_policy::{Ceilings, Policy};
-use codelia_types::Mode;
+use codelia_types::{Mode, NetworkMode};
 
 use super::{
     ServiceDefaults, connections,
@@ -24,6 +24,7 @@ const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Options of the API server. `mode` is the mode of sessions that request none.
 pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Result<codelia_api::Options> {
     let RunLimits { defaults: limits, ceilings, timeouts } = run_limits(config)?;
+    let policy = installation_policy(config, &ceilings)?;
     let tls = tls::public(config)?;
     if tls.is_none() && config.profile == Profile::Prod && !config.api.listen.ip().is_loopback() {
         tracing::warn!(listen = %config.api.listen, "API served without TLS");
@@ -36,12 +37,12 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
             cert_pem: tls.cert_pem,
             key_pem: tls.key_pem,
         }),
-        policy: installation_policy(config, &ceilings)?,
+        default_network: default_network(config, &policy)?,
+        policy,
         ceilings,
         timeouts,
         defaults: limits,
         default_mode: mode,
-        default_network: config.network(),
         session_ttl: config.session_ttl(),
         max_session_ttl: MAX_SESSION_TTL.max(config.session_ttl()),
         allow_logical: config.allow_logical(),
@@ -56,6 +57,15 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
     })
 }
 
+/// Network of runs that request none. Mode `host` needs the installation's policy, too.
+fn default_network(config: &Config, policy: &Policy) -> Result<Option<NetworkMode>> {
+    let network = config.sandbox.network;
+    if network == Some(NetworkMode::Host) && policy.network.mode != Some(NetworkMode::Host) {
+        bail!("sandbox.network: host needs sandbox.policy with network.mode: host (or use proxy)");
+    }
+    Ok(network)
+}
+
 /// Policy that applies to every command.
 fn installation_policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
     let Some(file) = &config.sandbox.policy else { return Ok(Policy::installation()) };
@@ -67,8 +77,6 @@ fn installation_policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-
-    use codelia_types::NetworkMode;
 
     use super::*;
     use crate::{
@@ -102,12 +110,27 @@ mod tests {
 
     #[test]
     fn network_variable_sets_the_default_network() {
-        let api = api_of(&[]);
-        assert_eq!(api.default_network, None);
-        assert_eq!(
-            api_of(&[("CODELIA_SANDBOX_NETWORK", "enabled")]).default_network,
-            Some(NetworkMode::Host)
-        );
+        assert_eq!(api_of(&[]).default_network, None);
+        for (value, expected) in [
+            ("none", NetworkMode::None),
+            ("disabled", NetworkMode::None),
+            ("proxy", NetworkMode::Proxy),
+            ("enabled", NetworkMode::Proxy),
+        ] {
+            let api = api_of(&[("CODELIA_SANDBOX_NETWORK", value)]);
+            assert_eq!(api.default_network, Some(expected), "{value}");
+        }
+    }
+
+    #[test]
+    fn default_network_host_needs_the_policy() {
+        let policy = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+        let path = policy.path().to_str().unwrap();
+        let variables = [("CODELIA_SANDBOX_NETWORK", "host"), ("CODELIA_SANDBOX_POLICY", path)];
+        let refused = api(&config(&variables), Mode::Bwrap, SEPARATE).unwrap_err().to_string();
+        assert!(refused.contains("sandbox.network"), "{refused}");
+        std::fs::write(path, "network: {mode: host}").unwrap();
+        assert_eq!(api_of(&variables).default_network, Some(NetworkMode::Host));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::config::Config;
 const LONG_TIMEOUT: u64 = 4 * 3600;
 /// Highest queue timeout.
 const MAX_QUEUE_TIMEOUT: u64 = 24 * 3600;
+/// The longest time that a run may wait for an approval.
+const MAX_APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The limits of runs that request none, and the highest that they may request.
 #[derive(Debug)]
@@ -115,11 +117,17 @@ fn timeouts(config: &Config, max: Duration) -> Result<Timeouts> {
         max_queue.as_secs(),
         queue.as_secs()
     );
+    let approval = config.approvals.timeout;
+    ensure!(
+        (Duration::from_secs(1)..=MAX_APPROVAL_TIMEOUT).contains(&approval),
+        "approvals.timeout: must be 1s to 24h"
+    );
     Ok(Timeouts {
         interactive: long("interactive_timeout_seconds", limits.interactive_timeout_seconds)?,
         detached: long("detached_timeout_seconds", limits.detached_timeout_seconds)?,
         queue,
         max_queue,
+        approval,
     })
 }
 

@@ -3,6 +3,7 @@
 mod api;
 mod connections;
 mod database;
+mod egress;
 mod limits;
 mod output;
 mod retention;

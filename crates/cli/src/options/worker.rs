@@ -11,9 +11,10 @@ use codelia_types::WorkerId;
 use codelia_worker::{Listen, UidOptions, UidRange};
 
 use super::{
-    MIB, ServiceDefaults, connections, retention::retention, secrets::secret_key, shutdown_grace, tls,
+    MIB, ServiceDefaults, connections, egress::egress, retention::retention, secrets::secret_key,
+    shutdown_grace, tls,
 };
-use crate::config::Config;
+use crate::{backends, config::Config};
 
 /// Time from SIGTERM to SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(2);
@@ -51,6 +52,8 @@ pub(crate) fn worker(
         secret_key: secret_key(config)?,
         connections: connections::worker(config),
         open_files: connections::open_files(),
+        cgroup_parent: backends::cgroup_parent(config),
+        egress: egress(config)?,
     })
 }
 
