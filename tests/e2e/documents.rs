@@ -12,18 +12,24 @@ use anyhow::{Context, Result};
 const MAX_COLUMNS: usize = 100;
 
 /// Where the tests of a name prefix are.
-const TEST_ROOTS: [(&str, &str); 6] = [
+const TEST_ROOTS: [(&str, &str); 7] = [
     ("e2e", "tests/e2e"),
     ("postgres", "crates/store/tests/postgres"),
     ("worker", "crates/worker/tests/worker"),
     ("logical", "crates/backends/tests/logical"),
     ("conformance", "crates/backends/tests/conformance"),
     ("filter", "crates/backends/tests/filter"),
+    ("egress", "crates/egress/tests/proxy"),
 ];
 
 /// Macros that generate a test from each name they are given.
-const TEST_MACROS: [&str; 4] =
-    ["in_every_mode!(", "in_mode!(", "with_every_engine!(", "watched_in_every_tool!("];
+const TEST_MACROS: [&str; 5] = [
+    "in_every_mode!(",
+    "in_every_shared_kernel!(",
+    "in_mode!(",
+    "with_every_engine!(",
+    "watched_in_every_tool!(",
+];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, reason = "all of this is test code")]
 
 mod admin;
+mod approvals;
 mod cancel;
 mod chaos;
 mod cli;
@@ -37,6 +38,9 @@ mod load;
 mod logs;
 mod malformed;
 mod names;
+mod network;
+mod network_approvals;
+mod network_modes;
 mod operators;
 mod ordinary_user;
 mod outages;

@@ -2,11 +2,11 @@
 //! from the descriptors, so that a new one cannot be forgotten. Each refusal must name the field, and
 //! nothing may be stored.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::*;
-use codelia_tests::{Client, Cluster, Method, all_methods, call, refusal, shell};
+use codelia_tests::{Client, Cluster, HeldRun, Method, all_methods, call, refusal, shell};
 use prost::Message;
 use prost_reflect::{
     DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value,
@@ -21,6 +21,7 @@ struct Ids {
     session: String,
     run: String,
     key: String,
+    approval: String,
 }
 
 /// Valid requests per method, with every message field set. A method that is missing here fails
@@ -89,7 +90,11 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.PolicyService.ExplainPolicy" => {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
-        _ => return of_admin(method, ids).or_else(|| of_files(method, name())),
+        _ => {
+            return of_admin(method, ids)
+                .or_else(|| of_approvals(method, ids))
+                .or_else(|| of_files(method, name()));
+        }
     })
 }
 
@@ -165,6 +170,26 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         }
         _ => return None,
     })
+}
+
+/// Valid requests of the approval service.
+fn of_approvals(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
+    let (parent, name) = (ids.session.clone(), ids.approval.clone());
+    Some(vec![match method {
+        "codelia.v1.ApprovalService.ListApprovals" => {
+            ListApprovalsRequest { parent, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.ApprovalService.WatchApprovals" => WatchApprovalsRequest { parent }.encode_to_vec(),
+        "codelia.v1.ApprovalService.GetApproval" => GetApprovalRequest { name }.encode_to_vec(),
+        "codelia.v1.ApprovalService.DecideApproval" => {
+            let decision = ApprovalDecision::Allow.into();
+            DecideApprovalRequest { name, decision, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.ApprovalService.RevokeApproval" => {
+            RevokeApprovalRequest { name, ..Default::default() }.encode_to_vec()
+        }
+        _ => return None,
+    }])
 }
 
 fn mask(paths: &[&str]) -> prost_types::FieldMask {
@@ -331,7 +356,7 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
     // Policy lists and names in responses may be empty.
     if matches!(
         field.parent_message().name(),
-        "FilesystemPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
+        "FilesystemPolicy" | "NetworkPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
     ) || field.name().ends_with("env_names")
     {
         lists.retain(|list| !list.is_empty());
@@ -346,6 +371,8 @@ fn names(named: &str, field: &str) -> bool {
     let named =
         named.strip_suffix(']').and_then(|named| named.rsplit_once('[')).map_or(named, |(list, _)| list);
     named == field
+        // Lists of a session that the mask does not name are refused as a whole.
+        || named == "network" && field.starts_with("network.")
         || field.strip_prefix("start.").or(field.strip_prefix("attach.")).is_some_and(|rest| rest == named)
 }
 
@@ -370,7 +397,7 @@ async fn row_counts(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     Ok(counts)
 }
 
-async fn existing(client: &Client) -> Result<Ids> {
+async fn existing(cluster: &Cluster, client: &Client) -> Result<Ids> {
     let session = client.session().await?;
     let run = client.exec(&session.name, "true").await?.run().name.clone();
     let request = CreateKeyRequest {
@@ -379,14 +406,15 @@ async fn existing(client: &Client) -> Result<Ids> {
         ..Default::default()
     };
     let key = client.admin().create_key(request).await?.into_inner().key.context("the key")?;
-    Ok(Ids { session: session.name, run, key: key.name })
+    let held = HeldRun::record(cluster, client, &session, "true", Duration::from_secs(600)).await?;
+    Ok(Ids { session: session.name, run, key: key.name, approval: held.approval })
 }
 
 #[tokio::test]
 async fn every_method_names_bad_field_and_stores_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
-    let ids = existing(&operator).await?;
+    let ids = existing(&cluster, &operator).await?;
     let before = row_counts(&cluster).await?;
     let mut tried = 0;
     for method in all_methods()? {

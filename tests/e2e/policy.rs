@@ -158,9 +158,9 @@ async fn policy_is_enforced_in_mode_bwrap() -> Result<()> {
     let script = "(echo forked); echo after";
     let forks = codelia(&cluster, &client, &["run", "--policy", &policy, "--", "sh", "-c", script]).await?;
     assert!(!forks.stdout.contains("forked"), "{forks:?}");
-    let proxy = codelia(&cluster, &client, &["run", "--network", "proxy", "--", "true"]).await?;
-    assert_eq!(proxy.code, Some(125), "{proxy:?}");
-    assert!(proxy.stderr.contains("network"), "{proxy:?}");
+    let host = codelia(&cluster, &client, &["run", "--network", "host", "--", "true"]).await?;
+    assert_eq!(host.code, Some(125), "{host:?}");
+    assert!(host.stderr.contains("network"), "{host:?}");
     cluster.end().await
 }
 

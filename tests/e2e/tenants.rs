@@ -1,11 +1,11 @@
 //! Tenant isolation on every method of every service. A method that is missing in the table fails
 //! the test, so that a new one cannot be forgotten.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::Result;
 use codelia_proto::v1::*;
-use codelia_tests::{Client, Cluster, Method, all_methods, call, reflected_methods, refusal, shell};
+use codelia_tests::{Client, Cluster, HeldRun, Method, all_methods, call, reflected_methods, refusal, shell};
 use prost::Message;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -18,6 +18,7 @@ struct Ids {
     run: String,
     tenant: String,
     key: String,
+    approval: String,
 }
 
 /// The expected answer to ids that are not the caller's.
@@ -111,7 +112,30 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
             not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
         }
-        _ => return of_files(method, ids).or_else(|| for_operators(method, ids).map(Expected::Denied)),
+        _ => return of_files(method, ids).or_else(|| of_approvals(method, ids)),
+    })
+}
+
+/// The table for the approval service, and for operators.
+fn of_approvals(method: &str, ids: &Ids) -> Option<Expected> {
+    let sessions = || [ids.session.clone(), ids.alias.clone()];
+    let name = || ids.approval.clone();
+    Some(match method {
+        "codelia.v1.ApprovalService.ListApprovals" => {
+            not_found(sessions().map(|parent| ListApprovalsRequest { parent, ..Default::default() }))
+        }
+        "codelia.v1.ApprovalService.WatchApprovals" => {
+            not_found(sessions().map(|parent| WatchApprovalsRequest { parent }))
+        }
+        "codelia.v1.ApprovalService.GetApproval" => not_found([GetApprovalRequest { name: name() }]),
+        "codelia.v1.ApprovalService.DecideApproval" => {
+            let decision = ApprovalDecision::Allow.into();
+            not_found([DecideApprovalRequest { name: name(), decision, ..Default::default() }])
+        }
+        "codelia.v1.ApprovalService.RevokeApproval" => {
+            not_found([RevokeApprovalRequest { name: name(), ..Default::default() }])
+        }
+        _ => return for_operators(method, ids).map(Expected::Denied),
     })
 }
 
@@ -222,11 +246,12 @@ fn missing_ids() -> Ids {
         run: format!("sessions/{session}/runs/{run}"),
         tenant: "tenants/no-such-tenant".into(),
         key: format!("tenants/no-such-tenant/keys/{key}"),
+        approval: format!("approvals/{}", Uuid::now_v7()),
     }
 }
 
 /// Creates resources of another tenant and returns their ids.
-async fn owned_by(client: &Client) -> Result<Ids> {
+async fn owned_by(cluster: &Cluster, client: &Client) -> Result<Ids> {
     let session =
         client.create(CreateSessionRequest { alias: "secret-alias".into(), ..Default::default() }).await?;
     let run = client.exec(&session.name, "echo secret").await?.run().clone();
@@ -239,7 +264,15 @@ async fn owned_by(client: &Client) -> Result<Ids> {
     };
     let key = client.admin().create_key(request).await?.into_inner().key.unwrap_or_default();
     let alias = "sessions/secret-alias".into();
-    Ok(Ids { session: session.name, alias, run: run.name, tenant: "tenants/owner".into(), key: key.name })
+    let held = HeldRun::record(cluster, client, &session, "true", Duration::from_secs(600)).await?;
+    Ok(Ids {
+        session: session.name,
+        alias,
+        run: run.name,
+        tenant: "tenants/owner".into(),
+        key: key.name,
+        approval: held.approval,
+    })
 }
 
 /// The name of what was not found, which must be the one in the request.
@@ -301,7 +334,7 @@ async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
     let cluster = Cluster::start().await?;
     let owner = cluster.tenant("owner").await?;
     let other = cluster.tenant("other").await?;
-    let (ids, missing) = (owned_by(&owner).await?, missing_ids());
+    let (ids, missing) = (owned_by(&cluster, &owner).await?, missing_ids());
     for method in all_methods()? {
         let name = method.full_name();
         let Some(foreign) = expected(name, &ids) else {
@@ -312,6 +345,9 @@ async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
     }
     let session = owner.get_session(&ids.session).await?;
     assert_eq!(session.state(), SessionState::Open, "another tenant ended the owner's session");
+    let approval = GetApprovalRequest { name: ids.approval.clone() };
+    let approval = owner.approvals().get_approval(approval).await?.into_inner().approval.unwrap_or_default();
+    assert_eq!(approval.state(), ApprovalState::Pending, "another tenant decided the owner's approval");
     assert_eq!(owner.exec(&ids.session, "echo mine").await?.stdout_text(), "mine\n");
     assert_eq!(owner.get(&ids.session, "secret").await?, "a", "another tenant changed the owner's file");
     cluster.end().await

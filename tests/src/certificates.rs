@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 
 /// A certificate authority.
 #[derive(Debug)]
@@ -15,6 +15,8 @@ impl Certificates {
     /// Creates a new authority.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
+        // Programs take a certificate whose issuer has its own name for a self-signed one.
+        params.distinguished_name.push(DnType::CommonName, "test authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Ok(Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)? })
     }
@@ -30,6 +32,7 @@ impl Certificates {
     pub fn write(&self, dir: &Path, name: &str, names: &[&str]) -> Result<()> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
+        params.distinguished_name.push(DnType::CommonName, name);
         params.subject_alt_names.push(SanType::IpAddress([127, 0, 0, 1].into()));
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;

@@ -7,10 +7,10 @@ use codelia_proto::v1::{
     CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
     ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
-    file_service_client::FileServiceClient, info_service_client::InfoServiceClient,
-    operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
-    read_file_response, run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
-    write_file_request,
+    approval_service_client::ApprovalServiceClient, file_service_client::FileServiceClient,
+    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
+    policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -100,6 +100,12 @@ impl Client {
     #[must_use]
     pub fn info(&self) -> InfoServiceClient<Authorized> {
         InfoServiceClient::new(self.authorized())
+    }
+
+    /// A client of `ApprovalService`.
+    #[must_use]
+    pub fn approvals(&self) -> ApprovalServiceClient<Authorized> {
+        ApprovalServiceClient::new(self.authorized())
     }
 
     /// A client of `OperatorService`.

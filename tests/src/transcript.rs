@@ -1,7 +1,8 @@
 //! The events of a run, checked and collected as they arrive.
 
 use codelia_proto::v1::{
-    AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent, outcome, run_event::Kind,
+    Approval, AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent, outcome,
+    run_event::Kind,
 };
 
 /// The events of one run so far.
@@ -11,6 +12,8 @@ pub struct Transcript {
     pub queued: Option<Run>,
     /// Why it waited for a worker, each time the reason changed.
     pub waiting: Vec<String>,
+    /// Approvals that it waited for.
+    pub approvals: Vec<Approval>,
     /// The last assignment.
     pub assigned: Option<AssignedEvent>,
     /// The start of the command.
@@ -52,6 +55,7 @@ impl Transcript {
             }
             // A run that is retried waits again.
             Kind::Waiting(waiting) => self.waiting.push(waiting.message),
+            Kind::ApprovalNeeded(needed) => self.approvals.extend(needed.approval),
             Kind::Assigned(assigned) => {
                 if self.assigned.replace(assigned).is_some() {
                     self.restart();

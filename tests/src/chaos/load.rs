@@ -3,12 +3,14 @@
 use std::{
     fmt,
     future::Future,
+    panic::AssertUnwindSafe,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use codelia_proto::v1::{CancelRunRequest, CreateSessionRequest, Run, SandboxMode, Session, StartRunRequest};
+use futures::FutureExt;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -20,7 +22,7 @@ use super::{
     plan::{Job, Kind},
     watcher::Watched,
 };
-use crate::{Client, Exec, command};
+use crate::{Client, Exec, Transcript, command};
 
 /// How long a call is retried. Longer than any fault.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -217,15 +219,17 @@ impl Callers {
             async move { Exec::start(&client, request).await }
         });
         let exec = exec.await?;
-        let transcript = match job.kind {
-            Kind::Canceled(after) => timeout(after, exec.finish_without_timeout()).await.ok(),
-            _ => Some(
-                timeout(RUN_TIMEOUT, exec.finish_without_timeout())
-                    .await
-                    .context("attached run timed out")?,
-            ),
+        // Events that contradict each other panic. Then nothing counts as printed, which is a finding.
+        let printed = async {
+            let finished = AssertUnwindSafe(exec.finish_without_timeout()).catch_unwind().await;
+            let output = |transcript: Transcript| Output(transcript.stdout);
+            finished.map_or_else(|_| Ok(Output(Vec::new())), |finished| finished.map(output))
         };
-        let printed = transcript.and_then(Result::ok).map(|transcript| Output(transcript.stdout));
+        let printed = match job.kind {
+            Kind::Canceled(after) => timeout(after, printed).await.ok(),
+            _ => Some(timeout(RUN_TIMEOUT, printed).await.context("attached run timed out")?),
+        };
+        let printed = printed.and_then(Result::ok);
         let may_be_canceled = printed.is_none() || calls.into_inner() > 1;
         Ok(Observed { may_be_canceled, is_attached: true, printed, ..self.observed(job) })
     }
