@@ -5,6 +5,7 @@
 
 mod bare;
 mod database;
+mod egress;
 mod idle;
 mod isolated;
 mod measure;
@@ -55,6 +56,9 @@ async fn main() -> Result<()> {
         ] {
             println!("{title}\n{}", neighbours::measure(&server, cores, cpu_idle).await?);
         }
+    }
+    if selected("egress") {
+        println!("{}", egress::measure(&server).await?);
     }
     if selected("idle") {
         println!("{}", idle::measure(&server).await?);

@@ -94,6 +94,8 @@ impl StoreLoad {
             idempotency: None,
             secret_env: None,
             check_quotas: false,
+            requested_by: None,
+            approval: None,
         };
         match self.store.run_insert(new, self.quotas).await? {
             RunAdmission::Recorded { run, .. } => Ok(run.id),
