@@ -80,7 +80,7 @@ pub(crate) struct Share {
     used: Mutex<usize>,
 }
 
-/// Why there is no permit.
+/// Which limit refused the permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
     /// The sandbox has as many connections as it may.

@@ -35,7 +35,7 @@ pub enum SetupError {
         /// Why.
         source: io::Error,
     },
-    /// There is no DNS server.
+    /// No DNS server is configured.
     #[error("no DNS server: set the proxy's resolvers or name one in {RESOLV_CONF}")]
     NoResolver,
     /// Hosts have credentials, but their TLS cannot be terminated.

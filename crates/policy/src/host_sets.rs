@@ -83,7 +83,7 @@ pub(crate) fn find(name: &str) -> Option<&'static HostSet> {
     HOST_SETS.iter().find(|set| set.name == name)
 }
 
-/// The patterns of the set of this name. None if there is no such set.
+/// The patterns of the set of this name. Empty if the set is unknown.
 pub(crate) fn hosts(name: &str) -> impl Iterator<Item = &'static str> {
     find(name).into_iter().flat_map(HostSet::hosts)
 }

@@ -215,7 +215,7 @@ pub enum Error {
     /// The thread that keeps the lease cannot be started.
     #[error("cannot start the thread of the lease keeper")]
     Thread(#[source] std::io::Error),
-    /// There is no trust store for sandboxes whose requests get credentials.
+    /// The trust store of sandboxes whose requests get credentials could not be created.
     #[error("cannot create the certificate authority (egress.ca_dir)")]
     Trust(#[from] TrustError),
     /// A task panicked or ended early.

@@ -30,7 +30,7 @@ pub(crate) enum Answer {
     Nothing,
     /// An empty answer over UDP that asks for TCP.
     Truncated(Vec<IpAddr>),
-    /// Bytes that are no message.
+    /// Bytes that are not a DNS message.
     Garbage,
 }
 

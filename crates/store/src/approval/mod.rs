@@ -2,7 +2,7 @@
 //! request that nobody decided about in time has expired by the clock of the database, whether or
 //! not a sweep has recorded it.
 //!
-//! Whoever changes a run and its approval locks session, run and approval in this order.
+//! A statement that changes a run and its approval locks session, run and approval in this order.
 
 mod decide;
 mod expire;

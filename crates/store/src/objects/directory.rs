@@ -100,7 +100,7 @@ impl Directory {
         .await
     }
 
-    /// Writes a file in place: whoever writes this name again writes the same bytes, and nobody reads
+    /// Writes a file in place: every writer of this name writes the same bytes, and nobody reads
     /// it before a row names it. It and its name are on the disk when this returns.
     fn write(&self, path: &Path, data: &[u8]) -> io::Result<()> {
         let parent = path.parent().unwrap_or(&self.root);

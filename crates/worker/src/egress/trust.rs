@@ -24,7 +24,7 @@ const VARIABLES: [&str; 7] = [
     "GIT_SSL_CAINFO",
 ];
 
-/// Why there is no trust store.
+/// The trust store could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
     /// The files of the authority cannot be created.

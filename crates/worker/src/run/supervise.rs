@@ -70,7 +70,7 @@ impl Executor {
         // Before the sandbox is destroyed: its sockets keep its network namespace.
         let network = match (network, &ended) {
             (Some(network), Ok(_)) => Some(network.close().await),
-            // Without a lease there is no record.
+            // A worker without the lease stores nothing.
             (Some(_), Err(LeaseLost)) | (None, _) => None,
         };
         let receipt = running.destroy().await;
