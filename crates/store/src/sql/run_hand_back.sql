@@ -1,4 +1,6 @@
--- Queues a run again that its worker has not started, or cancels it if its session has ended or a caller requested it.
+-- Queues a run again that its worker has not started, or cancels it if its session has ended or a caller requested it. The
+-- locks come first: whether a caller requested it decides which of the two statements applies, and a statement that waited for
+-- a lock would not look at that again.
 WITH session AS (
     SELECT s.id, s.state = 'open' AS open, w.id IS NULL AS waits,
            CASE WHEN w.id IS NULL THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
@@ -8,17 +10,19 @@ WITH session AS (
     -- The end of the session and a change of its lease wait until this run is visible as queued.
     FOR SHARE OF s
 ),
+run AS (
+    SELECT r.id, session.open AND r.cancel_requested_at IS NULL AS goes_on
+    FROM session JOIN live_runs r ON r.id = $1
+    WHERE r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
+    FOR UPDATE OF r
+),
 queued AS (
     UPDATE live_runs r SET state = 'queued', worker_id = NULL, incarnation = NULL, lease_epoch = NULL
-    FROM session
-    WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
-      AND session.open AND r.cancel_requested_at IS NULL
+    FROM run WHERE r.id = run.id AND run.goes_on
     RETURNING r.session_id, r.tenant_id
 ),
 canceled AS (
-    DELETE FROM live_runs r USING session
-    WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.turn = $4
-      AND (NOT session.open OR r.cancel_requested_at IS NOT NULL)
+    DELETE FROM live_runs r USING run WHERE r.id = run.id AND NOT run.goes_on
     RETURNING r.*
 ),
 ended AS (

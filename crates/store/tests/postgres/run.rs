@@ -1,9 +1,10 @@
 //! Runs: inserted once, begun only by the holder, ended once.
 
 use codelia_store::{Cancellation, Error, RunAdmission, RunFilter, RunState, SessionRef};
-use codelia_tests::store_values::logical_run;
+use codelia_tests::{eventually, store_values::logical_run};
 use codelia_types::{Outcome, RunId};
 use futures::future::join_all;
+use sqlx::Connection;
 
 use crate::harness::Fixture;
 
@@ -116,6 +117,31 @@ async fn handed_back_run_ends_if_canceled() {
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
     assert_eq!(fixture.run(run).await.outcome, None, "the control: its worker must end it");
     assert!(fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    fixture.end().await;
+}
+
+/// Whoever looks at the state of a run before it waits for a lock misses what changed meanwhile.
+#[tokio::test]
+async fn handed_back_run_ends_if_canceled_at_that_moment() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let worker = fixture.worker("w").await;
+    fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.insert(session.id, 0).await;
+    let mut caller = fixture.database.connection().await.unwrap();
+    // As `run_cancel`, in two steps.
+    let mut cancel = caller.begin().await.unwrap();
+    sqlx::query("UPDATE live_runs SET cancel_requested_at = now()").execute(&mut *cancel).await.unwrap();
+    let handed_back = fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation);
+    let commit = async {
+        let blocked = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("it waits", async || (fixture.scalar(blocked).await == 1).then_some(())).await;
+        cancel.commit().await.unwrap();
+    };
+    let (handed_back, ()) = tokio::join!(handed_back, commit);
+    assert!(handed_back.unwrap(), "its worker is rid of it");
     assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
     fixture.end().await;
 }
