@@ -25,7 +25,7 @@ use super::{
 use crate::{Client, Exec, Transcript, command};
 
 /// How long a call is retried. Longer than any fault.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(180);
 /// How long an attached or watched run may take, including its time in the queue.
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long one call may take.
