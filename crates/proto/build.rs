@@ -8,6 +8,7 @@ const PUBLIC: &[&str] = &[
     "codelia/v1/admin.proto",
     "codelia/v1/approval.proto",
     "codelia/v1/file.proto",
+    "codelia/v1/flag.proto",
     "codelia/v1/info.proto",
     "codelia/v1/operator.proto",
     "codelia/v1/policy.proto",

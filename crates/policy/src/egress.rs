@@ -23,7 +23,7 @@ pub const EGRESS_NETWORKS: [(IpAddr, u8); 2] = [
 ];
 
 /// Sockets of a sandbox that are not bound yet. Each serves one name and port.
-pub const EGRESS_TARGETS: usize = 48;
+pub const EGRESS_TARGETS: usize = 240;
 
 /// The variables with which programs find the proxy. Programs differ in which case they read. Not
 /// SOCKS: HTTP clients without support for it fail then (Python's httpx, and the SDKs on it), and
@@ -33,6 +33,17 @@ const VARIABLES: [(&str, &str); 4] = [
     ("HTTPS_PROXY", "http://127.0.0.1:3128"),
     ("ALL_PROXY", "http://127.0.0.1:3128"),
     ("NO_PROXY", "localhost,127.0.0.1,::1"),
+];
+
+/// The variables with which programs find a file of certificate authorities other than the system's.
+pub const CA_VARIABLES: [&str; 7] = [
+    "SSL_CERT_FILE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+    "CARGO_HTTP_CAINFO",
+    "GIT_SSL_CAINFO",
 ];
 
 /// The files of `/etc` with which programs find the resolver.

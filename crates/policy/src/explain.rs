@@ -13,6 +13,8 @@ use crate::{Limit, Policy};
 pub enum Source {
     /// The default. No policy sets the field.
     Default,
+    /// The policy of the tenant, or the one above or below after the tenant's tightened it.
+    Tenant,
     /// The session's policy, which includes the installation's.
     Session,
     /// The run's policy, or the session's after the run's tightened it.
@@ -84,17 +86,29 @@ const FIELDS: [(&str, &str); 49] = [
 ];
 
 impl Policy {
-    /// Every field of the policy that results from merging `run` into this policy, with its source.
+    /// Every field of the policy that results from merging `run` into this policy of a session, with
+    /// its source. `upper` are the policies of the installation and of the tenant, if it has one.
     #[must_use]
-    pub fn explain(&self, run: &Self) -> Vec<ExplainedField> {
-        let (session, merged) = (self.set_fields(), self.merge(run).set_fields());
+    pub fn explain(&self, upper: Option<(&Self, &Self)>, run: &Self) -> Vec<ExplainedField> {
+        let session = self.set_fields();
+        let tightened = upper.map(|(_, tenant)| tenant.merge(self));
+        let merged = tightened.as_ref().unwrap_or(self).merge(run).set_fields();
+        let tightened = tightened.map(|policy| policy.set_fields()).unwrap_or_default();
+        let installation = upper.map(|(installation, _)| installation.set_fields()).unwrap_or_default();
+        let above = upper.map(|(installation, tenant)| installation.merge(tenant).set_fields());
+        let above = above.unwrap_or_default();
+        let is_of_tenant = |field: &str, value: &Value| {
+            above.get(field) == Some(value) && installation.get(field) != Some(value)
+        };
         let defaults = Self::default().with_defaults().set_fields();
         let field = |(field, default): (&str, &str)| match merged.get(field) {
             None => ExplainedField { field: field.into(), value: default.into(), source: Source::Default },
             Some(value) => {
                 let source = match value {
                     value if defaults.get(field) == Some(value) => Source::Default,
+                    value if is_of_tenant(field, value) => Source::Tenant,
                     value if session.get(field) == Some(value) => Source::Session,
+                    value if tightened.get(field) == Some(value) => Source::Tenant,
                     _ => Source::Run,
                 };
                 ExplainedField { field: field.into(), value: value.to_string(), source }
@@ -128,6 +142,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Default => "default",
+            Self::Tenant => "tenant",
             Self::Session => "session",
             Self::Run => "run",
         })
@@ -145,7 +160,7 @@ mod tests {
         session.filesystem.denied_paths = vec!["/opt/a".into()];
         run.process.allow_fork = Some(true);
         run.filesystem.denied_paths = vec!["/opt/b".into()];
-        let explained = session.explain(&run);
+        let explained = session.explain(None, &run);
         let of = |name: &str| {
             let found = explained.iter().find(|one| one.field == name).unwrap();
             (found.value.as_str(), found.source)
@@ -153,5 +168,35 @@ mod tests {
         assert_eq!(of("process.allow_fork"), ("false", Source::Session));
         assert_eq!(of("filesystem.denied_paths"), (r#"["/opt/a","/opt/b"]"#, Source::Run));
         assert_eq!(of("process.debug"), ("false", Source::Default));
+    }
+
+    #[test]
+    fn explain_names_what_the_tenant_tightened() {
+        let parse = |text: &str| Policy::parse(text, crate::Format::Yaml).unwrap();
+        let installation = parse("network: {allowed_hosts: ['*.example'], blocked_hosts: [x.example]}");
+        let tenant = parse(
+            "network: {allowed_hosts: [a.example, b.example], blocked_hosts: [y.example]}\nprocess: {allow_fork: false}",
+        );
+        let source = |session: &Policy, run: &str, name: &str| {
+            let explained = session.explain(Some((&installation, &tenant)), &parse(run));
+            explained.into_iter().find(|one| one.field == name).unwrap().source
+        };
+        // Created under the policy of the tenant, and before it.
+        let under = installation.merge(&tenant);
+        let before = parse("network: {allowed_hosts: [a.example, c.example]}\nprocess: {max_processes: 3}");
+        let before = installation.merge(&before);
+        for (session, name, expected) in [
+            (&under, "network.allowed_hosts", Source::Tenant),
+            (&under, "network.blocked_hosts", Source::Tenant),
+            (&under, "process.allow_fork", Source::Tenant),
+            (&before, "network.allowed_hosts", Source::Tenant),
+            (&before, "process.max_processes", Source::Session),
+            (&before, "process.allow_fork", Source::Tenant),
+            (&before, "resources.cpus", Source::Default),
+        ] {
+            assert_eq!(source(session, "", name), expected, "{name}");
+        }
+        let run = "network: {allowed_hosts: [a.example]}";
+        assert_eq!(source(&under, run, "network.allowed_hosts"), Source::Run);
     }
 }

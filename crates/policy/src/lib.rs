@@ -20,6 +20,7 @@ mod duration_text;
 mod egress;
 mod explain;
 mod files;
+mod flags;
 mod format;
 mod host_sets;
 mod hosts;
@@ -41,11 +42,14 @@ pub use document::{
     IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
 pub use egress::{
-    DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS, EgressDecision,
-    EgressLimits, EgressRules,
+    CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS,
+    EgressDecision, EgressLimits, EgressRules,
 };
 pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
+pub use flags::{
+    FlagChoice, FlagGuard, FlagNumbers, FlagRef, FlagRule, FlagSubject, Flags, SETUP_BUCKETS, SessionFlags,
+};
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use host_sets::{HOST_SETS, HostSet};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest, display_duration};

@@ -222,6 +222,47 @@ fn opened(plan: &Plan) -> Vec<(&PathBuf, bool)> {
     binds.collect()
 }
 
+/// Checks that a plan with the policy `merged` grants nothing that one with `upper` does not.
+fn is_tighter(upper: &Policy, merged: &Policy) -> Result<(), TestCaseError> {
+    let (Some(wide), Some(narrow)) = (plan(upper), plan(merged)) else { return Ok(()) };
+    for (path, writable) in opened(&narrow) {
+        let covered = opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
+        prop_assert!(covered, "{path:?} is not open above");
+    }
+    for mount in &wide.mounts {
+        let Mount::Hidden { target, even_if_absent } = mount else { continue };
+        // A secret is hidden only if a path around or below it is open.
+        let seen =
+            opened(&narrow).iter().any(|(path, _)| target.starts_with(path) || path.starts_with(target));
+        let hidden = narrow.mounts.iter().any(|other| match other {
+            Mount::Hidden { target: other, .. } => target.starts_with(other) || other.starts_with(target),
+            _ => false,
+        });
+        prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is no longer hidden");
+    }
+    prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
+    prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
+    let slower = |a: Option<u64>, b: Option<u64>| b.is_none_or(|b| a.is_some_and(|a| a <= b));
+    prop_assert!(
+        slower(narrow.io.read_bytes, wide.io.read_bytes) && slower(narrow.io.writes, wide.io.writes)
+    );
+    prop_assert!(
+        wide.cpus.iter().flatten().count() == 0
+            || narrow.cpus.iter().flatten().all(|cpu| wide.cpus.iter().flatten().any(|own| own == cpu))
+    );
+    if let Some(mode) = upper.network.mode {
+        prop_assert!(narrow.network <= wide.network.max(mode));
+    }
+    let (wide, narrow) = (wide.security.unwrap(), narrow.security.unwrap());
+    prop_assert!(narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug);
+    prop_assert!(narrow.violation_limit <= wide.violation_limit);
+    if let Some(programs) = wide.executables {
+        let fewer = narrow.executables.unwrap();
+        prop_assert!(fewer.iter().all(|program| programs.contains(program)));
+    }
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn parsing_any_text_never_panics(text in any::<String>()) {
@@ -268,36 +309,31 @@ proptest! {
     #[test]
     fn merging_only_tightens(a in policies(), b in policies()) {
         let upper = a.with_defaults();
-        let merged = upper.merge(&b);
-        let (Some(wide), Some(narrow)) = (plan(&upper), plan(&merged)) else { return Ok(()) };
-        for (path, writable) in opened(&narrow) {
-            let covered = opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
-            prop_assert!(covered, "{path:?} is not open above");
+        is_tighter(&upper, &upper.merge(&b))?;
+    }
+
+    #[test]
+    fn tenant_policy_never_widens(installation in policies(), mut tenant in policies(), session in policies()) {
+        let installation = installation.as_installation();
+        // What is refused in the policy of a tenant, because its default is less.
+        let above = installation.clone().with_defaults();
+        tenant.process.debug = tenant.process.debug.min(above.process.debug);
+        tenant.syscalls.violation_limit = tenant.syscalls.violation_limit.min(above.syscalls.violation_limit);
+        let most = installation.network.mode.unwrap_or(NetworkMode::None);
+        tenant.network.mode = tenant.network.mode.map(|mode| mode.min(most));
+        let (without, with) = (installation.merge(&session), installation.merge(&tenant).merge(&session));
+        is_tighter(&without.clone().with_defaults(), &with.clone().with_defaults())?;
+        // A session that was created before the policy of its tenant is restricted in the same way.
+        let later = tenant.merge(&installation.merge(&session).with_defaults());
+        is_tighter(&installation.merge(&session).with_defaults(), &later)?;
+        for requested in [NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host].map(Some) {
+            let network = |policy: &Policy| policy.network.effective_mode(requested);
+            prop_assert!(network(&with) <= network(&without));
         }
-        for mount in &wide.mounts {
-            let Mount::Hidden { target, even_if_absent } = mount else { continue };
-            // A secret is hidden only if a path around or below it is open.
-            let seen = opened(&narrow).iter().any(|(path, _)| target.starts_with(path) || path.starts_with(target));
-            let hidden = narrow.mounts.iter().any(|other| match other {
-                Mount::Hidden { target: other, .. } => target.starts_with(other) || other.starts_with(target),
-                _ => false,
-            });
-            prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is no longer hidden");
-        }
-        prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
-        prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
-        let slower = |a: Option<u64>, b: Option<u64>| b.is_none_or(|b| a.is_some_and(|a| a <= b));
-        prop_assert!(slower(narrow.io.read_bytes, wide.io.read_bytes) && slower(narrow.io.writes, wide.io.writes));
-        prop_assert!(wide.cpus.iter().flatten().count() == 0 || narrow.cpus.iter().flatten().all(|cpu| wide.cpus.iter().flatten().any(|own| own == cpu)));
-        if upper.network.mode.is_some() {
-            prop_assert!(narrow.network <= wide.network.max(upper.network.mode.unwrap()));
-        }
-        let (wide, narrow) = (wide.security.unwrap(), narrow.security.unwrap());
-        prop_assert!(narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug);
-        prop_assert!(narrow.violation_limit <= wide.violation_limit);
-        if let Some(programs) = wide.executables {
-            let fewer = narrow.executables.unwrap();
-            prop_assert!(fewer.iter().all(|program| programs.contains(program)));
+        for host in HOSTS {
+            let without = permission(&installation.merge(&session).network, host);
+            let with = permission(&installation.merge(&tenant).merge(&session).network, host);
+            prop_assert!(with <= without, "{}: {:?} instead of {:?}", host, with, without);
         }
     }
 

@@ -338,6 +338,7 @@ impl From<Source> for v1::PolicySource {
     fn from(source: Source) -> Self {
         match source {
             Source::Default => Self::Default,
+            Source::Tenant => Self::Tenant,
             Source::Session => Self::Session,
             Source::Run => Self::Run,
         }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use codelia_types::{
-    CommandSpec, CountedViolation, NetworkUsage, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage,
-    Violation,
+    CommandSpec, CountedViolation, LostReason, NetworkUsage, Outcome, Reason, Receipt, Refusal, TerminalSize,
+    Usage, Violation,
 };
 
 use crate::{
@@ -78,7 +78,7 @@ impl From<&Outcome> for v1::Outcome {
                 reason: refusal.reason.to_string(),
                 message: refusal.message.clone(),
             }),
-            Outcome::Lost => Kind::Lost(v1::Lost {}),
+            Outcome::Lost(reason) => Kind::Lost(v1::Lost { reason: reason.as_str().to_owned() }),
         };
         Self { kind: Some(kind) }
     }
@@ -105,6 +105,7 @@ impl From<&NetworkUsage> for v1::NetworkUsage {
             refused: network.refused.cast_signed(),
             sent_bytes: network.sent_bytes.cast_signed(),
             received_bytes: network.received_bytes.cast_signed(),
+            unreachable_attempts: network.unreachable_attempts.cast_signed(),
         }
     }
 }
@@ -148,7 +149,8 @@ pub(crate) fn read_outcome(wire: v1::Outcome) -> Result<Outcome, InvalidField> {
         Kind::Refused(v1::Refused { reason, message }) => {
             Outcome::Refused(Refusal { reason: Reason::parse(&reason), message })
         }
-        Kind::Lost(v1::Lost {}) => Outcome::Lost,
+        Kind::Lost(v1::Lost { reason }) if reason.is_empty() => Outcome::Lost(LostReason::default()),
+        Kind::Lost(v1::Lost { reason }) => Outcome::Lost(LostReason::parse(&reason)),
     })
 }
 
@@ -174,6 +176,7 @@ fn read_network(wire: &v1::NetworkUsage) -> Result<NetworkUsage, InvalidField> {
         refused: integer("network.refused", wire.refused)?,
         sent_bytes: integer("network.sent_bytes", wire.sent_bytes)?,
         received_bytes: integer("network.received_bytes", wire.received_bytes)?,
+        unreachable_attempts: integer("network.unreachable_attempts", wire.unreachable_attempts)?,
     })
 }
 

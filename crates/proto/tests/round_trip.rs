@@ -11,8 +11,8 @@ use codelia_policy::{
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
-    CommandSpec, CountedViolation, EndedRun, Mode, NetworkMode, NetworkUsage, Outcome, Reason, Receipt,
-    Refusal, RunResult, TerminalSize, Usage, Violation, Violations,
+    CommandSpec, CountedViolation, EndedRun, LostReason, Mode, NetworkMode, NetworkUsage, Outcome, Reason,
+    Receipt, Refusal, RunResult, TerminalSize, Usage, Violation, Violations,
 };
 use proptest::{
     array::uniform6,
@@ -260,7 +260,7 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         any::<String>().prop_map(Outcome::Limit),
         any::<String>().prop_map(Outcome::Violation),
         (reason, any::<String>()).prop_map(|(reason, message)| Outcome::Refused(Refusal { reason, message })),
-        Just(Outcome::Lost),
+        select(LostReason::ALL.to_vec()).prop_map(Outcome::Lost),
     ]
 }
 
@@ -282,9 +282,15 @@ fn usage() -> impl Strategy<Value = Usage> {
 }
 
 fn network_usage() -> impl Strategy<Value = NetworkUsage> {
-    (amount(), amount(), amount(), amount()).prop_map(|(connections, refused, sent_bytes, received_bytes)| {
-        NetworkUsage { connections, refused, sent_bytes, received_bytes }
-    })
+    (amount(), amount(), amount(), amount(), amount()).prop_map(
+        |(connections, refused, sent_bytes, received_bytes, unreachable_attempts)| NetworkUsage {
+            connections,
+            refused,
+            sent_bytes,
+            received_bytes,
+            unreachable_attempts,
+        },
+    )
 }
 
 fn receipt() -> impl Strategy<Value = Receipt> {

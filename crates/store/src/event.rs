@@ -36,6 +36,8 @@ pub enum EventKind {
     WorkerOutOfRotation,
     /// An administrator set the isolation floor of a tenant.
     IsolationFloorSet,
+    /// An operator set or cleared the policy of a tenant.
+    TenantPolicySet,
     /// An operator suspended a tenant.
     TenantSuspended,
     /// An operator ended the suspension of a tenant.
@@ -58,10 +60,16 @@ pub enum EventKind {
     ApprovalExpired,
     /// A key revoked an approval that held for later runs.
     ApprovalRevoked,
+    /// An operator set a mode flag.
+    FlagSet,
+    /// An operator rolled a mode flag back.
+    FlagRolledBack,
+    /// A mode flag exceeded its limits and rolled itself back.
+    FlagGuardTripped,
 }
 
 impl EventKind {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 26] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -73,6 +81,7 @@ impl EventKind {
         Self::WorkerFenced,
         Self::WorkerOutOfRotation,
         Self::IsolationFloorSet,
+        Self::TenantPolicySet,
         Self::TenantSuspended,
         Self::TenantResumed,
         Self::TenantDeleted,
@@ -84,6 +93,9 @@ impl EventKind {
         Self::ApprovalDenied,
         Self::ApprovalExpired,
         Self::ApprovalRevoked,
+        Self::FlagSet,
+        Self::FlagRolledBack,
+        Self::FlagGuardTripped,
     ];
 
     /// Whether it is kept for audits: a decision of an operator or about an approval, or what a command
@@ -97,6 +109,7 @@ impl EventKind {
             | Self::NetworkRefused
             | Self::SandboxReceiptUnclean
             | Self::IsolationFloorSet
+            | Self::TenantPolicySet
             | Self::TenantSuspended
             | Self::TenantResumed
             | Self::TenantDeleted
@@ -107,7 +120,10 @@ impl EventKind {
             | Self::ApprovalAllowed
             | Self::ApprovalDenied
             | Self::ApprovalExpired
-            | Self::ApprovalRevoked => true,
+            | Self::ApprovalRevoked
+            | Self::FlagSet
+            | Self::FlagRolledBack
+            | Self::FlagGuardTripped => true,
         }
     }
 
@@ -131,6 +147,7 @@ impl EventKind {
             Self::WorkerFenced => "WORKER_FENCED",
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
             Self::IsolationFloorSet => "ISOLATION_FLOOR_SET",
+            Self::TenantPolicySet => "TENANT_POLICY_SET",
             Self::TenantSuspended => "TENANT_SUSPENDED",
             Self::TenantResumed => "TENANT_RESUMED",
             Self::TenantDeleted => "TENANT_DELETED",
@@ -142,6 +159,9 @@ impl EventKind {
             Self::ApprovalDenied => "APPROVAL_DENIED",
             Self::ApprovalExpired => "APPROVAL_EXPIRED",
             Self::ApprovalRevoked => "APPROVAL_REVOKED",
+            Self::FlagSet => "FLAG_SET",
+            Self::FlagRolledBack => "FLAG_ROLLED_BACK",
+            Self::FlagGuardTripped => "FLAG_GUARD_TRIPPED",
         }
     }
 }

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
-use sqlx::types::Json;
+use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
 
 use crate::{Error, Quotas, Store, row};
@@ -126,28 +126,75 @@ pub struct Caller {
     pub max_limits: LimitsRequest,
     /// The minimum isolation of the tenant's sessions and runs.
     pub floor: IsolationLevel,
+    /// The lowest isolation that a run may request with an approval, if it is below `floor`.
+    pub ask_floor: Option<IsolationLevel>,
+    /// The version of the tenant's policy, if it ever had one.
+    pub policy_version: Option<i64>,
+}
+
+/// What [`Store::operator_bootstrap`] did.
+#[derive(Debug, Clone)]
+pub enum OperatorBootstrap {
+    /// The key was created.
+    Created(Key),
+    /// A key with this secret exists and is an operator's. Nothing was changed.
+    Unchanged(Key),
+    /// Another live key of an operator exists. Nothing was changed.
+    Refused(Key),
 }
 
 impl Store {
+    /// Creates the first key of an operator, and its tenant if it does not exist. Unless `force` is
+    /// set, creates none while a live one exists. Of several calls at once, one creates a key. Returns
+    /// `None` if the tenant is suspended or deleted.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] if the secret is that of a key that is not an operator's or not live.
+    pub async fn operator_bootstrap(
+        &self,
+        new: NewKey<'_>,
+        force: bool,
+    ) -> Result<Option<OperatorBootstrap>, Error> {
+        let mut tx = self.pools.runs.begin().await?;
+        sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended('codelia operator', 0))")
+            .execute(&mut *tx)
+            .await?;
+        let live = sqlx::query_as!(
+            KeyRow,
+            "SELECT k.id, k.tenant_id, k.display_name, k.scopes, k.created_at, k.revoked_at, k.expires_at,
+                    k.last_used_at
+             FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+             WHERE 'operator' = ANY (k.scopes) AND k.revoked_at IS NULL
+               AND coalesce(k.expires_at > now(), true)
+               AND t.suspended_at IS NULL AND t.deleted_at IS NULL
+             -- The key with this secret first.
+             ORDER BY k.secret_hash = $1 DESC, k.id LIMIT 1",
+            &new.secret_hash,
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        let same = sqlx::query_scalar!("SELECT id FROM api_keys WHERE secret_hash = $1", &new.secret_hash)
+            .fetch_optional(&mut *tx)
+            .await?;
+        match (live, same) {
+            (Some(live), Some(same)) if live.id == same => {
+                return Ok(Some(OperatorBootstrap::Unchanged(live.try_into()?)));
+            }
+            (_, Some(_)) => return Err(Error::AlreadyExists { what: "a key with this secret" }),
+            (Some(live), None) if !force => return Ok(Some(OperatorBootstrap::Refused(live.try_into()?))),
+            (_, None) => {}
+        }
+        if !tenant_insert_if_absent(&mut tx, new.tenant).await? {
+            return Ok(None);
+        }
+        let created = key_insert(&mut *tx, new).await?;
+        tx.commit().await?;
+        Ok(created.map(OperatorBootstrap::Created))
+    }
+
     /// Creates a key. Returns `None` if the tenant does not exist.
     pub async fn key_create(&self, key: NewKey<'_>) -> Result<Option<Key>, Error> {
-        let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
-        sqlx::query_as!(
-            KeyRow,
-            "INSERT INTO api_keys (id, tenant_id, display_name, secret_hash, scopes, expires_at)
-             SELECT $1, id, $3, $4, $5, $6 FROM tenants WHERE id = $2 AND deleted_at IS NULL
-             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at",
-            KeyId::generate().0,
-            key.tenant.as_str(),
-            key.display_name,
-            &key.secret_hash,
-            &scopes,
-            key.expires_at,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Key::try_from)
-        .transpose()
+        key_insert(&self.pools.runs, key).await
     }
 
     /// Returns the key with this secret, or `None` if it is unknown or revoked.
@@ -155,6 +202,9 @@ impl Store {
         let row = sqlx::query!(
             r#"SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
                       t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor,
+                      t.isolation_ask_floor,
+                      (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
+                       ORDER BY p.version DESC LIMIT 1) AS policy_version,
                       t.max_limits AS "max_limits: Json<LimitsRequest>",
                       coalesce(k.expires_at <= now(), false) AS "expired!",
                       t.suspended_at IS NOT NULL AS "suspended!",
@@ -184,6 +234,11 @@ impl Store {
             },
             max_limits: row.max_limits.0,
             floor: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
+            ask_floor: row
+                .isolation_ask_floor
+                .map(|level| row::parse("tenants.isolation_ask_floor", &level))
+                .transpose()?,
+            policy_version: row.policy_version,
         };
         Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale }))
     }
@@ -255,6 +310,50 @@ impl Store {
         .map(Key::try_from)
         .transpose()
     }
+}
+
+async fn key_insert(connection: impl PgExecutor<'_>, key: NewKey<'_>) -> Result<Option<Key>, Error> {
+    let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
+    sqlx::query_as!(
+        KeyRow,
+        "INSERT INTO api_keys (id, tenant_id, display_name, secret_hash, scopes, expires_at)
+         SELECT $1, id, $3, $4, $5, $6 FROM tenants WHERE id = $2 AND deleted_at IS NULL
+         RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at",
+        KeyId::generate().0,
+        key.tenant.as_str(),
+        key.display_name,
+        &key.secret_hash,
+        &scopes,
+        key.expires_at,
+    )
+    .fetch_optional(connection)
+    .await?
+    .map(Key::try_from)
+    .transpose()
+}
+
+/// Returns whether the tenant can be used then.
+async fn tenant_insert_if_absent(connection: &mut PgConnection, id: &TenantId) -> Result<bool, Error> {
+    let quotas = Quotas::default();
+    sqlx::query!(
+        "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                              quota_requests_per_second, quota_output_bytes)
+         VALUES ($1, $2, $3, $4, $5, $6)
+         ON CONFLICT (id) DO NOTHING",
+        id.as_str(),
+        quotas.sessions,
+        quotas.concurrent_runs,
+        quotas.queued_runs,
+        quotas.requests_per_second,
+        quotas.output_bytes,
+    )
+    .execute(&mut *connection)
+    .await?;
+    let usable = sqlx::query_scalar!(
+        "SELECT true FROM tenants WHERE id = $1 AND suspended_at IS NULL AND deleted_at IS NULL",
+        id.as_str(),
+    );
+    Ok(usable.fetch_optional(connection).await?.is_some())
 }
 
 struct KeyRow {

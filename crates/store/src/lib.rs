@@ -10,6 +10,7 @@
 mod approval;
 mod error;
 mod event;
+mod flag;
 mod key;
 mod lease;
 mod lease_connection;
@@ -26,6 +27,7 @@ mod secret;
 mod session;
 mod tenant;
 mod tenant_lifecycle;
+mod tenant_policy;
 mod upkeep;
 mod worker;
 
@@ -42,7 +44,10 @@ pub use approval::{
 };
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
-pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, Scope};
+pub use flag::{
+    Flag, FlagAction, FlagRollback, FlagTally, MAX_FLAGS, NewFlagRevision, RolledBack, TrippedFlag,
+};
+pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, OperatorBootstrap, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport, WantedSessions};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
@@ -51,16 +56,17 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Run, RunAdmission, RunCommit, RunFilter,
-    RunState, RunSummary, SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, Run, RunAdmission, RunCommit,
+    RunFilter, RunState, RunSummary, SpecSummary, WaitReason,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
-    NewSession, Session, SessionChange, SessionCreated, SessionEndReason, SessionFilter, SessionRef,
-    SessionSpec, SessionState,
+    NewSession, Session, SessionChange, SessionCreated, SessionEndReason, SessionFilter, SessionNetwork,
+    SessionRef, SessionSpec, SessionState,
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
+pub use tenant_policy::TenantPolicy;
 pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 

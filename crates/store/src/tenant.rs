@@ -38,6 +38,8 @@ pub struct Tenant {
 pub struct IsolationFloor {
     /// The minimum level.
     pub level: IsolationLevel,
+    /// The lowest level that a run may request with an approval; `None` for none below `level`.
+    pub ask: Option<IsolationLevel>,
     /// The decision that set it. A tenant without one has the highest level.
     pub decision: Option<FloorDecision>,
 }
@@ -134,7 +136,7 @@ impl Store {
                 created_at: row.created_at,
                 quotas,
                 max_limits: LimitsRequest::default(),
-                floor: IsolationFloor { level: IsolationLevel::Full, decision: None },
+                floor: IsolationFloor { level: IsolationLevel::Full, ask: None, decision: None },
                 suspension: None,
                 deleted_at: None,
                 retention: TenantRetention::default(),
@@ -153,7 +155,7 @@ impl Store {
             r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
-                    isolation_floor, floor_reason, floor_key, floor_set_at,
+                    isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at,
                     retention_runs, retention_output, retention_events, retention_audit
              FROM tenants WHERE id = $1"#,
@@ -176,7 +178,7 @@ impl Store {
             r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
-                    isolation_floor, floor_reason, floor_key, floor_set_at,
+                    isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at,
                     retention_runs, retention_output, retention_events, retention_audit
              FROM tenants WHERE id > $1 ORDER BY id LIMIT $2"#,
@@ -208,7 +210,7 @@ impl Store {
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                        quota_requests_per_second, quota_output_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
-                       isolation_floor, floor_reason, floor_key, floor_set_at,
+                       isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                        suspended_at, suspend_reason, deleted_at,
                     retention_runs, retention_output, retention_events, retention_audit"#,
             id.as_str(),
@@ -236,7 +238,7 @@ impl Store {
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                        quota_requests_per_second, quota_output_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
-                       isolation_floor, floor_reason, floor_key, floor_set_at,
+                       isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                        suspended_at, suspend_reason, deleted_at,
                     retention_runs, retention_output, retention_events, retention_audit"#,
             id.as_str(),
@@ -248,31 +250,33 @@ impl Store {
         .transpose()
     }
 
-    /// Sets the isolation floor of a tenant and records an event. For operators. Existing sessions
-    /// keep their mode, but new runs in them must meet the floor.
+    /// Sets the isolation floor of a tenant, with the lowest level that runs may ask for, and records an
+    /// event. For operators. Existing sessions keep their mode, but new runs in them must meet the floor.
     pub async fn tenant_set_floor(
         &self,
         id: &TenantId,
-        level: IsolationLevel,
+        (level, ask): (IsolationLevel, Option<IsolationLevel>),
         reason: &str,
         key: Option<KeyId>,
     ) -> Result<Option<Tenant>, Error> {
         sqlx::query_as!(
             TenantRow,
             r#"WITH updated AS (
-                 UPDATE tenants SET isolation_floor = $2, floor_reason = $3, floor_key = $4, floor_set_at = now()
+                 UPDATE tenants SET isolation_floor = $2, isolation_ask_floor = $7,
+                                    floor_reason = $3, floor_key = $4, floor_set_at = now()
                  WHERE id = $1
                  RETURNING *
              ),
              recorded_event AS (
                  INSERT INTO events (id, kind, tenant_id, key_id, field, detail)
-                 SELECT $5, $6, id, $4, 'isolation_floor', jsonb_build_object('level', $2::text, 'reason', $3::text)
+                 SELECT $5, $6, id, $4, 'isolation_floor',
+                        jsonb_strip_nulls(jsonb_build_object('level', $2::text, 'ask', $7::text, 'reason', $3::text))
                  FROM updated
              )
              SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                     quota_requests_per_second, quota_output_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
-                    isolation_floor, floor_reason, floor_key, floor_set_at,
+                    isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at,
                     retention_runs, retention_output, retention_events, retention_audit
              FROM updated"#,
@@ -282,6 +286,7 @@ impl Store {
             key.map(|key| key.0),
             uuid::Uuid::now_v7(),
             EventKind::IsolationFloorSet.as_str(),
+            ask.map(IsolationLevel::as_str),
         )
         .fetch_optional(&self.pools.runs)
         .await?
@@ -339,6 +344,7 @@ struct TenantRow {
     quota_output_bytes: i64,
     max_limits: Json<LimitsRequest>,
     isolation_floor: String,
+    isolation_ask_floor: Option<String>,
     floor_reason: Option<String>,
     floor_key: Option<uuid::Uuid>,
     floor_set_at: Option<OffsetDateTime>,
@@ -368,6 +374,10 @@ impl TryFrom<TenantRow> for Tenant {
             max_limits: row.max_limits.0,
             floor: IsolationFloor {
                 level: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
+                ask: row
+                    .isolation_ask_floor
+                    .map(|level| row::parse("tenants.isolation_ask_floor", &level))
+                    .transpose()?,
                 decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| FloorDecision {
                     reason,
                     key: row.floor_key.map(KeyId),

@@ -102,6 +102,8 @@ uuid_id!(/// One start of a worker process. A restarted worker keeps its id and 
 
 name_id!(/// A tenant: `[a-z0-9-]{1,63}`.
     TenantId, "tenant");
+name_id!(/// A mode flag: `[a-z0-9-]{1,63}`.
+    FlagId, "flag");
 name_id!(/// A worker. It keeps its id across restarts: `[a-z0-9-]{1,63}`.
     WorkerId, "worker");
 

@@ -14,10 +14,12 @@ mod result;
 mod violation;
 
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
-pub use id::{ApprovalId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId};
+pub use id::{
+    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId,
+};
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};
-pub use outcome::{NetworkUsage, Outcome, Receipt, Refusal, Usage};
+pub use outcome::{LostReason, NetworkUsage, Outcome, Receipt, Refusal, Usage};
 pub use reason::Reason;
 pub use result::{EndedRun, RunResult};
 pub use violation::{CountedViolation, Violation, Violations};

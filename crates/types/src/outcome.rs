@@ -2,13 +2,13 @@
 
 use std::{fmt, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Reason;
 
 /// How a run ended. A command that fails is an outcome; an error means that Codelia failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind", content = "detail")]
+#[serde(rename_all = "snake_case", tag = "kind", content = "detail", remote = "Self")]
 pub enum Outcome {
     /// The command exited with this code.
     Exited(i32),
@@ -26,11 +26,102 @@ pub enum Outcome {
     Violation(String),
     /// The run could not be started.
     Refused(Refusal),
-    /// The worker died after the command had started.
-    Lost,
+    /// The command had started, and its result is unknown.
+    Lost(#[serde(skip)] LostReason),
+}
+
+/// An outcome with the reason of a loss next to it, which earlier versions do not read.
+#[derive(Serialize, Deserialize)]
+struct WithReason<T> {
+    #[serde(flatten)]
+    outcome: T,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<LostReason>,
+}
+
+#[derive(Serialize)]
+struct Written<'a>(#[serde(serialize_with = "Outcome::serialize")] &'a Outcome);
+
+#[derive(Deserialize)]
+struct Read(#[serde(deserialize_with = "Outcome::deserialize")] Outcome);
+
+impl Serialize for Outcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let reason = match self {
+            Self::Lost(reason) => Some(*reason),
+            _ => None,
+        };
+        WithReason { outcome: Written(self), reason }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Outcome {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let WithReason { outcome: Read(outcome), reason } = WithReason::deserialize(deserializer)?;
+        Ok(match outcome {
+            Self::Lost(_) => Self::Lost(reason.unwrap_or_default()),
+            other => other,
+        })
+    }
+}
+
+/// Why the result of a run is unknown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Option<String>", into = "&'static str")]
+pub enum LostReason {
+    /// The worker lost its lease: it died, was paused or was cut off from the database.
+    #[default]
+    WorkerLost,
+    /// The worker shut down and could not wait longer for the command.
+    DrainDeadline,
+    /// The database rejected the result.
+    ResultRejected,
+    /// A word that this version does not know, stored or sent by another version.
+    Unknown,
+}
+
+impl LostReason {
+    /// Every reason except [`LostReason::Unknown`].
+    pub const ALL: [Self; 3] = [Self::WorkerLost, Self::DrainDeadline, Self::ResultRejected];
+
+    /// The word for the reason in metrics and the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::WorkerLost => "worker_lost",
+            Self::DrainDeadline => "drain_deadline",
+            Self::ResultRejected => "result_rejected",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl LostReason {
+    /// The reason with this word, or [`LostReason::Unknown`].
+    #[must_use]
+    pub fn parse(word: &str) -> Self {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == word).unwrap_or(Self::Unknown)
+    }
+}
+
+/// Without a word, it is of a version that knew only one reason.
+impl From<Option<String>> for LostReason {
+    fn from(word: Option<String>) -> Self {
+        word.map_or_else(Self::default, |word| Self::parse(&word))
+    }
+}
+
+impl From<LostReason> for &'static str {
+    fn from(reason: LostReason) -> Self {
+        reason.as_str()
+    }
 }
 
 impl Outcome {
+    /// The words for all outcomes.
+    pub const KINDS: [&str; 9] =
+        ["exited", "signaled", "timed_out", "canceled", "oom", "limit", "violation", "refused", "lost"];
+
     /// The word for the outcome in metrics and the database.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -43,7 +134,7 @@ impl Outcome {
             Self::Limit(_) => "limit",
             Self::Violation(_) => "violation",
             Self::Refused(_) => "refused",
-            Self::Lost => "lost",
+            Self::Lost(_) => "lost",
         }
     }
 }
@@ -75,12 +166,13 @@ pub struct Usage {
     /// Peak number of processes and threads. 0 if the host does not count them.
     #[serde(default)]
     pub peak_processes: u64,
-    /// The traffic through the egress proxy. `None` in other network modes.
+    /// The traffic through the egress proxy. `None` in network mode `host`, and in `none` if the run
+    /// tried nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkUsage>,
 }
 
-/// The traffic of a run through the egress proxy.
+/// The traffic of a run through the egress proxy, and its attempts to go around it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkUsage {
     /// Connections that were allowed.
@@ -91,6 +183,9 @@ pub struct NetworkUsage {
     pub sent_bytes: u64,
     /// Bytes to the run.
     pub received_bytes: u64,
+    /// Attempts to reach an address directly, to which a sandbox has no route.
+    #[serde(default)]
+    pub unreachable_attempts: u64,
 }
 
 /// What a sandbox left behind when it was destroyed. Anything but zero raises an alert.
@@ -123,5 +218,27 @@ impl fmt::Display for Receipt {
             f,
             "{processes} processes, {mounts} mounts, {cgroups} cgroups, {sockets} sockets, {directories} directories"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_reason_is_stored_where_earlier_versions_ignore_it() {
+        let json = |outcome: &Outcome| serde_json::to_string(outcome).unwrap();
+        let read = |text: &str| serde_json::from_str::<Outcome>(text).unwrap();
+        for reason in LostReason::ALL {
+            let stored = json(&Outcome::Lost(reason));
+            assert_eq!(stored, format!(r#"{{"kind":"lost","reason":"{}"}}"#, reason.as_str()));
+            assert_eq!(read(&stored), Outcome::Lost(reason));
+        }
+        assert_eq!(read(r#"{"kind": "lost"}"#), Outcome::Lost(LostReason::WorkerLost));
+        assert_eq!(read(r#"{"kind":"lost","reason":"later"}"#), Outcome::Lost(LostReason::Unknown));
+        assert_eq!(json(&Outcome::Exited(3)), r#"{"kind":"exited","detail":3}"#);
+        assert_eq!(read(r#"{"kind":"exited","detail":3}"#), Outcome::Exited(3));
+        assert_eq!(read(r#"{"kind":"oom"}"#), Outcome::Oom);
+        assert_eq!(json(&Outcome::Oom), r#"{"kind":"oom"}"#);
     }
 }

@@ -164,6 +164,12 @@ reasons! {
     ApprovalOwnRequest = "APPROVAL_OWN_REQUEST",
         "the API key requested the approval, so it may not decide",
         "decide with another key that has the scope `approve`";
+    TooManyFlags = "TOO_MANY_FLAGS",
+        "the installation has as many mode flags as it may",
+        "use one again that is off";
+    FlagOff = "FLAG_OFF",
+        "the mode flag is off, so there is no rule to roll back",
+        "name a revision to restore";
     ApprovalNotGranted = "APPROVAL_NOT_GRANTED",
         "the approval does not hold for later runs, so it cannot be revoked; `state` says what it is",
         "list what can be revoked (`codelia approvals list --granted`)";

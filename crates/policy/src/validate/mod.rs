@@ -8,7 +8,7 @@ mod process;
 
 use std::collections::HashSet;
 
-use codelia_types::Mode;
+use codelia_types::{Mode, NetworkMode};
 
 use self::filesystem::{OVERLAY, READ_ONLY, READ_WRITE};
 use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge, hosts};
@@ -96,6 +96,34 @@ impl Policy {
             }
         }
         self.check_network_within(upper)
+    }
+
+    /// Checks that this policy of a tenant gives nothing that the policy of the installation and the
+    /// defaults do not, so that it can only restrict the tenant. `network` is the installation's
+    /// default network.
+    ///
+    /// # Errors
+    /// Names the value that would give more.
+    pub fn check_tenant(&self, installation: &Self, network: Option<NetworkMode>) -> Result<(), PolicyError> {
+        self.check_within(installation)?;
+        let most = installation.network.mode.max(network).unwrap_or(NetworkMode::None);
+        if self.network.mode.is_some_and(|mode| mode > most) {
+            return fail(
+                "network.mode",
+                format!("must be at most {most}, as in the policy of the installation; leave it out"),
+            );
+        }
+        let above = installation.clone().with_defaults();
+        if self.process.debug > above.process.debug {
+            return fail("process.debug", "must be true in the policy of the installation first");
+        }
+        match (self.syscalls.violation_limit, above.syscalls.violation_limit) {
+            (Some(limit), Some(most)) if limit > most => fail(
+                "syscalls.violation_limit",
+                format!("must be at most {most}, as in the policy of the installation"),
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn check_network_within(&self, upper: &Self) -> Result<(), PolicyError> {
@@ -266,5 +294,39 @@ mod tests {
             assert_eq!(error.as_deref(), expected, "{lower}");
             assert_eq!(policy(lower).check_within(&Policy::default()), Ok(()), "{lower}");
         }
+    }
+
+    #[test]
+    fn tenant_cannot_have_more_than_installation() {
+        let parse = |text: &str| Policy::parse(text, crate::Format::Yaml).unwrap();
+        let check = |tenant: &str, installation: &str, default| {
+            let installation = parse(installation).as_installation();
+            parse(tenant).check_tenant(&installation, default).map_err(|error| error.field)
+        };
+        for (tenant, installation, field) in [
+            ("network: {mode: proxy}", "", "network.mode"),
+            ("network: {mode: host}", "network: {mode: proxy}", "network.mode"),
+            (
+                "network: {allowed_hosts: [a.example, evil.test]}",
+                "network: {allowed_hosts: ['*.example']}",
+                "network.allowed_hosts[1]",
+            ),
+            ("network: {credentials: [npm]}", "", "network.credentials[0]"),
+            ("filesystem: {read_only_paths: [/opt]}", "", "filesystem.read_only_paths[0]"),
+            ("process: {debug: true}", "", "process.debug"),
+            ("syscalls: {violation_limit: 51}", "", "syscalls.violation_limit"),
+        ] {
+            assert_eq!(check(tenant, installation, None), Err(field.to_owned()), "{tenant}");
+        }
+        for (tenant, installation) in [
+            ("network: {mode: proxy}", "network: {mode: host}"),
+            ("network: {mode: none}", ""),
+            ("network: {allowed_hosts: [a.example]}", "network: {allowed_hosts: ['*.example']}"),
+            ("process: {debug: true}", "process: {debug: true}"),
+            ("syscalls: {violation_limit: 1}", ""),
+        ] {
+            assert_eq!(check(tenant, installation, None), Ok(()), "{tenant}");
+        }
+        assert_eq!(check("network: {mode: proxy}", "", Some(NetworkMode::Proxy)), Ok(()));
     }
 }

@@ -41,6 +41,8 @@ pub enum NotDecided {
     NotFound,
     /// The deciding key requested it.
     OwnRequest,
+    /// Such an approval can only be allowed once.
+    OnceOnly,
     /// Another decision came first, or it expired.
     Before(Box<Approval>),
     /// It is not a grant that holds.
@@ -86,6 +88,9 @@ impl Store {
         };
         if found.requested_by == decision.key {
             return Ok(DecisionResult::NotDecided(NotDecided::OwnRequest));
+        }
+        if found.kind.is_once_only() && decision.allow.is_some_and(|scope| scope != ApprovalScope::Once) {
+            return Ok(DecisionResult::NotDecided(NotDecided::OnceOnly));
         }
         check_grants(&mut tx, &found, decision.allow).await?;
         let session = lock_run(&mut tx, &found).await?;

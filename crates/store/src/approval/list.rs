@@ -1,10 +1,10 @@
 //! Reading approvals for callers.
 
-use codelia_types::{ApprovalId, SessionId, TenantId};
+use codelia_types::{ApprovalId, RunId, SessionId, TenantId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Approval, ApprovalRow, select_approvals};
+use super::{Approval, ApprovalKind, ApprovalRow, select_approvals};
 use crate::{Error, Store};
 
 /// Which approvals to list.
@@ -38,6 +38,20 @@ impl Store {
             .await?
             .map(Approval::try_from)
             .transpose()
+    }
+
+    /// Returns the approval that a run needed before it could start, if it needed one of its own.
+    pub async fn approval_of_start(&self, tenant: &TenantId, run: RunId) -> Result<Option<Approval>, Error> {
+        select_approvals!(
+            "a.run_id = $1 AND a.tenant_id || '' = $2 AND a.kind <> $3 ORDER BY a.id DESC LIMIT 1",
+            run.0,
+            tenant.as_str(),
+            ApprovalKind::EgressHost.as_str(),
+        )
+        .fetch_optional(&self.pools.reads)
+        .await?
+        .map(Approval::try_from)
+        .transpose()
     }
 
     /// Lists a tenant's approvals, newest first.

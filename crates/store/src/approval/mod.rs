@@ -86,6 +86,14 @@ words! {
     }
 }
 
+impl ApprovalKind {
+    /// Whether each run needs a decision of its own: nothing holds for later runs.
+    #[must_use]
+    pub fn is_once_only(self) -> bool {
+        self == Self::NetworkHost
+    }
+}
+
 words! {
     /// The state of an approval.
     ApprovalState {

@@ -225,7 +225,7 @@ impl Store {
         let stored = sqlx::query_as!(
             StoredEnd,
             r#"SELECT attempt, started_at, ended_at AS "ended_at!", cancel_reason FROM ended_runs
-               WHERE id = $1 AND outcome ->> 'kind' <> 'lost'
+               WHERE id = $1 AND (outcome ->> 'kind' <> 'lost' OR outcome ->> 'reason' = 'drain_deadline')
                  AND worker_id = $2 AND incarnation = $3 AND lease_epoch = $4"#,
             id.0,
             lease.worker.as_str(),
@@ -237,19 +237,34 @@ impl Store {
         Ok(stored)
     }
 
-    /// Ends a run as lost because its result cannot be stored. Does nothing if the run is no longer
+    /// Ends a run as lost because its result cannot be stored. Returns `false` if the run is no longer
     /// assigned under this lease.
-    pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<(), Error> {
-        sqlx::query_file!(
+    pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<bool, Error> {
+        let ended = sqlx::query_file_scalar!(
             "src/sql/run_abandon.sql",
             id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
             lease.epoch.0,
         )
-        .execute(&self.pools.runs)
+        .fetch_one(&self.pools.runs)
         .await?;
-        Ok(())
+        Ok(ended > 0)
+    }
+
+    /// Queues a run again whose command the worker ended, if its caller allowed another attempt.
+    /// Returns `false` if it did not, or the run is not assigned under this lease.
+    pub async fn run_retry(&self, id: RunId, lease: &LeaseToken) -> Result<bool, Error> {
+        let retried = sqlx::query_scalar!(
+            r#"SELECT retry_run($1, $2, $3, $4) AS "retried!""#,
+            id.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
+        )
+        .fetch_one(&self.pools.runs)
+        .await?;
+        Ok(retried)
     }
 
     /// Lists the runs that are assigned to this incarnation, including those whose push was lost.

@@ -236,13 +236,24 @@ impl Store {
     }
 
     /// Counts the queued runs of all tenants.
-    pub async fn run_queue_depth_any_tenant(&self) -> Result<i64, Error> {
-        let depth =
-            sqlx::query_scalar!(r#"SELECT count(*) AS "depth!" FROM live_runs WHERE state = 'queued'"#)
-                .fetch_one(&self.pools.upkeep)
-                .await?;
-        Ok(depth)
+    pub async fn run_queue_any_tenant(&self) -> Result<Queue, Error> {
+        let queue = sqlx::query_as!(
+            Queue,
+            r#"SELECT count(*) AS "depth!", min(created_at) AS oldest_at FROM live_runs WHERE state = 'queued'"#
+        )
+        .fetch_one(&self.pools.upkeep)
+        .await?;
+        Ok(queue)
     }
+}
+
+/// The queued runs of all tenants.
+#[derive(Debug, Clone, Copy)]
+pub struct Queue {
+    /// Their number.
+    pub depth: i64,
+    /// When the oldest was created.
+    pub oldest_at: Option<OffsetDateTime>,
 }
 
 impl Run {

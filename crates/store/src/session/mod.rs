@@ -7,7 +7,7 @@ mod update;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy};
+use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy, SessionFlags};
 use codelia_types::{LeaseEpoch, Mode, NetworkMode, SessionId, TenantId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{postgres::types::PgInterval, types::Json};
@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::{Error, Store, row};
 
 pub use create::{NewSession, SessionCreated};
+pub use network::SessionNetwork;
 pub use update::SessionChange;
 
 /// Selects sessions with their live holder by a condition and its arguments.
@@ -63,6 +64,9 @@ pub struct SessionSpec {
     pub network: Option<NetworkMode>,
     /// The policy of its runs. A run's own policy can only tighten it.
     pub policy: Policy,
+    /// What mode flags decided about it.
+    #[serde(default, skip_serializing_if = "SessionFlags::is_empty")]
+    pub flags: SessionFlags,
 }
 
 /// A session.

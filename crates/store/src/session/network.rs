@@ -6,21 +6,41 @@ use sqlx::types::Json;
 
 use crate::{Error, Store};
 
+/// What has changed for a session since it was created.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SessionNetwork {
+    /// The session.
+    pub session: SessionId,
+    /// Its present network policy, if it was changed.
+    pub network: Option<NetworkPolicy>,
+    /// The version of its tenant's policy, if the tenant ever had one.
+    pub tenant_version: Option<i64>,
+}
+
 impl Store {
-    /// Returns the present network policy of those of the sessions whose policy was changed since they
-    /// were created. For the worker that holds them.
-    pub async fn session_networks(
-        &self,
-        sessions: &[SessionId],
-    ) -> Result<Vec<(SessionId, NetworkPolicy)>, Error> {
+    /// Returns what has changed for those of the sessions for which something may have: their network
+    /// policy, or the policy of their tenant. For the worker that holds them.
+    pub async fn session_networks(&self, sessions: &[SessionId]) -> Result<Vec<SessionNetwork>, Error> {
         let ids: Vec<_> = sessions.iter().map(|session| session.0).collect();
         let rows = sqlx::query!(
-            r#"SELECT id, network AS "network!: Json<NetworkPolicy>" FROM sessions
-               WHERE id = ANY ($1) AND network IS NOT NULL"#,
+            r#"SELECT s.id, s.network AS "network: Json<NetworkPolicy>", p.version AS "version?"
+               FROM sessions s
+               LEFT JOIN LATERAL (
+                   SELECT version FROM tenant_policies WHERE tenant_id = s.tenant_id ORDER BY version DESC LIMIT 1
+               ) AS p ON true
+               WHERE s.id = ANY ($1) AND (s.network IS NOT NULL OR p.version IS NOT NULL)"#,
             &ids,
         )
         .fetch_all(&self.pools.runs)
         .await?;
-        Ok(rows.into_iter().map(|row| (SessionId(row.id), row.network.0)).collect())
+        let changed = |network: Option<Json<NetworkPolicy>>| network.map(|network| network.0);
+        Ok(rows
+            .into_iter()
+            .map(|row| SessionNetwork {
+                session: SessionId(row.id),
+                network: changed(row.network),
+                tenant_version: row.version,
+            })
+            .collect())
     }
 }

@@ -19,8 +19,12 @@ DECLARE
         'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at), '
             'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
         'SELECT, UPDATE (location) ON output_store TO codelia_worker',
+        -- A worker adds what happened under a flag, and cannot change the flag.
+        'SELECT (flag_id, revision, runs, refused_runs, failed_runs, setups, sessions, refused_sessions), '
+            'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
+        'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, ended_runs, approvals TO codelia_auditor'
+        'SELECT ON events, ended_runs, approvals, flags, flag_revisions, tenant_policies TO codelia_auditor'
     ];
     found  record;
     one    text;
@@ -60,4 +64,12 @@ BEGIN
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO codelia_api', one);
         END IF;
     END LOOP;
+
+    -- A worker may delete output only of a run that it hands back.
+    one := 'retry_run(uuid, text, uuid, bigint)';
+    IF to_regprocedure(one) IS NOT NULL THEN
+        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO codelia_api, codelia_worker', one);
+    END IF;
 END $$;

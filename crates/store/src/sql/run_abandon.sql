@@ -1,4 +1,4 @@
--- Ends a run as lost if it is assigned under this lease.
+-- Ends a run as lost, because its result is rejected, if it is assigned under this lease.
 WITH abandoned AS (
     DELETE FROM live_runs r
     WHERE r.id = $1 AND r.state = 'running' AND r.worker_id = $2 AND r.incarnation = $3 AND r.lease_epoch = $4
@@ -8,10 +8,13 @@ ended AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
                             worker_id, incarnation, lease_epoch, created_at, ended_at, outcome, output_bytes)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-           worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost"}',
+           worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost", "reason": "result_rejected"}',
            (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = abandoned.id)
     FROM abandoned
     RETURNING id, tenant_id, output_bytes
+),
+counted AS (
+    INSERT INTO output_changes (tenant_id, day, bytes)
+    SELECT tenant_id, run_day(id), output_bytes FROM ended WHERE output_bytes > 0
 )
-INSERT INTO output_changes (tenant_id, day, bytes)
-SELECT tenant_id, run_day(id), output_bytes FROM ended WHERE output_bytes > 0
+SELECT count(*) AS "ended!" FROM ended

@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 pub use self::retention::{InvalidRetention, Retention, TenantRetention};
-use crate::{Error, Store, SweepReport};
+use crate::{Error, Queue, Store, SweepReport, TrippedFlag};
 
 /// An owner that has not renewed its claim for this long is replaced.
 const TTL: Duration = Duration::from_secs(3);
@@ -42,12 +42,14 @@ const MAX_PURGED_ROWS: i64 = 1000;
 const PARTITION_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What a pass did, or, in a process that is not the owner, what it read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpkeepPass {
     /// Whether this process is the owner.
     pub is_owner: bool,
     /// Queued runs of all tenants.
     pub queue_depth: i64,
+    /// Since the oldest of them was created, as the previous pass of the owner saw it.
+    pub queue_age: Duration,
     /// Leases of dead workers that ended.
     pub swept: SweepReport,
     /// Runs that waited too long for a worker.
@@ -58,6 +60,8 @@ pub struct UpkeepPass {
     pub expired: u64,
     /// Rows in partitions that should be empty, if they were counted.
     pub misplaced: Option<i64>,
+    /// Mode flags that rolled themselves back.
+    pub tripped: Vec<TrippedFlag>,
 }
 
 impl UpkeepPass {
@@ -75,6 +79,9 @@ impl UpkeepPass {
         if self.expired > 0 {
             tracing::info!(expired = self.expired, "expired sessions");
         }
+        for TrippedFlag { id, why } in &self.tripped {
+            tracing::warn!(flag = %id, why, "mode flag exceeded its limits and was rolled back");
+        }
         if let Some(rows @ 1..) = self.misplaced {
             tracing::warn!(rows, "runs are in a default partition: a clock was wrong, or a run took days");
         }
@@ -90,7 +97,7 @@ pub struct Upkeep {
     purge: Purge,
     partitions_at: Option<Instant>,
     /// What the last pass counted, to be stored with the next renewal.
-    queue_depth: Option<i64>,
+    queue: Option<Queue>,
     /// What the last pass found, for the loop that removes objects.
     is_owner: Arc<AtomicBool>,
 }
@@ -105,7 +112,7 @@ impl Upkeep {
             holder: Uuid::now_v7(),
             purge: Purge::default(),
             partitions_at: None,
-            queue_depth: None,
+            queue: None,
             is_owner: Arc::default(),
         }
     }
@@ -138,10 +145,14 @@ impl Upkeep {
     /// # Errors
     /// If a statement fails. The next pass repeats what is left.
     pub async fn pass(&mut self) -> Result<(UpkeepPass, Duration), Error> {
-        let claim = self.store.upkeep_claim(self.holder, TTL, self.queue_depth.take()).await?;
+        let claim = self.store.upkeep_claim(self.holder, TTL, self.queue.take()).await?;
         self.is_owner.store(claim.is_owner, Ordering::Relaxed);
         if !claim.is_owner {
-            let pass = UpkeepPass { queue_depth: claim.queue_depth, ..UpkeepPass::default() };
+            let pass = UpkeepPass {
+                queue_depth: claim.queue_depth,
+                queue_age: claim.queue_age,
+                ..UpkeepPass::default()
+            };
             // When the owner has not renewed by then, it is gone.
             return Ok((pass, claim.expires_in.clamp(Duration::ZERO, TTL)));
         }
@@ -153,11 +164,23 @@ impl Upkeep {
         self.end_queues().await?;
         store.tenant_sweep_any_tenant(MAX_ROWS).await?;
         store.output_fold_any_tenant(MAX_CHANGES).await?;
-        let queue_depth = store.run_queue_depth_any_tenant().await?;
-        self.queue_depth = Some(queue_depth);
+        let tripped = store.flag_check_guards().await?;
+        let queue = store.run_queue_any_tenant().await?;
+        self.queue = Some(queue);
         let misplaced = self.partitions().await?;
         let has_more = self.purge.pass(&self.store, &self.retention).await?;
-        let pass = UpkeepPass { is_owner: true, queue_depth, swept, refused, undecided, expired, misplaced };
+        let queue_age = claim.queue_age;
+        let pass = UpkeepPass {
+            is_owner: true,
+            queue_depth: queue.depth,
+            queue_age,
+            swept,
+            refused,
+            undecided,
+            expired,
+            misplaced,
+            tripped,
+        };
         Ok((pass, if has_more { Duration::ZERO } else { INTERVAL }))
     }
 
@@ -220,6 +243,7 @@ enum Step {
     Approvals,
     Workers,
     Settings,
+    Flags,
 }
 
 /// Deletes old rows at an interval, and without a pause while there are more.
@@ -247,7 +271,8 @@ impl Purge {
                 Step::Events => Step::Approvals,
                 Step::Approvals => Step::Workers,
                 Step::Workers => Step::Settings,
-                Step::Settings => {
+                Step::Settings => Step::Flags,
+                Step::Flags => {
                     *self = Self { step: Step::Runs, done_at: Some(Instant::now()) };
                     return Ok(false);
                 }
@@ -268,6 +293,7 @@ impl Purge {
             Step::Approvals => store.approval_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
             Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
+            Step::Flags => store.flag_purge(keep.audit).await.map(is_full),
         }
     }
 }

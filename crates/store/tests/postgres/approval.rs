@@ -139,7 +139,7 @@ async fn held_run_starts_only_after_approval() {
     assert!(queued().await.unwrap().is_empty());
     assert!(fixture.store.run_begin(run, &lease.token).await.unwrap().is_none());
     assert_eq!(fixture.store.run_expire_queued_any_tenant(10).await.unwrap(), 0, "its time has not begun");
-    assert_eq!(fixture.store.run_queue_depth_any_tenant().await.unwrap(), 0);
+    assert_eq!(fixture.store.run_queue_any_tenant().await.unwrap().depth, 0);
 
     let result = fixture.decide(new.id, &allow(ApprovalScope::Once)).await;
     let DecisionResult::Decided { run: Some(woken), .. } = result else { panic!("{result:?}") };

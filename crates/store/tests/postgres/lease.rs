@@ -6,7 +6,7 @@ use codelia_store::{
     DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport,
 };
 use codelia_tests::eventually;
-use codelia_types::{Incarnation, Outcome};
+use codelia_types::{Incarnation, LostReason, Outcome};
 use futures::future::join_all;
 use sqlx::Connection;
 use uuid::Uuid;
@@ -40,7 +40,7 @@ async fn acquire_raises_epoch_and_fences_previous_holder() {
     assert!(second.has_files);
 
     assert!(matches!(fixture.commit(run, &old, &first).await, Err(Error::Fenced)));
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Lost));
+    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
     fixture.end().await;
 }
 
@@ -139,7 +139,7 @@ async fn sweep_loses_or_retries_started_runs_once() {
         "nothing is left"
     );
 
-    assert_eq!(fixture.run(lost).await.outcome, Some(Outcome::Lost));
+    assert_eq!(fixture.run(lost).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
     let again = fixture.run(retried).await;
     assert_eq!((again.state, again.attempt), (RunState::Queued, 2));
 
@@ -148,7 +148,11 @@ async fn sweep_loses_or_retries_started_runs_once() {
     fixture.store.run_begin(retried, &lease.token).await.unwrap().unwrap();
     fixture.expire_worker(&second).await;
     fixture.store.lease_sweep_any_tenant(100).await.unwrap();
-    assert_eq!(fixture.run(retried).await.outcome, Some(Outcome::Lost), "no retries are left");
+    assert_eq!(
+        fixture.run(retried).await.outcome,
+        Some(Outcome::Lost(LostReason::WorkerLost)),
+        "no retries are left"
+    );
     fixture.end().await;
 }
 

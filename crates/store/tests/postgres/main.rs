@@ -6,6 +6,7 @@ mod approval;
 mod backlog;
 mod ending;
 mod failover;
+mod flag;
 mod harness;
 mod history;
 mod lease;

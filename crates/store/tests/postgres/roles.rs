@@ -83,7 +83,10 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("approvals", "SELECT"),
         ("ended_runs", "SELECT"),
         ("events", "SELECT"),
+        ("flag_revisions", "SELECT"),
+        ("flags", "SELECT"),
         ("run_settings", "SELECT"),
+        ("tenant_policies", "SELECT"),
     ]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {
@@ -121,6 +124,11 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "UPDATE approvals SET scope = 'tenant'"),
         ("codelia_worker", "INSERT INTO approvals (state, scope) VALUES ('allowed', 'once')"),
         ("codelia_worker", "DELETE FROM approvals"),
+        ("codelia_worker", "DELETE FROM run_output"),
+        ("codelia_worker", "UPDATE flag_revisions SET rule = NULL"),
+        ("codelia_worker", "UPDATE flags SET revision = 1"),
+        ("codelia_worker", "SELECT reason FROM tenant_policies"),
+        ("codelia_worker", "INSERT INTO tenant_policies (tenant_id) VALUES ('a')"),
         ("codelia_worker", tomorrow),
         ("codelia_auditor", "UPDATE approvals SET reason = 'planted'"),
         ("codelia_auditor", "SELECT FROM live_runs"),
@@ -139,6 +147,9 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "SELECT FROM live_runs"),
         ("codelia_worker", "UPDATE output_store SET location = 'file:///x'"),
         ("codelia_worker", "UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now()"),
+        ("codelia_worker", "SELECT retry_run(gen_random_uuid(), 'w', gen_random_uuid(), 1)"),
+        ("codelia_worker", "UPDATE flag_revisions SET runs = runs + 1 WHERE flag_id = 'x' AND revision = 1"),
+        ("codelia_worker", "SELECT version, policy FROM tenant_policies WHERE tenant_id = 'a'"),
         ("codelia_auditor", "SELECT FROM approvals"),
         ("codelia_auditor", "SELECT FROM events"),
         ("codelia_auditor", "SELECT FROM ended_runs"),

@@ -2,7 +2,7 @@
 
 use codelia_store::{Cancellation, Error, RunAdmission, RunFilter, RunState, SessionRef};
 use codelia_tests::{eventually, store_values::logical_run};
-use codelia_types::{Outcome, RunId};
+use codelia_types::{LeaseEpoch, LeaseToken, Outcome, RunId};
 use futures::future::join_all;
 use sqlx::Connection;
 
@@ -247,5 +247,26 @@ async fn run_of_earlier_version_is_listed() {
     let summary = &runs[0].spec;
     assert_eq!((summary.argv.as_slice(), summary.argv_truncated), (&["true".to_owned()][..], true));
     assert_eq!((summary.mode, &summary.limits), (logical_run().mode, &logical_run().limits));
+    fixture.end().await;
+}
+
+/// A worker that shuts down hands back a run that it began, if the caller allowed another attempt.
+#[tokio::test]
+async fn run_is_retried_under_its_lease_only() {
+    let fixture = Fixture::new().await;
+    let store = &fixture.store;
+    let session = fixture.session().await;
+    let worker = fixture.worker("w").await;
+    let lease = fixture.lease(&session, &worker).await.unwrap();
+    let (once, again) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
+    assert!(!store.run_retry(once, &lease.token).await.unwrap(), "its caller allowed one attempt");
+    let stale = LeaseToken { epoch: LeaseEpoch(lease.token.epoch.0 - 1), ..lease.token.clone() };
+    assert!(!store.run_retry(again, &stale).await.unwrap());
+    assert!(store.run_retry(again, &lease.token).await.unwrap());
+    let run = fixture.run(again).await;
+    assert_eq!((run.state, run.attempt), (RunState::Queued, 2));
+    assert!(!store.run_retry(again, &lease.token).await.unwrap(), "it is queued already");
+    store.run_begin(again, &lease.token).await.unwrap().unwrap();
+    assert!(!store.run_retry(again, &lease.token).await.unwrap(), "no attempt is left");
     fixture.end().await;
 }

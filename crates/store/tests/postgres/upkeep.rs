@@ -34,6 +34,7 @@ async fn one_process_owns_upkeep() {
     assert!(pass.is_owner && pass.queue_depth == 1);
     let (pass, wait) = other.pass().await.unwrap();
     assert!(!pass.is_owner && pass.queue_depth == 1, "the owner stored what it counted: {pass:?}");
+    assert!(pass.queue_age > Duration::ZERO, "and when the oldest was created: {pass:?}");
     assert!(wait > Duration::ZERO && wait <= Duration::from_secs(3), "{wait:?}");
     one.release().await.unwrap();
     assert!(other.pass().await.unwrap().0.is_owner, "a released row is free at once");
