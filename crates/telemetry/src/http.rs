@@ -122,7 +122,7 @@ mod tests {
         metrics.egress_sandboxes(1);
         metrics.egress_restart();
         metrics.worker(4, 1, 2);
-        metrics.queue_depth(3);
+        metrics.queue(3, Duration::from_secs(2));
         metrics.session_removed(10, Duration::from_millis(1));
         metrics.watchers_changed(1);
         (provider, registry)
@@ -168,6 +168,7 @@ mod tests {
             "codelia_slots_busy 1",
             "codelia_leases 2",
             "codelia_queue_depth 3",
+            "codelia_queue_age_seconds 2",
             "codelia_watchers 1",
             "codelia_session_directories_removed_total 1",
             "codelia_session_directories_removed_bytes_total 10",

@@ -62,64 +62,136 @@ impl Step {
 /// All instruments.
 #[derive(Debug)]
 pub struct Metrics {
-    requests: Counter<u64>,
+    pub(crate) requests: Counter<u64>,
     request_seconds: Histogram<f64>,
-    refusals: Counter<u64>,
+    pub(crate) refusals: Counter<u64>,
     connections: Gauge<i64>,
     open_connections: AtomicI64,
-    connections_refused: Counter<u64>,
-    key_lookups: Counter<u64>,
-    runs: Counter<u64>,
-    cpu_seconds: Counter<f64>,
-    read_bytes: Counter<u64>,
-    written_bytes: Counter<u64>,
+    pub(crate) connections_refused: Counter<u64>,
+    calls: Gauge<i64>,
+    open_calls: AtomicI64,
+    pub(crate) quota_refusals: Counter<u64>,
+    pub(crate) key_lookups: Counter<u64>,
+    pub(crate) runs: Counter<u64>,
+    pub(crate) runs_lost: Counter<u64>,
+    pub(crate) runs_retried: Counter<u64>,
+    pub(crate) cpu_seconds: Counter<f64>,
+    pub(crate) read_bytes: Counter<u64>,
+    pub(crate) written_bytes: Counter<u64>,
     step_seconds: Histogram<f64>,
     setup_seconds: Histogram<f64>,
     setups: Arc<LatencyWindows>,
     _setup_p95: ObservableGauge<f64>,
-    sandboxes: Counter<u64>,
-    violations: Counter<u64>,
-    egress: EgressMetrics,
+    pub(crate) sandboxes: Counter<u64>,
+    pub(crate) violations: Counter<u64>,
+    pub(crate) egress: EgressMetrics,
+    flags: FlagMetrics,
     queue_depth: Gauge<i64>,
+    queue_age: Gauge<f64>,
     misplaced_rows: Gauge<i64>,
     slots: Gauge<i64>,
     slots_busy: Gauge<i64>,
     leases: Gauge<i64>,
-    fenced: Counter<u64>,
-    removed: Counter<u64>,
-    removed_bytes: Counter<u64>,
-    removal_seconds: Histogram<f64>,
-    removal_failures: Counter<u64>,
-    removals_stuck: Gauge<i64>,
-    receipts_unclean: Counter<u64>,
+    pub(crate) fenced: Counter<u64>,
+    pub(crate) leases_lost: Counter<u64>,
+    pub(crate) removals: RemovalMetrics,
+    pub(crate) receipts_unclean: Counter<u64>,
     watchers: Gauge<i64>,
     open_watchers: AtomicI64,
+    pub(crate) build_info: Gauge<i64>,
 }
 
 /// The instruments of the egress proxy.
 #[derive(Debug)]
-struct EgressMetrics {
+pub(crate) struct EgressMetrics {
     attempts: Counter<u64>,
     bytes: Counter<u64>,
     sandboxes: Gauge<i64>,
-    restarts: Counter<u64>,
+    connections: Gauge<i64>,
+    pub(crate) restarts: Counter<u64>,
 }
 
 impl EgressMetrics {
     fn build(meter: &Meter) -> Self {
         let counter = |name, help| meter.u64_counter(name).with_description(help).build();
-        let sandboxes = meter.i64_gauge("codelia_egress_sandboxes");
+        let gauge = |name, help| meter.i64_gauge(name).with_description(help).build();
         Self {
             attempts: counter(
                 "codelia_egress_attempts",
-                "Connections, requests and names that the egress proxy decided about, by way in and outcome",
+                "Attempts of runs to reach other hosts, by way in and outcome",
             ),
             bytes: counter(
                 "codelia_egress_bytes",
                 "Bytes that runs exchanged through the egress proxy, by direction",
             ),
-            sandboxes: sandboxes.with_description("Sandboxes that the egress proxy serves").build(),
+            sandboxes: gauge("codelia_egress_sandboxes", "Sandboxes that the egress proxy serves"),
+            connections: gauge("codelia_egress_connections", "Open connections of runs to the egress proxy"),
             restarts: counter("codelia_egress_restarts", "Restarts of the egress proxy"),
+        }
+    }
+}
+
+/// The instruments of removed session directories.
+#[derive(Debug)]
+pub(crate) struct RemovalMetrics {
+    pub(crate) removed: Counter<u64>,
+    pub(crate) bytes: Counter<u64>,
+    seconds: Histogram<f64>,
+    pub(crate) failures: Counter<u64>,
+    stuck: Gauge<i64>,
+}
+
+impl RemovalMetrics {
+    fn build(meter: &Meter) -> Self {
+        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
+        let stuck = meter.i64_gauge("codelia_session_directories_stuck");
+        Self {
+            removed: counter("codelia_session_directories_removed", "Session directories removed"),
+            bytes: counter(
+                "codelia_session_directories_removed_bytes",
+                "Bytes freed by removing session directories",
+            ),
+            seconds: seconds(
+                meter,
+                "codelia_session_directory_removal",
+                "Latency of removing a session directory",
+            ),
+            failures: counter(
+                "codelia_session_directory_removal_failures",
+                "Failed removals of session directories",
+            ),
+            stuck: stuck
+                .with_description("Session directories whose removal failed and will be retried")
+                .build(),
+        }
+    }
+}
+
+/// The instruments of mode flags. An installation has at most 100 flags.
+#[derive(Debug)]
+struct FlagMetrics {
+    percent: Gauge<i64>,
+    sessions: Counter<u64>,
+    sessions_refused: Counter<u64>,
+    runs: Counter<u64>,
+    rollbacks: Counter<u64>,
+}
+
+impl FlagMetrics {
+    fn build(meter: &Meter) -> Self {
+        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
+        let percent = meter.i64_gauge("codelia_flag_percent");
+        Self {
+            percent: percent
+                .with_description("Share of sessions that a mode flag is about, by flag and mode; 0 if off")
+                .build(),
+            sessions: counter("codelia_flag_sessions", "Sessions whose mode a flag chose, by flag and mode"),
+            sessions_refused: counter(
+                "codelia_flag_sessions_refused",
+                "Sessions that were refused because of a flag, by flag",
+            ),
+            runs: counter("codelia_flag_runs", "Runs in the mode that a flag chose, by flag and result"),
+            rollbacks: counter("codelia_flag_rollbacks", "Rollbacks of flags, by flag and cause"),
         }
     }
 }
@@ -135,14 +207,7 @@ impl Metrics {
         let setups = Arc::<LatencyWindows>::default();
         let counter = |name, help| meter.u64_counter(name).with_description(help).build();
         let gauge = |name, help| meter.i64_gauge(name).with_description(help).build();
-        let seconds = |name, help| {
-            meter
-                .f64_histogram(name)
-                .with_description(help)
-                .with_unit("s")
-                .with_boundaries(BUCKETS.to_vec())
-                .build()
-        };
+        let seconds = |name, help| seconds(meter, name, help);
         Self {
             requests: counter("codelia_requests", "API requests, by method and gRPC code"),
             request_seconds: seconds(
@@ -156,8 +221,16 @@ impl Metrics {
                 "codelia_connections_refused",
                 "Connections closed at once because of a cap, by cap",
             ),
+            calls: gauge("codelia_calls_in_flight", "Open calls with a valid key to this API server"),
+            open_calls: AtomicI64::new(0),
+            quota_refusals: counter(
+                "codelia_quota_refusals",
+                "Requests refused because a tenant reached a quota, by quota",
+            ),
             key_lookups: counter("codelia_key_lookups", "API keys looked up in the database"),
             runs: counter("codelia_runs", "Finished runs, by outcome and mode"),
+            runs_lost: counter("codelia_runs_lost", "Runs that ended as lost, by reason"),
+            runs_retried: counter("codelia_runs_retried", "Runs of dead workers that were queued again"),
             cpu_seconds: meter
                 .f64_counter("codelia_run_cpu")
                 .with_description("CPU time used by runs, by mode")
@@ -175,7 +248,13 @@ impl Metrics {
             sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
             egress: EgressMetrics::build(meter),
+            flags: FlagMetrics::build(meter),
             queue_depth: gauge("codelia_queue_depth", "Runs waiting for a worker or a slot"),
+            queue_age: meter
+                .f64_gauge("codelia_queue_age")
+                .with_description("Age of the oldest run that waits for a worker or a slot")
+                .with_unit("s")
+                .build(),
             misplaced_rows: gauge(
                 "codelia_default_partition_rows",
                 "Rows of runs and output of days without a partition, up to 10000",
@@ -184,29 +263,18 @@ impl Metrics {
             slots_busy: gauge("codelia_slots_busy", "Runs this worker is executing"),
             leases: gauge("codelia_leases", "Session leases held by this worker"),
             fenced: counter("codelia_fenced", "Results dropped because the worker had lost the lease"),
-            removed: counter("codelia_session_directories_removed", "Session directories removed"),
-            removed_bytes: counter(
-                "codelia_session_directories_removed_bytes",
-                "Bytes freed by removing session directories",
+            leases_lost: counter(
+                "codelia_leases_lost",
+                "Times this worker lost its lease and killed its runs",
             ),
-            removal_seconds: seconds(
-                "codelia_session_directory_removal",
-                "Latency of removing a session directory",
-            ),
-            removals_stuck: gauge(
-                "codelia_session_directories_stuck",
-                "Session directories whose removal failed and will be retried",
-            ),
-            removal_failures: counter(
-                "codelia_session_directory_removal_failures",
-                "Failed removals of session directories",
-            ),
+            removals: RemovalMetrics::build(meter),
             receipts_unclean: counter(
                 "codelia_receipts_unclean",
                 "Sandboxes that left processes, mounts, cgroups, sockets or directories behind",
             ),
             watchers: gauge("codelia_watchers", "Open watch and exec streams of this API server"),
             open_watchers: AtomicI64::new(0),
+            build_info: gauge("codelia_build_info", "Always 1; the label names the version"),
         }
     }
 
@@ -233,6 +301,17 @@ impl Metrics {
         self.connections_refused.add(1, &[KeyValue::new("cap", cap)]);
     }
 
+    /// Counts an opened (`1`) or closed (`-1`) call.
+    pub fn calls_changed(&self, change: i64) {
+        let open = self.open_calls.fetch_add(change, Ordering::Relaxed) + change;
+        self.calls.record(open, &[]);
+    }
+
+    /// Counts a request that was refused because of a quota.
+    pub fn quota_refused(&self, quota: &'static str) {
+        self.quota_refusals.add(1, &[KeyValue::new("quota", quota)]);
+    }
+
     /// Counts a key that was looked up in the database.
     pub fn key_lookup(&self) {
         self.key_lookups.add(1, &[]);
@@ -241,6 +320,11 @@ impl Metrics {
     /// Counts a finished run.
     pub fn run_ended(&self, outcome: &'static str, mode: &'static str) {
         self.runs.add(1, &[KeyValue::new("outcome", outcome), KeyValue::new("mode", mode)]);
+    }
+
+    /// Counts runs that ended as lost.
+    pub fn runs_lost(&self, reason: &'static str, count: u64) {
+        self.runs_lost.add(count, &[KeyValue::new("reason", reason)]);
     }
 
     /// Records the resources that a run used.
@@ -282,14 +366,51 @@ impl Metrics {
         self.egress.sandboxes.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
     }
 
+    /// Sets the number of open connections of the egress proxy.
+    pub fn egress_connections(&self, count: usize) {
+        self.egress.connections.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
+    }
+
     /// Counts a restart of the egress proxy.
     pub fn egress_restart(&self) {
         self.egress.restarts.add(1, &[]);
     }
 
-    /// Sets the number of waiting runs.
-    pub fn queue_depth(&self, runs: i64) {
+    /// Sets the share of sessions that a mode flag is about. The mode is empty if it sets only a floor.
+    pub fn flag_percent(&self, flag: &str, mode: &'static str, percent: u8) {
+        let labels = [KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)];
+        self.flags.percent.record(percent.into(), &labels);
+    }
+
+    /// Counts a session whose mode a flag chose.
+    pub fn flag_session(&self, flag: &str, mode: &'static str) {
+        self.flags.sessions.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)]);
+    }
+
+    /// Counts a session that was refused because of a flag.
+    pub fn flag_session_refused(&self, flag: &str) {
+        self.flags.sessions_refused.add(1, &[KeyValue::new("flag", flag.to_owned())]);
+    }
+
+    /// Counts a run in the mode that a flag chose: `started`, `refused` or `failed`.
+    pub fn flag_run(&self, flag: &str, result: &'static str) {
+        self.flags.runs.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("result", result)]);
+    }
+
+    /// Counts a rollback of a flag, by an `operator` or its `guard`.
+    pub fn flag_rolled_back(&self, flag: &str, by: &'static str) {
+        self.flags.rollbacks.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("by", by)]);
+    }
+
+    /// Sets the number of waiting runs and the age of the oldest.
+    pub fn queue(&self, runs: i64, age: Duration) {
         self.queue_depth.record(runs, &[]);
+        self.queue_age.record(age.as_secs_f64(), &[]);
+    }
+
+    /// Counts runs of dead workers that were queued again.
+    pub fn runs_retried(&self, count: u64) {
+        self.runs_retried.add(count, &[]);
     }
 
     /// Sets the number of rows in the default partitions.
@@ -309,21 +430,26 @@ impl Metrics {
         self.fenced.add(1, &[]);
     }
 
+    /// Counts a lost lease.
+    pub fn lease_lost(&self) {
+        self.leases_lost.add(1, &[]);
+    }
+
     /// Records the removal of a session directory.
     pub fn session_removed(&self, bytes: u64, latency: Duration) {
-        self.removed.add(1, &[]);
-        self.removal_seconds.record(latency.as_secs_f64(), &[]);
-        self.removed_bytes.add(bytes, &[]);
+        self.removals.removed.add(1, &[]);
+        self.removals.seconds.record(latency.as_secs_f64(), &[]);
+        self.removals.bytes.add(bytes, &[]);
     }
 
     /// Counts a failed removal of a session directory.
     pub fn session_removal_failed(&self) {
-        self.removal_failures.add(1, &[]);
+        self.removals.failures.add(1, &[]);
     }
 
     /// Sets the number of session directories whose removal is being retried.
     pub fn sessions_stuck(&self, count: i64) {
-        self.removals_stuck.record(count, &[]);
+        self.removals.stuck.record(count, &[]);
     }
 
     /// Counts a sandbox that left something behind.
@@ -336,6 +462,16 @@ impl Metrics {
         let open = self.open_watchers.fetch_add(change, Ordering::Relaxed) + change;
         self.watchers.record(open, &[]);
     }
+}
+
+/// A histogram of latencies.
+fn seconds(meter: &Meter, name: &'static str, help: &'static str) -> Histogram<f64> {
+    let histogram = meter.f64_histogram(name).with_description(help).with_unit("s");
+    histogram.with_boundaries(BUCKETS.to_vec()).build()
+}
+
+pub(crate) fn one_label(name: &'static str, value: &'static str) -> [KeyValue; 1] {
+    [KeyValue::new(name, value)]
 }
 
 /// Computed on each scrape, so that the value expires when no more commands are launched.
