@@ -4,6 +4,7 @@
 //! privileges.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -27,7 +28,9 @@ pub struct Config {
     pub own_addresses: Vec<IpAddr>,
     /// A proxy that connections leave through, after all checks.
     pub upstream: Option<Upstream>,
-    /// A TOML file with the secrets of hosts and of the upstream proxy.
+    /// The same for the sandboxes of a tenant, by its id. They win over `upstream`.
+    pub tenant_upstreams: BTreeMap<String, Upstream>,
+    /// A TOML file with the secrets of hosts and of the upstream proxies.
     pub credentials_file: Option<PathBuf>,
     /// The certificate authority for hosts with credentials. Required with such hosts.
     pub authority: Option<Authority>,
@@ -49,6 +52,7 @@ impl Default for Config {
             private_addresses: Vec::new(),
             own_addresses: Vec::new(),
             upstream: None,
+            tenant_upstreams: BTreeMap::new(),
             credentials_file: None,
             authority: None,
             extra_roots_file: None,

@@ -2,6 +2,7 @@
 //! checked.
 
 use std::{
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -30,19 +31,26 @@ pub(crate) struct Connector {
     pub(crate) addresses: AddressRules,
     pub(crate) resolver: Resolver,
     pub(crate) upstream: Option<Upstream>,
+    /// By the id of the tenant.
+    pub(crate) tenant_upstreams: HashMap<String, Upstream>,
     pub(crate) timeout: Duration,
 }
 
 impl Connector {
-    /// Connects and returns the address.
-    pub(crate) async fn connect(&self, target: &Target) -> Result<(TcpStream, IpAddr), Refusal> {
+    /// Connects for a tenant and returns the address.
+    pub(crate) async fn connect(
+        &self,
+        target: &Target,
+        tenant: &str,
+    ) -> Result<(TcpStream, IpAddr), Refusal> {
         let deadline = Instant::now() + self.timeout;
+        let upstream = self.tenant_upstreams.get(tenant).or(self.upstream.as_ref());
         let resolved = timeout_at(deadline, self.checked_addresses(target)).await;
         let addresses = resolved.map_err(|_| Reason::ResolveFailed)??;
         let mut last = Refusal::from(Reason::ConnectFailed);
         for &address in addresses.iter().take(MAX_ATTEMPTS) {
             let destination = SocketAddr::new(address, target.port);
-            let attempt = timeout(ATTEMPT_TIMEOUT, self.connect_to(destination));
+            let attempt = timeout(ATTEMPT_TIMEOUT, connect_to(destination, upstream));
             match timeout_at(deadline, attempt).await {
                 Ok(Ok(Ok(stream))) => return Ok((stream, address)),
                 Ok(Ok(Err(reason))) => last = Refusal::at(reason, address),
@@ -65,13 +73,13 @@ impl Connector {
         }
         Ok(addresses)
     }
+}
 
-    async fn connect_to(&self, destination: SocketAddr) -> Result<TcpStream, Reason> {
-        let stream = match &self.upstream {
-            Some(upstream) => upstream.connect(destination).await?,
-            None => TcpStream::connect(destination).await.map_err(|_| Reason::ConnectFailed)?,
-        };
-        stream.set_nodelay(true).map_err(|_| Reason::ConnectFailed)?;
-        Ok(stream)
-    }
+async fn connect_to(destination: SocketAddr, upstream: Option<&Upstream>) -> Result<TcpStream, Reason> {
+    let stream = match upstream {
+        Some(upstream) => upstream.connect(destination).await?,
+        None => TcpStream::connect(destination).await.map_err(|_| Reason::ConnectFailed)?,
+    };
+    stream.set_nodelay(true).map_err(|_| Reason::ConnectFailed)?;
+    Ok(stream)
 }

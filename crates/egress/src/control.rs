@@ -3,7 +3,8 @@
 //!
 //! 1. The worker sends `configure` once. The proxy reads its files and drops its privileges.
 //! 2. The worker sends `open` for each sandbox, with its sockets.
-//! 3. The proxy sends `assigned`, `ask` and `connection` while the sandbox lives.
+//! 3. The proxy sends `assigned`, `ask` and `connection` while the sandbox lives, and
+//!    `open_connections` about all of them.
 //! 4. The worker sends `close`; the proxy ends the sandbox's connections, sends their records and,
 //!    last, `closed`.
 //!
@@ -79,6 +80,8 @@ pub enum Decision {
 pub struct Open {
     /// The sandbox.
     pub sandbox: RunId,
+    /// The id of its tenant, which may have an upstream proxy of its own.
+    pub tenant: String,
     /// What it may reach.
     pub rules: EgressRules,
     /// The names that its sockets stand for already, after a restart of the proxy.
@@ -121,6 +124,11 @@ pub enum Report {
     },
     /// A connection ended, or an attempt or a query was refused.
     Connection(Connection),
+    /// How many connections of all sandboxes are open. Sent when it has changed, once in a while.
+    OpenConnections {
+        /// Their number.
+        count: usize,
+    },
     /// The sandbox is closed and sends nothing more.
     Closed {
         /// The sandbox.

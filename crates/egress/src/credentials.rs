@@ -18,6 +18,10 @@
 //! [upstream]
 //! username = "codelia"
 //! password = "…"
+//!
+//! [tenant_upstreams.team-7]
+//! username = "team-7"
+//! password = "…"
 //! ```
 
 use std::{
@@ -96,6 +100,8 @@ struct File {
     #[serde(default, rename = "credential")]
     credentials: Vec<Entry>,
     upstream: Option<LoginEntry>,
+    #[serde(default)]
+    tenant_upstreams: HashMap<String, LoginEntry>,
 }
 
 #[derive(Deserialize)]
@@ -116,8 +122,17 @@ struct LoginEntry {
     password: SecretString,
 }
 
-/// Reads the secrets of hosts, and of the upstream proxy if there are some.
-pub(crate) fn read(path: &Path) -> Result<(Credentials, Option<Login>), CredentialsError> {
+/// The secrets of upstream proxies.
+#[derive(Debug, Default)]
+pub(crate) struct Logins {
+    /// Of the installation's.
+    pub(crate) upstream: Option<Login>,
+    /// By the id of the tenant.
+    pub(crate) tenants: HashMap<String, Login>,
+}
+
+/// Reads the secrets of hosts and of upstream proxies.
+pub(crate) fn read(path: &Path) -> Result<(Credentials, Logins), CredentialsError> {
     let failed = |source| CredentialsError::Read { path: path.to_owned(), source };
     if fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
         return Err(CredentialsError::Mode(path.to_owned()));
@@ -135,13 +150,22 @@ pub(crate) fn read(path: &Path) -> Result<(Credentials, Option<Login>), Credenti
             return Err(problem("the name is used twice"));
         }
     }
-    let login = file.upstream.map(|entry| Login { username: entry.username, password: entry.password });
-    let too_long = |login: &Login| login.username.len().max(login.password.expose_secret().len()) > MAX_LOGIN;
-    if login.as_ref().is_some_and(too_long) {
-        let problem = "user name and password have at most 255 bytes";
-        return Err(CredentialsError::Entry { name: "upstream".to_owned(), problem });
+    let upstream = file.upstream.map(|entry| entry.parse("upstream".to_owned())).transpose()?;
+    let of_tenant = |(tenant, entry): (String, LoginEntry)| {
+        Ok((tenant.clone(), entry.parse(format!("tenant_upstreams.{tenant}"))?))
+    };
+    let tenants = file.tenant_upstreams.into_iter().map(of_tenant).collect::<Result<_, _>>()?;
+    Ok((Credentials { by_name }, Logins { upstream, tenants }))
+}
+
+impl LoginEntry {
+    fn parse(self, name: String) -> Result<Login, CredentialsError> {
+        if self.username.len().max(self.password.expose_secret().len()) > MAX_LOGIN {
+            let problem = "user name and password have at most 255 bytes";
+            return Err(CredentialsError::Entry { name, problem });
+        }
+        Ok(Login { username: self.username, password: self.password })
     }
-    Ok((Credentials { by_name }, login))
 }
 
 impl Entry {
@@ -171,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    fn read_text(text: &str, mode: u32) -> Result<(Credentials, Option<Login>), CredentialsError> {
+    fn read_text(text: &str, mode: u32) -> Result<(Credentials, Logins), CredentialsError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
         fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
@@ -194,9 +218,13 @@ mod tests {
             [upstream]
             username = "u"
             password = "p"
+            [tenant_upstreams.team-7]
+            username = "t"
+            password = "p"
         "#;
-        let (credentials, login) = read_text(text, 0o600).unwrap();
-        assert_eq!(login.unwrap().username, "u");
+        let (credentials, logins) = read_text(text, 0o600).unwrap();
+        assert_eq!(logins.upstream.unwrap().username, "u");
+        assert_eq!(logins.tenants["team-7"].username, "t");
         let found = credentials.find(&["b".to_owned(), "a".to_owned()], "api.example.com").unwrap();
         assert_eq!((found.header.as_str(), found.value.expose_secret()), ("x-token", "s3cret"));
         let basic = credentials.find(&["b".to_owned()], "b.example.com").unwrap();

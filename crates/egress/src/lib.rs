@@ -47,6 +47,7 @@ pub use authority::{AuthorityError, ensure_authority};
 pub use config::{Authority, Config, Upstream, UpstreamProtocol, User};
 pub use credentials::CredentialsError;
 pub use proxy::SetupError;
+pub use refusal::{known_reason, reason_codes};
 pub use restrict::RestrictError;
 pub use run::{Error, run, serve};
 pub use server::ServeError;

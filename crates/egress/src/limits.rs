@@ -68,6 +68,11 @@ impl Capacity {
         Share { capacity: self.clone(), used: Mutex::new(0) }
     }
 
+    /// How many connections are open.
+    pub(crate) fn used(&self) -> usize {
+        self.lock().used
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

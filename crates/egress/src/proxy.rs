@@ -11,7 +11,7 @@ use rustls::{
 use crate::{
     address::AddressRules,
     authority::{Authority, AuthorityError},
-    config::Config,
+    config::{self, Config},
     connect::Connector,
     credentials::{self, Credential, Credentials, CredentialsError},
     limits::Capacity,
@@ -76,15 +76,21 @@ pub(crate) struct Tls {
 impl Proxy {
     /// Reads all files. The process needs none afterwards.
     pub(crate) fn new(config: Config, max_connections: usize) -> Result<Self, SetupError> {
-        let (credentials, login) = match &config.credentials_file {
+        let (credentials, mut logins) = match &config.credentials_file {
             Some(path) => credentials::read(path)?,
-            None => (Credentials::default(), None),
+            None => Default::default(),
         };
         let tls = if credentials.is_empty() { None } else { Some(Tls::new(&config)?) };
+        let upstream_of = |(tenant, config): (&String, &config::Upstream)| {
+            let login = logins.tenants.remove(tenant);
+            (tenant.clone(), Upstream { config: config.clone(), login })
+        };
+        let tenant_upstreams = config.tenant_upstreams.iter().map(upstream_of).collect();
         let connector = Connector {
             addresses: AddressRules::new(config.private_addresses.clone(), config.own_addresses.clone()),
             resolver: Resolver::new(resolvers(&config)?),
-            upstream: config.upstream.clone().map(|config| Upstream { config, login }),
+            upstream: config.upstream.clone().map(|config| Upstream { config, login: logins.upstream }),
+            tenant_upstreams,
             timeout: config.connect_timeout,
         };
         let (capacity, reports) = (Capacity::new(max_connections), Reports::default());

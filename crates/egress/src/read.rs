@@ -62,19 +62,19 @@ pub(crate) async fn drain(stream: &mut (impl AsyncRead + Unpin)) {
 
 /// A socket of which some bytes were read already. They are read again first.
 #[derive(Debug)]
-pub(crate) struct Replayed {
+pub(crate) struct Replayed<'a> {
     pub(crate) start: Vec<u8>,
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: &'a mut TcpStream,
 }
 
-impl AsyncRead for Replayed {
+impl AsyncRead for Replayed<'_> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.start.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
+            return Pin::new(&mut *self.stream).poll_read(cx, buf);
         }
         let count = buf.remaining().min(self.start.len());
         buf.put_slice(&self.start[..count]);
@@ -83,16 +83,16 @@ impl AsyncRead for Replayed {
     }
 }
 
-impl AsyncWrite for Replayed {
+impl AsyncWrite for Replayed<'_> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        Pin::new(&mut *self.stream).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Pin::new(&mut *self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        Pin::new(&mut *self.stream).poll_shutdown(cx)
     }
 }

@@ -26,7 +26,9 @@ pub(crate) enum Reason {
     QueryTypeNotAllowed,
     /// A name below a wildcard looks as if it carries data.
     SuspiciousName,
+    /// No socket is left for a name.
     TooManyNames,
+    TooManyWildcardNames,
     /// A program of the sandbox listens on the port at all addresses.
     AddressInUse,
     /// An address that the name leads to is private or otherwise special.
@@ -57,7 +59,53 @@ pub(crate) enum Class {
     TimedOut,
 }
 
+/// A reason as the worker records it: its code, and what to do about it. `None` if there is no such
+/// code.
+#[must_use]
+pub fn known_reason(code: &str) -> Option<(&'static str, &'static str)> {
+    let found = Reason::ALL.into_iter().find(|reason| reason.code() == code)?;
+    Some((found.code(), found.remedy()))
+}
+
+/// The codes of all reasons.
+pub fn reason_codes() -> impl Iterator<Item = &'static str> {
+    Reason::ALL.into_iter().map(Reason::code)
+}
+
 impl Reason {
+    /// All of them.
+    const ALL: [Self; 29] = [
+        Self::HostNotAllowed,
+        Self::HostBlocked,
+        Self::PortNotAllowed,
+        Self::Denied,
+        Self::AskTimeout,
+        Self::RulesChanged,
+        Self::InvalidTarget,
+        Self::InvalidRequest,
+        Self::HeaderTimeout,
+        Self::HostMismatch,
+        Self::SniMismatch,
+        Self::SniMissing,
+        Self::ProtocolNotSupported,
+        Self::QueryTypeNotAllowed,
+        Self::SuspiciousName,
+        Self::TooManyNames,
+        Self::TooManyWildcardNames,
+        Self::AddressInUse,
+        Self::SpecialAddress,
+        Self::OwnAddress,
+        Self::ResolveFailed,
+        Self::ConnectFailed,
+        Self::ConnectTimeout,
+        Self::UpstreamRefused,
+        Self::TlsFailed,
+        Self::ConnectionLimit,
+        Self::QueryRate,
+        Self::ByteLimit,
+        Self::Capacity,
+    ];
+
     /// The code, which is stable.
     pub(crate) fn code(self) -> &'static str {
         match self {
@@ -77,6 +125,7 @@ impl Reason {
             Self::QueryTypeNotAllowed => "query_type_not_allowed",
             Self::SuspiciousName => "suspicious_name",
             Self::TooManyNames => "too_many_names",
+            Self::TooManyWildcardNames => "too_many_wildcard_names",
             Self::AddressInUse => "address_in_use",
             Self::SpecialAddress => "special_address",
             Self::OwnAddress => "own_address",
@@ -123,7 +172,10 @@ impl Reason {
             Self::ProtocolNotSupported => "use HTTP/1.1 or TLS on this port",
             Self::QueryTypeNotAllowed => "only addresses can be looked up",
             Self::SuspiciousName => "the name is too long or too random for a wildcard; list it by itself",
-            Self::TooManyNames => "this sandbox used too many names; use the proxy in HTTPS_PROXY",
+            Self::TooManyNames => "this sandbox used too many names; use the proxy variables (HTTPS_PROXY)",
+            Self::TooManyWildcardNames => {
+                "this sandbox used too many names below wildcards; list hosts by themselves"
+            }
             Self::AddressInUse => "a program in this sandbox listens on this port at all addresses",
             Self::SpecialAddress => "the host leads to a private or reserved address",
             Self::OwnAddress => "the host leads to an address of this installation",

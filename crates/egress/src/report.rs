@@ -29,6 +29,8 @@ struct State {
     /// Records in the queue.
     records: usize,
     merged: HashMap<Key, Connection>,
+    /// The number of open connections, if it is to be sent.
+    open: Option<usize>,
 }
 
 /// What merged records have in common.
@@ -88,6 +90,12 @@ impl Reports {
         self.changed.notify_one();
     }
 
+    /// Sends the number of open connections, in the place of one that was not sent yet.
+    pub(crate) fn set_open(&self, count: usize) {
+        self.lock().open = Some(count);
+        self.changed.notify_one();
+    }
+
     /// Waits for the next report.
     pub(crate) async fn next(&self) -> Report {
         loop {
@@ -105,7 +113,9 @@ impl Reports {
             state.records += merged.len();
             state.queue.extend(merged.into_values().map(Report::Connection));
         }
-        let report = state.queue.pop_front()?;
+        let Some(report) = state.queue.pop_front() else {
+            return state.open.take().map(|count| Report::OpenConnections { count });
+        };
         state.records -= usize::from(matches!(report, Report::Connection(_)));
         Some(report)
     }
@@ -163,6 +173,15 @@ mod tests {
         assert!(records.len() <= MAX_QUEUED + MAX_MERGED + 1, "{}", records.len());
         assert_eq!(records.iter().map(|record| record.count).sum::<u64>(), attempts);
         assert_eq!(records.iter().map(|record| record.sent).sum::<u64>(), attempts);
+    }
+
+    #[test]
+    fn only_the_last_number_of_connections_is_sent() {
+        let reports = Reports::default();
+        reports.set_open(3);
+        reports.set_open(2);
+        assert_eq!(reports.pop(), Some(Report::OpenConnections { count: 2 }));
+        assert_eq!(reports.pop(), None);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) id: RunId,
+    pub(crate) tenant: String,
     pub(crate) proxy: Arc<Proxy>,
     rules: RwLock<Arc<EgressRules>>,
     asks: Asks,
@@ -65,10 +66,16 @@ pub(crate) enum Direction {
 }
 
 impl Sandbox {
-    pub(crate) fn new(id: RunId, rules: EgressRules, names: Names, proxy: Arc<Proxy>) -> Self {
+    pub(crate) fn new(
+        (id, tenant): (RunId, String),
+        rules: EgressRules,
+        names: Names,
+        proxy: Arc<Proxy>,
+    ) -> Self {
         let share = Arc::new(proxy.capacity.join());
         Self {
             id,
+            tenant,
             rules: RwLock::new(Arc::new(rules)),
             asks: Asks::default(),
             wildcard_names: WildcardNames::default(),

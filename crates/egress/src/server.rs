@@ -5,6 +5,7 @@ use std::{
     net::{TcpListener as StdListener, UdpSocket as StdUdpSocket},
     os::fd::OwnedFd,
     sync::Arc,
+    time::Duration,
 };
 
 use codelia_telemetry::task;
@@ -13,6 +14,7 @@ use rustix::{io::Errno, net::SocketType};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     net::{TcpListener, UdpSocket},
+    time::sleep,
 };
 
 use crate::{
@@ -24,6 +26,9 @@ use crate::{
     proxy::Proxy,
     sandbox::Sandbox,
 };
+
+/// How often the number of open connections is looked at.
+const OPEN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The worker's side cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +52,7 @@ pub(crate) async fn serve(control: OwnedFd, proxy: Arc<Proxy>) -> Result<(), Ser
     let result = tokio::select! {
         result = receive_all(&control, &mut sandboxes) => result,
         result = send_all(&control, &proxy) => result,
+        () = report_open(&proxy) => Ok(()),
     };
     for (_, sandbox) in sandboxes.open.drain() {
         sandbox.closed.cancel();
@@ -90,6 +96,19 @@ async fn send_all(control: &AsyncFd<OwnedFd>, proxy: &Proxy) -> Result<(), Serve
                 Err(packet::Error::Socket(Errno::PIPE | Errno::CONNRESET)) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+}
+
+/// Reports how many connections are open, as long as the proxy serves.
+async fn report_open(proxy: &Proxy) {
+    let mut reported = 0;
+    loop {
+        sleep(OPEN_INTERVAL).await;
+        let open = proxy.capacity.used();
+        if open != reported {
+            reported = open;
+            proxy.reports.set_open(open);
         }
     }
 }
@@ -144,7 +163,8 @@ impl Sandboxes {
             check_type(socket, SocketType::STREAM)?;
         }
         let (names, listeners) = Names::new(targets, &open.assigned);
-        let sandbox = Arc::new(Sandbox::new(open.sandbox, open.rules, names, self.proxy.clone()));
+        let sandbox =
+            Arc::new(Sandbox::new((open.sandbox, open.tenant), open.rules, names, self.proxy.clone()));
         accept::spawn_proxy(&sandbox, proxy);
         accept::spawn_targets(&sandbox, listeners);
         dns::spawn(&sandbox, udp, tcp);

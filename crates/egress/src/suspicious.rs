@@ -34,7 +34,7 @@ impl WildcardNames {
         }
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if names.len() >= MAX_NAMES && !names.contains(name) {
-            return Err(Reason::TooManyNames);
+            return Err(Reason::TooManyWildcardNames);
         }
         names.insert(name.to_owned());
         Ok(())
@@ -93,7 +93,7 @@ mod tests {
         for number in 0..MAX_NAMES {
             assert_eq!(names.check(&format!("{number}.example.com"), "*.example.com"), Ok(()));
         }
-        assert_eq!(names.check("new.example.com", "*.example.com"), Err(Reason::TooManyNames));
+        assert_eq!(names.check("new.example.com", "*.example.com"), Err(Reason::TooManyWildcardNames));
         assert_eq!(names.check("0.example.com", "*.example.com"), Ok(()));
     }
 }

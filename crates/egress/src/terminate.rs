@@ -36,7 +36,7 @@ pub(crate) async fn serve(
     proxy: &Proxy,
     traffic: &Traffic<'_>,
     target: &Target,
-    program: Replayed,
+    program: Replayed<'_>,
     destination: TcpStream,
     credential: &Credential,
 ) -> Result<(), Refusal> {

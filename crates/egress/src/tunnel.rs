@@ -41,7 +41,7 @@ impl Tunnel {
         record.set_target(&target);
         let authorized = sandbox.authorize(&target).await?;
         record.rule = Some(authorized.rule.clone());
-        let (destination, address) = sandbox.proxy.connector.connect(&target).await?;
+        let (destination, address) = sandbox.proxy.connector.connect(&target, &sandbox.tenant).await?;
         record.address = Some(address);
         Ok(Self { target, destination, authorized })
     }
@@ -51,15 +51,17 @@ impl Tunnel {
     pub(crate) async fn run(
         self,
         sandbox: &Sandbox,
-        program: TcpStream,
+        mut program: TcpStream,
         start: Vec<u8>,
         record: &Record,
     ) -> Result<(), Refusal> {
         let Self { target, destination, authorized } = self;
-        tokio::select! {
-            result = forward(sandbox, &target, program, start, destination, record) => result,
+        let result = tokio::select! {
+            result = forward(sandbox, &target, &mut program, start, destination, record) => result,
             reason = authorized.revoked() => Err(reason.into()),
-        }
+        };
+        reset_if_cut(&program, &result);
+        result
     }
 
     /// Sends one request on.
@@ -74,10 +76,21 @@ impl Tunnel {
     ) -> Result<(), Refusal> {
         let traffic = Traffic::new(sandbox, record);
         let exchange = copy_exchange(&traffic, program, &mut self.destination, head, length, body_start);
-        tokio::select! {
-            result = traffic.limit(exchange) => Ok(result?),
+        let result = tokio::select! {
+            result = traffic.limit(exchange) => result.map_err(Refusal::from),
             reason = self.authorized.revoked() => Err(reason.into()),
-        }
+        };
+        reset_if_cut(program, &result);
+        result
+    }
+}
+
+/// Has a connection that was cut off end with a reset. An ordinary end could pass for the end of what
+/// the destination sent.
+fn reset_if_cut(program: &TcpStream, result: &Result<(), Refusal>) {
+    if matches!(result, Err(Refusal { reason: Reason::RulesChanged | Reason::ByteLimit, .. })) {
+        // It fails only if the connection has ended.
+        let _ = program.set_zero_linger();
     }
 }
 
@@ -92,14 +105,14 @@ enum Protocol {
 async fn forward(
     sandbox: &Sandbox,
     target: &Target,
-    mut program: TcpStream,
+    program: &mut TcpStream,
     mut start: Vec<u8>,
     mut destination: TcpStream,
     record: &Record,
 ) -> Result<(), Refusal> {
     let traffic = Traffic::new(sandbox, record);
-    let protocol = if speaks_first(target, &program, &destination, &start, sandbox).await? {
-        match inspect(sandbox, target, &mut program, &mut start).await {
+    let protocol = if speaks_first(target, program, &destination, &start, sandbox).await? {
+        match inspect(sandbox, target, program, &mut start).await {
             Ok(protocol) => protocol,
             Err(ReadError::Refused(refusal)) => {
                 // Without it the program sees an ordinary end.
@@ -119,14 +132,8 @@ async fn forward(
         }
         Protocol::Http(head, length) => {
             let forwarded = head.forwarded(target, &head.uri, None);
-            let exchange = copy_exchange(
-                &traffic,
-                &mut program,
-                &mut destination,
-                &forwarded,
-                head.body,
-                &start[length..],
-            );
+            let rest = &start[length..];
+            let exchange = copy_exchange(&traffic, program, &mut destination, &forwarded, head.body, rest);
             Ok(traffic.limit(exchange).await?)
         }
         Protocol::Tls | Protocol::Other => {
@@ -134,7 +141,7 @@ async fn forward(
                 traffic.count(Direction::Sent, start.len())?;
                 destination.write_all(&start).await?;
                 drop(start);
-                copy_sockets(&traffic, &program, &destination).await
+                copy_sockets(&traffic, program, &destination).await
             };
             Ok(traffic.limit(transfer).await?)
         }

@@ -1,8 +1,8 @@
 //! `codelia-init`: waits in a sandbox for its one command, starts it, reaps processes and exits
 //! with it.
 //!
-//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and no
-//! other descriptor. When the backend closes the socket or dies, init kills every process of the
+//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and, next to
+//! the socket, only descriptors of counters of its network. When the backend closes the socket or dies, init kills every process of the
 //! sandbox.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ mod control;
 mod launch;
 mod mount_flags;
 mod network;
+mod no_route;
 mod overlay;
 mod process_tree;
 mod restrict;
@@ -25,7 +26,7 @@ use std::{
     process::ExitCode,
 };
 
-use codelia_init::{Failure, Report};
+use codelia_init::{Exit, Failure, Report};
 use codelia_sys::fd;
 
 use child::CommandProcess;
@@ -92,6 +93,7 @@ fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     drop((launch, listener));
     match process_tree::supervise(control, &state.events, pid)? {
         Some(exit) => {
+            let exit = Exit { unreachable_attempts: state.no_routes.count(), ..exit };
             control.send(&Report::Exited(exit), &[])?;
             wait_for_close(control, state.setup.stay_after_exit)
         }

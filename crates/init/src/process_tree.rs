@@ -138,5 +138,6 @@ fn exit(status: ExitStatus) -> Result<Exit, Failure> {
         peak_memory_bytes: usage.peak_memory_bytes,
         read_bytes: usage.read_bytes,
         written_bytes: usage.written_bytes,
+        unreachable_attempts: 0,
     })
 }

@@ -166,6 +166,9 @@ pub struct StagedMount {
     pub staged: PathBuf,
     /// Where it belongs.
     pub target: PathBuf,
+    /// Whether it is a read-only file of which init mounts a copy: a tool may have removed the file
+    /// from its directory, and the kernel mounts no such file again.
+    pub is_copied: bool,
 }
 
 /// A path to hide.
@@ -439,4 +442,7 @@ pub struct Exit {
     pub read_bytes: u64,
     /// Bytes written to files.
     pub written_bytes: u64,
+    /// How often a process tried to reach an address without a route. 0 if the network is not the
+    /// sandbox's own.
+    pub unreachable_attempts: u64,
 }

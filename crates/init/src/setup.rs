@@ -9,7 +9,7 @@ use codelia_sys::{
     signal::{self, ChildEvents},
 };
 
-use crate::{check, control::Control, network, restrict, view};
+use crate::{check, control::Control, network, no_route::NoRouteCounters, restrict, view};
 
 /// What later steps need.
 #[derive(Debug)]
@@ -17,6 +17,7 @@ pub(crate) struct InitState {
     pub(crate) process: SingleThread,
     pub(crate) events: ChildEvents,
     pub(crate) setup: Setup,
+    pub(crate) no_routes: NoRouteCounters,
 }
 
 /// The steps, in order. A step that drops a privilege comes after those that need it.
@@ -31,6 +32,7 @@ pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
     let mut setup = receive_setup(control)?;
     // Not earlier, so that the steps above do not count against the command.
     join_cgroups(control, setup.cgroup_fds)?;
+    let mut no_routes = NoRouteCounters::default();
     if let Some(security) = &mut setup.security {
         // After the cgroups are joined: they pay for the sockets. Before the view, which makes the
         // settings of the network read-only.
@@ -43,11 +45,13 @@ pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
             security.expected.mounts.extend(mounts);
         }
         check::environment(&security.expected)?;
+        // After the check that the network is the sandbox's own.
+        no_routes = NoRouteCounters::open(security);
         // Last: no later step of init needs a privilege.
         restrict::drop_privileges(&security.expected)?;
         check::privileges(&security.expected)?;
     }
-    Ok(InitState { process, events, setup })
+    Ok(InitState { process, events, setup, no_routes })
 }
 
 /// For `map_err`: adds the step to an errno.

@@ -141,8 +141,9 @@ impl Files {
             return Err(Errno::EXIST.into());
         }
         self.cover(&private.path, table, made)?;
-        for StagedMount { staged, target } in &private.below {
-            mount::attach(&mount::clone_tree(staged)?, target)?;
+        for StagedMount { staged, target, is_copied } in &private.below {
+            let tree = if *is_copied { self.copy(staged)? } else { mount::clone_tree(staged)? };
+            mount::attach(&tree, target)?;
         }
         Ok(())
     }

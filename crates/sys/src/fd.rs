@@ -20,8 +20,8 @@ use rustix::{
     pipe::PipeFlags,
 };
 
-/// The largest number of descriptors in one message.
-pub const MAX_FDS_PER_MESSAGE: usize = 64;
+/// The largest number of descriptors in one message, which is the kernel's.
+pub const MAX_FDS_PER_MESSAGE: usize = 253;
 
 /// Creates a connected pair of stream sockets, close-on-exec.
 ///

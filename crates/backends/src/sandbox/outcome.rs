@@ -1,7 +1,7 @@
 //! Derives the outcome from the exit status of the command and what was counted while it ran.
 
 use codelia_init::ExitStatus;
-use codelia_types::Outcome;
+use codelia_types::{LostReason, Outcome};
 
 const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;
@@ -45,7 +45,7 @@ pub(crate) fn outcome(status: ExitStatus, observed: Observations) -> Outcome {
         Some(KillReason::CpuTime) => return Outcome::Limit("cpu_time".to_owned()),
         Some(KillReason::Memory) => return Outcome::Oom,
         Some(KillReason::Pids) => return Outcome::Limit("pids".to_owned()),
-        Some(KillReason::KeepAliveExpired) => return Outcome::Lost,
+        Some(KillReason::KeepAliveExpired) => return Outcome::Lost(LostReason::WorkerLost),
         None => {}
     }
     let ended_by = |signal| {

@@ -12,7 +12,7 @@ use codelia_sys::{
     Pid,
     cgroup::{self, Group},
 };
-use codelia_types::{Outcome, Receipt, Usage, Violation};
+use codelia_types::{NetworkUsage, Outcome, Receipt, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{
@@ -208,6 +208,7 @@ impl RunningCommand {
 fn usage(exit: Option<&Exit>, group: cgroup::Usage, wall_time: Duration) -> Usage {
     let reported = |field: fn(&Exit) -> u64| exit.map(field).unwrap_or_default();
     let (read, written) = group.io_bytes.unwrap_or_default();
+    let unreachable_attempts = reported(|exit| exit.unreachable_attempts);
     Usage {
         cpu_time: group.cpu_time.or(exit.map(|exit| exit.cpu_time)).unwrap_or_default(),
         peak_memory_bytes: group.peak_memory_bytes.unwrap_or_else(|| reported(|exit| exit.peak_memory_bytes)),
@@ -216,7 +217,8 @@ fn usage(exit: Option<&Exit>, group: cgroup::Usage, wall_time: Duration) -> Usag
         written_bytes: written.max(reported(|exit| exit.written_bytes)),
         // codelia-init is one of them.
         peak_processes: group.peak_pids.unwrap_or_default().saturating_sub(1),
-        network: None,
+        network: (unreachable_attempts > 0)
+            .then(|| NetworkUsage { unreachable_attempts, ..NetworkUsage::default() }),
     }
 }
 

@@ -144,9 +144,9 @@ impl Arguments<'_> {
             Mount::Dev => self.add(["--dev", "/dev"]),
             Mount::Symlink { target, to } => self.add(["--symlink", utf8(to)?, utf8(target)?]),
             // A copy in the root, which becomes read-only: faster than a mount for each file.
-            Mount::File { target, text } => {
+            Mount::File { text, .. } => {
                 let descriptor = self.inherited.add("file", text.as_bytes())?;
-                self.add(["--perms", "0444", "--file", &descriptor, utf8(target)?]);
+                self.add(["--perms", "0444", "--file", &descriptor, utf8(place)?]);
             }
             // codelia-init masks them.
             Mount::Hidden { .. } => {}

@@ -179,8 +179,8 @@ impl Config {
             }
             Mount::Dev => self.dev(),
             Mount::Symlink { target, to } => self.link(utf8(to)?, utf8(target)?),
-            Mount::File { target, text } => {
-                let (target, content) = (quoted(utf8(target)?), quoted(text));
+            Mount::File { text, .. } => {
+                let (target, content) = (quoted(utf8(place)?), quoted(text));
                 self.line(&format!(
                     "mount {{ dst: {target} src_content: {content} nosuid: true nodev: true }}"
                 ));

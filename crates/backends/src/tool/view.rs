@@ -44,8 +44,8 @@ pub(super) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View,
     Ok(view)
 }
 
-/// Where the tool makes a mount of the plan, by its index. One below a directory of the runtime is
-/// made elsewhere, and `codelia-init` moves it.
+/// Where the tool makes a mount or file of the plan, by its index. One below a directory of the runtime
+/// is made elsewhere, and `codelia-init` mounts it in its place.
 pub(super) fn place(plan: &Plan, index: usize) -> PathBuf {
     let target = plan.mounts[index].target();
     let is_above = |(runtime, mount): (usize, &Mount)| {
@@ -65,7 +65,7 @@ pub(super) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &View
     let dev = Path::new("/dev");
     let mounts = [(PathBuf::from("/"), read_only.clone()), (INIT.into(), read_only)];
     expected.mounts.extend(mounts);
-    for StagedMount { staged, target } in view.private.iter().flat_map(|private| &private.below) {
+    for StagedMount { staged, target, .. } in view.private.iter().flat_map(|private| &private.below) {
         expected.mounts.extend(expected.mounts.get(target).cloned().map(|mount| (staged.clone(), mount)));
     }
     if expected.mounts.contains_key(dev) {
@@ -79,9 +79,13 @@ fn is_covered(path: &Path, later: &[Mount]) -> bool {
     later.iter().any(|mount| is_mounted(mount) && path.starts_with(mount.target()))
 }
 
-/// Whether every tool makes a mount for it.
+/// Whether every tool makes a mount for it, or a file that can be mounted elsewhere.
 fn is_mounted(mount: &Mount) -> bool {
-    matches!(mount, Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Tmpfs { .. } | Mount::Runtime { .. })
+    match mount {
+        Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Tmpfs { .. } => true,
+        Mount::Runtime { .. } | Mount::File { .. } => true,
+        Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => false,
+    }
 }
 
 /// `None` for what needs no view: what the tool copies, and files that a command cannot open, so that
@@ -98,6 +102,7 @@ fn private_path(path: &Path, plan: &Plan, copies_files: bool) -> Result<Option<P
     let staged = |(index, mount): (usize, &Mount)| StagedMount {
         staged: place(plan, index),
         target: mount.target().to_owned(),
+        is_copied: matches!(mount, Mount::File { .. }),
     };
     Ok(Some(PrivatePath {
         path: path.to_owned(),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use codelia_sys::{Pid, process};
-use codelia_types::Outcome;
+use codelia_types::{LostReason, Outcome};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::time::timeout;
 
@@ -120,7 +120,7 @@ async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
     // Nothing polls the sandbox, as if the worker were paused.
     eventually("the command is dead", || !processes_of(&session).values().any(|line| line.contains("sleep")))
         .await;
-    assert_eq!(started.running.wait().await.0, Outcome::Lost);
+    assert_eq!(started.running.wait().await.0, Outcome::Lost(LostReason::WorkerLost));
     assert!(started.running.destroy().await.is_clean());
     assert_eq!(processes_of(&session), BTreeMap::new());
 }

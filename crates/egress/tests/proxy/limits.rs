@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use codelia_egress::Config;
-use hickory_proto::rr::RecordType;
+use codelia_egress::{Config, control::TARGET_SOCKETS};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -144,13 +144,19 @@ fn queries_are_limited() {
 fn names_are_refused_when_sockets_run_out() {
     namespace::run("limits::names_are_refused_when_sockets_run_out", async {
         let mut rig = Rig::start(config().await);
-        let sandbox = rig.open(rules(&["*.test"]));
-        for number in 0..24 {
+        let mut fast = rules(&["*.test"]);
+        fast.limits.queries_per_second = 1000;
+        let sandbox = rig.open(fast);
+        // Each name has two ports.
+        for number in 0..TARGET_SOCKETS / 2 {
             let (_, addresses) = query(sandbox.resolver, &format!("n{number}.test"), RecordType::A).await;
             assert_eq!(addresses.len(), 1, "{number}");
         }
-        assert!(query(sandbox.resolver, "more.test", RecordType::A).await.1.is_empty());
+        let (code, addresses) = query(sandbox.resolver, "more.test", RecordType::A).await;
+        assert_eq!((code, addresses.len()), (ResponseCode::Refused, 0));
         assert_eq!(rig.refusal("too_many_names").await.host, "more.test");
+        let (_, remedy) = codelia_egress::known_reason("too_many_names").unwrap();
+        assert!(remedy.contains("proxy variables"), "{remedy}");
         assert_eq!(
             query(sandbox.resolver, "n0.test", RecordType::A).await.1.len(),
             1,

@@ -64,8 +64,16 @@ impl Rig {
 
     /// Opens a sandbox that another proxy served.
     pub(crate) fn reopen(&self, sandbox: &Sandbox, rules: EgressRules, assigned: Vec<Assigned>) {
-        let open = Open { sandbox: sandbox.id, rules, assigned };
+        let open = Open { sandbox: sandbox.id, tenant: "team".to_owned(), rules, assigned };
         self.send(&Request::Open(Box::new(open)), &sandbox.sockets);
+    }
+
+    /// Opens a new sandbox of a tenant.
+    pub(crate) fn open_of(&self, tenant: &str, rules: EgressRules) -> Sandbox {
+        let sandbox = Sandbox::new();
+        let open = Open { sandbox: sandbox.id, tenant: tenant.to_owned(), rules, assigned: Vec::new() };
+        self.send(&Request::Open(Box::new(open)), &sandbox.sockets);
+        sandbox
     }
 
     pub(crate) fn update(&self, sandbox: &Sandbox, rules: EgressRules) {

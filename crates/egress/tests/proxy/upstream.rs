@@ -98,3 +98,42 @@ fn upstream_gets_checked_addresses_only() {
         }
     });
 }
+
+#[test]
+fn each_tenant_leaves_through_its_own_upstream() {
+    namespace::run("upstream::each_tenant_leaves_through_its_own_upstream", async {
+        let _server = Server::http("93.184.216.34:80", "reached").await;
+        let dir = tempfile::tempdir().unwrap();
+        let credentials = dir.path().join("credentials.toml");
+        let login = "username = \"user\"\npassword = \"pass\"\n";
+        let sections = ["upstream", "tenant_upstreams.one", "tenant_upstreams.two"];
+        let text: String = sections.iter().map(|section| format!("[{section}]\n{login}")).collect();
+        std::fs::write(&credentials, text).unwrap();
+        std::fs::set_permissions(&credentials, PermissionsExt::from_mode(0o600)).unwrap();
+        let (dns, resolver) = DnsServer::start().await;
+        dns.set_address("a.test", "93.184.216.34");
+        let protocols = [UpstreamProtocol::Socks5, UpstreamProtocol::Connect, UpstreamProtocol::Socks5];
+        let [(one, _one), (two, _two), (shared, _shared)] = [
+            start_upstream(protocols[0]).await,
+            start_upstream(protocols[1]).await,
+            start_upstream(protocols[2]).await,
+        ];
+        let upstream =
+            |server: &Server, at: usize| Upstream { protocol: protocols[at], address: server.address };
+        let tenants = [("one", upstream(&one, 0)), ("two", upstream(&two, 1))];
+        let rig = Rig::start(Config {
+            resolvers: vec![resolver],
+            upstream: Some(upstream(&shared, 2)),
+            tenant_upstreams: tenants.map(|(tenant, upstream)| (tenant.to_owned(), upstream)).into(),
+            credentials_file: Some(credentials),
+            ..Config::default()
+        });
+        for (tenant, seen) in
+            [("one", [1, 0, 0]), ("two", [1, 1, 0]), ("one", [2, 1, 0]), ("other", [2, 1, 1])]
+        {
+            let sandbox = rig.open_of(tenant, rules(&["a.test"]));
+            assert!(get(sandbox.proxy, "http://a.test/").await.contains("reached"), "{tenant}");
+            assert_eq!([one.accepted(), two.accepted(), shared.accepted()], seen, "{tenant}");
+        }
+    });
+}
