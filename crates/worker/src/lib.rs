@@ -18,12 +18,15 @@ mod wakeups;
 mod worker;
 mod workspace;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::{Backend, CgroupParent};
 use codelia_store::{Retention, SecretKey, Store};
-use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
-use codelia_types::{Mode, WorkerId};
+use codelia_telemetry::{
+    metrics,
+    task::{self, CriticalTaskEnded, CriticalTasks},
+};
+use codelia_types::{Mode, TenantId, WorkerId};
 use futures::future::{FusedFuture, FutureExt};
 use tokio::{
     task::{JoinError, JoinHandle},
@@ -103,7 +106,9 @@ pub struct EgressOptions {
     pub private_addresses: Vec<String>,
     /// A proxy that connections leave through, after all checks.
     pub upstream: Option<EgressUpstream>,
-    /// A TOML file with the secrets of hosts and of the upstream proxy.
+    /// Those of tenants that have one of their own.
+    pub tenant_upstreams: BTreeMap<TenantId, EgressUpstream>,
+    /// A TOML file with the secrets of hosts and of the upstream proxies.
     pub credentials_file: Option<PathBuf>,
     /// The directory with the certificate authority for hosts with credentials.
     pub ca_dir: Option<PathBuf>,
@@ -123,6 +128,7 @@ impl Default for EgressOptions {
             resolvers: Vec::new(),
             private_addresses: Vec::new(),
             upstream: None,
+            tenant_upstreams: BTreeMap::new(),
             credentials_file: None,
             ca_dir: None,
             extra_roots_file: None,
@@ -243,6 +249,7 @@ impl Service {
         backends: Vec<Arc<dyn Backend>>,
     ) -> Result<Self, Error> {
         check(&options)?;
+        metrics().start_worker(egress::attempts());
         let root = SessionRoot::open(&options.root, options.uids)?;
         let trust = Egress::trust_store(&options)?;
         let backends = Backends::probe(backends, root.untraversable_ancestor()).await.with_trust(trust);

@@ -2,8 +2,9 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use codelia_store::{Upkeep, UpkeepPass};
+use codelia_store::{FlagTally, Upkeep, UpkeepPass};
 use codelia_telemetry::{backoff::jittered, metrics, task::CriticalTasks};
+use codelia_types::LostReason;
 use tokio::{
     sync::{Notify, oneshot},
     time::sleep,
@@ -56,6 +57,10 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     tasks.critical("upkeep", async move { upkeep(&w).await });
     let w = worker.clone();
     tasks.critical("rotation", async move { watch_receipts(&w).await });
+    let w = worker.clone();
+    tasks.critical("mode flags", async move {
+        repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.store)).await;
+    });
     tasks.critical("egress proxy", worker.egress.clone().run());
     tasks.critical("egress approvals", worker.egress.clone().ask());
     tasks.critical("egress updates", worker.egress.clone().follow_sessions());
@@ -105,7 +110,12 @@ async fn upkeep(worker: &Worker) {
         sleep(jittered(RETRY_DELAY)).await;
     }
     let observe = |pass: &UpkeepPass| {
-        metrics().queue_depth(pass.queue_depth);
+        metrics().queue(pass.queue_depth, pass.queue_age);
+        metrics().runs_lost(LostReason::WorkerLost.as_str(), pass.swept.lost);
+        metrics().runs_retried(pass.swept.retried);
+        for flag in &pass.tripped {
+            metrics().flag_rolled_back(flag.id.as_str(), "guard");
+        }
         if let Some(rows) = pass.misplaced {
             metrics().misplaced_rows(rows);
         }

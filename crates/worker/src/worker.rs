@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_store::{NewWorker, Retention, Store};
+use codelia_store::{FlagTally, NewWorker, Retention, Store};
 use codelia_types::Incarnation;
 use tokio::runtime::Handle;
 
@@ -62,6 +62,7 @@ pub(crate) struct Worker {
     pub(crate) drainer: Drainer,
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) egress: Arc<Egress>,
+    pub(crate) flags: Arc<FlagTally>,
 }
 
 /// State that most parts share.
@@ -77,6 +78,8 @@ struct Shared {
     drain: Arc<DrainState>,
     wakeups: Arc<Wakeups>,
     egress: Arc<Egress>,
+    /// What happens under mode flags.
+    flags: Arc<FlagTally>,
 }
 
 impl Worker {
@@ -114,6 +117,7 @@ impl Worker {
             runs: shared.runs,
             wakeups: shared.wakeups,
             egress: shared.egress,
+            flags: shared.flags,
         })
     }
 
@@ -162,6 +166,7 @@ impl Shared {
             receipts,
             wakeups: Arc::default(),
             egress,
+            flags: Arc::default(),
         }
     }
 
@@ -188,6 +193,7 @@ impl Shared {
             receipts: self.receipts.clone(),
             wakeups: self.wakeups.clone(),
             egress: self.egress.clone(),
+            flags: self.flags.clone(),
             kill_grace: options.kill_grace,
             secret_key: options.secret_key.clone(),
         })
@@ -287,6 +293,7 @@ impl Shared {
             poller,
             dispatcher,
             state: self.drain.clone(),
+            flags: self.flags.clone(),
             grace: options.drain_grace,
             kill_grace: options.kill_grace,
         }

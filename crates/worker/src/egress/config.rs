@@ -19,6 +19,11 @@ pub(super) fn config(options: &EgressOptions) -> Config {
         private_addresses: options.private_addresses.iter().filter_map(|text| text.parse().ok()).collect(),
         own_addresses: Vec::new(),
         upstream: options.upstream.map(upstream),
+        tenant_upstreams: options
+            .tenant_upstreams
+            .iter()
+            .map(|(tenant, one)| (tenant.to_string(), upstream(*one)))
+            .collect(),
         credentials_file: options.credentials_file.clone(),
         authority: options.ca_dir.as_deref().map(authority),
         extra_roots_file: options.extra_roots_file.clone(),

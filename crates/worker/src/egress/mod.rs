@@ -13,6 +13,7 @@ mod records;
 mod rules;
 mod sandbox;
 mod serve;
+mod tenants;
 mod trust;
 mod updates;
 
@@ -23,7 +24,10 @@ use std::{
 };
 
 use codelia_backends::{CgroupParent, EgressSockets};
-use codelia_egress::{Config, control::Decision};
+use codelia_egress::{
+    Config,
+    control::{Decision, OPEN_SOCKETS},
+};
 use codelia_policy::NetworkPolicy;
 use codelia_store::{EventBody, EventKind, EventSubject, Store};
 use codelia_telemetry::metrics;
@@ -37,10 +41,11 @@ use tokio_util::sync::CancellationToken;
 use crate::Options;
 
 use asks::Ask;
-use rules::BaseRules;
+use rules::{BaseRules, Lists};
 use sandbox::Sandbox;
+use tenants::Tenants;
 
-pub(crate) use records::NetworkRecord;
+pub(crate) use records::{NetworkRecord, attempts};
 pub(crate) use rules::RulesTooLarge;
 pub(crate) use sandbox::Subject;
 pub use trust::TrustError;
@@ -52,7 +57,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sandboxes in mode `proxy` use at most half of the descriptors, at this many each: its sockets and
 /// those of its processes.
-const DESCRIPTORS_PER_SANDBOX: u64 = 80;
+const DESCRIPTORS_PER_SANDBOX: u64 = OPEN_SOCKETS as u64 + 29;
 /// Hosts that wait for a person to be asked.
 const MAX_ASKS: usize = 256;
 
@@ -63,6 +68,7 @@ pub(crate) struct Egress {
     cgroup: CgroupParent,
     store: Store,
     worker: WorkerId,
+    tenants: Tenants,
     table: Mutex<Table>,
     /// Something in the table has changed.
     changed: Notify,
@@ -87,8 +93,8 @@ struct Table {
 /// What was decided for a session since it was created.
 #[derive(Debug, Default)]
 pub(crate) struct Decided {
-    /// Its network policy, if it was changed.
-    network: Option<NetworkPolicy>,
+    /// The lists that hold for it now.
+    lists: Lists,
     /// The hosts and ports that a person has allowed.
     grants: Vec<(String, u16)>,
 }
@@ -110,6 +116,7 @@ impl Egress {
             cgroup: options.cgroup_parent.clone(),
             store,
             worker: options.id.clone(),
+            tenants: Tenants::default(),
             table: Mutex::default(),
             changed: Notify::new(),
             descriptors: Arc::new(Semaphore::new(max.clamp(1, Semaphore::MAX_PERMITS))),
@@ -149,7 +156,11 @@ impl Egress {
         let sessions = [subject.session];
         let (networks, grants) =
             tokio::try_join!(self.store.session_networks(&sessions), asks::grants(&self.store, subject))?;
-        Ok(Decided { network: networks.into_iter().next().map(|(_, network)| network), grants })
+        let lists = match networks.into_iter().next() {
+            Some(changed) => self.tenants.lists(&self.store, &subject.tenant, changed).await?,
+            None => Lists::default(),
+        };
+        Ok(Decided { lists, grants })
     }
 
     /// Has the proxy serve a sandbox, as long as the returned value lives. Call it before the command
@@ -165,8 +176,8 @@ impl Egress {
         sockets: EgressSockets,
         descriptors: OwnedSemaphorePermit,
     ) -> Result<OpenSandbox, RulesTooLarge> {
-        let base = BaseRules::new(policy, session);
-        let rules = base.under(decided.network.as_ref())?;
+        let base = BaseRules::new(policy, session, decided.lists.tenant.as_deref());
+        let rules = base.under(&decided.lists)?;
         let run = subject.run;
         let sandbox = Arc::new(Sandbox::new(subject, base, rules, sockets, descriptors));
         for (host, port) in decided.grants {

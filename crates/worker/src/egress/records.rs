@@ -1,6 +1,9 @@
 //! What a sandbox did in the network: a bounded number of events, and totals.
 
-use codelia_egress::control::{Connection, Totals, Via};
+use codelia_egress::{
+    control::{Connection, Totals, Via},
+    known_reason, reason_codes,
+};
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::NetworkUsage;
@@ -10,12 +13,30 @@ use serde_json::json;
 const MAX_EVENTS: usize = 100;
 const MAX_TEXT: usize = 255;
 
+/// Attempts to reach an address without the proxy: the way in, and why they failed.
+const DIRECT: &str = "direct";
+const NO_ROUTE: &str = "no_route";
+
 /// The network part of a run's result.
 #[derive(Debug, Default)]
 pub(crate) struct NetworkRecord {
-    /// `None` in other network modes.
+    /// `None` in other network modes, unless the run tried to reach something.
     pub(crate) usage: Option<NetworkUsage>,
     pub(crate) events: Vec<EventBody>,
+}
+
+impl NetworkRecord {
+    /// Adds what the sandbox did without the proxy.
+    pub(crate) fn with_direct_attempts(mut self, usage: Option<NetworkUsage>) -> Self {
+        let count = usage.map_or(0, |usage| usage.unreachable_attempts);
+        if count > 0 {
+            metrics().egress(DIRECT, NO_ROUTE, count, 0, 0);
+            self.usage.get_or_insert_default().unreachable_attempts = count;
+            let detail = json!({ "via": DIRECT, "reason": NO_ROUTE, "count": count });
+            self.events.push(EventBody { kind: EventKind::NetworkRefused, field: None, detail });
+        }
+        self
+    }
 }
 
 /// What a sandbox has done so far.
@@ -32,7 +53,7 @@ pub(super) struct Records {
 impl Records {
     pub(super) fn add(&mut self, connection: Connection) {
         let Connection { refused, sent, received, count, .. } = &connection;
-        let outcome = refused.as_deref().map_or("allowed", known_reason);
+        let outcome = refused.as_deref().map_or(ALLOWED, label);
         metrics().egress(via(connection.via), outcome, *count, *sent, *received);
         let totals = &mut self.counted;
         let (number, events) = match refused {
@@ -58,7 +79,13 @@ impl Records {
 
     pub(super) fn finish(mut self) -> NetworkRecord {
         let Totals { connections, refused, sent, received } = sum(self.earlier, self.counted);
-        let usage = NetworkUsage { connections, refused, sent_bytes: sent, received_bytes: received };
+        let usage = NetworkUsage {
+            connections,
+            refused,
+            sent_bytes: sent,
+            received_bytes: received,
+            unreachable_attempts: 0,
+        };
         self.connections.append(&mut self.refusals);
         NetworkRecord { usage: Some(usage), events: self.connections }
     }
@@ -77,6 +104,7 @@ fn event(connection: Connection) -> EventBody {
     let Connection { via: how, host, port, address, refused, rule, sent, received, millis, count, .. } =
         connection;
     let refused = refused.map(bounded);
+    let remedy = refused.as_deref().and_then(known_reason).map(|(_, remedy)| remedy);
     EventBody {
         kind: if refused.is_some() { EventKind::NetworkRefused } else { EventKind::NetworkConnected },
         field: refused.as_deref().and_then(field).map(str::to_owned),
@@ -86,6 +114,7 @@ fn event(connection: Connection) -> EventBody {
             "port": port,
             "address": address,
             "reason": refused,
+            "remedy": remedy,
             "rule": rule.map(bounded),
             "sent_bytes": sent,
             "received_bytes": received,
@@ -105,40 +134,21 @@ fn field(reason: &str) -> Option<&'static str> {
     })
 }
 
+const ALLOWED: &str = "allowed";
+/// A refusal for a reason that the worker does not know.
+const REFUSED: &str = "refused";
+/// The labels of all attempts: how, and the outcome.
+pub(crate) fn attempts() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let ways = [Via::Connect, Via::Http, Via::Socks, Via::Transparent, Via::Dns].map(via);
+    let outcomes = || [ALLOWED, REFUSED].into_iter().chain(reason_codes());
+    ways.into_iter()
+        .flat_map(move |way| outcomes().map(move |outcome| (way, outcome)))
+        .chain([(DIRECT, NO_ROUTE)])
+}
+
 /// A reason as the label of a metric: a proxy that misbehaves must not create labels without end.
-fn known_reason(reason: &str) -> &'static str {
-    const KNOWN: [&str; 29] = [
-        "address_in_use",
-        "ask_timeout",
-        "byte_limit",
-        "capacity",
-        "connect_failed",
-        "connect_timeout",
-        "connection_limit",
-        "connection_rate",
-        "denied",
-        "header_timeout",
-        "host_blocked",
-        "host_mismatch",
-        "host_not_allowed",
-        "invalid_request",
-        "invalid_target",
-        "own_address",
-        "port_not_allowed",
-        "protocol_not_supported",
-        "query_rate",
-        "query_type_not_allowed",
-        "resolve_failed",
-        "rules_changed",
-        "sni_mismatch",
-        "sni_missing",
-        "special_address",
-        "suspicious_name",
-        "tls_failed",
-        "too_many_names",
-        "upstream_refused",
-    ];
-    KNOWN.into_iter().find(|known| *known == reason).unwrap_or("refused")
+fn label(reason: &str) -> &'static str {
+    known_reason(reason).map_or(REFUSED, |(code, _)| code)
 }
 
 fn via(via: Via) -> &'static str {

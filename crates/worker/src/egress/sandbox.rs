@@ -120,7 +120,8 @@ impl Sandbox {
             }
             None => {
                 let assigned = state.assigned.values().cloned().collect();
-                let open = Open { sandbox, rules: state.rules.clone(), assigned };
+                let tenant = self.subject.tenant.to_string();
+                let open = Open { sandbox, tenant, rules: state.rules.clone(), assigned };
                 messages.push((Request::Open(Box::new(open)), Some(self.sockets.clone())));
                 state.decisions = state.lasting().collect();
                 Sent { version: state.version, close: false }
@@ -207,7 +208,7 @@ mod tests {
     use codelia_sys::fd::dev_null;
     use tokio::sync::Semaphore;
 
-    use super::*;
+    use super::{super::rules::Lists, *};
 
     async fn sandbox() -> Sandbox {
         let null = || dev_null().unwrap();
@@ -222,8 +223,8 @@ mod tests {
             session: SessionId::generate(),
             tenant: "team".parse().unwrap(),
         };
-        let base = BaseRules::new(&NetworkPolicy::default(), None);
-        let rules = base.under(None).unwrap();
+        let base = BaseRules::new(&NetworkPolicy::default(), None, None);
+        let rules = base.under(&Lists::default()).unwrap();
         let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
         Sandbox::new(subject, base, rules, sockets, permit)
     }
@@ -250,7 +251,7 @@ mod tests {
         let (first, sent) = kinds(&sandbox, None);
         assert_eq!(first, ["open"]);
         assert_eq!(kinds(&sandbox, sent).0, [""; 0]);
-        let rules = EgressRules { allowed_ports: vec![1], ..sandbox.base.under(None).unwrap() };
+        let rules = EgressRules { allowed_ports: vec![1], ..sandbox.base.under(&Lists::default()).unwrap() };
         assert!(sandbox.set_rules(rules.clone()) && !sandbox.set_rules(rules));
         sandbox.decide("a".into(), 1, Decision::Once);
         let (changed, sent) = kinds(&sandbox, sent);

@@ -122,6 +122,7 @@ impl Egress {
 
     fn proxy_ended(&self) {
         self.lock().is_serving = false;
+        metrics().egress_connections(0);
         self.all().iter().for_each(|sandbox| sandbox.proxy_ended());
     }
 
@@ -192,6 +193,7 @@ impl Egress {
             Report::Connection(connection) => {
                 self.sandbox(connection.sandbox).inspect(|it| it.record(connection));
             }
+            Report::OpenConnections { count } => metrics().egress_connections(count),
             Report::Closed { sandbox, totals } => {
                 self.sandbox(sandbox).inspect(|it| it.closed(totals));
             }

@@ -9,20 +9,10 @@ use std::{
 };
 
 use codelia_egress::{Authority, AuthorityError, ensure_authority};
-use codelia_policy::{Mount, Plan};
+use codelia_policy::{CA_VARIABLES, Mount, Plan};
 
 /// Where most programs look for the system's authorities.
 const SYSTEM_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// The variables of programs that look elsewhere.
-const VARIABLES: [&str; 7] = [
-    "SSL_CERT_FILE",
-    "CURL_CA_BUNDLE",
-    "REQUESTS_CA_BUNDLE",
-    "PIP_CERT",
-    "NODE_EXTRA_CA_CERTS",
-    "CARGO_HTTP_CAINFO",
-    "GIT_SSL_CAINFO",
-];
 
 /// The trust store could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -58,14 +48,34 @@ impl TrustStore {
         Ok(Self(format!("{system}\n{}", read(&authority.certificate_file)?).into()))
     }
 
-    /// Puts it into a sandbox. The variables of the caller win.
-    pub(crate) fn add_to(&self, plan: &mut Plan) {
-        plan.mounts.push(Mount::File { target: SYSTEM_BUNDLE.into(), text: self.0.to_string() });
-        for name in VARIABLES {
+    /// Puts it into a sandbox, in the place of the host's or the image's. The variables of the caller
+    /// win.
+    ///
+    /// # Errors
+    /// The policy opens a path of the host there, in which nothing may be written.
+    pub(crate) fn add_to(&self, plan: &mut Plan) -> Result<(), OpenedPath> {
+        let target = Path::new(SYSTEM_BUNDLE);
+        let is_opened = |mount: &Mount| match mount {
+            Mount::Bind { .. } | Mount::Overlay { .. } => target.starts_with(mount.target()),
+            _ => false,
+        };
+        if plan.mounts.iter().any(is_opened) {
+            return Err(OpenedPath);
+        }
+        // Before what the policy hides, which comes last.
+        let at = plan.mounts.iter().position(|mount| *mount == Mount::Proc).unwrap_or_default();
+        plan.mounts.insert(at, Mount::File { target: target.to_owned(), text: self.0.to_string() });
+        for name in CA_VARIABLES {
             plan.env.entry(name.to_owned()).or_insert_with(|| SYSTEM_BUNDLE.to_owned());
         }
+        Ok(())
     }
 }
+
+/// The policy opens the place of the trust store.
+#[derive(Debug, thiserror::Error)]
+#[error("credentials need {SYSTEM_BUNDLE}, which policy.filesystem opens from the host (leave it out there)")]
+pub(crate) struct OpenedPath;
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> TrustError {
     move |source| TrustError::File { path: path.to_owned(), source }
@@ -73,7 +83,38 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> TrustError {
 
 #[cfg(test)]
 mod tests {
+    use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy, RunSpec};
+    use codelia_types::{CommandSpec, Mode, RunId, SessionId};
+
     use super::*;
+
+    fn plan(mounts: Vec<Mount>) -> Plan {
+        let spec = RunSpec {
+            command: CommandSpec::new(["true"]),
+            mode: Mode::Logical,
+            network: None,
+            limits: Limits::default(),
+            requested_limits: LimitsRequest::default(),
+            policy: Policy::default(),
+            ends_with_caller: false,
+        };
+        let (sandbox, session) = (RunId::generate(), SessionId::generate());
+        let target = PlanTarget { sandbox, session, root: "/root".into() };
+        Plan { mounts, ..Plan::logical(target, &spec, Enforceable::default()).unwrap() }
+    }
+
+    #[test]
+    fn store_replaces_only_what_the_policy_does_not_open() {
+        let store = TrustStore("text".into());
+        let mut free = plan(vec![Mount::Runtime { path: "/etc/ssl/certs".into() }, Mount::Proc]);
+        free.env.insert("SSL_CERT_FILE".into(), "own".into());
+        store.add_to(&mut free).unwrap();
+        assert!(matches!(&free.mounts[1], Mount::File { target, .. } if target == Path::new(SYSTEM_BUNDLE)));
+        assert_eq!((&*free.env["SSL_CERT_FILE"], &*free.env["CURL_CA_BUNDLE"]), ("own", SYSTEM_BUNDLE));
+        let path = PathBuf::from("/etc/ssl");
+        let bind = Mount::Bind { source: path.clone(), target: path, writable: false };
+        assert!(store.add_to(&mut plan(vec![bind])).is_err());
+    }
 
     #[test]
     fn store_has_system_authorities_and_own_one() {

@@ -1,13 +1,16 @@
-//! Changes of a session's lists, for its runs that are being executed.
+//! Changes of the lists of a session or its tenant, for runs that are being executed.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use codelia_policy::NetworkPolicy;
 use codelia_store::Error;
 use codelia_types::SessionId;
 use tokio::time::sleep;
 
-use super::{Egress, sandbox::Sandbox};
+use super::{
+    Egress,
+    rules::{BaseRules, Lists},
+    sandbox::{Sandbox, Subject},
+};
 
 /// How often the lists of sessions are read while a sandbox is open.
 const POLL_INTERVAL: Duration = Duration::from_millis(400);
@@ -31,24 +34,26 @@ impl Egress {
         let mut sessions: Vec<SessionId> = open.iter().map(|sandbox| sandbox.subject.session).collect();
         sessions.sort_unstable();
         sessions.dedup();
-        let changed: HashMap<_, _> = self.store.session_networks(&sessions).await?.into_iter().collect();
+        let changed = self.store.session_networks(&sessions).await?;
+        let changed: HashMap<_, _> = changed.into_iter().map(|changed| (changed.session, changed)).collect();
         for sandbox in open {
-            if let Some(network) = changed.get(&sandbox.subject.session) {
-                self.update(&sandbox, network);
+            let Subject { session, tenant, .. } = &sandbox.subject;
+            if let Some(changed) = changed.get(session) {
+                let lists = self.tenants.lists(&self.store, tenant, changed.clone()).await?;
+                self.update(&sandbox, &lists);
             }
         }
         Ok(())
     }
 
-    fn update(&self, sandbox: &Sandbox, network: &NetworkPolicy) {
+    fn update(&self, sandbox: &Sandbox, lists: &Lists) {
         let run = sandbox.subject.run;
-        match sandbox.base.under(Some(network)) {
-            Ok(rules) => {
-                if sandbox.set_rules(rules) {
-                    self.mark(run);
-                }
-            }
-            Err(error) => tracing::warn!(%error, %run, "lists of a session not applied"),
+        let rules = sandbox.base.under(lists).unwrap_or_else(|error| {
+            tracing::warn!(%error, %run, "lists of a session cannot be applied, its connections are refused");
+            BaseRules::nothing()
+        });
+        if sandbox.set_rules(rules) {
+            self.mark(run);
         }
     }
 }

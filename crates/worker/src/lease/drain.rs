@@ -1,9 +1,9 @@
-//! Draining: the worker takes nothing new, waits for its runs, cancels the rest, and releases its
-//! sessions.
+//! Draining: the worker takes nothing new and waits for its runs. At the deadline it hands back what
+//! may be retried, ends the rest as lost, and releases its sessions.
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{DrainedBy, Error, Store};
+use codelia_store::{DrainedBy, Error, FlagTally, Store};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     run::{dispatch::Dispatcher, registry::RunRegistry},
 };
 
-/// How long canceled runs may take to commit.
+/// How long runs that were ended may take to commit.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take to discard the spare sandboxes.
 const SPARES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +28,7 @@ pub(crate) struct Drainer {
     pub(crate) poller: Arc<Poller>,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) state: Arc<DrainState>,
+    pub(crate) flags: Arc<FlagTally>,
     /// How long running runs may continue.
     pub(crate) grace: Duration,
     /// From the signal that asks a command to end to the one that kills it.
@@ -47,7 +48,7 @@ impl Drainer {
             () = self.runs.none_active() => {}
             () = self.release_repeatedly() => {}
         }
-        self.cancel_runs().await;
+        self.end_runs().await;
         // Hands back the runs that were assigned meanwhile, then releases every session.
         if timeout(COMMIT_TIMEOUT, self.release_all()).await.is_err() {
             tracing::error!(
@@ -56,6 +57,7 @@ impl Drainer {
             );
         }
         self.discard_spares().await;
+        log_failure("count", self.flags.flush(&self.store).await);
         let left = self.store.worker_leave(self.lease.worker(), self.lease.incarnation()).await;
         log_failure("unregister", left);
     }
@@ -87,9 +89,16 @@ impl Drainer {
         }
     }
 
-    async fn cancel_runs(&self) {
-        for run in self.runs.all_active() {
-            run.cancel_within(Some(self.kill_grace));
+    async fn end_runs(&self) {
+        let running = self.runs.all_active();
+        if !running.is_empty() {
+            tracing::warn!(runs = running.len(), "drain deadline, ending the runs that are left");
+        }
+        for run in running {
+            if run.cancel.is_cancelled() {
+                run.cancel_within(Some(self.kill_grace));
+            }
+            run.drain_deadline.cancel();
         }
         if timeout(self.kill_grace + COMMIT_TIMEOUT, self.runs.none_active()).await.is_err() {
             tracing::error!(runs = self.runs.all_active().len(), "drain timed out before all runs ended");

@@ -10,7 +10,7 @@
 use std::future::Future;
 
 use codelia_store::{Error, Heartbeat};
-use codelia_telemetry::backoff::jittered;
+use codelia_telemetry::{backoff::jittered, metrics};
 use codelia_types::Incarnation;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -43,6 +43,7 @@ pub(crate) async fn keep(client: &impl LeaseClient, term: LeaseTerm, lease: &Lea
     loop {
         let reason = renew_until_lost(client, term, lease).await;
         tracing::error!(reason, "lease lost, killing sandboxes");
+        metrics().lease_lost();
         fence(client, lease).await;
         lease.replace(register_until_done(client, term).await);
         tracing::info!("registered again");

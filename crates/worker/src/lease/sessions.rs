@@ -7,9 +7,9 @@ use std::{
 };
 
 use codelia_backends::Prepared;
-use codelia_policy::{Ids, NetworkPolicy, Plan, RunSpec};
+use codelia_policy::{FlagRef, Ids, NetworkPolicy, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
-use codelia_types::{CommandSpec, LeaseEpoch, Refusal, SessionId, TenantId};
+use codelia_types::{CommandSpec, LeaseEpoch, Mode, Refusal, SessionId, TenantId};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
@@ -197,6 +197,14 @@ impl Sessions {
         }
     }
 
+    /// The flag that chose the mode of a held session, and that mode.
+    pub(crate) fn flag(&self, id: SessionId) -> Option<(FlagRef, Mode)> {
+        match self.lock().get(&id)? {
+            Entry::Held(held) => Some((held.spec.flags.mode.clone()?, held.spec.mode)),
+            Entry::Acquiring | Entry::Releasing(_) => None,
+        }
+    }
+
     /// The network policy that a held session was created with.
     pub(crate) fn network(&self, id: SessionId) -> Option<NetworkPolicy> {
         match self.lock().get(&id)? {
@@ -275,8 +283,8 @@ fn default_run_spec(spec: &SessionSpec) -> RunSpec {
 mod tests {
     use std::sync::Arc;
 
-    use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy};
-    use codelia_types::{Incarnation, LeaseToken, Mode, Receipt, RunId};
+    use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy, SessionFlags};
+    use codelia_types::{Incarnation, LeaseToken, Receipt, RunId};
 
     use super::*;
     use crate::sandbox::spare_pool::MAX_SPARE_AGE;
@@ -302,6 +310,7 @@ mod tests {
                 requested_limits: LimitsRequest::default(),
                 network: None,
                 policy: Policy::default(),
+                flags: SessionFlags::default(),
             },
             has_files: false,
         }

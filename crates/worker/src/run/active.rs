@@ -70,6 +70,8 @@ pub(crate) struct ActiveRun {
     pub(crate) fence: CancellationToken,
     /// Cancelled when the run is to be canceled.
     pub(crate) cancel: CancellationToken,
+    /// Cancelled when a worker that shuts down cannot wait longer for the run.
+    pub(crate) drain_deadline: CancellationToken,
     /// From SIGTERM to SIGKILL; `None` takes the worker's setting.
     pub(crate) cancel_grace: watch::Sender<Option<Duration>>,
     pub(crate) phase: watch::Sender<Phase>,
@@ -107,6 +109,7 @@ impl ActiveRun {
             lease,
             fence: fence.child_token(),
             cancel: CancellationToken::new(),
+            drain_deadline: CancellationToken::new(),
             cancel_grace: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Assigned),
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_store::{EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, backoff::jittered, metrics};
-use codelia_types::{EndedRun, Outcome, Reason, Receipt, RunResult, Usage};
+use codelia_types::{EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -74,6 +74,8 @@ pub(crate) enum Conclusion {
     LeaseLost,
     /// It did not begin and must be handed back.
     NotHeld,
+    /// It is queued again, for another worker.
+    Retried,
 }
 
 impl Executor {
@@ -81,6 +83,14 @@ impl Executor {
     pub(crate) async fn conclude(&self, run: &ActiveRun, result: Result<Report, NoResult>) -> Conclusion {
         // Without a lease there is no outcome to give out.
         run.fence.run_until_cancelled(OutputPacing::of(&run.assigned.spec.policy).wait()).await;
+        if let Ok(Report { outcome: Outcome::Lost(LostReason::DrainDeadline), .. }) = &result
+            && let Ok(true) =
+                retry_until_fenced("retry", run, || self.store.run_retry(run.id(), &run.lease)).await
+        {
+            tracing::info!("worker shuts down, run handed back");
+            self.finish(run, Phase::Dropped);
+            return Conclusion::Retried;
+        }
         let committed = match result {
             Ok(report) => self.commit(run, report).await.map_err(NoResult::from),
             Err(no_result) => Err(no_result),
@@ -110,7 +120,12 @@ impl Executor {
         let current = self.lease.current();
         while current.incarnation == run.lease.incarnation && !current.fence.is_cancelled() {
             match self.store.run_abandon(run.id(), &run.lease).await {
-                Ok(()) => return,
+                Ok(is_ended) => {
+                    if is_ended {
+                        metrics().runs_lost(LostReason::ResultRejected.as_str(), 1);
+                    }
+                    return;
+                }
                 Err(error) => tracing::warn!(%error, "cannot abandon run, retrying"),
             }
             sleep(jittered(RETRY_DELAY)).await;
@@ -141,10 +156,37 @@ impl Executor {
         run.output.stored();
         metrics().step(Step::Commit, requested_at.elapsed());
         metrics().run_ended(outcome, mode);
+        if let Outcome::Lost(reason) = committed.result.outcome {
+            metrics().runs_lost(reason.as_str(), 1);
+        }
         let used = &committed.result.usage;
         metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
+        self.count(run, &committed.result);
         tracing::info!(outcome, seconds = started_at.map(|at| at.elapsed().as_secs_f64()), "run ended");
         Ok(ended)
+    }
+
+    /// Counts a run in the mode that a flag chose, unless its request was at fault.
+    fn count(&self, run: &ActiveRun, result: &RunResult) {
+        let Some((flag, mode)) = self.sessions.flag(run.assigned.session) else { return };
+        let counted = match &result.outcome {
+            _ if mode != run.assigned.spec.mode => return,
+            Outcome::Refused(Refusal { reason: Reason::SandboxFailed, .. }) => "failed",
+            Outcome::Refused(Refusal { reason: Reason::Unenforceable | Reason::ModeUnavailable, .. }) => {
+                "refused"
+            }
+            _ if result.setup_time.is_some() => "started",
+            _ => return,
+        };
+        self.flags.count(&flag, |numbers| {
+            numbers.runs += 1;
+            numbers.failed_runs += u64::from(counted == "failed");
+            numbers.refused_runs += u64::from(counted == "refused");
+            if let Some(time) = result.setup_time {
+                numbers.add_setup(time);
+            }
+        });
+        metrics().flag_run(flag.id.as_str(), counted);
     }
 
     fn committed(&self, run: &ActiveRun, mut report: Report) -> RunCommit {

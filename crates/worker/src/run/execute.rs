@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Plan, PlanTarget};
-use codelia_store::{AssignedRun, SecretKey, Store};
+use codelia_store::{AssignedRun, FlagTally, SecretKey, Store};
 use codelia_telemetry::{Permit, Step, metrics};
 use codelia_types::{CommandSpec, NetworkMode, Outcome, Receipt};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
@@ -44,6 +44,7 @@ pub(crate) struct Executor {
     pub(crate) receipts: Arc<Receipts>,
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) egress: Arc<Egress>,
+    pub(crate) flags: Arc<FlagTally>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
     /// Decrypts secret variables.
@@ -60,7 +61,7 @@ struct NoEgress;
 pub(crate) enum NoResult {
     /// The lease is lost: the store decides what becomes of the run.
     LeaseLost,
-    /// Its command was not started and this worker no longer holds its session.
+    /// Its command was not started, and this worker no longer holds its session or shuts down.
     NotHeld,
 }
 
@@ -165,7 +166,8 @@ impl Executor {
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
-    /// began while its session was being closed is canceled: its directory is about to be removed.
+    /// began while its session was being closed is canceled: its directory is about to be removed. One
+    /// that has not begun at the end of a drain is handed back.
     fn check_lease(&self, run: &ActiveRun) -> Result<(), NoResult> {
         let current = self.lease.borrow();
         if run.fence.is_cancelled() || current.incarnation != run.lease.incarnation {
@@ -175,6 +177,9 @@ impl Executor {
             // The run is dropped, so the incarnation must end too: else the run would never end.
             current.fence.cancel();
             return Err(NoResult::LeaseLost);
+        }
+        if run.drain_deadline.is_cancelled() {
+            return Err(NoResult::NotHeld);
         }
         match self.sessions.holding(run.assigned.session) {
             Holding::Held { epoch, closing } if epoch == run.assigned.epoch => {
@@ -241,6 +246,7 @@ impl Executor {
             biased;
             () = run.fence.cancelled() => Err(NoResult::LeaseLost.into()),
             () = run.cancel.cancelled() => Err(NotStarted::Canceled(Receipt::default())),
+            () = run.drain_deadline.cancelled() => Err(NoResult::NotHeld.into()),
             descriptors = self.egress.reserve() => Ok(descriptors),
         }
     }

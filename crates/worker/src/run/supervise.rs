@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::Running;
 use codelia_telemetry::{Step, metrics, task};
-use codelia_types::{Outcome, Usage, Violation};
+use codelia_types::{LostReason, Outcome, Usage, Violation};
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
@@ -81,12 +81,13 @@ impl Executor {
         let (outcome, mut usage) = ended?;
         let deadline = started_at + run.assigned.spec.timeout();
         let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));
-        // A canceled run, or one without a lease, waits for no one.
+        // A canceled run, one without a lease, or one whose worker shuts down waits for no one.
+        let followed = run.drain_deadline.run_until_cancelled(followed);
         let _ = run.cancel.run_until_cancelled(followed).await;
         let pacing = OutputPacing::of(&run.assigned.spec.policy);
         (usage.cpu_time, usage.wall_time) =
             (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
-        let network = network.unwrap_or_default();
+        let network = network.unwrap_or_default().with_direct_attempts(usage.network);
         usage.network = network.usage;
         Ok(Report::of_started(outcome, usage, receipt, started_at, started).with_events(network.events))
     }
@@ -152,6 +153,7 @@ async fn wait(
             () = run.fence.cancelled() => return End::Fenced,
             (outcome, usage) = running.wait() => return End::Own(outcome, usage),
             () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
+            () = run.drain_deadline.cancelled() => return End::Forced(Outcome::Lost(LostReason::DrainDeadline)),
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
             () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
                 // The caller may have attached since this wait began.

@@ -113,17 +113,13 @@ impl Backends {
         if plan.egress.as_ref().is_none_or(|rules| rules.credentials.is_empty()) {
             return Ok(plan);
         }
-        let refuse = |message: &str| Err(unenforceable("policy.network.credentials", message.to_owned()));
-        match &self.trust {
-            None => refuse("this worker has no credentials (set egress.credentials_file)"),
-            Some(_) if plan.mode == Mode::Container => {
-                refuse("an image has a trust store of its own (use mode bwrap or nsjail)")
-            }
-            Some(trust) => {
-                trust.add_to(&mut plan);
-                Ok(plan)
-            }
-        }
+        let refuse = |message: String| unenforceable("policy.network.credentials", message);
+        let trust = self.trust.as_ref();
+        let trust = trust.ok_or_else(|| {
+            refuse("this worker has no credentials (set egress.credentials_file)".to_owned())
+        })?;
+        trust.add_to(&mut plan).map_err(|error| refuse(error.to_string()))?;
+        Ok(plan)
     }
 
     /// The same off the async runtime if the policy is large. Then it comes with a permit of the

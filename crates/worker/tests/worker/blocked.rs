@@ -8,7 +8,7 @@ use std::{
 
 use codelia_backends::{Backend, Logical, LogicalOptions};
 use codelia_tests::{Database, available, eventually};
-use codelia_types::{Outcome, RunId, SessionId};
+use codelia_types::{LostReason, Outcome, RunId, SessionId};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fixture::{Fixture, Settings, shell};
@@ -120,5 +120,5 @@ fn lost_lease_kills_commands_of_blocked_runtime() {
         eventually("the command is dead", || async { (!process.exists()).then_some(()) }).await;
     });
     drop(release);
-    stuck.end(Outcome::Lost);
+    stuck.end(Outcome::Lost(LostReason::WorkerLost));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use codelia_store::{DrainedBy, RunState, WorkerState};
 use codelia_tests::eventually;
-use codelia_types::Outcome;
+use codelia_types::{LostReason, Outcome};
 
 use crate::fixture::{Fixture, Settings, shell};
 
@@ -23,13 +23,13 @@ async fn draining_worker_finishes_runs_and_releases_sessions() {
 }
 
 #[tokio::test]
-async fn run_beyond_drain_grace_is_canceled() {
+async fn run_beyond_drain_grace_is_lost_with_reason() {
     let settings = Settings { drain_grace: Duration::from_millis(100), ..Settings::default() };
     let mut fixture = Fixture::new(settings).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
     fixture.shut_down().await;
-    assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Lost(LostReason::DrainDeadline)));
     fixture.end().await;
 }
 

@@ -126,6 +126,7 @@ impl Fixture {
             requested_limits: LimitsRequest::default(),
             network: None,
             policy: codelia_policy::Policy::default(),
+            flags: codelia_policy::SessionFlags::default(),
         };
         let new = NewSession {
             id,

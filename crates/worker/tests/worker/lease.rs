@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_proto::internal::v1::PushResult;
 use codelia_tests::{Database, Scratch, eventually};
-use codelia_types::{Incarnation, Outcome};
+use codelia_types::{Incarnation, LostReason, Outcome};
 use codelia_worker::{Error, Options, Service};
 
 use crate::{
@@ -40,7 +40,7 @@ async fn fenced_worker_kills_commands_and_registers_again() {
     fixture.store.worker_register(&fixture.successor()).await.unwrap();
     let process = std::path::PathBuf::from(format!("/proc/{pid}"));
     eventually("the worker kills the command", || async { (!process.exists()).then_some(()) }).await;
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Lost));
+    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
     // The worker replaces the successor, whose root does not have the session's files.
     eventually("the worker registers again", || async {
         let workers = fixture.store.worker_list(None, 10).await.unwrap();

@@ -1,0 +1,54 @@
+//! The network policies of tenants, one version of each, so that a version is read once.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use codelia_policy::NetworkPolicy;
+use codelia_store::{Error, SessionNetwork, Store};
+use codelia_types::TenantId;
+
+use super::rules::Lists;
+
+/// The copies are dropped when there are this many.
+const MAX_ENTRIES: usize = 256;
+
+/// Network policies by tenant, each with its version.
+#[derive(Debug, Default)]
+pub(super) struct Tenants {
+    known: Mutex<HashMap<TenantId, (i64, Arc<NetworkPolicy>)>>,
+}
+
+impl Tenants {
+    /// The lists that hold for a session of a tenant now.
+    pub(super) async fn lists(
+        &self,
+        store: &Store,
+        tenant: &TenantId,
+        session: SessionNetwork,
+    ) -> Result<Lists, Error> {
+        let SessionNetwork { network, tenant_version, .. } = session;
+        let Some(version) = tenant_version else { return Ok(Lists { session: network, tenant: None }) };
+        let tenant = match self.known(tenant, version) {
+            Some(known) => known,
+            None => self.remember(tenant, version, store.tenant_network(tenant, version).await?),
+        };
+        Ok(Lists { session: network, tenant: Some(tenant) })
+    }
+
+    fn known(&self, tenant: &TenantId, version: i64) -> Option<Arc<NetworkPolicy>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(tenant).filter(|(of, _)| *of == version).map(|(_, network)| network.clone())
+    }
+
+    fn remember(&self, tenant: &TenantId, version: i64, network: NetworkPolicy) -> Arc<NetworkPolicy> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_ENTRIES {
+            known.clear();
+        }
+        let network = Arc::new(network);
+        known.insert(tenant.clone(), (version, network.clone()));
+        network
+    }
+}
