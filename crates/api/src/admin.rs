@@ -218,8 +218,13 @@ impl Admin {
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let level = validate::enum_value::<v1::IsolationLevel>("level", wire.level)?.to_level();
         let level = level.ok_or_else(|| ApiError::invalid("level", "required"))?;
+        let ask = validate::enum_value::<v1::IsolationLevel>("ask_level", wire.ask_level)?.to_level();
+        if ask.is_some_and(|ask| ask >= level) {
+            return Err(ApiError::invalid("ask_level", format!("must be below level, which is {level}")));
+        }
         let reason = validate::reason(wire.reason)?;
-        let tenant = self.context.store.tenant_set_floor(&id, level, &reason, Some(caller.key)).await?;
+        let store = &self.context.store;
+        let tenant = store.tenant_set_floor(&id, (level, ask), &reason, Some(caller.key)).await?;
         self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
 
@@ -439,6 +444,8 @@ mod tests {
             quotas: Quotas::default(),
             max_limits: LimitsRequest::default(),
             floor: IsolationLevel::Full,
+            ask_floor: None,
+            policy_version: None,
         }
     }
 

@@ -71,6 +71,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::OutputExpired
         | ApiError::OutputDataLost { .. }
         | ApiError::Approval(_)
+        | ApiError::Flag(_)
         | ApiError::NoSecretKey
         | ApiError::DeadlineExceeded
         | ApiError::QueryTimeout

@@ -60,6 +60,13 @@ pub fn generate_secret() -> (String, [u8; 32]) {
     (secret, hash)
 }
 
+/// Whether the text has the form of a generated secret.
+#[must_use]
+pub fn is_secret(text: &str) -> bool {
+    let is_encoded = |text: &str| text.len() == 43 && text.bytes().all(|byte| ALPHABET.contains(&byte));
+    text.strip_prefix(PREFIX).is_some_and(is_encoded)
+}
+
 /// The hash that the store keeps. The secret has 256 random bits, so a plain hash is enough.
 #[must_use]
 pub fn hash_secret(secret: &str) -> [u8; 32] {
@@ -120,7 +127,7 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
         match service {
             "/codelia.v1.FileService" => &[Scope::Files],
             // Their handlers check it as well; here it makes the error name the right scope.
-            "/codelia.v1.OperatorService" => &[Scope::Operator],
+            "/codelia.v1.OperatorService" | "/codelia.v1.FlagService" => &[Scope::Operator],
             "/codelia.v1.ApprovalService" if DECIDING_METHODS.contains(&method) => &[Scope::Approve],
             "/codelia.v1.ApprovalService" => &[Scope::Run, Scope::Approve, Scope::Audit],
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
@@ -294,6 +301,8 @@ mod tests {
             quotas: Quotas::default(),
             max_limits: codelia_policy::LimitsRequest::default(),
             floor: IsolationLevel::Full,
+            ask_floor: None,
+            policy_version: None,
         }
     }
 

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use codelia_telemetry::metrics;
 use codelia_types::KeyId;
 
 use crate::{options::CallLimits, status::ApiError};
@@ -53,6 +54,7 @@ impl CallsInFlight {
         }
         open.calls += 1;
         open.watches += usize::from(is_watch);
+        metrics().calls_changed(1);
         Ok(CallPermit { in_flight: self.clone(), key, is_watch, bytes: AtomicUsize::new(0) })
     }
 
@@ -87,6 +89,7 @@ impl CallPermit {
 impl Drop for CallPermit {
     fn drop(&mut self) {
         self.release();
+        metrics().calls_changed(-1);
         let mut by_key = self.in_flight.lock();
         let Some(open) = by_key.get_mut(&self.key) else { return };
         open.calls -= 1;

@@ -8,12 +8,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     dispatch::Dispatch,
+    flags::FlagRules,
     options::Options,
     quota::{OutputQuota, RunQuota, SessionQuota},
     rate_limit::RateLimits,
     rules::Rules,
     session_cache::SessionCache,
     status::ApiError,
+    tenant_policies::TenantPolicies,
 };
 
 /// State that all services of the server share.
@@ -23,6 +25,9 @@ pub(crate) struct Context {
     pub(crate) store: Store,
     pub(crate) dispatch: Dispatch,
     pub(crate) session_cache: SessionCache,
+    /// The rules of mode flags.
+    pub(crate) flags: FlagRules,
+    pub(crate) tenant_policies: TenantPolicies,
     pub(crate) output_quota: OutputQuota,
     pub(crate) run_quota: RunQuota,
     /// How fast each tenant may read lists.
@@ -47,11 +52,12 @@ impl Context {
         is_large: bool,
         work: impl FnOnce(&Rules<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        if !is_large {
-            return work(&Rules::of(caller, &self.options));
+        let tenant = self.tenant_policies.of(self, caller).await?;
+        if !is_large && tenant.as_ref().is_none_or(|tenant| !tenant.is_large) {
+            return work(&Rules::of(caller, &self.options, tenant.as_deref()));
         }
         let (context, owned) = (self.clone(), caller.clone());
-        let check = move || work(&Rules::of(&owned, &context.options));
+        let check = move || work(&Rules::of(&owned, &context.options, tenant.as_deref()));
         self.policy_checks.run(caller.tenant.as_str(), check).await?
     }
 }

@@ -45,6 +45,7 @@ impl Info {
         // Why an operator chose the level is for administrators.
         let isolation_floor = v1::IsolationFloor {
             level: v1::IsolationLevel::from(Some(caller.floor)).into(),
+            ask_level: v1::IsolationLevel::from(caller.ask_floor).into(),
             ..v1::IsolationFloor::default()
         };
         let tenant =
@@ -61,7 +62,7 @@ impl InfoService for Info {
     ) -> Result<Response<v1::GetServerInfoResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let modes = self.context.store.worker_modes().await.map_err(ApiError::from)?;
-        let rules = Rules::of(&caller, &self.context.options);
+        let rules = Rules::of(&caller, &self.context.options, None);
         let max_limits = Some((&rules.ceilings.0).into());
         let server_info = v1::ServerInfo { max_limits, ..server_info(rules.options, &modes) };
         Ok(Response::new(v1::GetServerInfoResponse { server_info: Some(server_info) }))

@@ -25,7 +25,7 @@ pub(crate) struct Operator {
     pub(crate) context: Arc<Context>,
 }
 
-fn tenant_not_found(id: &TenantId) -> ApiError {
+pub(crate) fn tenant_not_found(id: &TenantId) -> ApiError {
     ApiError::not_found("tenant", id)
 }
 
@@ -175,6 +175,33 @@ impl OperatorService for Operator {
         let caller = auth::caller(request.extensions())?;
         let tenant = self.delete_tenant(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::DeleteTenantResponse { tenant }))
+    }
+
+    async fn set_tenant_policy(
+        &self,
+        request: Request<v1::SetTenantPolicyRequest>,
+    ) -> Result<Response<v1::SetTenantPolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let policy = self.set_policy(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SetTenantPolicyResponse { tenant_policy: Some(policy) }))
+    }
+
+    async fn clear_tenant_policy(
+        &self,
+        request: Request<v1::ClearTenantPolicyRequest>,
+    ) -> Result<Response<v1::ClearTenantPolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let policy = self.clear_policy(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ClearTenantPolicyResponse { tenant_policy: Some(policy) }))
+    }
+
+    async fn get_tenant_policy(
+        &self,
+        request: Request<v1::GetTenantPolicyRequest>,
+    ) -> Result<Response<v1::GetTenantPolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let policy = self.get_policy(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::GetTenantPolicyResponse { tenant_policy: Some(policy) }))
     }
 
     async fn list_tenant_runs(

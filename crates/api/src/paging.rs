@@ -52,6 +52,8 @@ macro_rules! list_requests {
 list_requests!(
     ListApprovalsRequest(),
     ListFilesRequest(),
+    ListFlagHistoryRequest(),
+    ListFlagsRequest(),
     ListKeysRequest(),
     ListRunsRequest(labels),
     ListSessionsRequest(labels),

@@ -36,7 +36,7 @@ impl Policies {
             let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
             let policy = validate::policy(Some(policy), &rules.ceilings)?;
             let mode = validate::mode(wire.mode)?.unwrap_or(rules.options.default_mode);
-            admit_policy(&policy, &rules.options.policy, mode)?;
+            admit_policy(&policy, rules.policy(), mode)?;
             Ok(v1::CheckPolicyResponse { policy: Some((&policy.merge(&Policy::default())).into()) })
         };
         self.context.with_policy(caller, is_large, check).await
@@ -55,7 +55,7 @@ impl Policies {
                 let request = SessionRequest { mode, policy, ..SessionRequest::default() };
                 let session = request.to_spec(rules)?;
                 let request = RunRequest::without_command(None, Policy::default());
-                explain(&session, &Policy::default(), &request.to_spec(&session, rules)?)
+                explain(&session, &Policy::default(), &request.to_spec(&session, rules)?, rules)
             };
             return self.context.with_policy(caller, is_large, explain).await;
         }
@@ -65,7 +65,7 @@ impl Policies {
         let explain = move |rules: &Rules<'_>| {
             let policy = validate::policy(wire.policy, &rules.ceilings)?;
             let request = RunRequest::without_command(validate::mode(wire.mode)?, policy.clone());
-            explain(&session, &policy, &request.to_spec(&session, rules)?)
+            explain(&session, &policy, &request.to_spec(&session, rules)?, rules)
         };
         self.context.with_policy(caller, is_large, explain).await
     }
@@ -75,8 +75,10 @@ fn explain(
     session: &SessionSpec,
     requested: &Policy,
     run: &RunSpec,
+    rules: &Rules<'_>,
 ) -> Result<v1::ExplainPolicyResponse, ApiError> {
-    let fields = session.policy.explain(requested).into_iter().map(|explained| v1::PolicyField {
+    let upper = rules.tenant.map(|tenant| (&rules.options.policy, &tenant.own));
+    let fields = session.policy.explain(upper, requested).into_iter().map(|explained| v1::PolicyField {
         field: explained.field,
         value: explained.value,
         source: v1::PolicySource::from(explained.source).into(),

@@ -1,9 +1,9 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
-//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`. The last id alone is accepted as well, without what is
+//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`, `flags/{f}`. The last id alone is accepted as well, without what is
 //! before it, except for a run of a tenant. Pure.
 
 use codelia_store::SessionRef;
-use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, WorkerId};
 
 use crate::status::ApiError;
 
@@ -102,6 +102,15 @@ pub(crate) fn worker(field: &str, name: &str) -> Result<WorkerId, ApiError> {
         _ => None,
     }
     .ok_or_else(|| malformed(field, "workers/{worker}"))
+}
+
+/// Parses the name of a mode flag.
+pub(crate) fn flag(field: &str, name: &str) -> Result<FlagId, ApiError> {
+    match segments(name).as_slice() {
+        ["flags", id] | [id] => id.parse().ok(),
+        _ => None,
+    }
+    .ok_or_else(|| malformed(field, "flags/{flag}"))
 }
 
 /// Parses the name of an approval.

@@ -1,10 +1,10 @@
 //! What the requests of a caller are checked against, and the limits of runs that request none.
 
-use codelia_policy::{Ceilings, IsolationLevel, Limits, LimitsRequest};
+use codelia_policy::{Ceilings, IsolationLevel, Limits, LimitsRequest, Policy};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::CommandSpec;
 
-use crate::options::Options;
+use crate::{options::Options, tenant_policies::TenantRules};
 
 /// What the requests of a caller are checked against.
 #[derive(Debug)]
@@ -12,6 +12,10 @@ pub(crate) struct Rules<'a> {
     pub(crate) options: &'a Options,
     pub(crate) ceilings: Ceilings,
     pub(crate) floor: IsolationLevel,
+    /// The lowest isolation that a run may have with an approval.
+    pub(crate) ask_floor: Option<IsolationLevel>,
+    /// The tenant's own policy, if it has one.
+    pub(crate) tenant: Option<&'a TenantRules>,
 }
 
 /// How a run is started, which decides about its default timeout.
@@ -36,9 +40,14 @@ impl Start {
 }
 
 impl<'a> Rules<'a> {
-    pub(crate) fn of(caller: &Caller, options: &'a Options) -> Self {
+    pub(crate) fn of(caller: &Caller, options: &'a Options, tenant: Option<&'a TenantRules>) -> Self {
         let ceilings = options.ceilings.of_tenant(&caller.max_limits);
-        Self { options, ceilings, floor: caller.floor }
+        Self { options, ceilings, floor: caller.floor, ask_floor: caller.ask_floor, tenant }
+    }
+
+    /// The policy that sessions start from: the installation's, tightened by the tenant's.
+    pub(crate) fn policy(&self) -> &'a Policy {
+        self.tenant.map_or(&self.options.policy, |tenant| &tenant.effective)
     }
 
     /// The ceilings under a policy with these caps.
@@ -66,12 +75,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::admission::tests::{options, session};
+    use crate::admission::tests::{options, rules, session};
 
     fn timeout(session: &SessionSpec, start: Start, caps: &LimitsRequest) -> u64 {
         let options = options();
-        let rules =
-            Rules { ceilings: options.ceilings.clone(), options: &options, floor: IsolationLevel::None };
+        let rules = Rules { ceilings: options.ceilings.clone(), ..rules(&options) };
         rules.run_defaults(session, start, caps).timeout.as_secs()
     }
 
@@ -104,7 +112,7 @@ mod tests {
     fn tenant_ceiling_lowers_defaults() {
         let options = options();
         let ceilings = options.ceilings.of_tenant(&seconds(60));
-        let rules = Rules { ceilings, options: &options, floor: IsolationLevel::None };
+        let rules = Rules { ceilings, ..rules(&options) };
         let limits = rules.run_defaults(&session(), Start::Detached, &LimitsRequest::default());
         assert_eq!(limits.timeout.as_secs(), 60);
     }

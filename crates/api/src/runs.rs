@@ -150,9 +150,10 @@ impl Runs {
         spec: &RunSpec,
     ) -> Result<Option<NewApproval>, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let Some(need) = approval_needed(spec, options) else { return Ok(None) };
+        let Some(need) = approval_needed(spec, options, caller.floor) else { return Ok(None) };
         let Grant { kind, host, port } = &need.grant;
-        if store.approval_granted(&caller.tenant, session, &need.grant).await?.is_some() {
+        let may_be_granted = !kind.is_once_only();
+        if may_be_granted && store.approval_granted(&caller.tenant, session, &need.grant).await?.is_some() {
             return Ok(None);
         }
         Ok(Some(NewApproval {
@@ -376,7 +377,10 @@ impl RunService for Runs {
         }
         let run = self.find(&caller, name).await?;
         let message = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
-        Ok(Response::new(v1::GetRunResponse { run: Some(shown(&caller, &run, message)) }))
+        let approval = self.context.store.approval_of_start(&caller.tenant, run.id).await;
+        let approval = approval.map_err(ApiError::from)?.map(to_proto::approval);
+        let message = v1::Run { approval, ..shown(&caller, &run, message) };
+        Ok(Response::new(v1::GetRunResponse { run: Some(message) }))
     }
 
     async fn list_runs(

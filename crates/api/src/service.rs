@@ -6,15 +6,16 @@ use codelia_proto::{
     PUBLIC_DESCRIPTORS,
     v1::{
         admin_service_server::AdminServiceServer, approval_service_server::ApprovalServiceServer,
-        file_service_server::FileServiceServer, info_service_server::InfoServiceServer,
-        operator_service_server::OperatorServiceServer, policy_service_server::PolicyServiceServer,
-        run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
+        file_service_server::FileServiceServer, flag_service_server::FlagServiceServer,
+        info_service_server::InfoServiceServer, operator_service_server::OperatorServiceServer,
+        policy_service_server::PolicyServiceServer, run_service_server::RunServiceServer,
+        session_service_server::SessionServiceServer,
     },
 };
 use codelia_server::{TlsError, Transport};
 use codelia_store::Store;
 use codelia_telemetry::{
-    TenantPool,
+    TenantPool, metrics,
     task::{CriticalTaskEnded, CriticalTasks},
 };
 use tokio::{net::TcpListener, time::timeout};
@@ -32,6 +33,7 @@ use crate::{
     descriptors::Descriptors,
     dispatch::{self, Dispatch},
     files::Files,
+    flags::{self, FlagRules, Flags},
     info::Info,
     maintenance::{HealthMonitor, sweep},
     operator::Operator,
@@ -43,6 +45,7 @@ use crate::{
     runs::Runs,
     session_cache::SessionCache,
     sessions::Sessions,
+    tenant_policies::TenantPolicies,
     web::{Schema, WebLayer, to_grpc},
 };
 
@@ -99,10 +102,14 @@ impl Service {
     pub async fn bind(options: Options, store: Store) -> Result<Self, Error> {
         let transport = transport(&options)?;
         check_internal_tls(&options)?;
+        let descriptors = Descriptors::decode().map_err(Error::Descriptors)?;
+        metrics().start_api(descriptors.method_paths().map(|path| path.trim_start_matches('/').to_owned()));
         let (listener, address) = listen(options.listen).await?;
         let context = Arc::new(Context {
             dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
             session_cache: SessionCache::default(),
+            flags: FlagRules::default(),
+            tenant_policies: TenantPolicies::default(),
             output_quota: OutputQuota::default(),
             list_reads: RateLimits::default(),
             run_quota: RunQuota::default(),
@@ -188,7 +195,7 @@ impl Lifetime {
 /// Starts the maintenance loops. They stop at shutdown but end only when dropped: a loop that ends
 /// by itself is a failure.
 fn start_maintenance(
-    context: &Context,
+    context: &Arc<Context>,
     reporter: HealthReporter,
     descriptors: &Descriptors,
     shutdown: &CancellationToken,
@@ -196,6 +203,7 @@ fn start_maintenance(
     let tasks = CriticalTasks::default();
     let health = HealthMonitor::new(context.store.clone(), reporter, descriptors);
     tasks.critical("health", health.run(shutdown.clone()));
+    tasks.critical("mode flags", flags::follow(context.clone(), shutdown.clone()));
     tasks.critical("sweep", sweep(context.store.clone(), context.options.retention, shutdown.clone()));
     tasks
 }
@@ -231,6 +239,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
         .add_service(InfoServiceServer::new(Info { context: context.clone() }))
         .add_service(OperatorServiceServer::new(Operator { context: context.clone() }))
+        .add_service(FlagServiceServer::new(Flags { context: context.clone() }))
 }
 
 /// Adds reflection in version v1, and in v1alpha for older tools.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_policy::{NetworkPolicy, Policy};
+use codelia_policy::{FlagSubject, NetworkPolicy, Policy};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
     Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
@@ -51,16 +51,28 @@ impl Sessions {
     }
 
     async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
-        let Context { options, store, session_quota, .. } = &*self.context;
+        let Context { options, store, session_quota, flags, .. } = &*self.context;
         let is_large = request.policy.is_large();
+        let id = SessionId::generate();
+        let subject = FlagSubject { session: id, tenant: &caller.tenant, labels: &request.labels };
+        let choice = flags.choose(store, subject, caller.floor).await?;
         let admit = move |rules: &Rules<'_>| {
-            let spec = request.to_spec(rules)?;
+            let spec = request.to_flagged_spec(rules, &choice);
+            let spec = spec.map_err(|error| (request.refused_by(rules, &choice, &error), error));
             Ok((spec, fingerprint(&request)?, request))
         };
         let (spec, hash, request) = self.context.with_policy(caller, is_large, admit).await?;
-        check_available(store, spec.mode).await?;
+        let spec = spec.map_err(|(flag, error)| {
+            flags.refused(flag.as_ref());
+            error
+        })?;
+        let available = check_available(store, spec.mode).await;
+        if let Err(ApiError::ModeUnavailable { .. }) = &available {
+            flags.refused(spec.flags.mode.as_ref());
+        }
+        available?;
         let new = NewSession {
-            id: SessionId::generate(),
+            id,
             tenant: &caller.tenant,
             alias: request.alias.as_deref(),
             spec: &spec,
@@ -77,6 +89,7 @@ impl Sessions {
                 if let Some(open) = open {
                     session_quota.counted(&caller.tenant, [open], begun);
                 }
+                flags.created(&spec);
                 Ok(self.offer(*session).await)
             }
             Ok(SessionCreated::Existing(session)) => Ok(*session),
@@ -156,7 +169,8 @@ impl Sessions {
         }
     }
 
-    /// The network policy of a session after a change, within the installation's policy.
+    /// The network policy of a session after a change, within the policies of the installation and the
+    /// tenant.
     async fn network(
         &self,
         caller: &Caller,
@@ -168,7 +182,7 @@ impl Sessions {
         let is_large = validate::is_large_policy(Some(&wire)) || session.spec.policy.is_large();
         let change = move |rules: &Rules<'_>| {
             let requested = validate::policy(Some(wire), &rules.ceilings)?.network;
-            changed_network(&session, &requested, &rules.options.policy)
+            changed_network(&session, &requested, rules.policy())
         };
         self.context.with_policy(caller, is_large, change).await
     }

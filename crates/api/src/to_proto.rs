@@ -234,6 +234,7 @@ fn floor(floor: &IsolationFloor) -> v1::IsolationFloor {
     let decision = floor.decision.as_ref();
     v1::IsolationFloor {
         level: v1::IsolationLevel::from(Some(floor.level)).into(),
+        ask_level: v1::IsolationLevel::from(floor.ask).into(),
         reason: decision.map(|decision| decision.reason.clone()).unwrap_or_default(),
         key_id: decision.and_then(|decision| decision.key).map(|key| key.to_string()).unwrap_or_default(),
         set_time: decision.map(|decision| timestamp_to_proto(decision.at)),

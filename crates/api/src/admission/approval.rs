@@ -1,6 +1,6 @@
 //! Which runs need a person's decision before they may start.
 
-use codelia_policy::{NetworkApproval, RunSpec};
+use codelia_policy::{IsolationLevel, NetworkApproval, RunSpec};
 use codelia_store::{ApprovalKind, Grant};
 use codelia_types::{Mode, NetworkMode};
 
@@ -20,14 +20,25 @@ pub(crate) fn may_ask(spec: &RunSpec) -> bool {
     spec.network == Some(NetworkMode::Proxy)
 }
 
-/// What an admitted run needs before it may start; `None` if it may start. Mode `logical` isolates
-/// nothing, so that its network needs no approval.
-pub(crate) fn approval_needed(spec: &RunSpec, options: &Options) -> Option<ApprovalNeed> {
-    let network = spec.network.filter(|_| spec.mode != Mode::Logical)?;
-    let needed = NetworkApproval::needed(&options.policy.network, options.default_network, network)?;
-    let (kind, wanted) = match needed {
-        NetworkApproval::Proxy => (ApprovalKind::NetworkProxy, "the network through the egress proxy"),
-        NetworkApproval::Host => (ApprovalKind::NetworkHost, "the host's whole network"),
+/// What an admitted run needs before it may start; `None` if it may start. `floor` is the isolation
+/// that its tenant has without asking. Mode `logical` isolates nothing, so that its network needs no
+/// approval of its own.
+pub(crate) fn approval_needed(
+    spec: &RunSpec,
+    options: &Options,
+    floor: IsolationLevel,
+) -> Option<ApprovalNeed> {
+    let level = IsolationLevel::of(spec.mode);
+    let (kind, wanted) = if level < floor {
+        (ApprovalKind::Isolation, format!("isolation {level} instead of {floor}"))
+    } else {
+        let network = spec.network.filter(|_| spec.mode != Mode::Logical)?;
+        match NetworkApproval::needed(&options.policy.network, options.default_network, network)? {
+            NetworkApproval::Proxy => {
+                (ApprovalKind::NetworkProxy, "the network through the egress proxy".to_owned())
+            }
+            NetworkApproval::Host => (ApprovalKind::NetworkHost, "the host's whole network".to_owned()),
+        }
     };
     let program = spec.command.argv.first().map_or("", String::as_str);
     let program: String = program.chars().take(100).collect();

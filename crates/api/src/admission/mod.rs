@@ -3,9 +3,11 @@
 
 pub(crate) mod approval;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
-use codelia_policy::{IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
+use codelia_policy::{
+    FlagChoice, FlagRef, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec, SessionFlags,
+};
 use codelia_proto::v1;
 use codelia_store::{SecretKey, SessionRef, SessionSpec, Store};
 use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
@@ -17,6 +19,7 @@ use crate::{
     resource_name,
     rules::{Rules, Start},
     status::ApiError,
+    tenant_policies::TenantRules,
     validate,
 };
 
@@ -76,8 +79,9 @@ impl RunRequest {
     /// The specification of the run: from the request, else the session, else the installation.
     pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
-        check_allowed(mode, rules)?;
-        let policy = admit_policy(&self.policy, &session.policy, mode)?;
+        check_allowed(mode, rules, session.flags.floor)?;
+        let upper = under_tenant(&session.policy, rules)?;
+        let policy = admit_policy(&self.policy, &upper, mode)?;
         let inherited = default_network(mode, rules.options);
         // The default of an isolating session does not apply to a run in mode `logical`, either.
         let inherited = if mode == Mode::Logical { None } else { session.network.or(inherited) };
@@ -198,12 +202,27 @@ impl SessionRequest {
         })
     }
 
-    /// The specification that the session's runs start from.
+    /// The specification that the session's runs start from, without mode flags.
     pub(crate) fn to_spec(&self, rules: &Rules<'_>) -> Result<SessionSpec, ApiError> {
+        self.to_flagged_spec(rules, &FlagChoice::default())
+    }
+
+    /// The specification that the session's runs start from: what flags decide is between the request
+    /// and the installation's default.
+    pub(crate) fn to_flagged_spec(
+        &self,
+        rules: &Rules<'_>,
+        choice: &FlagChoice,
+    ) -> Result<SessionSpec, ApiError> {
         let options = rules.options;
-        let mode = self.mode.unwrap_or(options.default_mode);
-        check_allowed(mode, rules)?;
-        let mut policy = admit_policy(&self.policy, &options.policy, mode)?.with_defaults();
+        let (mode, flag) = match (self.mode, &choice.mode) {
+            (Some(mode), _) => (mode, None),
+            (None, Some((mode, flag))) => (*mode, Some(flag.clone())),
+            (None, None) => (options.default_mode, None),
+        };
+        let floor = choice.floor.as_ref().map(|(floor, _)| *floor);
+        check_allowed(mode, rules, floor)?;
+        let mut policy = admit_policy(&self.policy, rules.policy(), mode)?.with_defaults();
         let default = default_network(mode, options);
         admit_network(self.network, default, &policy, mode, options)?;
         if mode != Mode::Logical && self.network.is_some() {
@@ -218,7 +237,23 @@ impl SessionRequest {
             requested_limits: self.limits.over(&caps),
             network: self.network.or(default),
             policy,
+            flags: SessionFlags { mode: flag, floor },
         })
+    }
+
+    /// The flag that refuses the session, if it would be admitted without flags.
+    pub(crate) fn refused_by(
+        &self,
+        rules: &Rules<'_>,
+        choice: &FlagChoice,
+        error: &ApiError,
+    ) -> Option<FlagRef> {
+        self.to_spec(rules).ok()?;
+        match (error, &choice.floor, &choice.mode) {
+            (ApiError::BelowFloor { .. }, Some((_, flag)), _) => Some(flag.clone()),
+            (_, _, Some((_, flag))) => Some(flag.clone()),
+            (_, _, None) => None,
+        }
     }
 }
 
@@ -230,6 +265,18 @@ pub(crate) fn admit_policy(requested: &Policy, upper: &Policy, mode: Mode) -> Re
     policy.check_mode(mode)?;
     Plan::check(mode, None, &policy)?;
     Ok(policy)
+}
+
+/// The policy of a session under that of its tenant, which may have changed since.
+fn under_tenant<'a>(session: &'a Policy, rules: &Rules<'_>) -> Result<Cow<'a, Policy>, ApiError> {
+    let Some(TenantRules { own, .. }) = rules.tenant else { return Ok(Cow::Borrowed(session)) };
+    match (&own.container.profile, &session.container.profile) {
+        (Some(now), Some(then)) if now != then => Err(ApiError::invalid(
+            "policy.container.profile",
+            format!("the session has {then:?} and its tenant may only use {now:?}; create another session"),
+        )),
+        _ => Ok(Cow::Owned(own.merge(session))),
+    }
 }
 
 /// The network of a run that requests one, or else inherits one. `None` in mode `logical`, which has
@@ -281,13 +328,16 @@ fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
     if mode == Mode::Logical { None } else { options.default_network }
 }
 
-/// Checks that the installation and the tenant's isolation floor allow a mode.
-fn check_allowed(mode: Mode, rules: &Rules<'_>) -> Result<(), ApiError> {
+/// Checks that the installation, the tenant's isolation floor and that of mode flags allow a mode. Below
+/// the tenant's floor, each run may need an approval.
+fn check_allowed(mode: Mode, rules: &Rules<'_>, flagged: Option<IsolationLevel>) -> Result<(), ApiError> {
     if mode == Mode::Logical && !rules.options.allow_logical {
         return Err(ApiError::ModeNotAllowed { mode });
     }
-    if IsolationLevel::of(mode) < rules.floor {
-        return Err(ApiError::BelowFloor { mode, floor: rules.floor });
+    let lowest = rules.ask_floor.unwrap_or(rules.floor).min(rules.floor);
+    if IsolationLevel::of(mode) < flagged.map_or(lowest, |flagged| flagged.max(lowest)) {
+        let floor = flagged.map_or(rules.floor, |flagged| flagged.max(rules.floor));
+        return Err(ApiError::BelowFloor { mode, floor });
     }
     Ok(())
 }

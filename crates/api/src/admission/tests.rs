@@ -32,8 +32,14 @@ pub(crate) fn options() -> Options {
     }
 }
 
-fn rules(options: &Options) -> Rules<'_> {
-    Rules { options, ceilings: options.ceilings.clone(), floor: IsolationLevel::None }
+pub(crate) fn rules(options: &Options) -> Rules<'_> {
+    Rules {
+        options,
+        ceilings: options.ceilings.clone(),
+        floor: IsolationLevel::None,
+        ask_floor: None,
+        tenant: None,
+    }
 }
 
 fn isolating(options: &Options) -> Rules<'_> {
@@ -57,6 +63,7 @@ pub(crate) fn session() -> SessionSpec {
         requested_limits: requested,
         network: None,
         policy: Policy::default(),
+        flags: SessionFlags::default(),
     }
 }
 
@@ -114,6 +121,25 @@ fn mode_below_isolation_floor_is_rejected() {
     let weaker = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
     let weaker = RunRequest::parse(weaker, false, &rules(&options())).unwrap();
     assert_eq!(weaker.to_spec(&isolated, &isolating(&options())).unwrap_err(), below);
+}
+
+#[test]
+fn mode_below_floor_needs_approval_if_operator_permits() {
+    let options = options();
+    let asking =
+        Rules { floor: IsolationLevel::Full, ask_floor: Some(IsolationLevel::None), ..rules(&options) };
+    let run = RunRequest::parse(wire(), false, &asking).unwrap().to_spec(&session(), &asking).unwrap();
+    let need = approval_needed(&run, &options, asking.floor).unwrap();
+    assert_eq!(need.grant.kind, ApprovalKind::Isolation);
+    assert!(need.message.contains("isolation LEVEL_0 instead of LEVEL_2 (mode logical)"), "{need:?}");
+    assert_eq!(approval_needed(&run, &options, IsolationLevel::None), None, "within the floor");
+    let not_so_low = Rules { ask_floor: Some(IsolationLevel::Process), ..asking };
+    let refused = RunRequest::parse(wire(), false, &not_so_low).unwrap().to_spec(&session(), &not_so_low);
+    let below = ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Full };
+    assert_eq!(refused.unwrap_err(), below);
+    // A floor that was lowered later is what counts.
+    let lowered = Rules { floor: IsolationLevel::None, ..not_so_low };
+    assert!(RunRequest::parse(wire(), false, &lowered).unwrap().to_spec(&session(), &lowered).is_ok());
 }
 
 #[test]
@@ -280,7 +306,7 @@ fn run_request_tightens_its_session() {
 }
 
 fn needed_approval(run: &RunSpec, options: &Options) -> Option<ApprovalKind> {
-    approval_needed(run, options).map(|need| need.grant.kind)
+    approval_needed(run, options, IsolationLevel::None).map(|need| need.grant.kind)
 }
 
 #[test]
@@ -290,10 +316,10 @@ fn approval_message_is_bounded_and_names_the_program() {
     let mut run = run_with(&options, &session, PROXY, "").unwrap();
     assert!(may_ask(&run));
     run.command = CommandSpec::new(["curl"]);
-    let message = approval_needed(&run, &options).unwrap().message;
+    let message = approval_needed(&run, &options, IsolationLevel::None).unwrap().message;
     assert_eq!(message, "\"curl\" requests the network through the egress proxy (mode bwrap)");
     run.command = CommandSpec::new(["\u{1}".repeat(5000)]);
-    assert!(approval_needed(&run, &options).unwrap().message.len() < 1000);
+    assert!(approval_needed(&run, &options, IsolationLevel::None).unwrap().message.len() < 1000);
 }
 
 #[test]

@@ -2,13 +2,19 @@
 
 use codelia_store::{Retention, Store, Upkeep, UpkeepPass};
 use codelia_telemetry::metrics;
+use codelia_types::LostReason;
 use tokio_util::sync::CancellationToken;
 
 /// Works until shutdown, and then until it is dropped does nothing.
 pub(crate) async fn sweep(store: Store, retention: Retention, shutdown: CancellationToken) {
     let mut upkeep = Upkeep::new(store, retention);
     let observe = |pass: &UpkeepPass| {
-        metrics().queue_depth(pass.queue_depth);
+        metrics().queue(pass.queue_depth, pass.queue_age);
+        metrics().runs_lost(LostReason::WorkerLost.as_str(), pass.swept.lost);
+        metrics().runs_retried(pass.swept.retried);
+        for flag in &pass.tripped {
+            metrics().flag_rolled_back(flag.id.as_str(), "guard");
+        }
         if let Some(rows) = pass.misplaced {
             metrics().misplaced_rows(rows);
         }

@@ -71,6 +71,12 @@ impl ApiError {
         Self::Approval(match why {
             NotDecided::NotFound => return Self::not_found("approval", id),
             NotDecided::OwnRequest => ApprovalError::OwnRequest,
+            NotDecided::OnceOnly => {
+                return Self::invalid(
+                    "scope",
+                    "the host's network is allowed for one run at a time; use once",
+                );
+            }
             NotDecided::Before(approval) => {
                 let Approval { state, decided_by, .. } = **approval;
                 ApprovalError::Decided { id, state, decided_by }

@@ -8,7 +8,7 @@ use codelia_store::{Session, SessionEndReason};
 use codelia_types::{Mode, SessionId};
 use time::OffsetDateTime;
 
-use super::{approval::ApprovalError, file::FileError};
+use super::{approval::ApprovalError, file::FileError, flag::FlagError};
 
 const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
      to set `secrets.key_file` for every api and worker";
@@ -70,6 +70,8 @@ pub(crate) enum ApiError {
     CommandNotAllowed { rule: String, message: String },
     /// An approval is not requested, decided or revoked.
     Approval(ApprovalError),
+    /// A mode flag is not set or rolled back.
+    Flag(FlagError),
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
     /// The worker drains by itself, so an operator cannot take that back.
@@ -174,7 +176,7 @@ impl ApiError {
             Self::TenantDeleted => "the tenant is being deleted; that cannot be undone".into(),
             Self::TenantExists => "tenant_id: already exists; choose another".into(),
             Self::SessionEnded { id, alias, reason, at } => {
-                let name = alias.as_ref().map_or_else(|| id.to_string(), Clone::clone);
+                let name = alias.clone().unwrap_or_else(|| id.to_string());
                 let (at, why) = (timestamp_to_proto(*at), end_text(*reason));
                 format!("session {name:?} ended at {at}: {why}; create a new one")
             }
@@ -199,14 +201,12 @@ impl ApiError {
                 )
             }
             Self::Approval(error) => error.text(),
+            Self::Flag(error) => error.text(),
             Self::NoSecretKey => NO_SECRET_KEY.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::File(error) => error.text(),
             Self::DeadlineExceeded => "deadline exceeded; retry with a longer one".into(),
-            Self::QueryTimeout => {
-                "the database took too long; retry, or ask for less: a smaller page, one session, a filter"
-                    .into()
-            }
+            Self::QueryTimeout => QUERY_TIMEOUT.into(),
             Self::ShuttingDown => "the server is shutting down; retry".into(),
             Self::Unavailable { .. } => "temporarily unavailable; retry".into(),
             Self::Internal { .. } => "internal error; report the x-request-id to the operator".into(),
@@ -214,6 +214,8 @@ impl ApiError {
     }
 }
 
+const QUERY_TIMEOUT: &str =
+    "the database took too long; retry, or ask for less: a smaller page, one session, a filter";
 const OUTPUT_EXPIRED: &str = "the output of the run was deleted after its retention; `GetRun` has the result";
 
 fn lost_output(object: &str, problem: &str) -> String {

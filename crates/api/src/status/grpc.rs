@@ -53,6 +53,7 @@ impl ApiError {
             Self::ModeUnavailable { .. } => (Code::FailedPrecondition, Reason::ModeUnavailable),
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
             Self::Approval(error) => error.code_and_reason(),
+            Self::Flag(error) => error.code_and_reason(),
             Self::NoSecretKey => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
@@ -96,6 +97,7 @@ impl ApiError {
             | Self::ModeUnavailable { .. }
             | Self::CommandNotAllowed { .. }
             | Self::Approval(_)
+            | Self::Flag(_)
             | Self::NoSecretKey
             | Self::File(_)
             | Self::DeadlineExceeded
@@ -135,6 +137,7 @@ impl ApiError {
             Self::OutputDataLost { object, .. } => named("object", object),
             Self::TenantExists => named("field", "tenant_id"),
             Self::Approval(error) => error.metadata(),
+            Self::Flag(error) => error.metadata(),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
             | Self::ModeUnavailable { mode } => {
@@ -199,6 +202,11 @@ impl From<ApiError> for Status {
         error.log();
         let (code, reason) = error.code_and_reason();
         metrics().refused(reason.as_str());
+        match &error {
+            ApiError::QuotaExceeded { quota } => metrics().quota_refused(quota),
+            ApiError::RateLimited { .. } => metrics().quota_refused("requests_per_second"),
+            _ => {}
+        }
         let mut details = ErrorDetails::new();
         let metadata = error.describe(&mut details);
         details.set_error_info(reason.as_str(), DOMAIN, metadata);

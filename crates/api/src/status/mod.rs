@@ -8,6 +8,7 @@ mod approval;
 mod convert;
 mod error;
 mod file;
+mod flag;
 mod grpc;
 
-pub(crate) use self::{approval::ApprovalError, error::ApiError, file::FileError};
+pub(crate) use self::{approval::ApprovalError, error::ApiError, file::FileError, flag::FlagError};

@@ -1,0 +1,178 @@
+//! `FlagService`: operators set mode flags and roll them back. `rules` keeps the rules that new
+//! sessions are held to, `request` reads a rule, `to_proto` shows one.
+
+mod request;
+mod rules;
+mod to_proto;
+
+use std::sync::Arc;
+
+use codelia_policy::FlagRule;
+use codelia_proto::v1::{self, flag_service_server::FlagService};
+use codelia_store::{Caller, FlagRollback, NewFlagRevision, RolledBack, Scope};
+use codelia_telemetry::metrics;
+use codelia_types::FlagId;
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::rules::{FlagRules, follow};
+use crate::{
+    auth,
+    context::Context,
+    paging::Page,
+    resource_name,
+    status::{ApiError, FlagError},
+    validate,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Flags {
+    pub(crate) context: Arc<Context>,
+}
+
+fn flag_not_found(id: &FlagId) -> ApiError {
+    ApiError::not_found("flag", id)
+}
+
+impl Flags {
+    async fn set(&self, caller: &Caller, wire: v1::SetFlagRequest) -> Result<v1::Flag, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::flag("name", &wire.name)?;
+        let rule = request::rule(caller, wire.rule)?;
+        let reason = validate::reason(wire.reason)?;
+        self.check(&rule, wire.force).await?;
+        let store = &self.context.store;
+        let new = NewFlagRevision { id: &id, rule: &rule, reason: &reason, key: caller.key };
+        let flag = store.flag_set(new).await?.ok_or(ApiError::Flag(FlagError::TooMany))?;
+        self.context.flags.refresh(store).await?;
+        Ok(to_proto::flag(flag))
+    }
+
+    /// Refuses a rule for an unknown tenant, and a mode that this installation does not allow or that
+    /// no live worker can serve.
+    async fn check(&self, rule: &FlagRule, force: bool) -> Result<(), ApiError> {
+        let Context { store, options, .. } = &*self.context;
+        if let Some(tenant) = &rule.tenant
+            && store.tenant_get(tenant).await?.is_none()
+        {
+            return Err(ApiError::not_found("tenant", tenant));
+        }
+        let Some(mode) = rule.mode else { return Ok(()) };
+        if mode == codelia_types::Mode::Logical && !options.allow_logical {
+            return Err(ApiError::ModeNotAllowed { mode });
+        }
+        if force || store.worker_has_mode(mode).await? {
+            return Ok(());
+        }
+        Err(ApiError::Flag(FlagError::ModeUnavailable { mode }))
+    }
+
+    async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Flag, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::flag("name", name)?;
+        let flag = self.context.store.flag_get(&id).await?;
+        Ok(to_proto::flag(flag.ok_or_else(|| flag_not_found(&id))?))
+    }
+
+    async fn list(
+        &self,
+        caller: &Caller,
+        wire: v1::ListFlagsRequest,
+    ) -> Result<v1::ListFlagsResponse, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let mut page = Page::<FlagId, _>::parse(&caller.tenant, &wire)?;
+        while let Some(limit) = page.batch() {
+            let rows = self.context.store.flag_list(page.after.as_ref(), limit).await?;
+            page.add(rows, |flag| (flag.id.clone(), to_proto::flag(flag)));
+        }
+        let (flags, next_page_token) = page.finish();
+        Ok(v1::ListFlagsResponse { flags, next_page_token })
+    }
+
+    async fn history(
+        &self,
+        caller: &Caller,
+        wire: v1::ListFlagHistoryRequest,
+    ) -> Result<v1::ListFlagHistoryResponse, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::flag("name", &wire.name)?;
+        let mut page = Page::<i64, _>::parse(&caller.tenant, &wire)?;
+        let store = &self.context.store;
+        store.flag_get(&id).await?.ok_or_else(|| flag_not_found(&id))?;
+        while let Some(limit) = page.batch() {
+            let rows = store.flag_history(&id, page.after, limit).await?;
+            page.add(rows, |flag| (flag.revision, to_proto::flag(flag)));
+        }
+        let (flags, next_page_token) = page.finish();
+        Ok(v1::ListFlagHistoryResponse { flags, next_page_token })
+    }
+
+    async fn roll_back(&self, caller: &Caller, wire: v1::RollbackFlagRequest) -> Result<v1::Flag, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::flag("name", &wire.name)?;
+        let reason = validate::reason(wire.reason)?;
+        if wire.revision.is_some_and(|revision| revision < 0) {
+            return Err(ApiError::invalid("revision", "must not be negative"));
+        }
+        let store = &self.context.store;
+        let rollback = FlagRollback { id: &id, to: wire.revision, reason: &reason, key: caller.key };
+        let flag = match store.flag_roll_back(rollback).await? {
+            RolledBack::Done(flag) => flag,
+            RolledBack::NotFound => return Err(flag_not_found(&id)),
+            RolledBack::IsOff => return Err(ApiError::Flag(FlagError::IsOff { id })),
+            RolledBack::NoRevision => {
+                let message = "unknown; ListFlagHistory has those that are kept";
+                return Err(ApiError::invalid("revision", message));
+            }
+        };
+        metrics().flag_rolled_back(id.as_str(), "operator");
+        self.context.flags.refresh(store).await?;
+        Ok(to_proto::flag(*flag))
+    }
+}
+
+#[tonic::async_trait]
+impl FlagService for Flags {
+    async fn set_flag(
+        &self,
+        request: Request<v1::SetFlagRequest>,
+    ) -> Result<Response<v1::SetFlagResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let flag = self.set(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SetFlagResponse { flag: Some(flag) }))
+    }
+
+    async fn get_flag(
+        &self,
+        request: Request<v1::GetFlagRequest>,
+    ) -> Result<Response<v1::GetFlagResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let flag = self.get(&caller, &request.into_inner().name).await?;
+        Ok(Response::new(v1::GetFlagResponse { flag: Some(flag) }))
+    }
+
+    async fn list_flags(
+        &self,
+        request: Request<v1::ListFlagsRequest>,
+    ) -> Result<Response<v1::ListFlagsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
+    }
+
+    async fn list_flag_history(
+        &self,
+        request: Request<v1::ListFlagHistoryRequest>,
+    ) -> Result<Response<v1::ListFlagHistoryResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.history(&caller, request.into_inner()).await?))
+    }
+
+    async fn rollback_flag(
+        &self,
+        request: Request<v1::RollbackFlagRequest>,
+    ) -> Result<Response<v1::RollbackFlagResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let flag = self.roll_back(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::RollbackFlagResponse { flag: Some(flag) }))
+    }
+}
