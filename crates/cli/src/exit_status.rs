@@ -7,7 +7,7 @@ use codelia_proto::{
     v1::{Limits, NetworkMode, Outcome, Run, ViolationEvent, outcome::Kind},
 };
 
-use codelia_types::Reason;
+use codelia_types::{LostReason, Reason};
 
 use crate::units;
 
@@ -70,6 +70,7 @@ pub(crate) fn detail(outcome: &Outcome) -> Option<String> {
         Some(Kind::Violation(violation)) => Some(violation.rule.clone()),
         Some(Kind::Refused(refused)) => Some(format!("{}: {}", refused.reason, refused.message)),
         Some(Kind::Canceled(canceled)) => Some(canceled.reason.clone()).filter(|reason| !reason.is_empty()),
+        Some(Kind::Lost(lost)) => Some(lost.reason.clone()).filter(|reason| !reason.is_empty()),
         _ => None,
     }
 }
@@ -99,6 +100,9 @@ pub(crate) fn message(run: &Run) -> Option<String> {
         Some(Kind::Limit(limit)) => limit_exceeded(&limit.resource, &limits),
         Some(Kind::Violation(violation)) => format!("killed: policy violation {}", violation.rule),
         Some(Kind::Refused(refused)) => format!("{} ({})", refused.message, refused.reason),
+        Some(Kind::Lost(lost)) if lost.reason == LostReason::DrainDeadline.as_str() => {
+            "worker shut down before the command ended (allow restarts with --retries)".to_owned()
+        }
         Some(Kind::Lost(_)) => {
             "worker died while the command was running (allow restarts with --retries)".to_owned()
         }
@@ -186,7 +190,7 @@ mod tests {
             (refused("EXECUTABLE_NOT_FOUND"), 127),
             (refused("EXECUTABLE_NOT_PERMITTED"), 126),
             (refused("WORKING_DIRECTORY_INVALID"), 125),
-            (Kind::Lost(v1::Lost {}), 125),
+            (Kind::Lost(v1::Lost::default()), 125),
         ] {
             assert_eq!(exit_code(&Outcome { kind: Some(kind.clone()) }), code, "{kind:?}");
         }

@@ -1,6 +1,6 @@
-//! Sessions, runs, approvals, tenants, keys and workers as JSON. The field names are a stable interface.
+//! Sessions, runs, approvals, tenants, keys, workers and flags as JSON. The field names are a stable interface.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{Mode, NetworkMode};
@@ -136,6 +136,7 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
         "create_time": timestamp(tenant.create_time.as_ref()),
         "isolation_floor": tenant.isolation_floor.as_ref().map(|floor| json!({
             "level": floor.level().to_level(),
+            "ask_level": floor.ask_level().to_level(),
             "reason": floor.reason,
             "key_id": floor.key_id,
             "set_time": timestamp(floor.set_time.as_ref()),
@@ -190,6 +191,7 @@ pub(crate) fn identity(tenant: &v1::Tenant, key: &v1::Key) -> Value {
         "scopes": key.scopes().map(scope).collect::<Vec<_>>(),
         "key_expire_time": timestamp(key.expire_time.as_ref()),
         "isolation_floor": tenant["isolation_floor"]["level"],
+        "isolation_ask_floor": tenant["isolation_floor"]["ask_level"],
         "quotas": tenant["quotas"],
         "usage": tenant["usage"],
     })
@@ -222,6 +224,55 @@ pub(crate) fn worker(worker: &v1::Worker) -> Value {
         "heartbeat_time": timestamp(worker.heartbeat_time.as_ref()),
         "version": worker.version,
     })
+}
+
+pub(crate) fn flag(flag: &v1::Flag) -> Value {
+    let numbers = flag.numbers.unwrap_or_default();
+    json!({
+        "flag_id": flag.flag_id,
+        "revision": flag.revision,
+        "action": flag_action(flag),
+        "rule": flag.rule.as_ref().map(flag_rule),
+        "origin_revision": flag.origin_revision,
+        "reason": flag.reason,
+        "key_id": Some(&flag.key_id).filter(|key| !key.is_empty()),
+        "create_time": timestamp(flag.create_time.as_ref()),
+        "numbers": {
+            "sessions": numbers.sessions,
+            "refused_sessions": numbers.refused_sessions,
+            "runs": numbers.runs,
+            "refused_runs": numbers.refused_runs,
+            "failed_runs": numbers.failed_runs,
+            "setup_p95_ms": millis(numbers.setup_p95.as_ref()),
+        },
+    })
+}
+
+fn flag_rule(rule: &v1::FlagRule) -> Value {
+    let labels: BTreeMap<_, _> = rule.labels.iter().collect();
+    json!({
+        "tenant": Some(&rule.tenant).filter(|tenant| !tenant.is_empty()),
+        "labels": labels,
+        "percent": rule.percent,
+        "mode": mode(rule.mode()),
+        "floor": rule.floor().to_level().map(|level| level.to_string()),
+        "guard": rule.guard.as_ref().map(|guard| json!({
+            "max_refused_percent": guard.max_refused_percent,
+            "max_failed_percent": guard.max_failed_percent,
+            "max_setup_p95_ms": millis(guard.max_setup_p95.as_ref()),
+            "min_count": guard.min_count,
+        })),
+    })
+}
+
+/// How a revision of a flag came about.
+pub(crate) fn flag_action(flag: &v1::Flag) -> &'static str {
+    match flag.action() {
+        v1::FlagAction::Unspecified => "unknown",
+        v1::FlagAction::Set => "set",
+        v1::FlagAction::Rollback => "rollback",
+        v1::FlagAction::Guard => "guard",
+    }
 }
 
 /// Name of a run's state.
@@ -336,6 +387,7 @@ fn usage(usage: &v1::Usage) -> Value {
             "refused": network.refused,
             "sent_bytes": network.sent_bytes,
             "received_bytes": network.received_bytes,
+            "unreachable_attempts": network.unreachable_attempts,
         })),
     })
 }

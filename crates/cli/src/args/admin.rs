@@ -1,11 +1,39 @@
-//! Arguments of `codelia tenants`, `keys` and `workers`.
+//! Arguments of `codelia admin`, `tenants`, `keys` and `workers`.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use codelia_policy::IsolationLevel;
 
 use super::values::{cpu_millicores, duration, mebibytes};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Admin {
+    /// Create the first key of an operator, in the database
+    #[command(after_help = "\
+Needs a migrated database (`database.url`) and no running API. The key has every scope.
+
+Refuses if a live operator key exists. With --key-file it succeeds if the file holds that key, so it
+can be repeated. It completes what an earlier call began: a key in the file that the database does
+not have is created there.
+
+Example:
+  codelia admin bootstrap --key-file /etc/codelia/operator.key")]
+    Bootstrap(Bootstrap),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bootstrap {
+    /// Write the key to this file, readable by its owner only, instead of printing it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// Tenant of the key; created if it does not exist
+    #[arg(long, value_name = "TENANT", default_value = "operators")]
+    pub(crate) tenant: String,
+    /// Create a key even if a live operator key exists
+    #[arg(long)]
+    pub(crate) force: bool,
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tenants {
@@ -68,19 +96,27 @@ Example:
     },
     /// Set the minimum isolation level of a tenant's sessions and runs
     #[command(after_help = "\
-LEVEL_0 allows mode logical, which isolates nothing. The reason is stored with the decision.
+LEVEL_0 allows mode logical, which isolates nothing. With --ask, a run below the level waits for an
+approval instead of being refused. The reason is stored with the decision.
 
-Example:
-  codelia tenants floor team-7 LEVEL_0 --reason 'trusted build tools'")]
+Examples:
+  codelia tenants floor team-7 LEVEL_0 --reason 'trusted build tools'
+  codelia tenants floor team-7 LEVEL_2 --ask LEVEL_0 --reason 'debugging, if someone agrees'")]
     Floor {
         /// Tenant id
         tenant: String,
         /// Minimum level: LEVEL_0, LEVEL_1 or LEVEL_2
         level: IsolationLevel,
+        /// Lowest level that a run may have with an approval [default: none below LEVEL]
+        #[arg(long, value_name = "LEVEL")]
+        ask: Option<IsolationLevel>,
         /// Record why the level was chosen
         #[arg(long, value_name = "TEXT")]
         reason: String,
     },
+    /// Restrict a tenant with a policy, within that of the installation
+    #[command(subcommand)]
+    Policy(TenantPolicy),
     /// Suspend a tenant: refuse its calls and cancel its runs
     #[command(after_help = "\
 Its sessions and files stay until they expire; `codelia tenants resume` ends the suspension.
@@ -111,6 +147,41 @@ Example:
         /// Delete it even if it has open sessions
         #[arg(long)]
         force: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TenantPolicy {
+    /// Set the policy of a tenant
+    #[command(after_help = "\
+Sessions and runs of the tenant can only tighten it. It can only tighten the installation's.
+
+Example:
+  codelia tenants policy set team-7 team-7.yaml --reason 'only their own registry'")]
+    Set {
+        /// Tenant id
+        tenant: String,
+        /// Policy file: .json, .yaml or .toml
+        file: PathBuf,
+        /// Record why it is set
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+    },
+    /// Show the policy of a tenant: who set it, when and why
+    Show {
+        /// Tenant id
+        tenant: String,
+        /// Show an earlier version [default: the one in effect]
+        #[arg(long, value_name = "N")]
+        version: Option<i64>,
+    },
+    /// Remove the policy of a tenant
+    Clear {
+        /// Tenant id
+        tenant: String,
+        /// Record why it is removed
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
     },
 }
 
@@ -239,9 +310,18 @@ pub(crate) enum Workers {
     /// List workers
     List,
     /// Drain a worker: finish its runs, accept no new ones
+    #[command(after_help = "\
+Example:
+  codelia workers drain worker-1 --wait --timeout 1h")]
     Drain {
         /// Worker id
         worker: String,
+        /// Return when the worker holds no session and executes no run, or is gone
+        #[arg(long)]
+        wait: bool,
+        /// Fail if the worker is not empty after this long; it goes on draining
+        #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10m", requires = "wait")]
+        timeout: Duration,
     },
     /// Take back the drain of a worker: it accepts runs again
     Undrain {

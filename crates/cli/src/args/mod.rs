@@ -6,8 +6,11 @@ mod context;
 #[cfg(test)]
 mod documents;
 mod files;
+mod flags;
 mod help;
 mod policy;
+#[cfg(test)]
+mod reference;
 mod run;
 mod sandbox;
 mod server;
@@ -18,11 +21,16 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 
+#[cfg(test)]
+pub(crate) use self::reference::check_document;
 pub(crate) use self::{
-    admin::{Keys, MaxLimits, Quotas, RetentionTimes, Scope, Tenants, Workers},
+    admin::{
+        Admin, Bootstrap, Keys, MaxLimits, Quotas, RetentionTimes, Scope, TenantPolicy, Tenants, Workers,
+    },
     approvals::{ApprovalScope, Approvals, ApprovalsCommand, ListApprovals},
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
+    flags::{Flags, SetFlag},
     policy::Policy,
     run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, TerminalArgs},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
@@ -155,6 +163,9 @@ are several.")]
     /// Validate and explain policies
     #[command(subcommand)]
     Policy(Policy),
+    /// Set up an installation in its database
+    #[command(subcommand)]
+    Admin(Admin),
     /// Manage tenants: quotas, isolation floors, suspension
     #[command(subcommand)]
     Tenants(Tenants),
@@ -164,6 +175,9 @@ are several.")]
     /// List, drain and undrain workers
     #[command(subcommand)]
     Workers(Workers),
+    /// Choose the mode of new sessions at run time, and roll back
+    #[command(subcommand)]
+    Flags(Flags),
     /// Show the server's version, modes, limits and features
     Info,
     /// Show your key and tenant with its quotas and usage

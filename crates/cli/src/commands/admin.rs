@@ -1,20 +1,24 @@
 //! `codelia tenants …`, `codelia keys …`, `codelia workers …`.
 
 use anyhow::{Context, Result};
+use codelia_policy::{Format, Policy};
 use codelia_proto::{
     duration_to_proto, timestamp_to_proto,
     v1::{
-        self, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest, DrainWorkerRequest,
-        GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest,
-        ResumeTenantRequest, RevokeKeyRequest, SetIsolationFloorRequest, SetMaxLimitsRequest,
-        SetRetentionRequest, SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
+        self, ClearTenantPolicyRequest, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest,
+        DrainWorkerRequest, GetTenantPolicyRequest, GetTenantRequest, IsolationLevel, Key, ListKeysRequest,
+        ListTenantsRequest, ListWorkersRequest, ResumeTenantRequest, RevokeKeyRequest,
+        SetIsolationFloorRequest, SetMaxLimitsRequest, SetRetentionRequest, SetTenantPolicyRequest,
+        SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
     },
 };
+use serde_json::json;
 use time::OffsetDateTime;
 
 use crate::{
     args,
     client::{Client, pages},
+    commands::{drain::wait_until_empty, policy},
     output::Output,
     record, resolve,
 };
@@ -53,11 +57,13 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             let request = SetRetentionRequest { name: tenant_name(&tenant), retention };
             admin.set_retention(request).await?.into_inner().tenant
         }
-        args::Tenants::Floor { tenant, level, reason } => {
-            let level = IsolationLevel::from(Some(level)).into();
-            let request = SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason };
+        args::Tenants::Floor { tenant, level, ask, reason } => {
+            let (level, ask_level) = (IsolationLevel::from(Some(level)), IsolationLevel::from(ask));
+            let (level, ask_level) = (level.into(), ask_level.into());
+            let request = SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason, ask_level };
             admin.set_isolation_floor(request).await?.into_inner().tenant
         }
+        args::Tenants::Policy(command) => return tenant_policy(client, command, output).await,
         args::Tenants::Suspend { tenant, reason } => {
             let request = SuspendTenantRequest { name: tenant_name(&tenant), reason };
             client.operator().suspend_tenant(request).await?.into_inner().tenant
@@ -72,6 +78,46 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
         }
     };
     output.print_fields(&record::tenant(&tenant.context(NO_TENANT)?))
+}
+
+/// Executes `codelia tenants policy`.
+async fn tenant_policy(client: &Client, command: args::TenantPolicy, output: Output) -> Result<()> {
+    let mut operator = client.operator();
+    let policy = match command {
+        args::TenantPolicy::Set { tenant, file, reason } => {
+            let policy = Some((&policy::read(&file)?).into());
+            let request = SetTenantPolicyRequest { name: tenant_name(&tenant), policy, reason };
+            operator.set_tenant_policy(request).await?.into_inner().tenant_policy
+        }
+        args::TenantPolicy::Show { tenant, version } => {
+            let version = version.unwrap_or_default();
+            let request = GetTenantPolicyRequest { name: tenant_name(&tenant), version };
+            operator.get_tenant_policy(request).await?.into_inner().tenant_policy
+        }
+        args::TenantPolicy::Clear { tenant, reason } => {
+            let request = ClearTenantPolicyRequest { name: tenant_name(&tenant), reason };
+            operator.clear_tenant_policy(request).await?.into_inner().tenant_policy
+        }
+    };
+    let set = policy.context("the server sent no policy")?;
+    let policy = set.policy.clone().map(Policy::try_from).transpose()?;
+    let json = json!({
+        "tenant_id": set.tenant_id,
+        "version": set.version,
+        "policy": policy,
+        "key_id": Some(&set.key_id).filter(|id| !id.is_empty()),
+        "reason": Some(&set.reason).filter(|reason| !reason.is_empty()),
+        "set_time": record::timestamp(set.set_time.as_ref()),
+    });
+    let text = match policy {
+        None => format!("tenant {} has no policy", set.tenant_id),
+        Some(policy) => policy.write(Format::Yaml)?,
+    };
+    let set_by = match set.version {
+        0 => String::new(),
+        version => format!("# version {version}, set by key {}: {}\n", set.key_id, set.reason),
+    };
+    output.print(&json, &format!("{set_by}{}", text.trim_end()))
 }
 
 /// Executes `codelia keys`.
@@ -99,9 +145,13 @@ pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -
 pub(crate) async fn workers(client: &Client, command: args::Workers, output: Output) -> Result<()> {
     let worker = match command {
         args::Workers::List => return list_workers(client, output).await,
-        args::Workers::Drain { worker } => {
+        args::Workers::Drain { worker, wait, timeout } => {
             let request = DrainWorkerRequest { name: worker_name(worker) };
-            client.admin().drain_worker(request).await?.into_inner().worker
+            let drained = client.admin().drain_worker(request).await?.into_inner().worker;
+            match drained {
+                Some(worker) if wait => Some(wait_until_empty(client, worker, timeout).await?),
+                drained => drained,
+            }
         }
         args::Workers::Undrain { worker } => {
             let request = UndrainWorkerRequest { name: worker_name(worker) };

@@ -46,7 +46,7 @@ struct Gap {
     remedy: String,
 }
 
-/// Checks everything. Fails if no mode is usable.
+/// Checks everything. Fails if the configured mode, or without one every mode, is not usable.
 pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> {
     // As `up` does, so that both find the same.
     delegation::enter(config).await?;
@@ -70,7 +70,9 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         output::write_line("")?;
         output.print_list(&["CHECK", "OK", "FOUND", "FIX"], &checks, check_json, check_row)?;
     }
-    let usable = modes.iter().any(|check| check.usable);
+    // A worker with a configured mode does not start without it.
+    let is_needed = |mode| config.sandbox.mode.is_none_or(|needed| needed == mode);
+    let usable = modes.iter().any(|check| check.usable && is_needed(check.mode));
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -2,10 +2,13 @@
 
 pub(crate) mod admin;
 pub(crate) mod approvals;
+pub(crate) mod bootstrap;
 pub(crate) mod context;
 pub(crate) mod doctor;
+pub(crate) mod drain;
 pub(crate) mod egress;
 pub(crate) mod files;
+pub(crate) mod flags;
 pub(crate) mod info;
 pub(crate) mod logs;
 pub(crate) mod policy;

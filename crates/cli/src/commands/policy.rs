@@ -163,6 +163,7 @@ fn source(source: PolicySource) -> &'static str {
     match source {
         PolicySource::Unspecified => "",
         PolicySource::Default => "default",
+        PolicySource::Tenant => "tenant",
         PolicySource::Session => "session",
         PolicySource::Run => "run",
     }

@@ -101,7 +101,7 @@ pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
     output.print(&json!({ "applied": applied, "roles_missing": roles_missing }), &text)
 }
 
-async fn connect(config: &Config, used_for: DatabaseUse) -> Result<Store> {
+pub(crate) async fn connect(config: &Config, used_for: DatabaseUse) -> Result<Store> {
     let options = options::store(config, used_for)?
         .context("no database configured: set database.url or CODELIA_DATABASE_URL")?;
     Store::connect(options).await.context("cannot connect to the database")

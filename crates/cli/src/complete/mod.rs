@@ -142,6 +142,7 @@ impl<'a> Line<'a> {
             ("tenant", _) => Source::Tenants,
             ("key", _) => Source::Keys,
             ("worker", _) => Source::Workers,
+            ("flag", _) => Source::Flags,
             ("context", _) | ("name", "use" | "show" | "remove") => Source::Contexts,
             ("policy_file" | "policy" | "file", _) => return policy_files(current),
             _ => return Vec::new(),

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListKeysRequest, ListRunsRequest,
-    ListSessionsRequest, ListTenantsRequest, ListWorkersRequest, SessionState,
+    ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
+    ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListWorkersRequest, SessionState,
 };
 
 use crate::{
@@ -27,6 +27,7 @@ pub(super) enum Source {
     Tenants,
     Keys,
     Workers,
+    Flags,
     Contexts,
 }
 
@@ -69,6 +70,11 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
             let request = ListWorkersRequest { page_size: PAGE_SIZE, ..Default::default() };
             let workers = client.admin().list_workers(request).await?.into_inner().workers;
             Ok(workers.into_iter().map(|worker| worker.worker_id).collect())
+        }
+        Source::Flags => {
+            let request = ListFlagsRequest { page_size: PAGE_SIZE, ..Default::default() };
+            let flags = client.flags().list_flags(request).await?.into_inner().flags;
+            Ok(flags.into_iter().map(|flag| flag.flag_id).collect())
         }
         Source::Contexts => Ok(Vec::new()),
     }

@@ -141,6 +141,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("egress.resolvers", "CODELIA_EGRESS_RESOLVERS", Text).or(""),
     key("egress.private_addresses", "CODELIA_EGRESS_PRIVATE_ADDRESSES", Text).or(""),
     key("egress.upstream", "CODELIA_EGRESS_UPSTREAM", Text).unset("connections are direct"),
+    key("egress.tenant_upstreams", "CODELIA_EGRESS_TENANT_UPSTREAMS", Text).or(""),
     key("egress.credentials_file", "CODELIA_EGRESS_CREDENTIALS_FILE", Text).unset("no credentials"),
     key("egress.ca_dir", "CODELIA_EGRESS_CA_DIR", Text).unset("DATA_DIR/egress-ca, if there are credentials"),
     key("egress.extra_roots_file", "CODELIA_EGRESS_EXTRA_ROOTS_FILE", Text).unset("the system's certificates"),

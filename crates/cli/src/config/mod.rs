@@ -4,6 +4,8 @@
 mod file;
 pub(crate) mod keys;
 mod load;
+#[cfg(test)]
+mod reference;
 mod show;
 
 use std::{
@@ -250,6 +252,8 @@ pub(crate) struct Egress {
     pub(crate) private_addresses: String,
     /// `socks5://IP:PORT` or `http://IP:PORT`.
     pub(crate) upstream: Option<String>,
+    /// Those of tenants: `TENANT=URL` with commas between them.
+    pub(crate) tenant_upstreams: String,
     pub(crate) credentials_file: Option<PathBuf>,
     pub(crate) ca_dir: Option<PathBuf>,
     pub(crate) extra_roots_file: Option<PathBuf>,

@@ -1,11 +1,13 @@
 //! Options of the egress proxy.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use codelia_types::TenantId;
 use codelia_worker::{EgressOptions, EgressUpstream};
 
 use crate::config::Config;
@@ -24,6 +26,7 @@ pub(super) fn egress(config: &Config) -> Result<EgressOptions> {
         resolvers: resolvers.context("egress.resolvers")?,
         private_addresses: private_addresses.context("egress.private_addresses")?,
         upstream: egress.upstream.as_deref().map(upstream).transpose().context("egress.upstream")?,
+        tenant_upstreams: tenant_upstreams(&egress.tenant_upstreams).context("egress.tenant_upstreams")?,
         credentials_file: absolute(egress.credentials_file.as_deref())?,
         ca_dir: absolute(egress.ca_dir.clone().or_else(own_ca).as_deref())?,
         extra_roots_file: absolute(egress.extra_roots_file.as_deref())?,
@@ -60,6 +63,20 @@ fn network(text: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
+/// Parses `TENANT=URL` with commas between them.
+fn tenant_upstreams(text: &str) -> Result<BTreeMap<TenantId, EgressUpstream>> {
+    let mut upstreams = BTreeMap::new();
+    for entry in list(text) {
+        // Not repeated in the message: it may hold a password.
+        let (tenant, url) = entry.split_once('=').context("expected TENANT=URL")?;
+        let id: TenantId =
+            tenant.parse().ok().with_context(|| format!("{tenant:?} is not the id of a tenant"))?;
+        let upstream = upstream(url).with_context(|| format!("tenant {tenant}"))?;
+        ensure!(upstreams.insert(id, upstream).is_none(), "tenant {tenant} has two");
+    }
+    Ok(upstreams)
+}
+
 fn upstream(text: &str) -> Result<EgressUpstream> {
     let (protocol, address) = text.split_once("://").unwrap_or_default();
     let address = address.trim_end_matches('/');
@@ -86,6 +103,7 @@ mod tests {
             ("CODELIA_EGRESS_RESOLVERS", "192.0.2.1, 192.0.2.2:5353,[2001:db8::1]:53,2001:db8::2"),
             ("CODELIA_EGRESS_PRIVATE_ADDRESSES", "10.1.0.0/16,fd00:1::/32"),
             ("CODELIA_EGRESS_UPSTREAM", "socks5://192.0.2.9:1080"),
+            ("CODELIA_EGRESS_TENANT_UPSTREAMS", "a=http://192.0.2.8:3128, b=socks5://192.0.2.7:1080"),
             ("CODELIA_EGRESS_CREDENTIALS_FILE", "/etc/codelia/credentials.toml"),
             ("CODELIA_EGRESS_EXTRA_ROOTS_FILE", "/etc/codelia/roots.pem"),
             ("CODELIA_EGRESS_ASK_TIMEOUT", "30s"),
@@ -99,6 +117,11 @@ mod tests {
             resolvers: resolvers.map(|text| text.parse().unwrap()).to_vec(),
             private_addresses: vec!["10.1.0.0/16".to_owned(), "fd00:1::/32".to_owned()],
             upstream: Some(EgressUpstream::Socks5("192.0.2.9:1080".parse().unwrap())),
+            tenant_upstreams: [
+                ("a".parse().unwrap(), EgressUpstream::Http("192.0.2.8:3128".parse().unwrap())),
+                ("b".parse().unwrap(), EgressUpstream::Socks5("192.0.2.7:1080".parse().unwrap())),
+            ]
+            .into(),
             credentials_file: Some("/etc/codelia/credentials.toml".into()),
             ca_dir: Some("/var/lib/codelia/egress-ca".into()),
             extra_roots_file: Some("/etc/codelia/roots.pem".into()),
@@ -118,6 +141,10 @@ mod tests {
             ("upstream", "socks5://proxy.example:1080"),
             ("upstream", "https://192.0.2.9:443"),
             ("upstream", "http://me:open-sesame@192.0.2.9:3128"),
+            ("tenant_upstreams", "http://192.0.2.9:3128"),
+            ("tenant_upstreams", "A=http://192.0.2.9:3128"),
+            ("tenant_upstreams", "a=http://192.0.2.9:3128,a=http://192.0.2.8:3128"),
+            ("tenant_upstreams", "a=http://me:open-sesame@192.0.2.9:3128"),
         ] {
             let variable = format!("CODELIA_EGRESS_{}", name.to_uppercase());
             let error = format!("{:#}", egress(&config(&[(&variable, value)])).unwrap_err());

@@ -321,7 +321,10 @@ async fn end_stored_decision(store: &Store) -> Result<()> {
     let is_own = |decision: &FloorDecision| decision.key.is_none() && decision.reason == STORED_REASON;
     if current.floor.decision.as_ref().is_some_and(is_own) {
         let reason = "the `codelia up` in mode logical has ended";
-        store.tenant_set_floor(&tenant, IsolationLevel::Full, reason, None).await?.context(NO_TENANT)?;
+        store
+            .tenant_set_floor(&tenant, (IsolationLevel::Full, None), reason, None)
+            .await?
+            .context(NO_TENANT)?;
     }
     Ok(())
 }

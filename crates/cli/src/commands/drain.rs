@@ -1,0 +1,62 @@
+//! `codelia workers drain --wait`: waits until a worker is empty.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use codelia_proto::v1::{ListWorkersRequest, Worker, WorkerState};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::{Client, pages},
+    output, units,
+};
+
+/// Between two looks at the worker.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Waits until a draining worker holds no session and executes no run, or is gone. Says on stderr how
+/// much is left.
+pub(crate) async fn wait_until_empty(client: &Client, worker: Worker, timeout: Duration) -> Result<Worker> {
+    let deadline = Instant::now() + timeout;
+    let mut last = worker;
+    let mut shown = None;
+    loop {
+        let id = &last.worker_id;
+        match last.state() {
+            WorkerState::Ready => bail!("worker {id} was undrained while this command waited"),
+            WorkerState::Gone => return Ok(last),
+            _ if last.sessions == 0 && last.busy_slots == 0 => return Ok(last),
+            _ => {}
+        }
+        let left = (last.sessions, last.busy_slots);
+        if Instant::now() >= deadline {
+            bail!(
+                "worker {id} still has {} sessions and {} runs after {}; it goes on draining (wait longer with --timeout)",
+                left.0,
+                left.1,
+                units::duration(timeout)
+            );
+        }
+        if shown.replace(left) != Some(left) {
+            output::write_message(&format!(
+                "codelia: {id} drains: {} sessions, {} runs left",
+                left.0, left.1
+            ));
+        }
+        sleep(INTERVAL).await;
+        last = match find(client, id).await? {
+            Some(found) => found,
+            None => return Ok(last),
+        };
+    }
+}
+
+async fn find(client: &Client, id: &str) -> Result<Option<Worker>> {
+    let workers = pages(usize::MAX, async |page_token| {
+        let request = ListWorkersRequest { page_size: 0, page_token };
+        let page = client.admin().list_workers(request).await?.into_inner();
+        Ok((page.workers, page.next_page_token))
+    })
+    .await?;
+    Ok(workers.into_iter().find(|worker| worker.worker_id == id))
+}
