@@ -102,7 +102,12 @@ async fn key_is_limited_to_its_scopes() -> Result<()> {
 }
 
 fn floor_request(level: IsolationLevel, reason: &str) -> SetIsolationFloorRequest {
-    SetIsolationFloorRequest { name: "tenants/team-7".into(), level: level.into(), reason: reason.into() }
+    SetIsolationFloorRequest {
+        name: "tenants/team-7".into(),
+        level: level.into(),
+        reason: reason.into(),
+        ask_level: 0,
+    }
 }
 
 #[tokio::test]

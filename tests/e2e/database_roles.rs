@@ -54,7 +54,10 @@ async fn parts_work_under_their_roles() -> Result<()> {
     let dead = client.get_run(&name).await?.worker_id;
     cluster.worker(&dead).process.signal(Signal::KILL)?;
     cluster.worker(&dead).process.exited().await?;
-    assert_eq!(client.watch_to_end(&name, 0).await?.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(
+        client.watch_to_end(&name, 0).await?.outcome(),
+        Kind::Lost(Lost { reason: "worker_lost".into() })
+    );
     assert_eq!(client.exec(&session.name, "true").await?.outcome(), Exited(0));
     let list = ListRunsRequest { parent: "sessions/-".into(), ..Default::default() };
     assert_eq!(client.runs().list_runs(list).await?.into_inner().runs.len(), 4);

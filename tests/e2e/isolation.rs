@@ -341,7 +341,7 @@ async fn killed_worker_leaves_nothing(mode: &'static str) -> Result<()> {
     cluster.restart_worker(0).await?;
     no_mounts(&cluster)?;
     let seen = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!(seen.outcome(), outcome::Kind::Lost(Lost {}));
+    assert_eq!(seen.outcome(), outcome::Kind::Lost(Lost { reason: "worker_lost".into() }));
     let swept = || async { left_of(pid).ok()?.is_empty().then_some(()) };
     eventually("the next worker process has removed the leftovers", swept).await;
     cluster.end().await

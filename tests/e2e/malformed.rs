@@ -92,6 +92,8 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         }
         _ => {
             return of_admin(method, ids)
+                .or_else(|| of_operator(method, ids))
+                .or_else(|| of_flags(method))
                 .or_else(|| of_approvals(method, ids))
                 .or_else(|| of_files(method, name()));
         }
@@ -100,7 +102,6 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
 
 /// Valid requests of the services that administer and inform.
 fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
-    let run_id = ids.run.rsplit('/').next().unwrap_or_default();
     let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
     let tenant = || "tenants/operators".to_owned();
     let one = |request: Vec<u8>| vec![request];
@@ -117,6 +118,7 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             name: tenant(),
             level: IsolationLevel::IsolationLevel2.into(),
             reason: "because".into(),
+            ask_level: IsolationLevel::IsolationLevel0.into(),
         }
         .encode_to_vec()),
         "codelia.v1.AdminService.CreateKey" => one(CreateKeyRequest {
@@ -135,24 +137,6 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.AdminService.DrainWorker" => {
             one(DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
-        "codelia.v1.OperatorService.SuspendTenant" => {
-            one(SuspendTenantRequest { name: "tenants/nobody".into(), reason: "x".into() }.encode_to_vec())
-        }
-        "codelia.v1.OperatorService.ResumeTenant" => {
-            one(ResumeTenantRequest { name: "tenants/nobody".into() }.encode_to_vec())
-        }
-        "codelia.v1.OperatorService.DeleteTenant" => {
-            one(DeleteTenantRequest { name: "tenants/nobody".into(), ..Default::default() }.encode_to_vec())
-        }
-        "codelia.v1.OperatorService.ListTenantRuns" => {
-            one(ListTenantRunsRequest { tenant: tenant(), ..Default::default() }.encode_to_vec())
-        }
-        "codelia.v1.OperatorService.CancelTenantRun" => one(CancelTenantRunRequest {
-            name: format!("{}/runs/{run_id}", tenant()),
-            reason: "x".into(),
-            grace: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
-        }
-        .encode_to_vec()),
         "codelia.v1.AdminService.UndrainWorker" => {
             one(UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec())
         }
@@ -170,6 +154,73 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         }
         _ => return None,
     })
+}
+
+/// Valid requests of the operator service.
+fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
+    let run_id = ids.run.rsplit('/').next().unwrap_or_default();
+    let tenant = || "tenants/operators".to_owned();
+    let one = |request: Vec<u8>| vec![request];
+    Some(match method {
+        "codelia.v1.OperatorService.SuspendTenant" => {
+            one(SuspendTenantRequest { name: "tenants/nobody".into(), reason: "x".into() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.ResumeTenant" => {
+            one(ResumeTenantRequest { name: "tenants/nobody".into() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.DeleteTenant" => {
+            one(DeleteTenantRequest { name: "tenants/nobody".into(), ..Default::default() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.SetTenantPolicy" => one(SetTenantPolicyRequest {
+            name: tenant(),
+            policy: Some(Policy::default()),
+            reason: "x".into(),
+        }
+        .encode_to_vec()),
+        "codelia.v1.OperatorService.ClearTenantPolicy" => {
+            one(ClearTenantPolicyRequest { name: "tenants/nobody".into(), reason: "x".into() }
+                .encode_to_vec())
+        }
+        "codelia.v1.OperatorService.GetTenantPolicy" => {
+            one(GetTenantPolicyRequest { name: tenant(), version: 1 }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.ListTenantRuns" => {
+            one(ListTenantRunsRequest { tenant: tenant(), ..Default::default() }.encode_to_vec())
+        }
+        "codelia.v1.OperatorService.CancelTenantRun" => one(CancelTenantRunRequest {
+            name: format!("{}/runs/{run_id}", tenant()),
+            reason: "x".into(),
+            grace: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        }
+        .encode_to_vec()),
+        _ => return None,
+    })
+}
+
+/// Valid requests of the flag service.
+fn of_flags(method: &str) -> Option<Vec<Vec<u8>>> {
+    let (name, reason) = ("flags/canary".to_owned(), "because".to_owned());
+    Some(vec![match method {
+        "codelia.v1.FlagService.SetFlag" => {
+            let guard = FlagGuard {
+                max_refused_percent: Some(1),
+                max_setup_p95: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+                ..Default::default()
+            };
+            let mode = SandboxMode::Logical.into();
+            let rule = FlagRule { mode, guard: Some(guard), ..Default::default() };
+            SetFlagRequest { name, rule: Some(rule), reason, force: false }.encode_to_vec()
+        }
+        "codelia.v1.FlagService.GetFlag" => GetFlagRequest { name }.encode_to_vec(),
+        "codelia.v1.FlagService.ListFlags" => Vec::new(),
+        "codelia.v1.FlagService.ListFlagHistory" => {
+            ListFlagHistoryRequest { name, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.FlagService.RollbackFlag" => {
+            RollbackFlagRequest { name, reason, revision: Some(1) }.encode_to_vec()
+        }
+        _ => return None,
+    }])
 }
 
 /// Valid requests of the approval service.
@@ -441,7 +492,7 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let operator = cluster.operator().await?;
     // Methods without required fields.
     let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
-                    ListTenantRuns";
+                    ListTenantRuns ListFlags";
     let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
     for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();

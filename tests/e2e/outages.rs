@@ -126,7 +126,10 @@ async fn run_stuck_in_outage_restarts_with_next_incarnation() -> Result<()> {
     let seen = outage.client.watch_to_end(&second.name, 0).await?;
     assert_eq!((seen.stdout_text().as_str(), seen.run().attempt), ("again\n", 2));
     let first = outage.client.get_run(&first.name).await?;
-    assert_eq!(first.outcome.context("an outcome")?.kind, Some(Kind::Lost(Lost {})));
+    assert_eq!(
+        first.outcome.context("an outcome")?.kind,
+        Some(Kind::Lost(Lost { reason: "worker_lost".into() }))
+    );
     outage.end().await
 }
 
@@ -141,7 +144,8 @@ async fn result_refused_by_database_ends_as_lost() -> Result<()> {
                   FOR EACH ROW WHEN (NEW.exit_code = 7) EXECUTE FUNCTION refuse()";
     cluster.database.execute(refuse).await?;
     let run = client.start(shell(&session.name, "exit 7")).await?;
-    assert_eq!(client.watch_to_end(&run.name, 0).await?.outcome(), Kind::Lost(Lost {}));
+    let seen = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!(seen.outcome(), Kind::Lost(Lost { reason: "result_rejected".into() }));
     assert_eq!(client.exec(&session.name, "exit 6").await?.outcome(), Exited(6), "the worker still works");
     cluster.end().await
 }
@@ -192,7 +196,10 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     })
     .await;
     let found = client.get_run(&run.name).await?;
-    assert_eq!(found.outcome.context("an outcome")?.kind, Some(Kind::Lost(Lost {})));
+    assert_eq!(
+        found.outcome.context("an outcome")?.kind,
+        Some(Kind::Lost(Lost { reason: "worker_lost".into() }))
+    );
     assert_eq!(found.output_bytes, 0, "no output was stored");
     let session = client.get_session(&session.name).await?;
     assert_ne!(session.worker_id, paused);
@@ -239,6 +246,6 @@ async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
     );
     cluster.worker(&paused).process.signal(Signal::CONT)?;
     let seen = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!(seen.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(seen.outcome(), Kind::Lost(Lost { reason: "worker_lost".into() }));
     cluster.end().await
 }

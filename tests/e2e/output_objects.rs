@@ -149,7 +149,10 @@ async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
     proxy.set(ProxyMode::Open);
     cluster.restart_worker(0).await?;
     let lost = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!((lost.outcome(), lost.stdout.len() + lost.stderr.len()), (Kind::Lost(Lost {}), 0));
+    assert_eq!(
+        (lost.outcome(), lost.stdout.len() + lost.stderr.len()),
+        (Kind::Lost(Lost { reason: "worker_lost".into() }), 0)
+    );
     let again = client.watch_to_end(&kept.run().name, 0).await?;
     assert!(again.stdout == kept.stdout && again.stderr == kept.stderr);
 

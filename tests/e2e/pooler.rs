@@ -61,7 +61,10 @@ async fn runs_cancels_lists_and_takeover_through_pgbouncer() -> Result<()> {
     let dead = client.get_run(&name).await?.worker_id;
     cluster.worker(&dead).process.signal(Signal::KILL)?;
     cluster.worker(&dead).process.exited().await?;
-    assert_eq!(client.watch_to_end(&name, 0).await?.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(
+        client.watch_to_end(&name, 0).await?.outcome(),
+        Kind::Lost(Lost { reason: "worker_lost".into() })
+    );
     let next = client.exec(session, "echo again").await?;
     assert_eq!((next.outcome(), next.run().worker_id == dead), (Exited(0), false));
 

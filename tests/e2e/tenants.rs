@@ -202,6 +202,7 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
             name: ids.tenant.clone(),
             level: IsolationLevel::IsolationLevel0.into(),
             reason: "mine".into(),
+            ask_level: 0,
         }
         .encode_to_vec(),
         "codelia.v1.AdminService.SetMaxLimits" => {
@@ -224,11 +225,37 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         "codelia.v1.OperatorService.DeleteTenant" => {
             DeleteTenantRequest { name: ids.tenant.clone(), force: true, allow_missing: true }.encode_to_vec()
         }
+        "codelia.v1.OperatorService.SetTenantPolicy" => SetTenantPolicyRequest {
+            name: ids.tenant.clone(),
+            policy: Some(Policy::default()),
+            reason: "mine".into(),
+        }
+        .encode_to_vec(),
+        "codelia.v1.OperatorService.ClearTenantPolicy" => {
+            ClearTenantPolicyRequest { name: ids.tenant.clone(), reason: "mine".into() }.encode_to_vec()
+        }
+        "codelia.v1.OperatorService.GetTenantPolicy" => {
+            GetTenantPolicyRequest { name: ids.tenant.clone(), version: 0 }.encode_to_vec()
+        }
         "codelia.v1.OperatorService.ListTenantRuns" => ListTenantRunsRequest::default().encode_to_vec(),
         "codelia.v1.OperatorService.CancelTenantRun" => {
             let run = ids.run.rsplit('/').next().unwrap_or_default();
             let name = format!("{}/runs/{run}", ids.tenant);
             CancelTenantRunRequest { name, reason: "mine".into(), grace: None }.encode_to_vec()
+        }
+        "codelia.v1.FlagService.SetFlag" => {
+            let rule = FlagRule { mode: SandboxMode::Logical.into(), ..Default::default() };
+            SetFlagRequest { name: "flags/mine".into(), rule: Some(rule), reason: "mine".into(), force: true }
+                .encode_to_vec()
+        }
+        "codelia.v1.FlagService.GetFlag" => GetFlagRequest { name: "flags/mine".into() }.encode_to_vec(),
+        "codelia.v1.FlagService.ListFlags" => ListFlagsRequest::default().encode_to_vec(),
+        "codelia.v1.FlagService.ListFlagHistory" => {
+            ListFlagHistoryRequest { name: "flags/mine".into(), ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.FlagService.RollbackFlag" => {
+            RollbackFlagRequest { name: "flags/mine".into(), reason: "mine".into(), revision: None }
+                .encode_to_vec()
         }
         "codelia.v1.AdminService.UndrainWorker" => {
             UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()

@@ -151,7 +151,10 @@ async fn up_recovers_after_being_killed() -> Result<()> {
 async fn lower_floor_as_before(place: &Up) -> Result<()> {
     let store = Store::connect(Options::from_url(&place.database_url())?).await?;
     let reason = "codelia up was started in mode logical";
-    store.tenant_set_floor(&"dev".parse()?, IsolationLevel::None, reason, None).await?.context("dev")?;
+    store
+        .tenant_set_floor(&"dev".parse()?, (IsolationLevel::None, None), reason, None)
+        .await?
+        .context("dev")?;
     store.close().await;
     Ok(())
 }

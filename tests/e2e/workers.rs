@@ -60,7 +60,7 @@ async fn run_of_killed_worker_is_lost_and_stopped() -> Result<()> {
     dead.process.signal(Signal::KILL)?;
     dead.process.exited().await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!(seen.outcome(), Kind::Lost(Lost {}));
+    assert_eq!(seen.outcome(), Kind::Lost(Lost { reason: "worker_lost".into() }));
     assert_eq!(seen.stdout_text().trim(), directory, "earlier output is kept");
 
     // The session moves to another worker, with its files, under a higher epoch.
@@ -91,7 +91,7 @@ async fn queued_run_of_killed_worker_moves() -> Result<()> {
     assert_ne!(seen.run().worker_id, first.worker_id);
     assert_eq!(
         client.get_run(&first.name).await?.outcome.context("an outcome")?.kind,
-        Some(Kind::Lost(Lost {}))
+        Some(Kind::Lost(Lost { reason: "worker_lost".into() }))
     );
     assert_eq!(
         client.exec(&session.name, "cat log").await?.stdout_text(),
@@ -231,7 +231,7 @@ async fn retries_are_limited_to_the_requested_number() -> Result<()> {
         cluster.restart_worker(number).await?;
     }
     let seen = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!((seen.outcome(), seen.run().attempt), (Kind::Lost(Lost {}), 2));
+    assert_eq!((seen.outcome(), seen.run().attempt), (Kind::Lost(Lost { reason: "worker_lost".into() }), 2));
     assert_eq!(client.exec(&session.name, "ls").await?.stdout_text(), "begun.0\nbegun.1\n");
     cluster.end().await
 }

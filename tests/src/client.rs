@@ -8,9 +8,10 @@ use codelia_proto::v1::{
     ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
     approval_service_client::ApprovalServiceClient, file_service_client::FileServiceClient,
-    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
-    policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient, write_file_request,
+    flag_service_client::FlagServiceClient, info_service_client::InfoServiceClient,
+    operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
+    read_file_response, run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+    write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -106,6 +107,12 @@ impl Client {
     #[must_use]
     pub fn approvals(&self) -> ApprovalServiceClient<Authorized> {
         ApprovalServiceClient::new(self.authorized())
+    }
+
+    /// A client of `FlagService`.
+    #[must_use]
+    pub fn flags(&self) -> FlagServiceClient<Authorized> {
+        FlagServiceClient::new(self.authorized())
     }
 
     /// A client of `OperatorService`.

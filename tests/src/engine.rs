@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -172,9 +172,25 @@ pub fn worker_containers(workers: &[u32]) -> Result<BTreeSet<String>> {
     Ok(listed.lines().filter(is_theirs).map(str::to_owned).collect())
 }
 
+/// Runs a `docker` command against the test run's engine, which may fail.
+pub fn engine_docker(arguments: &[&str]) -> Result<Output> {
+    let socket = env::var(ENGINE_SOCKET).context(ENGINE_SOCKET)?;
+    let host = format!("unix://{socket}");
+    Command::new("docker").args(["--host", &host]).args(arguments).output().context("docker")
+}
+
+/// Runs a `docker` command against the test run's engine and returns its output.
+pub fn engine_command(arguments: &[&str]) -> Result<String> {
+    let socket = env::var_os(ENGINE_SOCKET).with_context(|| format!("{ENGINE_SOCKET} is not set"))?;
+    docker(Path::new(&socket), arguments)
+}
+
 fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     let host = format!("unix://{}", socket.display());
-    let done = Command::new("docker").args(["--host", &host]).args(arguments).output().context("docker")?;
+    // The builder that needs no plugin of the client.
+    let mut command = Command::new("docker");
+    command.env("DOCKER_BUILDKIT", "0").args(["--host", &host]).args(arguments);
+    let done = command.output().context("docker")?;
     ensure!(done.status.success(), "docker {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
     Ok(String::from_utf8(done.stdout)?)
 }

@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 22] = [
+const NEEDS: [&str; 25] = [
     "postgres",
     "pgbouncer",
     "cgroup",
@@ -33,6 +33,9 @@ const NEEDS: [&str; 22] = [
     "core_pattern",
     "disk",
     "browser",
+    "kubectl",
+    "promtool",
+    "systemd",
 ];
 
 /// Returns whether a test that needs `need` can run here. `missing` says why it cannot.

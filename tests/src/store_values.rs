@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Limits, LimitsRequest, Policy, RunSpec};
+use codelia_policy::{Limits, LimitsRequest, Policy, RunSpec, SessionFlags};
 use codelia_store::{NewWorker, SessionSpec};
 use codelia_types::{
     CommandSpec, Incarnation, Mode, Outcome, Receipt, RunResult, Usage, Violations, WorkerId,
@@ -35,6 +35,7 @@ pub fn logical_session() -> SessionSpec {
         requested_limits: LimitsRequest::default(),
         network: None,
         policy: Policy::default(),
+        flags: SessionFlags::default(),
     }
 }
 

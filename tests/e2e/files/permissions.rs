@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy};
+use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy, SessionFlags};
 use codelia_store::{EventKind, NewSession, Quotas, SessionSpec};
 use codelia_tests::{Cluster, available, is_root};
 use codelia_types::{Mode, SessionId};
@@ -79,6 +79,7 @@ async fn with_policy(
         requested_limits: LimitsRequest::default(),
         network: None,
         policy: Policy { filesystem, ..Policy::default() },
+        flags: SessionFlags::default(),
     };
     let id = SessionId::generate();
     let new = NewSession {

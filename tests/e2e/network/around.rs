@@ -9,10 +9,13 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use codelia_proto::v1::NetworkMode;
 use codelia_store::EventKind;
+use codelia_tests::{Exec, Transcript};
+use serde_json::Value;
 
-use super::{ALLOWED, Place, exit_code};
+use super::{ALLOWED, Place, exit_code, finished, with_authority};
 
 const ATTACK: &str = include_str!("attack.py");
 
@@ -52,12 +55,46 @@ async fn nothing_leaves_around_the_proxy(mode: &'static str) -> Result<()> {
     ensure!(packets.is_empty(), "left the sandbox: {packets:?}\n{tried}");
     ensure!(!tried.contains(": sent"), "{tried}");
     ensure!(listener.accept().is_err(), "the sandbox reached an abstract socket of the host");
+    let unreachable = tried.lines().filter(|line| line.ends_with(": Network is unreachable")).count();
+    ensure!(unreachable >= SEEN_BY_CAPTURE, "{tried}");
+    attempts_are_recorded(&place, &done, unreachable as u64).await?;
+    unreachable_attempts_are_counted_without_proxy(&place, &session).await?;
 
     // The allowed way still works, and is the only one that the capture sees.
-    place.output(&session, &format!("curl -fsS --max-time 20 http://{ALLOWED}/hello")).await?;
+    let allowed = place.run(&session, &format!("curl -fsS --max-time 20 http://{ALLOWED}/hello")).await?;
+    ensure!(exit_code(&allowed) == Some(0), "{allowed:?}");
+    ensure!(unreachable_attempts(&allowed)? == Some(0), "counted what was not tried: {allowed:?}");
     let ports: Vec<String> = place.network.packets().split_off(before);
     ensure!(ports.iter().all(|line| line.ends_with(" 80") || line.ends_with(" 53")), "{ports:?}");
     place.end().await
+}
+
+/// `None` if the run has no network usage.
+fn unreachable_attempts(done: &Transcript) -> Result<Option<i64>> {
+    let usage = finished(done)?.usage.as_ref().context("usage")?;
+    Ok(usage.network.as_ref().map(|network| network.unreachable_attempts))
+}
+
+async fn attempts_are_recorded(place: &Place, done: &Transcript, count: u64) -> Result<()> {
+    ensure!(unreachable_attempts(done)? == Some(count.cast_signed()), "{count}: {done:?}");
+    let refused = place.events(EventKind::NetworkRefused).await?;
+    let details: Vec<_> = refused.iter().map(|event| &event.body.detail).collect();
+    let is_recorded = |detail: &&Value| detail["reason"] == "no_route" && detail["count"] == count;
+    ensure!(details.iter().any(is_recorded), "{details:?}");
+    Ok(())
+}
+
+/// Mode `none` counts them, too. A run that tries nothing has no network usage.
+async fn unreachable_attempts_are_counted_without_proxy(place: &Place, session: &str) -> Result<()> {
+    let send =
+        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b\"x\", (\"192.0.2.1\", 9))";
+    for (script, attempts) in [(format!("/usr/bin/python3 -c '{send}'"), Some(1)), ("true".into(), None)] {
+        let mut request = with_authority(session, &script);
+        request.network = NetworkMode::None.into();
+        let done = Exec::start(&place.client, request).await?.finish().await?;
+        ensure!(unreachable_attempts(&done)? == attempts, "{script}: {done:?}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
@@ -68,6 +105,11 @@ async fn nothing_leaves_around_the_proxy_in_mode_bwrap() -> Result<()> {
 #[tokio::test]
 async fn nothing_leaves_around_the_proxy_in_mode_nsjail() -> Result<()> {
     nothing_leaves_around_the_proxy("nsjail").await
+}
+
+#[tokio::test]
+async fn nothing_leaves_around_the_proxy_in_mode_container() -> Result<()> {
+    nothing_leaves_around_the_proxy("container").await
 }
 
 /// Names that look like data do not leave the host, whatever is below an allowed name.
@@ -104,9 +146,7 @@ async fn sandbox_cannot_use_another_ones_rules() -> Result<()> {
     let proxy = place.output(&open, "echo $HTTPS_PROXY").await?;
     ensure!(proxy.trim().starts_with("http://127.0.0.1:"), "{proxy}");
     // While a sandbox with the rule is open, another one tries the same address.
-    let mut running =
-        codelia_tests::Exec::start(&place.client, super::with_authority(&open, "echo up; sleep 1000"))
-            .await?;
+    let mut running = Exec::start(&place.client, with_authority(&open, "echo up; sleep 1000")).await?;
     running.until_stdout("up").await?;
     let get = format!(
         "curl -sS --max-time 20 -o /dev/null -w '%{{http_code}}' -x {} http://{ALLOWED}/hello",

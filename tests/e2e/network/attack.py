@@ -31,6 +31,12 @@ def tcp(address, port, data=b"data", family=socket.AF_INET, **options):
         it.sendall(data)
 
 
+def fast_open():
+    with socket.socket() as it:
+        it.settimeout(3)
+        it.sendto(b"data", socket.MSG_FASTOPEN, (ADDRESS, 80))
+
+
 def ping(kind):
     with socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP) as it:
         it.sendto(b"\x08\x00\xf7\xff\x00\x00\x00\x00", (ADDRESS, 0))
@@ -80,6 +86,8 @@ WAYS = {
     "ipv6 tcp": lambda: tcp(ADDRESS6, 80, family=socket.AF_INET6),
     "raw ipv6": raw6,
     "packet socket": packet,
+    "tcp to a mapped address": lambda: tcp("::ffff:" + ADDRESS, 80, family=socket.AF_INET6),
+    "tcp fast open": fast_open,
     "bound to a device": lambda: udp(ADDRESS, 9, set={(socket.SOL_SOCKET, socket.SO_BINDTODEVICE): DEVICE}),
     "transparent": lambda: udp(ADDRESS, 9, set={(socket.SOL_IP, IP_TRANSPARENT): 1}),
     "source route": lambda: udp(ADDRESS, 9, set={(socket.SOL_IP, socket.IP_OPTIONS): ROUTE}),

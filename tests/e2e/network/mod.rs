@@ -2,15 +2,18 @@
 
 mod around;
 mod asks;
+mod credentials;
 mod invariants;
 mod lists;
 mod programs;
 mod records;
 mod restart;
+mod tenants;
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
+use codelia_policy::CA_VARIABLES;
 use codelia_proto::v1::{
     CreateSessionRequest, NetworkMode, NetworkPolicy, Policy, PortList, Run, StartRunRequest, TextList,
 };
@@ -29,16 +32,6 @@ const POLICY: &str = "network: {mode: proxy, allowed_hosts: ['*.example.com', '*
 
 /// The certificate authority of the servers, in a session's workspace.
 const CA: &str = "/workspace/ca.pem";
-/// The names under which programs look for certificate authorities.
-const CA_VARIABLES: [&str; 7] = [
-    "SSL_CERT_FILE",
-    "CURL_CA_BUNDLE",
-    "REQUESTS_CA_BUNDLE",
-    "PIP_CERT",
-    "NODE_EXTRA_CA_CERTS",
-    "CARGO_HTTP_CAINFO",
-    "GIT_SSL_CAINFO",
-];
 /// The names under which programs look for a proxy.
 const PROXY_VARIABLES: &str =
     "http_proxy https_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY";
@@ -56,13 +49,33 @@ impl Place {
         Self::start_under(mode, POLICY, Vec::new()).await
     }
 
-    /// The same under a policy of the installation.
+    /// The same under a policy of the installation. Containers have the programs of the host.
     async fn start_under(
+        mode: &'static str,
+        policy: &str,
+        settings: Vec<(&'static str, String)>,
+    ) -> Result<Option<Self>> {
+        let programs = if mode == "container" { host_programs()? } else { String::new() };
+        Self::start_without_host_programs(mode, &format!("{policy}\n{programs}"), settings).await
+    }
+
+    /// The same; containers have only what is in their image.
+    async fn start_without_host_programs(
+        mode: &'static str,
+        policy: &str,
+        settings: Vec<(&'static str, String)>,
+    ) -> Result<Option<Self>> {
+        let Some(network) = TestNetwork::start().await? else { return Ok(None) };
+        Self::start_next_to(network, mode, policy, settings).await
+    }
+
+    /// The same next to a network that exists.
+    async fn start_next_to(
+        network: TestNetwork,
         mode: &'static str,
         policy: &str,
         mut settings: Vec<(&'static str, String)>,
     ) -> Result<Option<Self>> {
-        let Some(network) = TestNetwork::start().await? else { return Ok(None) };
         network.serve(&[ALLOWED, OTHER])?;
         let file = network.www().join("../policy.yaml");
         fs::write(&file, policy)?;
@@ -138,6 +151,17 @@ fn exit_code(done: &Transcript) -> Option<i32> {
 
 fn finished(done: &Transcript) -> Result<&Run> {
     done.finished.as_ref().context("the run has not ended")
+}
+
+/// A policy that gives containers the programs of the host instead of those of the image, as the other
+/// modes have them.
+fn host_programs() -> Result<String> {
+    let mut paths = vec!["/usr".to_owned(), "/etc/alternatives".to_owned(), "/etc/ld.so.cache".to_owned()];
+    for entry in fs::read_dir("/etc")? {
+        let path = entry?.path().display().to_string();
+        paths.extend(Some(path).filter(|path| path.starts_with("/etc/java-")));
+    }
+    Ok(format!("filesystem: {{read_only_paths: [{}]}}\n", paths.join(", ")))
 }
 
 /// Whether a program exists where sandboxes see it.

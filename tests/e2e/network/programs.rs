@@ -3,9 +3,10 @@
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
-use codelia_tests::available;
+use codelia_proto::v1::{Limits, StartRunRequest};
+use codelia_tests::{ENGINE_SOCKET, Exec, Scratch, available, engine_command};
 
-use super::{ALLOWED, OTHER, PROXY_VARIABLES, Place, exit_code, is_installed};
+use super::{ALLOWED, OTHER, POLICY, PROXY_VARIABLES, Place, exit_code, is_installed, with_authority};
 
 /// A program: the tool that it needs, and a script that succeeds only if it reaches `$HOST`.
 struct Client {
@@ -70,27 +71,46 @@ public class Get {
 }
 "#;
 
+/// Runs every client with and without proxy variables, for both hosts: `number variables host code`.
+const DRIVER: &str = r#"
+attempt() {
+    (
+        export HOME=/workspace HOST=$3
+        [ $2 = with ] || unset $PROXY_VARIABLES
+        sh /tmp/client-$1
+    ) > /tmp/log 2>&1
+    code=$?
+    echo "$1 $2 $3 $code"
+    [ $3 = $OTHER ] || [ $code = 0 ] || tail -c 2000 /tmp/log >&2
+}
+for client in $CLIENTS; do
+    for variables in with without; do
+        for host in $ALLOWED $OTHER; do attempt $client $variables $host; done
+    done
+done
+"#;
+
 async fn programs_reach_allowed_host(mode: &'static str) -> Result<()> {
     let Some(place) = Place::start(mode).await? else { return Ok(()) };
     offer_packages(&place.network.www())?;
     let session = place.session(&[ALLOWED], &[80, 443, 9000]).await?;
     place.client.put(&session, "Get.java", JAVA).await?;
     let has_cargo = copy_cargo(&place)?;
-    for Client { tool, script } in CLIENTS {
-        let missing = if *tool == *"cargo" { !has_cargo } else { !is_installed(tool) };
-        if !available("programs", missing.then_some(tool)) {
-            continue;
-        }
-        for (variables, unset) in [("with proxy variables", ""), ("without", PROXY_VARIABLES)] {
-            let unset = if unset.is_empty() { String::new() } else { format!("unset {unset}; ") };
-            let script = |host| format!("export HOME=/workspace HOST={host}; {unset}{script}");
-            let done = place.run(&session, &script(ALLOWED)).await?;
+    let is_missing = |tool| if tool == "cargo" { !has_cargo } else { !is_installed(tool) };
+    let mut clients: Vec<_> = CLIENTS.iter().enumerate().collect();
+    clients.retain(|(_, client)| available("programs", is_missing(client.tool).then_some(client.tool)));
+    let done = Exec::start(&place.client, all_clients(&session, &clients)).await?.finish().await?;
+    ensure!(exit_code(&done) == Some(0), "{done:?}");
+    let results = done.stdout_text();
+    for (number, Client { tool, .. }) in clients {
+        for variables in ["with", "without"] {
+            let reaches = |host| results.contains(&format!("{number} {variables} {host} 0\n"));
+            let has_tried = |host| results.contains(&format!("{number} {variables} {host} "));
+            ensure!(reaches(ALLOWED), "{tool} {variables} proxy variables fails: {done:?}");
             ensure!(
-                exit_code(&done) == Some(0),
-                "{tool} {variables} does not reach an allowed host: {done:?}"
+                has_tried(OTHER) && !reaches(OTHER),
+                "{tool} {variables} proxy variables reaches another host: {done:?}"
             );
-            let done = place.run(&session, &script(OTHER)).await?;
-            ensure!(exit_code(&done) != Some(0), "{tool} {variables} reaches another host: {done:?}");
         }
     }
     let requests = place.network.requests();
@@ -100,6 +120,21 @@ async fn programs_reach_allowed_host(mode: &'static str) -> Result<()> {
     ensure!(queries.iter().any(|line| line.contains(ALLOWED)), "control: queries are logged");
     ensure!(!queries.iter().any(|line| line.contains(OTHER)), "a refused name left the host: {queries:?}");
     place.end().await
+}
+
+/// One run for all clients: a sandbox may take long to start.
+fn all_clients(session: &str, clients: &[(usize, &Client)]) -> StartRunRequest {
+    let numbers: Vec<_> = clients.iter().map(|(number, _)| number.to_string()).collect();
+    let mut script = format!(
+        "ALLOWED={ALLOWED} OTHER={OTHER} PROXY_VARIABLES='{PROXY_VARIABLES}' CLIENTS='{}'\n",
+        numbers.join(" ")
+    );
+    for (number, client) in clients {
+        script += &format!("cat > /tmp/client-{number} <<'END'\n{}\nEND\n", client.script);
+    }
+    let limits =
+        Limits { timeout: Some(prost_types::Duration { seconds: 600, nanos: 0 }), ..Limits::default() };
+    StartRunRequest { limits: Some(limits), ..with_authority(session, &(script + DRIVER)) }
 }
 
 #[tokio::test]
@@ -112,21 +147,60 @@ async fn programs_reach_allowed_host_only_in_mode_nsjail() -> Result<()> {
     programs_reach_allowed_host("nsjail").await
 }
 
-/// An image has its own programs, so this uses only a shell.
+#[tokio::test]
+async fn programs_reach_allowed_host_only_in_mode_container() -> Result<()> {
+    programs_reach_allowed_host("container").await
+}
+
+/// An image as users have them: with variables, an entry point and a user of its own.
+const OWN_IMAGE: &str = "FROM codelia-base
+ENV HTTP_PROXY=http://192.0.2.1:1 https_proxy=http://192.0.2.1:1 ALL_PROXY=http://192.0.2.1:1 NO_PROXY=*
+ENTRYPOINT [\"/bin/false\"]
+USER daemon
+WORKDIR /nonexistent
+";
+
+fn build_own_image(name: &str) -> Result<()> {
+    let context = Scratch::new()?;
+    fs::write(context.join("Dockerfile"), OWN_IMAGE)?;
+    engine_command(&["build", "--quiet", "--tag", name, &context.path().display().to_string()]).map(drop)
+}
+
+/// The programs are those of the image here.
 #[tokio::test]
 async fn allowed_host_is_reached_in_mode_container() -> Result<()> {
-    let Some(place) = Place::start("container").await? else { return Ok(()) };
-    let session = place.session(&[ALLOWED], &[80, 443, 9000]).await?;
-    let get = |host: &str| {
-        format!(
-            r#"bash -c 'exec 3<>/dev/tcp/{host}/80; printf "GET /hello HTTP/1.0\r\nHost: {host}\r\n\r\n" >&3; grep hello <&3'"#
-        )
+    let image = format!("codelia-test-{}", uuid::Uuid::new_v4());
+    let settings = vec![("CODELIA_SANDBOX_CONTAINER_IMAGE", image.clone())];
+    if std::env::var_os(ENGINE_SOCKET).is_some() {
+        build_own_image(&image)?;
+    }
+    let Some(place) = Place::start_without_host_programs("container", POLICY, settings).await? else {
+        return Ok(());
     };
-    let reached = place.output(&session, &get(ALLOWED)).await?;
-    ensure!(reached.contains("hello"), "{reached}");
-    let done = place.run(&session, &get(OTHER)).await?;
-    ensure!(exit_code(&done) != Some(0), "{done:?}");
-    place.end().await
+    let session = place.session(&[ALLOWED], &[80, 443, 9000]).await?;
+    let found =
+        place.output(&session, "cat /etc/resolv.conf; grep hosts: /etc/nsswitch.conf; pwd; env").await?;
+    ensure!(
+        found.starts_with("nameserver 127.0.0.53\n") && found.contains("\nhosts: files dns\n"),
+        "{found}"
+    );
+    ensure!(found.contains("\nhttps_proxy=http://127.0.0.1:") && !found.contains("192.0.2.1"), "{found}");
+    let get = |host: &str, how: &str| {
+        let open = "urllib.request.urlopen(f\"{scheme}://HOST/hello\", timeout=20).read()";
+        let script = format!("import urllib.request\nfor scheme in (\"http\", \"https\"): print({open})");
+        format!("{how} python3 -c '{}'", script.replace("HOST", host))
+    };
+    let without = PROXY_VARIABLES.split(' ').fold("env".to_owned(), |all, name| format!("{all} -u {name}"));
+    for how in ["", &without] {
+        let reached = place.output(&session, &get(ALLOWED, how)).await?;
+        ensure!(reached.matches("hello").count() == 2, "{how}: {reached}");
+        let done = place.run(&session, &get(OTHER, how)).await?;
+        ensure!(exit_code(&done) == Some(1), "{how}: {done:?}");
+    }
+    let requests = place.network.requests();
+    ensure!(requests.len() == 4 && !requests.iter().any(|line| line.contains(OTHER)), "{requests:?}");
+    place.end().await?;
+    engine_command(&["rmi", "--force", &image]).map(drop)
 }
 
 /// `cargo` is usually in a home directory, which sandboxes do not see.

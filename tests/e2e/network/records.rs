@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use codelia_store::EventKind;
-use codelia_tests::Process;
+use codelia_tests::{Exec, Process, eventually};
 use serde_json::Value;
 
-use super::{ALLOWED, OTHER, Place, finished};
+use super::{ALLOWED, OTHER, Place, finished, with_authority};
+use crate::service::{free_address, http_get};
 
 #[tokio::test]
 async fn connections_and_refusals_are_recorded() -> Result<()> {
@@ -45,6 +46,27 @@ async fn connections_and_refusals_are_recorded() -> Result<()> {
     let record: Value = serde_json::from_str(done.stdout.lines().last().context("a record")?)?;
     let network = &record["usage"]["network"];
     ensure!(network["connections"] == 1 && network["received_bytes"].as_u64() > Some(0), "{record}");
+    place.end().await
+}
+
+#[tokio::test]
+async fn open_connections_are_a_metric() -> Result<()> {
+    let Some(mut place) = Place::start("bwrap").await? else { return Ok(()) };
+    // Only a worker of its own can have an address for metrics.
+    let metrics = free_address().await?;
+    place.cluster.workers[0].process.terminate().await?;
+    place.cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
+    let shows = |line: &'static str| {
+        let metrics = metrics.clone();
+        async move { http_get(&metrics, "/metrics").await.ok()?.1.contains(line).then_some(()) }
+    };
+    let session = place.session(&[ALLOWED], &[]).await?;
+    let slow = format!("curl -sN http://{ALLOWED}/slow");
+    let mut run = Exec::start(&place.client, with_authority(&session, &slow)).await?;
+    run.until_stdout("tick").await?;
+    eventually("the connection is counted", || shows("\ncodelia_egress_connections 1\n")).await;
+    drop(run);
+    eventually("its end is counted", || shows("\ncodelia_egress_connections 0\n")).await;
     place.end().await
 }
 

@@ -29,7 +29,7 @@ fn kill(pid: u32) -> Result<()> {
     Ok(kill_process(Pid::from_raw(pid.cast_signed()).context("a pid")?, Signal::KILL)?)
 }
 
-async fn proxy(worker: u32) -> u32 {
+pub(super) async fn proxy(worker: u32) -> u32 {
     eventually("a proxy runs", || async { proxies(worker).first().copied() }).await
 }
 

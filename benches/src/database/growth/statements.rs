@@ -121,7 +121,7 @@ pub(super) static STATEMENTS: [Statement; 35] = [
     statement!("run_expire_queued", Periodic, |s| s.load.store.run_expire_queued_any_tenant(BATCH)),
     statement!("session_expire", Periodic, |s| s.load.store.session_expire_any_tenant(BATCH)),
     statement!("tenant_sweep", Periodic, |s| s.load.store.tenant_sweep_any_tenant(BATCH)),
-    statement!("run_queue_depth", Periodic, |s| s.load.store.run_queue_depth_any_tenant()),
+    statement!("run_queue", Periodic, |s| s.load.store.run_queue_any_tenant()),
     statement!("session_list_removable", Periodic, |s| s.load.store.session_list_removable(
         &s.load.worker,
         s.load.incarnation,
