@@ -5,12 +5,14 @@ use std::{
     os::unix::{fs::chown, process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use codelia_store::{Options, Pooler, Store};
 
-use crate::{Process, Proxy, ProxyTarget, is_root, require::available};
+use crate::{Process, Proxy, ProxyTarget, TIMEOUT, is_root, require::available};
 
 /// Part of the socket's file name. It cannot collide, because the directory is private.
 const PORT: u16 = 6432;
@@ -79,12 +81,22 @@ impl PgBouncer {
             command.uid(uid).gid(gid);
         }
         let process = Process::start("pgbouncer", command, directory.parent().unwrap_or(directory))?;
-        Ok(Self { process, directory: directory.to_owned(), server })
+        let started = Self { process, directory: directory.to_owned(), server };
+        let deadline = Instant::now() + TIMEOUT;
+        while !started.socket().exists() {
+            ensure!(Instant::now() < deadline, "pgbouncer does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(started)
     }
 
     /// The address of its socket.
     pub(crate) fn target(&self) -> ProxyTarget {
-        ProxyTarget::Unix(self.directory.join(format!(".s.PGSQL.{PORT}")))
+        ProxyTarget::Unix(self.socket())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join(format!(".s.PGSQL.{PORT}"))
     }
 
     /// Breaks its connections to the server and lets it connect to another one.
