@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, reason = "all of this is test code")]
 
 mod admin;
+mod approval_kinds;
 mod approvals;
 mod bootstrap;
 mod cancel;
@@ -16,7 +17,6 @@ mod completion;
 mod compose;
 mod configuration;
 mod connections;
-mod consent;
 mod database_locks;
 mod database_roles;
 mod documents;

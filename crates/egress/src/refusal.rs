@@ -59,8 +59,8 @@ pub(crate) enum Class {
     TimedOut,
 }
 
-/// A reason as the worker records it: its code, and what to do about it. `None` if there is no such
-/// code.
+/// A reason as the worker records it: its code, and what to do about it. `None` if the
+/// code is unknown.
 #[must_use]
 pub fn known_reason(code: &str) -> Option<(&'static str, &'static str)> {
     let found = Reason::ALL.into_iter().find(|reason| reason.code() == code)?;

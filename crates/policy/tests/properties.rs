@@ -238,7 +238,7 @@ fn is_tighter(upper: &Policy, merged: &Policy) -> Result<(), TestCaseError> {
             Mount::Hidden { target: other, .. } => target.starts_with(other) || other.starts_with(target),
             _ => false,
         });
-        prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is no longer hidden");
+        prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is visible");
     }
     prop_assert!(allowed(&narrow).iter().all(|name| allowed(&wide).contains(name)));
     prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);

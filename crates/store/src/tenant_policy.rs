@@ -25,8 +25,8 @@ pub struct TenantPolicy {
 }
 
 impl Store {
-    /// Sets or clears the policy of a tenant and records an event. Returns `None` if there is no such
-    /// tenant. For operators.
+    /// Sets or clears the policy of a tenant and records an event. Returns `None` if the tenant
+    /// does not exist. For operators.
     pub async fn tenant_set_policy(
         &self,
         id: &TenantId,
@@ -65,7 +65,7 @@ impl Store {
         }))
     }
 
-    /// Returns a version of a tenant's policy, or the one in effect. `None` if there is no such version.
+    /// Returns a version of a tenant's policy, or the one in effect. `None` if it does not exist.
     pub async fn tenant_policy(
         &self,
         id: &TenantId,

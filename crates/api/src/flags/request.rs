@@ -15,7 +15,7 @@ use crate::{
 /// Sessions, runs or setups before a limit is judged, unless the guard says otherwise.
 const DEFAULT_MIN_COUNT: u32 = 20;
 const MAX_MIN_COUNT: u32 = 1_000_000;
-/// The longest setup time that is told apart from longer ones.
+/// Setup times above this are counted together.
 const MAX_SETUP: Duration = Duration::from_secs(120);
 
 /// Validates a rule.

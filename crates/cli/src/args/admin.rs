@@ -319,7 +319,7 @@ Example:
         /// Return when the worker holds no session and executes no run, or is gone
         #[arg(long)]
         wait: bool,
-        /// Fail if the worker is not empty after this long; it goes on draining
+        /// Fail if the worker is not empty after this long; it continues to drain
         #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10m", requires = "wait")]
         timeout: Duration,
     },

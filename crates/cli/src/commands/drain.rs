@@ -31,7 +31,7 @@ pub(crate) async fn wait_until_empty(client: &Client, worker: Worker, timeout: D
         let left = (last.sessions, last.busy_slots);
         if Instant::now() >= deadline {
             bail!(
-                "worker {id} still has {} sessions and {} runs after {}; it goes on draining (wait longer with --timeout)",
+                "worker {id} still has {} sessions and {} runs after {}; it continues to drain (wait longer with --timeout)",
                 left.0,
                 left.1,
                 units::duration(timeout)

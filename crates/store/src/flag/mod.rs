@@ -115,7 +115,7 @@ pub struct FlagRollback<'a> {
 pub enum RolledBack {
     /// The flag has this revision now.
     Done(Box<Flag>),
-    /// There is no such flag.
+    /// The flag does not exist.
     NotFound,
     /// The flag has no such revision.
     NoRevision,
@@ -277,7 +277,7 @@ async fn lock(tx: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// The latest revision of a flag; 0 if there is no such flag.
+/// The latest revision of a flag; 0 if the flag does not exist.
 async fn last_revision(tx: &mut PgConnection, id: &FlagId) -> Result<i64, Error> {
     let found = sqlx::query_scalar!("SELECT revision FROM flags WHERE id = $1", id.as_str());
     Ok(found.fetch_optional(tx).await?.unwrap_or(0))

@@ -121,7 +121,7 @@ async fn handed_back_run_ends_if_canceled() {
     fixture.end().await;
 }
 
-/// Whoever looks at the state of a run before it waits for a lock misses what changed meanwhile.
+/// A statement that reads the run before it waits for the lock misses the cancellation.
 #[tokio::test]
 async fn handed_back_run_ends_if_canceled_at_that_moment() {
     let fixture = Fixture::new().await;
