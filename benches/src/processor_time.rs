@@ -47,6 +47,30 @@ impl ProcessorTime {
     }
 }
 
+/// The time that the host of this virtual machine gave to others, from `/proc/stat`, in ticks.
+#[derive(Debug)]
+pub(crate) struct Stolen {
+    stolen: f64,
+    all: f64,
+}
+
+impl Stolen {
+    /// Reads it since the machine started, for all processors.
+    pub(crate) fn read() -> Result<Self> {
+        let text = fs::read_to_string("/proc/stat")?;
+        let line = text.lines().next().context("empty /proc/stat")?;
+        // The fields after the eighth are contained in the first two.
+        let ticks: Vec<f64> =
+            line.split_whitespace().skip(1).take(8).map(str::parse).collect::<Result<_, _>>()?;
+        Ok(Self { stolen: *ticks.get(7).context("short /proc/stat")?, all: ticks.iter().sum() })
+    }
+
+    /// The share of all processor time since an earlier reading.
+    pub(crate) fn share_since(&self, before: &Self) -> f64 {
+        (self.stolen - before.stolen) / (self.all - before.all).max(1.0)
+    }
+}
+
 /// What `/proc/PID/stat` says about a process, in seconds.
 #[derive(Debug)]
 struct Stat {

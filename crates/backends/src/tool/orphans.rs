@@ -18,6 +18,10 @@ pub(super) fn kill(program: &Path, is_sandbox_uid: impl Fn(u32) -> bool) -> io::
         else {
             continue;
         };
+        // Most processes have another name: the shortest file of a process says so.
+        if !fs::read(entry.path().join("comm")).is_ok_and(|comm| comm.trim_ascii_end() == name.as_bytes()) {
+            continue;
+        }
         // Open it before the checks, so that they and the kill mean the same process.
         let Ok(pidfd) = process::PidFd::open(pid) else { continue };
         if is_orphan(&entry.path(), name, own_namespace, &is_sandbox_uid) {
