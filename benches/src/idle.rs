@@ -47,10 +47,6 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let template = client.session().await?;
     client.exec(&template.name, "true").await?;
     fill::ended_runs(&cluster.database, template.session_id.parse()?, RUNS).await?;
-    // Else autovacuum and the checkpointer work while the processes are idle.
-    for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
-        cluster.database.execute(statement).await?;
-    }
     let mut report = Report::default();
     let memory_before = resident(&cluster)?;
     note_idle(&mut report, &cluster, "no sessions").await?;
@@ -94,6 +90,10 @@ fn resident(cluster: &Cluster) -> Result<u64> {
 
 /// Measures statements and processor time of the processes without callers.
 async fn note_idle(report: &mut Report, cluster: &Cluster, when: &str) -> Result<()> {
+    // Else autovacuum and the checkpointer work while the processes are idle.
+    for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+        cluster.database.execute(statement).await?;
+    }
     tokio::time::sleep(STATISTICS_DELAY).await;
     let (before, statements) =
         (ProcessorTime::of(cluster).await?, cluster.database.number(TRANSACTIONS).await?);

@@ -2,9 +2,13 @@
 
 mod pool;
 
-use std::{str::FromStr, time::Duration};
+use std::{
+    str::FromStr,
+    time::{Duration, Instant},
+};
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::time::sleep;
 
 pub(crate) use self::pool::Pool;
 use crate::Error;
@@ -18,6 +22,8 @@ const PLANNER_SETTINGS: [(&str, &str); 3] =
 const UPKEEP_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// A process that stops within a transaction holds its locks for no longer.
 const IDLE_IN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two attempts to make the first connection.
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// At least one connection for each class.
 const MIN_CONNECTIONS: u32 = 3;
 
@@ -125,8 +131,26 @@ impl Pools {
             connect,
             pooler: options.pooler,
         };
-        pools.runs.begin().await?.rollback().await?;
+        pools.wait_until_answered(options.acquire_timeout).await?;
         Ok(pools)
+    }
+
+    /// Makes the first connection. A server that starts, and a pooler in front of one, answer that they
+    /// cannot serve yet.
+    async fn wait_until_answered(&self, timeout: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let error = match self.runs.begin().await {
+                Ok(transaction) => return Ok(transaction.rollback().await?),
+                Err(error) => error,
+            };
+            let is_answer = matches!(error, sqlx::Error::Database(_));
+            let error = Error::from(error);
+            if !is_answer || !error.is_transient() || Instant::now() >= deadline {
+                return Err(error);
+            }
+            sleep(CONNECT_RETRY_DELAY).await;
+        }
     }
 
     pub(crate) async fn close(&self) {
