@@ -39,6 +39,9 @@ pub(crate) struct Alias<'a> {
 }
 
 impl PgBouncer {
+    /// How long it refuses clients after the server refused its login.
+    pub(crate) const LOGIN_RETRY_SECONDS: u32 = 1;
+
     /// Whether it is installed.
     #[must_use]
     pub fn is_available() -> bool {
@@ -65,8 +68,9 @@ impl PgBouncer {
             "[databases]\n{aliases}* = {address}\n\
              [pgbouncer]\npool_mode = transaction\nauth_type = any\nlisten_addr =\nlisten_port = {PORT}\n\
              unix_socket_dir = {}\ndefault_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 200\n\
-             server_login_retry = 1\n",
-            directory.display()
+             server_login_retry = {}\n",
+            directory.display(),
+            Self::LOGIN_RETRY_SECONDS
         );
         fs::write(&config, text)?;
         let mut command = Command::new(program().context("pgbouncer is not installed")?);

@@ -50,18 +50,22 @@ pub(crate) struct FaultRecord {
 
 /// All faults that happened.
 #[derive(Debug, Default)]
-pub(crate) struct FaultLog(pub(crate) Vec<FaultRecord>);
+pub(crate) struct FaultLog {
+    pub(crate) records: Vec<FaultRecord>,
+    /// How long after a fault of the server a pooler does not connect to it, in seconds.
+    pub(crate) pooler_retry: f64,
+}
 
 impl FaultLog {
     pub(crate) fn begin(&mut self, event: FaultEvent) -> Result<()> {
-        self.0.push(FaultRecord { event, began: uptime()?, ended: f64::INFINITY });
+        self.records.push(FaultRecord { event, began: uptime()?, ended: f64::INFINITY });
         Ok(())
     }
 
     pub(crate) fn end(&mut self, event: FaultEvent) -> Result<()> {
         let ended = uptime()?;
         let is_open = |record: &&mut FaultRecord| record.event == event && record.ended.is_infinite();
-        self.0.iter_mut().filter(is_open).for_each(|record| record.ended = ended);
+        self.records.iter_mut().filter(is_open).for_each(|record| record.ended = ended);
         Ok(())
     }
 
@@ -72,15 +76,12 @@ impl FaultLog {
         let (from, until) = (renewed - lease, renewed + lease);
         let strikes = |at: f64| from <= at && at <= until;
         let mut outage = 0.0;
-        for FaultRecord { event: FaultEvent { fault, target }, began, ended } in &self.0 {
-            let is_struck = match fault.scope() {
-                Scope::Nothing => false,
-                Scope::Worker => *target == worker,
-                Scope::AllWorkers => true,
+        for FaultRecord { event: FaultEvent { fault, target }, began, ended } in &self.records {
+            let lasts_longer = match fault.scope() {
+                Scope::Worker if *target == worker => 0.0,
+                Scope::AllWorkers => self.pooler_retry,
+                Scope::Nothing | Scope::Worker => continue,
             };
-            if !is_struck {
-                continue;
-            }
             let is_sudden = match fault {
                 Fault::KillWorker | Fault::Failover => strikes(*began),
                 Fault::ClockForward | Fault::ClockBackward => strikes(*began) || strikes(*ended),
@@ -89,7 +90,7 @@ impl FaultLog {
             if is_sudden {
                 return true;
             }
-            outage += (ended.min(until) - began.max(from)).max(0.0);
+            outage += ((ended + lasts_longer).min(until) - began.max(from)).max(0.0);
         }
         outage >= MIN_OUTAGE
     }
@@ -99,7 +100,7 @@ impl FaultLog {
     /// Whether connections of apis to this worker broke.
     pub(crate) fn broke_link(&self, worker: &str) -> bool {
         let worker = worker_index(worker);
-        self.0.iter().any(|FaultRecord { event, .. }| {
+        self.records.iter().any(|FaultRecord { event, .. }| {
             matches!(event.fault, Fault::CutWorker | Fault::StallWorker | Fault::HalfOpen)
                 && worker == Some(event.target % WORKERS)
         })
@@ -147,7 +148,8 @@ mod tests {
     use super::*;
 
     fn log(fault: Fault, target: usize, began: f64, ended: f64) -> FaultLog {
-        FaultLog(vec![FaultRecord { event: FaultEvent { fault, target }, began, ended }])
+        let records = vec![FaultRecord { event: FaultEvent { fault, target }, began, ended }];
+        FaultLog { records, pooler_retry: 0.0 }
     }
 
     #[test]
@@ -158,6 +160,9 @@ mod tests {
         assert!(!log(Fault::KillWorker, 2, 100.5, 101.0).explains(1, 100.0), "another worker");
         assert!(!log(Fault::KillWorker, 1, 50.0, 51.0).explains(1, 100.0), "another time");
         assert!(!log(Fault::Stall, 1, 100.0, 100.5).explains(1, 100.0), "too short");
+        let short = log(Fault::CrashPostgres, 0, 100.0, 100.5);
+        assert!(!short.explains(1, 100.0), "too short");
+        assert!(FaultLog { pooler_retry: 1.0, ..short }.explains(1, 100.0), "a pooler connects late");
         for fault in
             [Fault::Drain, Fault::RollingRestart, Fault::KillApi, Fault::HalfOpen, Fault::StallWorker]
         {

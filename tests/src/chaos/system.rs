@@ -26,8 +26,8 @@ use super::{
     plan::{APIS, Fault, FaultEvent, Round, SMALL_DISK_WORKER, WORKERS},
 };
 use crate::{
-    Certificates, Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, Proxy, ProxyMode, ProxySide,
-    ProxyTarget,
+    Certificates, Client, Cluster, ClusterOptions, ENGINE_SOCKET, PgBouncer, Process, Proxy, ProxyMode,
+    ProxySide, ProxyTarget,
 };
 
 /// How long to wait for a database that recovers.
@@ -118,7 +118,8 @@ impl TestSystem {
         }
         let (callers, operator) = callers(&cluster, defects).await?;
         let pids = cluster.workers.iter().map(|worker| worker.process.pid()).collect();
-        let (exempt, log) = (BTreeSet::new(), FaultLog::default());
+        let pooler_retry = if options.pooler { f64::from(PgBouncer::LOGIN_RETRY_SECONDS) } else { 0.0 };
+        let (exempt, log) = (BTreeSet::new(), FaultLog { pooler_retry, ..FaultLog::default() });
         Ok(Self { disk, cluster, callers, operator, proxies, links, exempt, log, pids, database })
     }
 
