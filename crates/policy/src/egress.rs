@@ -63,6 +63,10 @@ pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
     })
 }
 
+/// Queries to the resolver for each new connection that a sandbox may make. A program asks for the
+/// addresses of both families before it connects, and some ask again under a search domain.
+const QUERIES_PER_CONNECTION: u32 = 4;
+
 /// The ports that a policy without `network.allowed_ports` allows.
 pub const DEFAULT_EGRESS_PORTS: [u16; 2] = [80, 443];
 
@@ -105,7 +109,7 @@ impl Default for EgressLimits {
         Self {
             connections: 128,
             connections_per_second: 64,
-            queries_per_second: 50,
+            queries_per_second: 64 * QUERIES_PER_CONNECTION,
             sent_bytes: None,
             received_bytes: None,
             idle_timeout: Duration::from_secs(300),
@@ -135,6 +139,8 @@ impl EgressRules {
     pub fn from_policy(policy: &NetworkPolicy) -> Self {
         let hosts = |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());
         let default = EgressLimits::default();
+        let connections_per_second =
+            policy.max_connections_per_second.unwrap_or(default.connections_per_second);
         Self {
             allowed_hosts: hosts(&policy.allowed_hosts),
             ask_hosts: hosts(&policy.ask_hosts),
@@ -143,10 +149,11 @@ impl EgressRules {
             credentials: policy.credentials.clone().unwrap_or_default(),
             limits: EgressLimits {
                 connections: policy.max_connections.unwrap_or(default.connections),
-                connections_per_second: policy
-                    .max_connections_per_second
-                    .unwrap_or(default.connections_per_second),
-                queries_per_second: default.queries_per_second,
+                connections_per_second,
+                // With fewer, connections would wait for queries.
+                queries_per_second: connections_per_second
+                    .saturating_mul(QUERIES_PER_CONNECTION)
+                    .max(default.queries_per_second),
                 sent_bytes: policy.max_sent_bytes,
                 received_bytes: policy.max_received_bytes,
                 idle_timeout: policy.idle_timeout.unwrap_or(default.idle_timeout),
@@ -195,6 +202,14 @@ mod tests {
             ("192.0.2.1", 443, EgressDecision::HostNotAllowed),
         ] {
             assert_eq!(rules.decide(host, port), expected, "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn queries_never_hold_up_allowed_connections() {
+        for policy in ["", "network: {mode: proxy, max_connections_per_second: 1000}"] {
+            let limits = rules(policy).limits;
+            assert!(limits.queries_per_second >= 2 * limits.connections_per_second, "{limits:?}");
         }
     }
 
