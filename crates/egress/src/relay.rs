@@ -17,7 +17,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest},
     net::TcpStream,
     task::coop::consume_budget,
-    time::{Duration, Instant, sleep_until},
+    time::{Duration, Instant, sleep_until, timeout},
 };
 
 use crate::{
@@ -29,8 +29,10 @@ use crate::{
 /// Copied at once. Connections without traffic hold no buffer.
 const TCP_BUFFER: usize = 64 * 1024;
 const BUFFER: usize = 16 * 1024;
-/// Moved at once; a pipe holds less.
-const MAX_SPLICE: usize = 1024 * 1024;
+/// What a pipe holds, and so what is moved at once.
+const PIPE_BYTES: usize = 256 * 1024;
+/// A pipe is closed after it was idle for this long.
+const PIPE_IDLE: Duration = Duration::from_secs(1);
 
 /// The traffic of one connection.
 #[derive(Debug)]
@@ -121,9 +123,13 @@ async fn copy_socket(
     from: &TcpStream,
     to: &TcpStream,
 ) -> Result<(), Ended> {
+    let mut pipe = None;
     loop {
+        if pipe.is_some() && timeout(PIPE_IDLE, from.readable()).await.is_err() {
+            pipe = None;
+        }
         from.readable().await?;
-        if copy_available(traffic, direction, from, to).await? == Source::Ended {
+        if copy_available(traffic, direction, from, to, &mut pipe).await? == Source::Ended {
             return Ok(rustix::net::shutdown(to, Shutdown::Write).map_err(io::Error::from)?);
         }
     }
@@ -136,13 +142,18 @@ enum Source {
     Ended,
 }
 
-/// Copies what can be read now.
+/// Copies what can be read now. Makes the pipe when more is there than fits into a buffer: from
+/// there on the kernel moves it.
 async fn copy_available(
     traffic: &Traffic<'_>,
     direction: Direction,
     from: &TcpStream,
     to: &TcpStream,
+    pipe: &mut Option<Pipe>,
 ) -> Result<Source, Ended> {
+    if let Some(pipe) = pipe {
+        return splice_available(traffic, direction, from, to, pipe).await;
+    }
     let mut buffer = Vec::with_capacity(TCP_BUFFER);
     loop {
         consume_budget().await;
@@ -154,12 +165,11 @@ async fn copy_available(
             Err(error) => return Err(error.into()),
         }
         write_all(to, &buffer).await?;
-        // More is there than fits into the buffer: from here on the kernel moves it.
         if buffer.len() == TCP_BUFFER
-            && let Ok(pipe) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
+            && let Ok(made) = Pipe::new()
         {
             drop(buffer);
-            return splice_available(traffic, direction, from, to, &pipe).await;
+            return splice_available(traffic, direction, from, to, pipe.insert(made)).await;
         }
     }
 }
@@ -182,11 +192,11 @@ async fn splice_available(
     direction: Direction,
     from: &TcpStream,
     to: &TcpStream,
-    (output, input): &(OwnedFd, OwnedFd),
+    pipe: &Pipe,
 ) -> Result<Source, Ended> {
     loop {
         consume_budget().await;
-        let mut left = match from.try_io(Interest::READABLE, || splice(from, input, MAX_SPLICE)) {
+        let mut left = match from.try_io(Interest::READABLE, || splice(from, &pipe.input, PIPE_BYTES)) {
             Ok(0) => return Ok(Source::Ended),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Source::Empty),
@@ -195,12 +205,30 @@ async fn splice_available(
         traffic.count(direction, left)?;
         while left > 0 {
             to.writable().await?;
-            match to.try_io(Interest::WRITABLE, || splice(output, to, left)) {
+            match to.try_io(Interest::WRITABLE, || splice(&pipe.output, to, left)) {
                 Ok(count) => left -= count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+/// Holds bytes between two sockets. Empty whenever no transfer is under way.
+#[derive(Debug)]
+struct Pipe {
+    output: OwnedFd,
+    input: OwnedFd,
+}
+
+impl Pipe {
+    fn new() -> io::Result<Self> {
+        let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // A user whose pipes hold too much already gets small ones.
+        if let Err(error) = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES) {
+            tracing::debug!(%error, "pipe stays small");
+        }
+        Ok(Self { output, input })
     }
 }
 
