@@ -40,7 +40,7 @@ use run::KnownSettings;
 pub use approval::{
     Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
     Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
-    MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Revocation, RunToWake,
+    MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, Revocation, RunToWake, Withdrawn,
 };
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};

@@ -5,13 +5,14 @@ mod watch;
 
 use std::{pin::Pin, sync::Arc};
 
+use codelia_policy::IsolationLevel;
 use codelia_proto::v1::{self, approval_service_server::ApprovalService};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult, Revocation,
-    RunToWake,
+    Approval, ApprovalFilter, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult, Permitted,
+    Revocation, RunToWake,
 };
 use codelia_telemetry::task;
-use codelia_types::{ApprovalId, SessionId};
+use codelia_types::{ApprovalId, NetworkMode, SessionId};
 use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,6 +22,7 @@ use self::watch::{BUFFER, Watch};
 use crate::{
     auth,
     context::Context,
+    options::Options,
     paging::Page,
     request::Deadline,
     resource_name::{self, SessionSelector},
@@ -78,8 +80,13 @@ impl Approvals {
 
     async fn decide(&self, caller: &Caller, wire: v1::DecideApprovalRequest) -> Result<Approval, ApiError> {
         let id = resource_name::approval("name", &wire.name)?;
-        let decision =
-            Decision { allow: allowed_scope(&wire)?, key: caller.key, reason: reason(wire.reason)? };
+        let permitted = permitted(&self.context.options);
+        let decision = Decision {
+            allow: allowed_scope(&wire)?,
+            key: caller.key,
+            reason: reason(wire.reason)?,
+            permitted,
+        };
         let result = self.context.store.approval_decide(&caller.tenant, id, &decision).await?;
         let (approval, run) = decided(id, result)?;
         if let Some(run) = run {
@@ -104,6 +111,14 @@ impl Approvals {
         let revocation = Revocation { key: caller.key, reason: reason(wire.reason)? };
         let result = self.context.store.approval_revoke(&caller.tenant, id, &revocation).await?;
         decided(id, result).map(|(approval, _)| approval)
+    }
+}
+
+/// What this installation permits. The host's network needs its operator's policy.
+fn permitted(options: &Options) -> Permitted {
+    Permitted {
+        network: options.policy.network.mode.unwrap_or(NetworkMode::Proxy),
+        isolation: if options.allow_logical { IsolationLevel::None } else { IsolationLevel::Process },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use codelia_store::{Approval, ApprovalState, NotDecided};
+use codelia_store::{Approval, ApprovalState, NotDecided, Withdrawn};
 use codelia_types::{ApprovalId, KeyId, Reason};
 use tonic::Code;
 
@@ -17,6 +17,8 @@ pub(crate) enum ApprovalError {
     Decided { id: ApprovalId, state: ApprovalState, decided_by: Option<KeyId> },
     /// The deciding key requested it.
     OwnRequest,
+    /// An operator withdrew the permission that it needs.
+    NotPermitted { id: ApprovalId, withdrawn: Withdrawn },
     /// It does not hold for later runs.
     NotGranted { id: ApprovalId, state: ApprovalState, is_revoked: bool },
 }
@@ -37,6 +39,15 @@ impl ApprovalError {
             Self::OwnRequest => {
                 "this key requested the approval; decide with another key that has the scope `approve`".into()
             }
+            Self::NotPermitted { id, withdrawn } => {
+                let now = match withdrawn {
+                    Withdrawn::Network(most) => format!("at most network {most}"),
+                    Withdrawn::Isolation(least) => format!("no isolation below {least}"),
+                };
+                format!(
+                    "approval {id} cannot be allowed: {now} is permitted now; deny it, or ask an operator"
+                )
+            }
             Self::NotGranted { id, state, is_revoked } => {
                 let state = if *is_revoked { "revoked" } else { state.as_str() };
                 format!("approval {id} is {state} and does not hold for later runs: nothing to revoke")
@@ -49,6 +60,7 @@ impl ApprovalError {
             Self::TooMany { .. } => (Code::ResourceExhausted, Reason::TooManyApprovals),
             Self::Decided { .. } => (Code::FailedPrecondition, Reason::ApprovalDecided),
             Self::OwnRequest => (Code::PermissionDenied, Reason::ApprovalOwnRequest),
+            Self::NotPermitted { .. } => (Code::FailedPrecondition, Reason::ApprovalNotPermitted),
             Self::NotGranted { .. } => (Code::FailedPrecondition, Reason::ApprovalNotGranted),
         }
     }
@@ -56,7 +68,7 @@ impl ApprovalError {
     /// The state of the approval, and which key decided.
     pub(super) fn metadata(&self) -> HashMap<String, String> {
         let (state, decided_by) = match self {
-            Self::TooMany { .. } | Self::OwnRequest => return HashMap::new(),
+            Self::TooMany { .. } | Self::OwnRequest | Self::NotPermitted { .. } => return HashMap::new(),
             Self::Decided { state, decided_by, .. } => (state, *decided_by),
             Self::NotGranted { state, .. } => (state, None),
         };
@@ -71,6 +83,7 @@ impl ApiError {
         Self::Approval(match why {
             NotDecided::NotFound => return Self::not_found("approval", id),
             NotDecided::OwnRequest => ApprovalError::OwnRequest,
+            NotDecided::NotPermitted(withdrawn) => ApprovalError::NotPermitted { id, withdrawn: *withdrawn },
             NotDecided::OnceOnly => {
                 return Self::invalid(
                     "scope",

@@ -5,7 +5,10 @@ use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use super::{
-    Approval, ApprovalScope, ApprovalState, MAX_GRANTS, expire, request, select_approvals, shortened,
+    Approval, ApprovalScope, ApprovalState, MAX_GRANTS, expire,
+    list::get,
+    permitted::{Permitted, Withdrawn},
+    request, shortened,
 };
 use crate::{Error, EventKind, Store, event, row};
 
@@ -18,6 +21,8 @@ pub struct Decision {
     pub key: KeyId,
     /// Why; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
     pub reason: Option<String>,
+    /// What the installation permits now.
+    pub permitted: Permitted,
 }
 
 /// The answer to [`Store::approval_decide`] and [`Store::approval_revoke`].
@@ -43,6 +48,8 @@ pub enum NotDecided {
     OwnRequest,
     /// Such an approval can only be allowed once.
     OnceOnly,
+    /// The installation or the tenant does not permit it any more.
+    NotPermitted(Withdrawn),
     /// Another decision came first, or it expired.
     Before(Box<Approval>),
     /// It is not a grant that holds.
@@ -71,7 +78,8 @@ pub struct Revocation {
 
 impl Store {
     /// Decides about an approval. Of several decisions the first one counts. A run that waits for it
-    /// is queued, or ends as refused, in the same transaction.
+    /// is queued, or ends as refused, in the same transaction. What was permitted when the run was
+    /// admitted and is not any more cannot be allowed.
     ///
     /// # Errors
     /// [`Error::TooManyApprovals`] if too much is granted already.
@@ -83,7 +91,7 @@ impl Store {
     ) -> Result<DecisionResult, Error> {
         // Decisions that are grants are counted under the lock of the tenant.
         let mut tx = self.tenant_lock(tenant).await?;
-        let Some(found) = get(&mut tx, tenant, id).await? else {
+        let Some(found) = get(&mut *tx, tenant, id).await? else {
             return Ok(DecisionResult::NotDecided(NotDecided::NotFound));
         };
         if found.requested_by == decision.key {
@@ -93,20 +101,27 @@ impl Store {
             return Ok(DecisionResult::NotDecided(NotDecided::OnceOnly));
         }
         check_grants(&mut tx, &found, decision.allow).await?;
-        let session = lock_run(&mut tx, &found).await?;
+        let permitted = decision.permitted.under_tenant(&mut tx, tenant).await?;
+        let held = lock_run(&mut tx, &found).await?;
+        let mode = held.as_ref().map(|(_, mode)| *mode);
+        if decision.allow.is_some()
+            && let Some(withdrawn) = mode.and_then(|mode| permitted.refuses(found.kind, mode))
+        {
+            return Ok(DecisionResult::NotDecided(NotDecided::NotPermitted(withdrawn)));
+        }
         if !update(&mut tx, id, decision).await? {
-            let current = get(&mut tx, tenant, id).await?.unwrap_or(found);
+            let current = get(&mut *tx, tenant, id).await?.unwrap_or(found);
             return Ok(DecisionResult::NotDecided(NotDecided::Before(Box::new(current))));
         }
-        let approval = get(&mut tx, tenant, id).await?.ok_or(Error::RowMissing { what: "approval" })?;
+        let approval = get(&mut *tx, tenant, id).await?.ok_or(Error::RowMissing { what: "approval" })?;
         let kind = match decision.allow {
             Some(_) => EventKind::ApprovalAllowed,
             None => EventKind::ApprovalDenied,
         };
         let body = approval.event(kind, approval.reason.as_deref());
         event::insert(&mut *tx, &approval.event_subject(Some(decision.key)), &body).await?;
-        let run = match (session, decision.allow) {
-            (Some(session), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(session),
+        let run = match (held, decision.allow) {
+            (Some((run, _)), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(run),
             (Some(_), None) => {
                 let outcome = Json(denied_outcome(&approval));
                 expire::end_held(&mut tx, &[id.0], &[outcome]).await?;
@@ -137,7 +152,7 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        let Some(approval) = get(&mut tx, tenant, id).await? else {
+        let Some(approval) = get(&mut *tx, tenant, id).await? else {
             return Ok(DecisionResult::NotDecided(NotDecided::NotFound));
         };
         if revoked.rows_affected() == 0 {
@@ -148,14 +163,6 @@ impl Store {
         tx.commit().await?;
         Ok(DecisionResult::Decided { approval: Box::new(approval), run: None })
     }
-}
-
-async fn get(tx: &mut PgConnection, tenant: &TenantId, id: ApprovalId) -> Result<Option<Approval>, Error> {
-    select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0)
-        .fetch_optional(tx)
-        .await?
-        .map(Approval::try_from)
-        .transpose()
 }
 
 /// Makes the one decision. The clock is read after all locks were waited for.
@@ -177,8 +184,8 @@ async fn update(tx: &mut PgConnection, id: ApprovalId, decision: &Decision) -> R
 }
 
 /// Locks the session and the run that wait for an approval, if there are any, so that neither ends nor
-/// changes its holder meanwhile.
-async fn lock_run(tx: &mut PgConnection, approval: &Approval) -> Result<Option<RunToWake>, Error> {
+/// changes its holder meanwhile. Returns the mode of the run, too.
+async fn lock_run(tx: &mut PgConnection, approval: &Approval) -> Result<Option<(RunToWake, Mode)>, Error> {
     let Some(run) = approval.run else { return Ok(None) };
     let session = sqlx::query!(
         r#"SELECT s.spec ->> 'mode' AS "mode!", w.address AS "holder?"
@@ -191,14 +198,17 @@ async fn lock_run(tx: &mut PgConnection, approval: &Approval) -> Result<Option<R
     .await?;
     let Some(session) = session else { return Ok(None) };
     let held = sqlx::query_scalar!(
-        "SELECT id FROM live_runs WHERE id = $1 AND state = 'held' AND approval_id = $2 FOR UPDATE",
+        r#"SELECT coalesce(spec ->> 'mode', (SELECT settings ->> 'mode' FROM run_settings WHERE hash = settings_hash)) AS "mode!"
+           FROM live_runs WHERE id = $1 AND state = 'held' AND approval_id = $2 FOR UPDATE"#,
         run.0,
         approval.id.0,
     )
     .fetch_optional(tx)
     .await?;
+    let Some(held) = held else { return Ok(None) };
     let mode = row::parse("sessions.spec", &session.mode)?;
-    Ok(held.map(|_| RunToWake { session: approval.session, mode, holder: session.holder }))
+    let wake = RunToWake { session: approval.session, mode, holder: session.holder };
+    Ok(Some((wake, row::parse("live_runs.spec", &held)?)))
 }
 
 /// Queues the run that waited. Its queue timeout begins now.

@@ -1,6 +1,7 @@
 //! Reading approvals for callers.
 
 use codelia_types::{ApprovalId, RunId, SessionId, TenantId};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -33,11 +34,7 @@ pub enum ApprovalStatus {
 impl Store {
     /// Returns a tenant's approval.
     pub async fn approval_get(&self, tenant: &TenantId, id: ApprovalId) -> Result<Option<Approval>, Error> {
-        select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0)
-            .fetch_optional(&self.pools.runs)
-            .await?
-            .map(Approval::try_from)
-            .transpose()
+        get(&self.pools.runs, tenant, id).await
     }
 
     /// Returns the approval that a run needed before it could start, if it needed one of its own.
@@ -63,45 +60,29 @@ impl Store {
     ) -> Result<Vec<Approval>, Error> {
         let before = filter.before.map_or(Uuid::max(), |id| id.0);
         let (tenant, session) = (tenant.as_str(), filter.session.map(|id| id.0));
+        macro_rules! page {
+            ($condition:literal) => {
+                select_approvals!(
+                    "a.tenant_id = $1 AND a.id < $2 AND a.session_id = coalesce($3, a.session_id) "
+                        + $condition,
+                    tenant,
+                    before,
+                    session,
+                    limit,
+                )
+                .fetch_all(&self.pools.reads)
+                .await?
+            };
+        }
         let rows = match filter.status {
             ApprovalStatus::Pending => {
-                select_approvals!(
-                    "a.tenant_id = $1 AND a.id < $2 AND a.state = 'pending' AND a.expires_at > now()
-                       AND a.session_id = coalesce($3, a.session_id)
-                     ORDER BY a.id DESC LIMIT $4",
-                    tenant,
-                    before,
-                    session,
-                    limit,
-                )
-                .fetch_all(&self.pools.reads)
-                .await?
+                page!("AND a.state = 'pending' AND a.expires_at > now() ORDER BY a.id DESC LIMIT $4")
             }
-            ApprovalStatus::Granted => {
-                select_approvals!(
-                    "a.tenant_id = $1 AND a.id < $2 AND a.state = 'allowed' AND a.scope <> 'once'
-                       AND a.revoked_at IS NULL AND a.session_id = coalesce($3, a.session_id)
-                     ORDER BY a.id DESC LIMIT $4",
-                    tenant,
-                    before,
-                    session,
-                    limit,
-                )
-                .fetch_all(&self.pools.reads)
-                .await?
-            }
-            ApprovalStatus::Any => {
-                select_approvals!(
-                    "a.tenant_id = $1 AND a.id < $2 AND a.session_id = coalesce($3, a.session_id)
-                     ORDER BY a.tenant_id DESC, a.id DESC LIMIT $4",
-                    tenant,
-                    before,
-                    session,
-                    limit,
-                )
-                .fetch_all(&self.pools.reads)
-                .await?
-            }
+            ApprovalStatus::Granted => page!(
+                "AND a.state = 'allowed' AND a.scope <> 'once' AND a.revoked_at IS NULL
+                 ORDER BY a.id DESC LIMIT $4"
+            ),
+            ApprovalStatus::Any => page!("ORDER BY a.tenant_id DESC, a.id DESC LIMIT $4"),
         };
         parse(rows)
     }
@@ -140,6 +121,19 @@ impl Store {
         let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#).fetch_one(&self.pools.reads).await?;
         Ok(now)
     }
+}
+
+/// Reads a tenant's approval, also inside a transaction.
+pub(super) async fn get(
+    executor: impl PgExecutor<'_>,
+    tenant: &TenantId,
+    id: ApprovalId,
+) -> Result<Option<Approval>, Error> {
+    select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0)
+        .fetch_optional(executor)
+        .await?
+        .map(Approval::try_from)
+        .transpose()
 }
 
 fn parse(rows: Vec<ApprovalRow>) -> Result<Vec<Approval>, Error> {

@@ -7,6 +7,7 @@
 mod decide;
 mod expire;
 mod list;
+mod permitted;
 mod request;
 
 use std::{fmt, str::FromStr};
@@ -20,6 +21,7 @@ use crate::{Error, EventBody, EventKind, EventSubject, row};
 
 pub use decide::{Decision, DecisionResult, NotDecided, Revocation, RunToWake};
 pub use list::{ApprovalFilter, ApprovalStatus};
+pub use permitted::{Permitted, Withdrawn};
 pub(crate) use request::insert_for_run;
 pub use request::{ApprovalRequest, NewApproval};
 
@@ -200,7 +202,7 @@ impl Approval {
 
 /// Selects approvals by a condition and its arguments.
 macro_rules! select_approvals {
-    ($condition:literal, $($argument:expr),* $(,)?) => {
+    ($condition:literal $(+ $rest:literal)*, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             $crate::approval::ApprovalRow,
             r#"SELECT a.id, a.tenant_id, a.session_id, a.run_id, a.kind, a.host, a.port, a.requested_by, a.message,
@@ -208,7 +210,7 @@ macro_rules! select_approvals {
                       a.scope, a.decided_by, a.reason, a.created_at, a.expires_at,
                       coalesce(a.decided_at, CASE WHEN a.expires_at <= now() THEN a.expires_at END) AS decided_at,
                       a.revoked_at, a.revoked_by, a.revoke_reason
-               FROM approvals a WHERE "# + $condition,
+               FROM approvals a WHERE "# + $condition $(+ $rest)*,
             $($argument),*
         )
     };

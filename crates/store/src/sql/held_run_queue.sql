@@ -1,5 +1,4 @@
--- Queues the held run $1, whose approval $2 is allowed. The caller has locked the session's row and the run's. The session
--- waits even if a worker holds it, which does not know of the run: the worker may not be told.
+-- Queues the held run $1, whose approval $2 is allowed. The caller has locked the session's row and the run's.
 WITH queued AS (
     UPDATE live_runs SET state = 'queued', approval_id = NULL, queued_until = now() + queue_timeout
     WHERE id = $1 AND state = 'held' AND approval_id = $2

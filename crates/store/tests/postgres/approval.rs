@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use codelia_policy::{IsolationLevel, NetworkPolicy, Policy};
 use codelia_store::{
     Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
     Cancellation, Decision, DecisionResult, Error, EventKind, Grant, HeldSessions, MAX_OF_RUN,
-    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options, Retention,
-    Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store, WantedSessions,
+    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options, Permitted,
+    Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store, WantedSessions, Withdrawn,
 };
 use codelia_tests::eventually;
-use codelia_types::{ApprovalId, KeyId, Outcome, Reason, RunId, SessionId};
+use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId};
 use futures::future::join_all;
 use sqlx::Connection;
 
@@ -31,7 +32,8 @@ fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
 }
 
 fn allow(scope: ApprovalScope) -> Decision {
-    Decision { allow: Some(scope), key: KeyId::generate(), reason: Some("looks fine".into()) }
+    let permitted = Permitted { network: NetworkMode::Host, isolation: IsolationLevel::None };
+    Decision { allow: Some(scope), key: KeyId::generate(), reason: Some("looks fine".into()), permitted }
 }
 
 fn deny() -> Decision {
@@ -122,6 +124,47 @@ async fn two_deciders_at_once_only_one_wins() {
         assert_eq!(losers.len(), 7);
         assert!(losers.iter().all(|loser| loser.decided_by == winner.decided_by), "{losers:?}");
         assert_eq!(fixture.approval(new.id).await.decided_by, winner.decided_by);
+    }
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn withdrawn_permission_cannot_be_allowed() {
+    let fixture = Fixture::new().await;
+    let (store, tenant, key) = (&fixture.store, &fixture.tenant, KeyId::generate());
+    let session = fixture.session().await;
+    let set_network = async |mode| {
+        let network = NetworkPolicy { mode, ..NetworkPolicy::default() };
+        let policy = Policy { network, ..Policy::default() };
+        store.tenant_set_policy(tenant, Some(&policy), "a test", key).await.unwrap().unwrap();
+    };
+    let set_floor = async |ask| {
+        let levels = (IsolationLevel::Full, ask);
+        store.tenant_set_floor(tenant, levels, "a test", None).await.unwrap().unwrap();
+    };
+    let allow = allow(ApprovalScope::Once);
+    let kinds = [ApprovalKind::NetworkProxy, ApprovalKind::NetworkHost, ApprovalKind::Isolation];
+    for kind in kinds {
+        let new = NewApproval { kind, ..needed(KeyId::generate(), LONG) };
+        let run = fixture.hold(session.id, &new).await;
+        let expected = match kind {
+            ApprovalKind::NetworkProxy => Withdrawn::Network(NetworkMode::None),
+            ApprovalKind::NetworkHost => Withdrawn::Network(NetworkMode::Proxy),
+            _ => Withdrawn::Isolation(IsolationLevel::Full),
+        };
+        let narrow = if kind == ApprovalKind::NetworkProxy { NetworkMode::None } else { NetworkMode::Proxy };
+        set_network(Some(narrow)).await;
+        set_floor(None).await;
+        match fixture.decide(new.id, &allow).await {
+            DecisionResult::NotDecided(NotDecided::NotPermitted(now)) => assert_eq!(now, expected),
+            other => panic!("{kind}: {other:?}"),
+        }
+        assert_eq!(fixture.approval(new.id).await.state, ApprovalState::Pending, "{kind}");
+        assert_eq!(fixture.run(run).await.approval, Some(new.id), "the run still waits");
+        // The control: with the permission the same decision counts.
+        set_network(None).await;
+        set_floor(Some(IsolationLevel::None)).await;
+        assert_eq!(fixture.decided(new.id, &allow).await.state, ApprovalState::Allowed, "{kind}");
     }
     fixture.end().await;
 }
