@@ -16,8 +16,10 @@ use crate::service::{free_address, http_get};
 
 /// Metrics of Prometheus itself.
 const FOREIGN: [&str; 1] = ["up"];
-/// Metrics that have no value before something happened: the p95 of setup, and all of mode flags.
-const LATER: [&str; 2] = ["codelia_isolation_setup_p95_seconds", "codelia_flag_"];
+/// Metrics that have no value before something happened: the p95 of setup, the end of certificates, and
+/// all of mode flags.
+const LATER: [&str; 3] =
+    ["codelia_isolation_setup_p95_seconds", "codelia_tls_certificate_expiry", "codelia_flag_"];
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use codelia_proto::internal::v1::{OfferSessionRequest, worker_service_client::WorkerServiceClient};
-use codelia_tests::{Certificates, Client, Cluster, ClusterOptions, Process};
+use codelia_tests::{Certificates, Client, Cluster, ClusterOptions, Process, eventually};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 fn path(cluster: &Cluster, file: &str) -> String {
@@ -163,4 +163,125 @@ except (ConnectionResetError, BrokenPipeError):
     let mut command = Command::new("setpriv");
     command.args(["--reuid", user, "--clear-groups", "/usr/bin/python3", "-c", script]).arg(socket);
     command
+}
+
+/// The settings that `codelia certs dev` prints for a process.
+async fn dev_certificates(dir: &Path, arguments: &[&str]) -> Result<serde_json::Value> {
+    let mut command = codelia_tests::Program::find()?.command();
+    command.args(["--json", "certs", "dev", "--dir"]).arg(dir).args(arguments);
+    let done = Process::finish(command, b"").await?;
+    anyhow::ensure!(done.code == Some(0), "{done:?}");
+    Ok(serde_json::from_str::<serde_json::Value>(&done.stdout)?["settings"].take())
+}
+
+fn settings(of: &serde_json::Value) -> Vec<(&str, &str)> {
+    let entries = of.as_object().into_iter().flatten();
+    entries.filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))).collect()
+}
+
+/// A client that trusts only the authority in the directory.
+async fn connect(endpoint: &str, secret: &str, dir: &Path) -> Result<Client> {
+    let authority = Certificate::from_pem(std::fs::read(dir.join("ca.pem"))?);
+    Client::connect_tls(endpoint, secret, ClientTlsConfig::new().ca_certificate(authority)).await
+}
+
+async fn metric(address: &str, series: &str) -> Result<f64> {
+    let page = crate::service::http_get(address, "/metrics").await?.1;
+    let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+    value.ok_or_else(|| anyhow::anyhow!("{series} is missing in {page}"))
+}
+
+/// Replaces the files one by one by renaming, as `certs dev --force` does.
+#[tokio::test]
+async fn changed_certificates_are_used_without_restart() -> Result<()> {
+    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let (dir, old) = (cluster.directory().join("certs"), cluster.directory().join("old"));
+    let certificates = dev_certificates(&dir, &["--days", "10"]).await?;
+    let mut worker = settings(&certificates["worker"]);
+    worker.push(("CODELIA_WORKER_LISTEN", "127.0.0.1:0"));
+    cluster.add_worker_with(&worker).await?;
+    let metrics = crate::service::free_address().await?;
+    let mut api = settings(&certificates["api"]);
+    api.push(("CODELIA_METRICS_LISTEN", &metrics));
+    cluster.add_api_with(&api).await?;
+    let endpoint = format!("https://{}", cluster.apis[1].address);
+    let secret = cluster.tenant("a").await?.secret;
+    let open = connect(&endpoint, &secret, &dir).await?;
+    let session = open.session().await?.name;
+    assert_eq!(open.exec(&session, "echo before").await?.stdout_text(), "before\n");
+    let expiry = "codelia_tls_certificate_expiry_timestamp_seconds{certificate=\"public\"}";
+    let first_expiry = metric(&metrics, expiry).await?;
+
+    std::fs::create_dir(&old)?;
+    for file in ["ca.pem", "api.pem", "api.key"] {
+        std::fs::copy(dir.join(file), old.join(file))?;
+    }
+    dev_certificates(&dir, &["--days", "20", "--force"]).await?;
+    let connected = || async { connect(&endpoint, &secret, &dir).await.ok() };
+    let client = eventually("the new certificate is served", connected).await;
+    assert!(connect(&endpoint, &secret, &old).await.is_err(), "new connections have the new one");
+    assert_eq!(open.get_session(&session).await?.name, session, "the open connection goes on");
+    assert!(metric(&metrics, expiry).await? > first_expiry + 9.0 * 86400.0);
+    // The new authority signed neither side of the old connection between api and worker.
+    let runs = || async { client.exec(&session, "echo after").await.ok() };
+    let after = eventually("api and worker use the new authority", runs).await;
+    assert_eq!(after.stdout_text(), "after\n");
+
+    let failures = "codelia_tls_certificate_reload_failures_total{certificate=\"public\"}";
+    let failed_before = metric(&metrics, failures).await?;
+    std::fs::copy(old.join("api.key"), dir.join("api.key"))?;
+    let has_failed = || async {
+        let failed = metric(&metrics, failures).await.ok()?;
+        (failed > failed_before).then_some(())
+    };
+    eventually("the key of another certificate is counted", has_failed).await;
+    connect(&endpoint, &secret, &dir).await?.get_session(&session).await?;
+    let log = cluster.apis[1].process.read_log();
+    assert!(log.contains("cannot be used") && log.contains("api.key"), "{log}");
+    cluster.end().await
+}
+
+/// A worker's certificate is for servers: its key does not open other workers.
+#[tokio::test]
+async fn worker_certificate_does_not_call_workers() -> Result<()> {
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
+    let dir = cluster.directory().join("certs");
+    let certificates = dev_certificates(&dir, &[]).await?;
+    let mut worker = settings(&certificates["worker"]);
+    worker.push(("CODELIA_WORKER_LISTEN", "127.0.0.1:0"));
+    cluster.add_worker_with(&worker).await?;
+    let address = cluster.store.worker_list(None, 10).await?.remove(0).address;
+    for (name, answered) in [("internal-api", true), ("internal-worker", false)] {
+        let read = |file: &str| std::fs::read(dir.join(file));
+        let (cert, key) = (read(&format!("{name}.pem"))?, read(&format!("{name}.key"))?);
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(read("ca.pem")?))
+            .identity(Identity::from_pem(cert, key))
+            .domain_name("codelia-worker");
+        assert_eq!(is_answered(&address, Some(tls)).await, answered, "{name}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn public_address_without_tls_is_refused_in_prod() -> Result<()> {
+    let cluster =
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
+    let api = |profile: &str| -> Result<Command> {
+        let mut command = cluster.command("api", profile)?;
+        command.env("CODELIA_PROFILE", profile).env("CODELIA_API_LISTEN", "0.0.0.0:0");
+        command.env("CODELIA_SANDBOX_MODE", "bwrap");
+        Ok(command)
+    };
+    refuses_to_start(api("prod")?, "api.allow_plaintext").await?;
+    let mut behind_proxy = api("prod")?;
+    behind_proxy.env("CODELIA_API_ALLOW_PLAINTEXT", "true");
+    for (name, command, warns) in [("dev", api("dev")?, true), ("proxy", behind_proxy, false)] {
+        let mut process = Process::start(name, command, cluster.directory())?;
+        process.ready().await?;
+        assert_eq!(process.read_log().contains("without TLS"), warns, "{name}: {}", process.read_log());
+        process.terminate().await?;
+    }
+    cluster.end().await
 }

@@ -1,8 +1,9 @@
 //! Settings of the server.
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_server::TlsFiles;
 use codelia_store::{Retention, SecretKey};
 use codelia_types::{Mode, NetworkMode, TenantId};
 
@@ -14,9 +15,9 @@ pub struct Options {
     /// Address to listen on; port 0 picks a free port.
     pub listen: SocketAddr,
     /// Certificate of the public endpoint; `None` serves without TLS.
-    pub tls: Option<ServerTls>,
+    pub tls: Option<TlsFiles>,
     /// Certificates for workers with an `https://` address; `None` makes such workers unreachable.
-    pub internal_tls: Option<InternalTls>,
+    pub internal_tls: Option<TlsFiles>,
     /// Limits of runs whose caller sets none.
     pub defaults: Limits,
     /// The highest limits a caller may set, unless its tenant has ceilings of its own.
@@ -108,38 +109,5 @@ impl Default for CallLimits {
             list_reads_per_second: 100,
             failed_keys_per_minute: 100,
         }
-    }
-}
-
-/// Certificate and key of the public endpoint.
-#[derive(Clone)]
-pub struct ServerTls {
-    /// Certificate chain, PEM.
-    pub cert_pem: Vec<u8>,
-    /// Private key, PEM.
-    pub key_pem: Vec<u8>,
-}
-
-/// Certificates for mutual TLS between the api and workers.
-#[derive(Clone)]
-pub struct InternalTls {
-    /// The authority that signs the certificates of workers and apis, PEM.
-    pub ca_pem: Vec<u8>,
-    /// This api's certificate, PEM.
-    pub cert_pem: Vec<u8>,
-    /// Its private key, PEM.
-    pub key_pem: Vec<u8>,
-}
-
-// Keys must not reach a log.
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerTls").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for InternalTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InternalTls").finish_non_exhaustive()
     }
 }

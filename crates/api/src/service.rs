@@ -12,7 +12,7 @@ use codelia_proto::{
         session_service_server::SessionServiceServer,
     },
 };
-use codelia_server::{TlsError, Transport};
+use codelia_server::{TlsError, TlsFiles, TlsIdentity, Transport};
 use codelia_store::Store;
 use codelia_telemetry::{
     TenantPool, metrics,
@@ -20,7 +20,7 @@ use codelia_telemetry::{
 };
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::{service::Routes, transport::Endpoint};
+use tonic::service::Routes;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tonic_reflection::server::Builder as Reflection;
 use tower::ServiceBuilder;
@@ -31,7 +31,7 @@ use crate::{
     auth::AuthLayer,
     context::Context,
     descriptors::Descriptors,
-    dispatch::{self, Dispatch},
+    dispatch::Dispatch,
     files::Files,
     flags::{self, FlagRules, Flags},
     info::Info,
@@ -70,7 +70,7 @@ pub enum Error {
     Tls(#[source] TlsError),
     /// The certificates for the connections to workers are unusable.
     #[error("cannot use the TLS certificates for connections to workers")]
-    InternalTls(#[source] tonic::transport::Error),
+    InternalTls(#[source] TlsError),
     /// The descriptors of the API cannot be decoded: a bug.
     #[error("cannot decode the API descriptors")]
     Descriptors(#[source] prost::DecodeError),
@@ -90,6 +90,7 @@ pub enum Error {
 pub struct Service {
     context: Arc<Context>,
     transport: Transport,
+    certificates: Vec<Arc<TlsIdentity>>,
     listener: TcpListener,
     address: SocketAddr,
 }
@@ -100,13 +101,15 @@ impl Service {
     /// # Errors
     /// If the address is in use or a certificate is unusable.
     pub async fn bind(options: Options, store: Store) -> Result<Self, Error> {
-        let transport = transport(&options)?;
-        check_internal_tls(&options)?;
+        let identity = load(options.tls.as_ref()).map_err(Error::Tls)?;
+        let internal_identity = load(options.internal_tls.as_ref()).map_err(Error::InternalTls)?;
         let descriptors = Descriptors::decode().map_err(Error::Descriptors)?;
         metrics().start_api(descriptors.method_paths().map(|path| path.trim_start_matches('/').to_owned()));
         let (listener, address) = listen(options.listen).await?;
+        let transport = transport(&options, identity.clone());
+        let certificates = identity.into_iter().chain(internal_identity.clone()).collect();
         let context = Arc::new(Context {
-            dispatch: Dispatch::new(store.clone(), options.internal_tls.clone()),
+            dispatch: Dispatch::new(store.clone(), internal_identity),
             session_cache: SessionCache::default(),
             flags: FlagRules::default(),
             tenant_policies: TenantPolicies::default(),
@@ -119,7 +122,7 @@ impl Service {
             options,
             store,
         });
-        Ok(Self { context, transport, listener, address })
+        Ok(Self { context, transport, certificates, listener, address })
     }
 
     /// The address it listens on.
@@ -144,6 +147,9 @@ impl Service {
             .map_request(to_grpc)
             .service(routes);
         let tasks = start_maintenance(&self.context, reporter, &descriptors, &shutdown);
+        for identity in self.certificates {
+            tasks.critical("certificates", identity.follow());
+        }
         let serving = codelia_server::serve(
             self.listener,
             self.transport,
@@ -208,19 +214,16 @@ fn start_maintenance(
     tasks
 }
 
-fn transport(options: &Options) -> Result<Transport, Error> {
-    let server = options.connections.server().accept_http1(true);
-    match &options.tls {
-        Some(tls) => Transport::with_tls(server, &tls.cert_pem, &tls.key_pem).map_err(Error::Tls),
-        None => Ok(server.into()),
-    }
+fn load(files: Option<&TlsFiles>) -> Result<Option<Arc<TlsIdentity>>, TlsError> {
+    files.cloned().map(TlsIdentity::load).transpose()
 }
 
-/// Workers are connected to lazily; a bad certificate should fail the start instead.
-fn check_internal_tls(options: &Options) -> Result<(), Error> {
-    let Some(tls) = &options.internal_tls else { return Ok(()) };
-    let endpoint = Endpoint::from_static("https://codelia-worker");
-    endpoint.tls_config(dispatch::client_tls(tls)).map(drop).map_err(Error::InternalTls)
+fn transport(options: &Options, identity: Option<Arc<TlsIdentity>>) -> Transport {
+    let server = options.connections.server().accept_http1(true);
+    match identity {
+        Some(identity) => Transport::with_tls(server, identity),
+        None => server.into(),
+    }
 }
 
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {

@@ -34,13 +34,14 @@ mod units;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::CommandFactory;
 
 use self::{
     args::{Cli, Command},
     client::Client,
     commands::{
-        admin, approvals, bootstrap, context, doctor, egress, files, info, logs, policy, run, runs, serve,
-        session, up,
+        admin, approvals, bootstrap, certs, context, doctor, egress, files, info, logs, policy, run, runs,
+        serve, session, up,
     },
     config::Flag,
     output::{Output, StdoutClosed},
@@ -80,6 +81,9 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Completions { shell } => {
             return complete::print_script(*shell).map(|()| ExitCode::SUCCESS);
         }
+        Command::Man { dir } => {
+            return commands::man::man(args::Cli::command(), dir).map(|()| ExitCode::SUCCESS);
+        }
         Command::Complete { words } => {
             return complete::print_candidates(words).await.map(|()| ExitCode::SUCCESS);
         }
@@ -97,6 +101,7 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Worker => serve::worker(&loaded, output).await?,
         Command::Migrate => serve::migrate(config, output).await?,
         Command::Admin(args::Admin::Bootstrap(args)) => bootstrap::bootstrap(config, args, output).await?,
+        Command::Certs(command) => certs::certs(config, &command, output)?,
         Command::Doctor => return doctor::doctor(config, output).await,
         Command::Config(args::Config::Show) => config::show(&loaded, output)?,
         Command::Context(command) => context::context(&loaded, command, output)?,

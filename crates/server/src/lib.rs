@@ -10,6 +10,7 @@ mod accept;
 mod admission;
 mod calls;
 mod connection;
+mod tls;
 mod transport;
 
 use std::{net::IpAddr, time::Duration};
@@ -17,7 +18,8 @@ use std::{net::IpAddr, time::Duration};
 pub use self::{
     accept::{Listener, serve},
     calls::hold_until_end,
-    transport::{TlsError, Transport},
+    tls::{TlsError, TlsFiles, TlsIdentity, TlsPem},
+    transport::Transport,
 };
 
 /// Limits of the connections of one listener.
@@ -61,7 +63,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A server with these limits, to which TLS may be added.
+    /// A server with these limits.
     #[must_use]
     pub fn server(&self) -> tonic::transport::Server {
         tonic::transport::Server::builder()

@@ -68,6 +68,8 @@ pub struct Metrics {
     connections: Gauge<i64>,
     open_connections: AtomicI64,
     pub(crate) connections_refused: Counter<u64>,
+    certificate_expiry: Gauge<i64>,
+    pub(crate) certificate_reload_failures: Counter<u64>,
     calls: Gauge<i64>,
     open_calls: AtomicI64,
     pub(crate) quota_refusals: Counter<u64>,
@@ -221,6 +223,14 @@ impl Metrics {
                 "codelia_connections_refused",
                 "Connections closed at once because of a cap, by cap",
             ),
+            certificate_expiry: gauge(
+                "codelia_tls_certificate_expiry_timestamp_seconds",
+                "When the certificate that this process presents ends, in seconds since 1970, by certificate",
+            ),
+            certificate_reload_failures: counter(
+                "codelia_tls_certificate_reload_failures",
+                "Changes of certificate files that cannot be used, by certificate",
+            ),
             calls: gauge("codelia_calls_in_flight", "Open calls with a valid key to this API server"),
             open_calls: AtomicI64::new(0),
             quota_refusals: counter(
@@ -299,6 +309,16 @@ impl Metrics {
     /// Counts a connection that was closed at once because of a cap.
     pub fn connection_refused(&self, cap: &'static str) {
         self.connections_refused.add(1, &[KeyValue::new("cap", cap)]);
+    }
+
+    /// Sets when a certificate ends, in seconds since 1970.
+    pub fn certificate_expires(&self, certificate: &'static str, at: i64) {
+        self.certificate_expiry.record(at, &[KeyValue::new("certificate", certificate)]);
+    }
+
+    /// Counts changed certificate files that cannot be used.
+    pub fn certificate_reload_failed(&self, certificate: &'static str) {
+        self.certificate_reload_failures.add(1, &[KeyValue::new("certificate", certificate)]);
     }
 
     /// Counts an opened (`1`) or closed (`-1`) call.

@@ -25,7 +25,8 @@ Each process serves these at `/metrics` on `metrics.listen`; `codelia up` serves
 Counters and gauges exist from the start with the value 0, so that alerts see the first increase. Of
 `codelia_requests_total`, series of other codes than `OK`, `INTERNAL`, `UNAVAILABLE` and `UNKNOWN`
 appear with their first call; histograms, `codelia_isolation_setup_p95_seconds` and those of mode
-flags appear with their first value. Durations are in seconds. Dashboards and alert rules are in
+flags appear with their first value; `codelia_tls_certificate_expiry_timestamp_seconds` exists for
+each certificate that is configured. Durations are in seconds. Dashboards and alert rules are in
 [deploy/observability](../deploy/observability/README.md).
 
 ";
@@ -54,6 +55,8 @@ fn start_worker(metrics: &Metrics) {
 
 /// What has no value at the start.
 fn record_api(metrics: &Metrics) {
+    metrics.certificate_expires("public", 0);
+    metrics.certificate_expires("internal", 0);
     metrics.request("other", "OK", Duration::ZERO);
     metrics.step(Step::Admit, Duration::ZERO);
     metrics.flag_percent("name", "bwrap", 0);
@@ -64,6 +67,7 @@ fn record_api(metrics: &Metrics) {
 }
 
 fn record_worker(metrics: &Metrics) {
+    metrics.certificate_expires("internal", 0);
     for prepared in [true, false] {
         metrics.setup("bwrap", prepared, Duration::ZERO);
     }

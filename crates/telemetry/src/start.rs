@@ -15,6 +15,8 @@ const QUOTAS: [&str; 5] =
     ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes"];
 /// What can refuse a connection.
 const CAPS: [&str; 3] = ["max_connections", "max_connections_per_address", "metrics.max_connections"];
+/// Certificates of a process: of the public API, and of connections between apis and workers.
+const CERTIFICATES: [&str; 2] = ["public", "internal"];
 /// What a command can violate.
 const VIOLATIONS: [&str; 1] = ["SYSCALL_BLOCKED"];
 
@@ -81,6 +83,9 @@ impl Metrics {
         self.build_info.record(1, &one_label("version", env!("CARGO_PKG_VERSION")));
         for cap in CAPS {
             self.connections_refused.add(0, &one_label("cap", cap));
+        }
+        for certificate in CERTIFICATES {
+            self.certificate_reload_failures.add(0, &one_label("certificate", certificate));
         }
         self.connections_changed(0);
         self.queue(0, std::time::Duration::ZERO);

@@ -21,6 +21,7 @@ mod workspace;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::{Backend, CgroupParent};
+use codelia_server::{TlsError, TlsFiles};
 use codelia_store::{Retention, SecretKey, Store};
 use codelia_telemetry::{
     metrics,
@@ -62,7 +63,7 @@ pub struct Options {
     /// The address that apis use, if it is not the one that the worker listens on.
     pub advertise: Option<String>,
     /// Required by [`Listen::Tcp`].
-    pub internal_tls: Option<InternalTls>,
+    pub internal_tls: Option<TlsFiles>,
     /// How many runs are executed concurrently.
     pub slots: usize,
     /// How long leases live without a heartbeat.
@@ -157,23 +158,6 @@ pub enum Listen {
     Tcp(SocketAddr),
 }
 
-/// Certificates of the internal channel, in PEM. Both sides present one that `ca_pem` signed.
-#[derive(Clone)]
-pub struct InternalTls {
-    /// The certificate authority.
-    pub ca_pem: Vec<u8>,
-    /// The worker's certificate.
-    pub cert_pem: Vec<u8>,
-    /// The private key of `cert_pem`.
-    pub key_pem: Vec<u8>,
-}
-
-impl std::fmt::Debug for InternalTls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("InternalTls")
-    }
-}
-
 /// Why a worker cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -201,11 +185,14 @@ pub enum Error {
     #[error("lease_margin must be at most half of lease_ttl")]
     LeaseMargin,
     /// TCP needs certificates.
-    #[error("listening on TCP needs TLS certificates for the internal channel")]
+    #[error(
+        "worker.listen: TCP needs TLS certificates: set internal.tls_ca, internal.tls_cert and \
+         internal.tls_key (`codelia certs dev` creates some)"
+    )]
     TlsMissing,
     /// The certificates cannot be used.
     #[error("cannot use the TLS certificates of the internal channel")]
-    Tls(#[source] tonic::transport::Error),
+    Tls(#[source] TlsError),
     /// The address cannot be used.
     #[error("cannot listen on {address}")]
     Listen {
@@ -233,7 +220,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Service {
     worker: Arc<Worker>,
-    server: JoinHandle<Result<(), Error>>,
+    server: JoinHandle<()>,
     /// Dropping them stops them.
     tasks: CriticalTasks,
 }
@@ -260,6 +247,9 @@ impl Service {
         let (listener, address) = server::bind(&options).await?;
         let worker = Worker::new(&options, store, backends, root, address);
         let tasks = loops::start(&worker).await?;
+        if let server::Listener::Tcp(_, identity) = &listener {
+            tasks.critical("certificates", identity.clone().follow());
+        }
         let services = server::services(worker.run_service(), worker.file_service());
         let serve = server::serve(listener, services, options.connections, tasks.stop_token());
         let server = task::background("internal server", serve);
@@ -316,8 +306,8 @@ async fn fence(worker: &Worker) {
     worker.drainer.discard_spares().await;
 }
 
-fn served(ended: Result<Result<(), Error>, JoinError>) -> Result<(), Error> {
-    ended.unwrap_or(Err(Error::Stopped("internal server")))
+fn served(ended: Result<(), JoinError>) -> Result<(), Error> {
+    ended.map_err(|_| Error::Stopped("internal server"))
 }
 
 fn check(options: &Options) -> Result<(), Error> {

@@ -1,13 +1,17 @@
 //! Calls to workers. Each one is only a hint: a failure is logged and not retried, because the
 //! worker's poll of the store finds what it missed.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use codelia_proto::{
     duration_to_proto,
     internal::v1::{self as wire, worker_service_client::WorkerServiceClient},
     timestamp_to_proto,
 };
+use codelia_server::TlsIdentity;
 use codelia_store::{Run, SealedEnv, Store, WorkerCandidate};
 use codelia_telemetry::{Step, metrics};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
@@ -15,7 +19,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
 use super::{channels::Channels, error::Error};
-use crate::options::InternalTls;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longer, because giving up an attach that owns its run ends the run.
@@ -32,7 +35,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    pub(crate) fn new(store: Store, tls: Option<InternalTls>) -> Self {
+    pub(crate) fn new(store: Store, tls: Option<Arc<TlsIdentity>>) -> Self {
         Self { store, channels: Channels::new(tls) }
     }
 

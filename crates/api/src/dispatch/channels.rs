@@ -4,16 +4,16 @@ use std::{
     collections::HashMap,
     fmt,
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use codelia_server::{TlsIdentity, TlsPem};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::error::Error;
-use crate::options::InternalTls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -29,12 +29,14 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024 * 1024;
 
 struct CachedChannel {
     channel: Channel,
+    /// The certificates that it connects with.
+    pem: Option<Arc<TlsPem>>,
     used_at: Instant,
 }
 
 /// Channels to workers by address.
 pub(super) struct Channels {
-    tls: Option<InternalTls>,
+    tls: Option<Arc<TlsIdentity>>,
     channels: Mutex<HashMap<String, CachedChannel>>,
 }
 
@@ -45,21 +47,23 @@ impl fmt::Debug for Channels {
 }
 
 impl Channels {
-    pub(super) fn new(tls: Option<InternalTls>) -> Self {
+    pub(super) fn new(tls: Option<Arc<TlsIdentity>>) -> Self {
         Self { tls, channels: Mutex::default() }
     }
 
-    /// Returns the channel to an address, or a new one.
+    /// Returns the channel to an address, or a new one. Calls go on over a channel with certificates
+    /// that have been replaced; there are no new ones over it.
     pub(super) fn get(&self, address: &str) -> Result<Channel, Error> {
         let now = Instant::now();
-        if let Some(cached) = self.lock().get_mut(address) {
+        let pem = self.tls.as_ref().map(|tls| tls.pem());
+        if let Some(cached) = self.lock().get_mut(address).filter(|cached| is_same(&cached.pem, &pem)) {
             cached.used_at = now;
             return Ok(cached.channel.clone());
         }
-        let channel = connect(address, self.tls.as_ref())?;
+        let channel = connect(address, pem.as_deref())?;
         let mut channels = self.lock();
         channels.retain(|_, cached| now.duration_since(cached.used_at) < MAX_IDLE);
-        channels.insert(address.to_owned(), CachedChannel { channel: channel.clone(), used_at: now });
+        channels.insert(address.to_owned(), CachedChannel { channel: channel.clone(), pem, used_at: now });
         Ok(channel)
     }
 
@@ -73,8 +77,12 @@ impl Channels {
     }
 }
 
+fn is_same(one: &Option<Arc<TlsPem>>, other: &Option<Arc<TlsPem>>) -> bool {
+    one.as_ref().map(Arc::as_ptr) == other.as_ref().map(Arc::as_ptr)
+}
+
 /// A channel that connects on first use: over a Unix socket or mutual TLS, never plain TCP.
-fn connect(address: &str, tls: Option<&InternalTls>) -> Result<Channel, Error> {
+fn connect(address: &str, tls: Option<&TlsPem>) -> Result<Channel, Error> {
     if let Some(path) = address.strip_prefix("unix:") {
         return Ok(connect_unix(path.into()));
     }
@@ -107,10 +115,10 @@ fn configure(endpoint: Endpoint) -> Endpoint {
 }
 
 /// The TLS settings for connections to workers.
-pub(crate) fn client_tls(tls: &InternalTls) -> ClientTlsConfig {
+fn client_tls(tls: &TlsPem) -> ClientTlsConfig {
     ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(&tls.ca_pem))
-        .identity(Identity::from_pem(&tls.cert_pem, &tls.key_pem))
+        .ca_certificates(tls.ca.iter().map(Certificate::from_pem))
+        .identity(Identity::from_pem(&tls.cert, &tls.key))
         .domain_name(SERVER_NAME)
 }
 

@@ -4,7 +4,4 @@ mod calls;
 mod channels;
 mod error;
 
-pub(crate) use self::{
-    calls::{Dispatch, Push, push_request},
-    channels::client_tls,
-};
+pub(crate) use self::calls::{Dispatch, Push, push_request};

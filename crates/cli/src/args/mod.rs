@@ -2,6 +2,7 @@
 
 mod admin;
 mod approvals;
+mod certs;
 mod context;
 #[cfg(test)]
 mod documents;
@@ -28,6 +29,7 @@ pub(crate) use self::{
         Admin, Bootstrap, Keys, MaxLimits, Quotas, RetentionTimes, Scope, TenantPolicy, Tenants, Workers,
     },
     approvals::{ApprovalScope, Approvals, ApprovalsCommand, ListApprovals},
+    certs::{Certs, DevCerts},
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
@@ -166,6 +168,9 @@ are several.")]
     /// Set up an installation in its database
     #[command(subcommand)]
     Admin(Admin),
+    /// Create certificates
+    #[command(subcommand)]
+    Certs(Certs),
     /// Manage tenants: quotas, isolation floors, suspension
     #[command(subcommand)]
     Tenants(Tenants),
@@ -202,6 +207,12 @@ Example:
     /// Serve the egress proxy of a worker on standard input
     #[command(hide = true)]
     Egress(Egress),
+    /// Write the manual pages to a directory, for packages
+    #[command(name = "__man", hide = true)]
+    Man {
+        /// Directory of the pages
+        dir: PathBuf,
+    },
     /// Print the candidates for the last word, for completion scripts
     #[command(name = "__complete", hide = true)]
     Complete {

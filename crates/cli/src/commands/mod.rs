@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod approvals;
 pub(crate) mod bootstrap;
+pub(crate) mod certs;
 pub(crate) mod context;
 pub(crate) mod doctor;
 pub(crate) mod drain;
@@ -11,6 +12,7 @@ pub(crate) mod files;
 pub(crate) mod flags;
 pub(crate) mod info;
 pub(crate) mod logs;
+pub(crate) mod man;
 pub(crate) mod policy;
 pub(crate) mod run;
 pub(crate) mod runs;

@@ -80,6 +80,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("api.listen", "CODELIA_API_LISTEN", Text).or("127.0.0.1:7300"),
     key("api.tls_cert", "CODELIA_API_TLS_CERT", Text).unset("no TLS"),
     key("api.tls_key", "CODELIA_API_TLS_KEY", Text).unset("no TLS"),
+    key("api.allow_plaintext", "CODELIA_API_ALLOW_PLAINTEXT", Bool).or("false"),
     key("api.max_connections", "CODELIA_API_MAX_CONNECTIONS", Integer).or("2048"),
     key("api.max_connections_per_address", "CODELIA_API_MAX_CONNECTIONS_PER_ADDRESS", Integer).unset("half of all connections"),
     key("api.max_streams_per_connection", "CODELIA_API_MAX_STREAMS_PER_CONNECTION", Integer).or("1024"),

@@ -108,6 +108,8 @@ pub(crate) struct Api {
     pub(crate) listen: SocketAddr,
     pub(crate) tls_cert: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
+    /// Whether other machines may be served without TLS in profile prod.
+    pub(crate) allow_plaintext: bool,
     pub(crate) max_connections: NonZeroUsize,
     pub(crate) max_connections_per_address: Option<NonZeroUsize>,
     pub(crate) max_streams_per_connection: NonZeroU32,

@@ -13,10 +13,7 @@ use super::{
     secrets::secret_key,
     shutdown_grace, tls,
 };
-use crate::{
-    commands::policy,
-    config::{Config, Profile},
-};
+use crate::{commands::policy, config::Config};
 
 /// Maximum lifetime of a session.
 const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -25,18 +22,10 @@ const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Result<codelia_api::Options> {
     let RunLimits { defaults: limits, ceilings, timeouts } = run_limits(config)?;
     let policy = installation_policy(config, &ceilings)?;
-    let tls = tls::public(config)?;
-    if tls.is_none() && config.profile == Profile::Prod && !config.api.listen.ip().is_loopback() {
-        tracing::warn!(listen = %config.api.listen, "API served without TLS");
-    }
     Ok(codelia_api::Options {
         listen: config.api.listen,
-        tls: tls.map(|(cert_pem, key_pem)| codelia_api::ServerTls { cert_pem, key_pem }),
-        internal_tls: tls::internal(config)?.map(|tls| codelia_api::InternalTls {
-            ca_pem: tls.ca_pem,
-            cert_pem: tls.cert_pem,
-            key_pem: tls.key_pem,
-        }),
+        tls: tls::public(config)?,
+        internal_tls: tls::internal(config)?,
         default_network: default_network(config, &policy)?,
         policy,
         ceilings,

@@ -1,47 +1,51 @@
 //! Certificates and keys of the API server and of the connections between API and workers.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use codelia_server::TlsFiles;
 
-use crate::config::Config;
+use crate::config::{Config, Profile};
 
-/// Certificate chain and private key, as PEM.
-type Identity = (Vec<u8>, Vec<u8>);
-/// A configuration key and the path it holds.
-type PathKey<'a> = (&'static str, Option<&'a Path>);
-
-/// Identity of the public API server; `None` if TLS is off.
-pub(super) fn public(config: &Config) -> Result<Option<Identity>> {
-    identity(("api.tls_cert", config.api.tls_cert.as_deref()), ("api.tls_key", config.api.tls_key.as_deref()))
+/// Certificate of the public API server; `None` if TLS is off, which other machines may only see if
+/// the configuration says so.
+pub(super) fn public(config: &Config) -> Result<Option<TlsFiles>> {
+    let api = &config.api;
+    let files = match (&api.tls_cert, &api.tls_key) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some(files(cert, key, None)),
+        _ => bail!("set both api.tls_cert and api.tls_key, or neither"),
+    };
+    if files.is_none() && !api.listen.ip().is_loopback() && !api.allow_plaintext {
+        if config.profile == Profile::Prod {
+            bail!(
+                "api.listen: {} is not a loopback address, and profile prod does not send keys without TLS: \
+                 set api.tls_cert and api.tls_key (`codelia certs dev` creates some), or \
+                 api.allow_plaintext = true if a proxy or mesh in front of it does TLS",
+                api.listen
+            );
+        }
+        tracing::warn!(
+            listen = %api.listen,
+            "API served without TLS to other machines: keys and output can be read on the way; set \
+             api.tls_cert and api.tls_key (`codelia certs dev` creates some)"
+        );
+    }
+    Ok(files)
 }
 
 /// Mutual TLS between API and workers; `None` if it is off.
-pub(super) fn internal(config: &Config) -> Result<Option<codelia_worker::InternalTls>> {
+pub(super) fn internal(config: &Config) -> Result<Option<TlsFiles>> {
     let internal = &config.internal;
-    let identity = identity(
-        ("internal.tls_cert", internal.tls_cert.as_deref()),
-        ("internal.tls_key", internal.tls_key.as_deref()),
-    )?;
-    match (&internal.tls_ca, identity) {
-        (None, None) => Ok(None),
-        (Some(ca), Some((cert_pem, key_pem))) => {
-            Ok(Some(codelia_worker::InternalTls { ca_pem: read("internal.tls_ca", ca)?, cert_pem, key_pem }))
-        }
+    match (&internal.tls_ca, &internal.tls_cert, &internal.tls_key) {
+        (None, None, None) => Ok(None),
+        (Some(ca), Some(cert), Some(key)) => Ok(Some(files(cert, key, Some(ca)))),
         _ => bail!("set all of internal.tls_ca, internal.tls_cert and internal.tls_key, or none"),
     }
 }
 
-fn identity(cert: PathKey<'_>, key: PathKey<'_>) -> Result<Option<Identity>> {
-    match (cert.1, key.1) {
-        (None, None) => Ok(None),
-        (Some(cert_path), Some(key_path)) => Ok(Some((read(cert.0, cert_path)?, read(key.0, key_path)?))),
-        _ => bail!("set both {} and {}, or neither", cert.0, key.0),
-    }
-}
-
-fn read(key: &str, path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{key}: cannot read {}", path.display()))
+fn files(cert: &PathBuf, key: &PathBuf, ca: Option<&PathBuf>) -> TlsFiles {
+    TlsFiles { cert: cert.clone(), key: key.clone(), ca: ca.cloned() }
 }
 
 #[cfg(test)]
@@ -57,5 +61,24 @@ mod tests {
         assert!(api(&half, Mode::Logical, SEPARATE).unwrap_err().to_string().contains("api.tls_key"));
         let half = config(&[("CODELIA_INTERNAL_TLS_CA", "/ca.pem")]);
         assert!(internal(&half).unwrap_err().to_string().contains("internal.tls_ca"));
+    }
+    #[test]
+    fn plaintext_for_other_machines_is_refused_in_prod() {
+        let prod = ("CODELIA_PROFILE", "prod");
+        let open = ("CODELIA_API_LISTEN", "0.0.0.0:7300");
+        let error = public(&config(&[prod, open])).unwrap_err().to_string();
+        for named in ["api.listen", "api.tls_cert", "api.allow_plaintext", "codelia certs dev"] {
+            assert!(error.contains(named), "{named}: {error}");
+        }
+        let certificate = [("CODELIA_API_TLS_CERT", "/cert.pem"), ("CODELIA_API_TLS_KEY", "/key.pem")];
+        for allowed in [
+            &[prod][..],
+            &[prod, ("CODELIA_API_LISTEN", "[::1]:7300")],
+            &[open],
+            &[prod, open, ("CODELIA_API_ALLOW_PLAINTEXT", "true")],
+            &[prod, open, certificate[0], certificate[1]],
+        ] {
+            assert!(public(&config(allowed)).is_ok(), "{allowed:?}");
+        }
     }
 }

@@ -7,26 +7,24 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use codelia_proto::internal::v1::{
     worker_file_service_server::WorkerFileServiceServer, worker_service_server::WorkerServiceServer,
 };
-use codelia_server::Limits;
+use codelia_server::{Limits, TlsIdentity, Transport};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    service::Routes,
-    transport::{Certificate, Identity, ServerTlsConfig},
-};
+use tonic::service::Routes;
 
-use crate::{Error, InternalTls, Listen, Options, files::FileService, rpc::service::RunService};
+use crate::{Error, Listen, Options, files::FileService, rpc::service::RunService};
 
 /// A bound listener.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Unix(UnixListener, SocketFile),
-    Tcp(TcpListener, ServerTlsConfig),
+    Tcp(TcpListener, Arc<TlsIdentity>),
 }
 
 /// Removes the socket's file when its listener is dropped.
@@ -51,9 +49,10 @@ pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error>
             (Listener::Unix(listener, SocketFile(path)), address)
         }
         Listen::Tcp(requested) => {
-            let tls = options.internal_tls.as_ref().ok_or(Error::TlsMissing)?;
+            let files = options.internal_tls.clone().ok_or(Error::TlsMissing)?;
+            let identity = TlsIdentity::load(files).map_err(Error::Tls)?;
             let (listener, bound) = bind_tcp(*requested).await.map_err(failed(requested))?;
-            (Listener::Tcp(listener, tls_config(tls)), format!("https://{bound}"))
+            (Listener::Tcp(listener, identity), format!("https://{bound}"))
         }
     };
     Ok((listener, options.advertise.clone().unwrap_or(address)))
@@ -65,33 +64,21 @@ pub(crate) fn services(runs: RunService, files: FileService) -> Routes {
 }
 
 /// Serves until `shutdown`, then waits for the calls in progress.
-pub(crate) async fn serve(
-    listener: Listener,
-    services: Routes,
-    limits: Limits,
-    shutdown: CancellationToken,
-) -> Result<(), Error> {
+pub(crate) async fn serve(listener: Listener, services: Routes, limits: Limits, shutdown: CancellationToken) {
     let server = limits.server();
     match listener {
         Listener::Unix(listener, _file) => {
             codelia_server::serve(OwnUser(listener), server.into(), services, limits, shutdown).await;
         }
-        Listener::Tcp(listener, tls) => {
-            let server = server.tls_config(tls).map_err(Error::Tls)?;
-            codelia_server::serve(listener, server.into(), services, limits, shutdown).await;
+        Listener::Tcp(listener, identity) => {
+            let transport = Transport::with_tls(server, identity);
+            codelia_server::serve(listener, transport, services, limits, shutdown).await;
         }
     }
-    Ok(())
 }
 
 fn failed(address: impl ToString) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Listen { address: address.to_string(), source }
-}
-
-fn tls_config(tls: &InternalTls) -> ServerTlsConfig {
-    ServerTlsConfig::new()
-        .identity(Identity::from_pem(&tls.cert_pem, &tls.key_pem))
-        .client_ca_root(Certificate::from_pem(&tls.ca_pem))
 }
 
 async fn bind_tcp(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {

@@ -1,10 +1,11 @@
 //! The internal API over TCP requires certificates on both sides.
 
-use std::{fs, net::SocketAddr, sync::Arc};
+use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
 use codelia_proto::internal::v1::{CancelRunRequest, worker_service_client::WorkerServiceClient};
+use codelia_server::TlsFiles;
 use codelia_tests::{Certificates, Database, Scratch};
-use codelia_worker::{Error, InternalTls, Listen, Options, Service};
+use codelia_worker::{Error, Listen, Options, Service};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -13,23 +14,26 @@ use crate::{
     process_backend::ProcessBackend,
 };
 
-fn issue(authority: &Certificates, scratch: &Scratch, name: &str) -> InternalTls {
+fn issue(authority: &Certificates, scratch: &Scratch, name: &str) -> TlsFiles {
     authority.write(scratch.path(), name, &["codelia-worker"]).unwrap();
-    let read = |file: String| fs::read(scratch.join(&file)).unwrap();
-    InternalTls {
-        ca_pem: read(format!("{name}-ca.pem")),
-        cert_pem: read(format!("{name}.pem")),
-        key_pem: read(format!("{name}.key")),
+    TlsFiles {
+        ca: Some(scratch.join(&format!("{name}-ca.pem"))),
+        cert: scratch.join(&format!("{name}.pem")),
+        key: scratch.join(&format!("{name}.key")),
     }
 }
 
+fn pem(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap()
+}
+
 /// Returns whether a caller that trusts `authority` and presents `identity` is answered.
-async fn is_answered(address: &str, authority: &InternalTls, identity: Option<&InternalTls>) -> bool {
+async fn is_answered(address: &str, authority: &TlsFiles, identity: Option<&TlsFiles>) -> bool {
     let mut tls = ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(&authority.ca_pem))
+        .ca_certificate(Certificate::from_pem(pem(authority.ca.as_deref().unwrap())))
         .domain_name("codelia-worker");
     if let Some(identity) = identity {
-        tls = tls.identity(Identity::from_pem(&identity.cert_pem, &identity.key_pem));
+        tls = tls.identity(Identity::from_pem(pem(&identity.cert), pem(&identity.key)));
     }
     let endpoint = Endpoint::from_shared(address.to_owned()).unwrap().tls_config(tls).unwrap();
     let Ok(channel) = endpoint.connect().await else { return false };
