@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help up down build test check bench chaos sqlx clean
+.PHONY: help up down build test check bench chaos skew sqlx clean
 
 # A freshly installed rustup is not in the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -47,6 +47,10 @@ bench: ## Measure against raw fork+exec, raw tools and raw Postgres, in one run
 chaos: ## Inject random faults; count runs lost or doubled and leaks (SEEDS="7 8" RUNS=500 MODES=bwrap)
 	@scripts/install-deps test
 	@scripts/chaos
+
+skew: ## Replace a running installation of another commit with this one (REV=commit)
+	@scripts/install-deps test
+	@CODELIA_TEST_PREVIOUS="$$(scripts/previous-build $(REV) | tail -n 1)" scripts/test -E 'test(rolling_restart)'
 
 sqlx: ## Regenerate the checked queries in .sqlx after a change of migrations or SQL
 	@scripts/install-deps up

@@ -18,7 +18,7 @@ const MIN_KUBECTL: (u32, u32) = (1, 21);
 /// Host paths that a pod may mount: none.
 const HOST_PATHS: [&str; 0] = [];
 /// What probes may ask, on the port of the metrics.
-const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+const PROBES: [&str; 3] = ["/startupz", "/healthz", "/readyz"];
 const SECCOMP: &str = "codelia-worker-seccomp.json";
 
 fn deploy() -> PathBuf {
@@ -257,6 +257,22 @@ fn commands_and_settings_of_pods_exist() -> Result<()> {
     Ok(())
 }
 
+/// Compose and Kubernetes use one profile.
+#[test]
+fn workers_have_one_seccomp_profile() -> Result<()> {
+    let root = deploy().join("..");
+    ensure!(root.join(SECCOMP).is_file(), "{SECCOMP}");
+    let compose = fs::read_to_string(root.join("compose.yaml"))?;
+    let named: Vec<_> = compose.lines().filter_map(|line| line.trim().strip_prefix("- seccomp:")).collect();
+    ensure!(!named.is_empty() && named.iter().all(|path| *path == format!("./{SECCOMP}")), "{named:?}");
+    let worker = fs::read_to_string(deploy().join("base/worker.yaml"))?;
+    ensure!(worker.contains(&format!("localhostProfile: {SECCOMP}\n")), "the worker's profile");
+    for copy in ["docker/codelia/seccomp.json", "k8s/node/codelia-worker-seccomp.json"] {
+        ensure!(!root.join(copy).exists(), "a second profile: {copy}");
+    }
+    Ok(())
+}
+
 #[test]
 fn workers_have_time_to_drain() -> Result<()> {
     if !can_render() {
@@ -290,7 +306,7 @@ fn workers_have_time_to_drain() -> Result<()> {
 fn worker_options(pod: &Value) -> Vec<String> {
     let capabilities = pod["containers"][0]["securityContext"]["capabilities"]["add"].as_array();
     let capabilities = capabilities.into_iter().flatten().filter_map(Value::as_str);
-    let profile = format!("seccomp={}", deploy().join("node").join(SECCOMP).display());
+    let profile = format!("seccomp={}", deploy().join("..").join(SECCOMP).display());
     let mut options = vec!["--cap-drop=ALL".to_owned(), "--security-opt".to_owned(), profile];
     options.extend(capabilities.map(|capability| format!("--cap-add={capability}")));
     options

@@ -61,6 +61,7 @@ mod protocol;
 mod queueing;
 mod quotas;
 mod retention;
+mod rolling;
 mod run_cli;
 mod run_terminal;
 mod secrets;

@@ -15,6 +15,8 @@ use codelia_tests::{
 use rustix::process::Signal;
 use tonic::Code;
 
+use crate::service::{free_address, http_get};
+
 /// An installation whose worker reaches the database through a proxy.
 struct Outage {
     cluster: Cluster,
@@ -247,5 +249,63 @@ async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
     cluster.worker(&paused).process.signal(Signal::CONT)?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Kind::Lost(Lost { reason: "worker_lost".into() }));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn database_outage_makes_worker_unready_but_live() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
+    let shape = ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
+    let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
+    let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+    let probes = free_address().await?;
+    let settings = [("CODELIA_DATABASE_URL", url.as_str()), ("CODELIA_METRICS_LISTEN", probes.as_str())];
+    cluster.add_worker_with(&settings).await?;
+    let status = async |path: &str| http_get(&probes, path).await.map(|(status, _)| status);
+    assert_eq!((status("/startupz").await?, status("/readyz").await?), (200, 200));
+
+    proxy.set(ProxyMode::Closed);
+    let is_unready = || async { (status("/readyz").await.ok()? == 503).then_some(()) };
+    eventually("the worker is not ready", is_unready).await;
+    // The keeper tries to register again and again, for longer than a stuck one would be tolerated.
+    let until = tokio::time::Instant::now() + Duration::from_secs(4 * WORKER_LEASE_SECONDS);
+    while tokio::time::Instant::now() < until {
+        assert_eq!(status("/healthz").await?, 200, "nothing is gained by a restart");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!((status("/startupz").await?, status("/readyz").await?), (200, 503));
+    proxy.set(ProxyMode::Open);
+    let is_ready = || async { (status("/readyz").await.ok()? == 200).then_some(()) };
+    eventually("the worker is ready again", is_ready).await;
+    cluster.end().await?;
+    server.stop().await?;
+    drop(scratch);
+    Ok(())
+}
+
+#[tokio::test]
+async fn run_lost_at_takeover_is_counted() -> Result<()> {
+    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let metrics = free_address().await?;
+    cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let run = client.start(shell(&session.name, "touch begun; exec sleep 1000")).await?;
+    begun(&cluster).await;
+    // Nobody sweeps: only the next holder of the session can end the run.
+    let stranger = "UPDATE upkeep_owner SET holder = gen_random_uuid(), until = now() + interval '1 hour'";
+    cluster.database.execute(stranger).await?;
+    cluster.workers[0].process.signal(Signal::KILL)?;
+    cluster.workers[0].process.exited().await?;
+    cluster.restart_worker(0).await?;
+    let counted = |count: u32| format!("codelia_runs_lost_total{{reason=\"worker_lost\"}} {count}\n");
+    assert!(http_get(&metrics, "/metrics").await?.1.contains(&counted(0)), "the control");
+    client.exec(&session.name, "true").await?;
+    let lost = client.watch_to_end(&run.name, 0).await?;
+    assert_eq!(lost.outcome(), Kind::Lost(Lost { reason: "worker_lost".into() }));
+    let page = http_get(&metrics, "/metrics").await?.1;
+    assert!(page.contains(&counted(1)), "{page}");
     cluster.end().await
 }

@@ -22,9 +22,11 @@ async fn undrained_worker_takes_sessions_again() -> Result<()> {
 
     let drain = ["workers", "drain", "worker-0"];
     assert_eq!(Process::finish(cluster.cli(&operator, &drain), b"").await?.code, Some(0));
-    let undrain = ["workers", "undrain", "worker-0"];
+    let undrain = ["workers", "undrain", "worker-0", "--wait"];
     let done = Process::finish(cluster.cli(&operator, &undrain), b"").await?;
     assert!(done.code == Some(0) && done.stdout.contains("ready"), "{done:?}");
+    let session = operator.session().await?;
+    assert_eq!(session.worker_id, "worker-0", "it takes a session at once: {session:?}");
 
     let member = cluster.tenant("a").await?;
     let refused = member.admin().undrain_worker(UndrainWorkerRequest { name }).await;

@@ -335,3 +335,22 @@ async fn session_ended_during_worker_downtime_is_removed() -> Result<()> {
     .await;
     cluster.end().await
 }
+
+#[tokio::test]
+async fn new_sessions_prefer_workers_with_lower_numbers() -> Result<()> {
+    let mut holders = Vec::new();
+    for placement in ["lowest_number", "spread"] {
+        let settings = vec![("CODELIA_API_PLACEMENT", placement.to_owned())];
+        let shape = ClusterOptions { workers: 2, settings, ..ClusterOptions::default() };
+        let cluster = Cluster::start_with(shape).await?;
+        let client = cluster.tenant("a").await?;
+        let mut found = std::collections::BTreeSet::new();
+        for _ in 0..30 {
+            found.insert(client.session().await?.worker_id);
+        }
+        holders.push(found.into_iter().collect::<Vec<_>>());
+        cluster.end().await?;
+    }
+    assert_eq!(holders, [vec!["worker-0"], vec!["worker-0", "worker-1"]], "the control: both have some");
+    Ok(())
+}

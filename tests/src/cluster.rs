@@ -118,6 +118,11 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// Starts processes with this program from now on.
+    pub fn use_program(&mut self, program: Program) {
+        self.program = program;
+    }
+
     /// Starts another api.
     pub async fn add_api(&mut self) -> Result<()> {
         self.add_api_with(&[("CODELIA_API_LISTEN", "127.0.0.1:0")]).await

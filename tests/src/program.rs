@@ -28,6 +28,13 @@ impl Program {
         Ok(Self { codelia, init })
     }
 
+    /// The programs of another build in the directory that `CODELIA_TEST_PREVIOUS` names, if it is set.
+    #[must_use]
+    pub fn previous() -> Option<Self> {
+        let directory = PathBuf::from(std::env::var_os("CODELIA_TEST_PREVIOUS")?);
+        Some(Self { codelia: directory.join("codelia"), init: None })
+    }
+
     /// Copies both programs into `dir`, where any user may execute them. The copy of `codelia` finds
     /// `codelia-init` in its own directory.
     pub fn copied_into(&self, dir: &Path) -> Result<Self> {

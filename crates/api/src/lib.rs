@@ -47,6 +47,7 @@ mod validate;
 mod web;
 
 pub use auth::{generate_secret, hash_secret, is_secret};
+pub use dispatch::Placement;
 pub use options::{CallLimits, Options, Timeouts};
 pub use service::{Error, Service};
 pub use web::{CorsOrigins, InvalidOrigin};

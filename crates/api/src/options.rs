@@ -7,7 +7,7 @@ use codelia_server::TlsFiles;
 use codelia_store::{Retention, SecretKey};
 use codelia_types::{Mode, NetworkMode, TenantId};
 
-use crate::web::CorsOrigins;
+use crate::{dispatch::Placement, web::CorsOrigins};
 
 /// Settings of the server, chosen by the operator.
 #[derive(Debug, Clone)]
@@ -38,6 +38,8 @@ pub struct Options {
     pub allow_logical: bool,
     /// A tenant that may use mode `logical` whatever its isolation floor, until this server stops.
     pub unisolated_tenant: Option<TenantId>,
+    /// Which worker gets a new session.
+    pub placement: Placement,
     /// How long open calls may take to finish after shutdown begins.
     pub shutdown_grace: Duration,
     /// Encrypts secret variables; `None` refuses them.

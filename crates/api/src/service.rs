@@ -109,7 +109,7 @@ impl Service {
         let transport = transport(&options, identity.clone());
         let certificates = identity.into_iter().chain(internal_identity.clone()).collect();
         let context = Arc::new(Context {
-            dispatch: Dispatch::new(store.clone(), internal_identity),
+            dispatch: Dispatch::new(store.clone(), internal_identity, options.placement),
             session_cache: SessionCache::default(),
             flags: FlagRules::default(),
             tenant_policies: TenantPolicies::default(),

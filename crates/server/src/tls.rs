@@ -60,7 +60,7 @@ pub enum TlsError {
     #[error("unusable certificate {} or key {}", files.cert.display(), files.key.display())]
     Certificate {
         /// The files.
-        files: TlsFiles,
+        files: Box<TlsFiles>,
         /// What is wrong.
         source: rustls::Error,
     },
@@ -197,7 +197,7 @@ impl TlsFiles {
     }
 
     fn usable(&self, pem: TlsPem) -> Result<Usable, TlsError> {
-        let unusable = |source| TlsError::Certificate { files: self.clone(), source };
+        let unusable = |source| TlsError::Certificate { files: Box::new(self.clone()), source };
         let chain = certificates(&pem.cert, &self.cert)?;
         let expires_at = expires_at(&chain).map_err(unusable)?;
         let key = PrivateKeyDer::from_pem_slice(&pem.key)

@@ -21,6 +21,10 @@ pub struct Lease {
     /// Whether the session's directory must exist: a run or a file call may have left files in it,
     /// and the caller did not allow their loss.
     pub has_files: bool,
+    /// Runs of the previous holder that were queued again.
+    pub retried: u64,
+    /// Runs of the previous holder that ended as lost.
+    pub lost: u64,
 }
 
 /// What a sweep of expired leases did.
@@ -83,18 +87,17 @@ impl Store {
         sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0)
             .execute(&mut *tx)
             .await?;
-        let has_files = if acquired.lease_epoch > 1 {
+        let (mut has_files, mut retried, mut lost) = (false, 0, 0);
+        if acquired.lease_epoch > 1 {
             let orphans = sqlx::query_scalar!(
                 "SELECT id FROM live_runs WHERE session_id = $1 AND state = 'running' FOR UPDATE",
                 session.0
             )
             .fetch_all(&mut *tx)
             .await?;
-            resolve_orphan_runs(&mut tx, &orphans).await?;
-            !acquired.allow_data_loss && has_files(&mut tx, session).await?
-        } else {
-            false
-        };
+            (retried, lost) = resolve_orphan_runs(&mut tx, &orphans).await?;
+            has_files = !acquired.allow_data_loss && may_have_files(&mut tx, session).await?;
+        }
         tx.commit().await?;
         Ok(Some(Lease {
             session,
@@ -106,6 +109,8 @@ impl Store {
             },
             spec: acquired.spec.0,
             has_files,
+            retried,
+            lost,
         }))
     }
 
@@ -217,7 +222,7 @@ impl Store {
 
 /// Whether a command may have been started in the session, or a file call made. What ended before the
 /// last check of the session is in `used_at`, see `session_check.sql`.
-async fn has_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
+async fn may_have_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
     run::read_in_order(tx).await?;
     let found = sqlx::query_scalar!(
         r#"SELECT s.used_at IS NOT NULL

@@ -1,5 +1,5 @@
-//! HTTP endpoints for operators and probes: `/metrics`, `/healthz`, `/readyz`. Each connection
-//! serves one request and is closed after a short time, whatever the client does.
+//! HTTP endpoints for operators and probes: `/metrics`, `/startupz`, `/healthz`, `/readyz`. Each
+//! connection serves one request and is closed after a short time, whatever the client does.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,17 +33,24 @@ pub struct HttpLimits {
     pub request_timeout: Duration,
 }
 
-/// Serves `/metrics`, `/healthz` (200 while the process runs) and `/readyz` (200 while `ready`
-/// returns `true`, otherwise 503) until `shutdown` is cancelled.
-pub async fn serve_metrics<R>(
+/// What probes ask. The answers are 200 for `true` and 503 for `false`; asking must not wait.
+pub trait Probes: Send + Sync + 'static {
+    /// `/startupz`: whether the process has started.
+    fn is_started(&self) -> bool;
+    /// `/healthz`: whether the process works, or is about to exit by itself. If not, it must be restarted.
+    fn is_live(&self) -> bool;
+    /// `/readyz`: whether the process can take work.
+    fn is_ready(&self) -> bool;
+}
+
+/// Serves `/metrics` and the answers of `probes` until `shutdown` is cancelled.
+pub async fn serve_metrics(
     listener: TcpListener,
     limits: HttpLimits,
     shutdown: CancellationToken,
-    ready: R,
-) where
-    R: Fn() -> bool + Clone + Send + Sync + 'static,
-{
-    serve(listener, limits, shutdown, router(prometheus::default_registry().clone(), ready)).await;
+    probes: Arc<impl Probes>,
+) {
+    serve(listener, limits, shutdown, router(prometheus::default_registry().clone(), probes)).await;
 }
 
 async fn serve(listener: TcpListener, limits: HttpLimits, shutdown: CancellationToken, router: Router) {
@@ -74,18 +81,20 @@ async fn respond(stream: TcpStream, router: Router, limits: HttpLimits, _permit:
     }
 }
 
-fn router<R>(registry: Registry, ready: R) -> Router
-where
-    R: Fn() -> bool + Clone + Send + Sync + 'static,
-{
+fn router<P: Probes>(registry: Registry, probes: Arc<P>) -> Router {
+    let probe = |ask: fn(&P) -> bool, words: [&'static str; 2]| {
+        let probes = probes.clone();
+        get(move || async move { answer(ask(&probes), words) })
+    };
     Router::new()
         .route("/metrics", get(move || async move { render_metrics(&registry) }))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(move || async move { readiness(ready()) }))
+        .route("/startupz", probe(P::is_started, ["started\n", "not started\n"]))
+        .route("/healthz", probe(P::is_live, ["ok\n", "stuck\n"]))
+        .route("/readyz", probe(P::is_ready, ["ready\n", "not ready\n"]))
 }
 
-fn readiness(ready: bool) -> (StatusCode, &'static str) {
-    if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+fn answer(holds: bool, [yes, no]: [&'static str; 2]) -> (StatusCode, &'static str) {
+    if holds { (StatusCode::OK, yes) } else { (StatusCode::SERVICE_UNAVAILABLE, no) }
 }
 
 fn render_metrics(registry: &Registry) -> Response {
@@ -128,6 +137,28 @@ mod tests {
         (provider, registry)
     }
 
+    /// Started, live, ready.
+    #[derive(Debug)]
+    struct Fixed([bool; 3]);
+
+    impl Probes for Fixed {
+        fn is_started(&self) -> bool {
+            self.0[0]
+        }
+
+        fn is_live(&self) -> bool {
+            self.0[1]
+        }
+
+        fn is_ready(&self) -> bool {
+            self.0[2]
+        }
+    }
+
+    fn router_of(registry: Registry, probes: [bool; 3]) -> Router {
+        router(registry, Arc::new(Fixed(probes)))
+    }
+
     async fn fetch(router: Router, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -146,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_served_under_their_names() {
         let (_provider, registry) = recorded_metrics();
-        let response = fetch(router(registry, || true), "/metrics").await;
+        let response = fetch(router_of(registry, [true; 3]), "/metrics").await;
         for line in [
             r#"codelia_runs_total{mode="logical",outcome="exited"} 1"#,
             r#"codelia_run_step_seconds_bucket{step="commit",le="0.002"} 1"#,
@@ -178,10 +209,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unready_process_is_still_healthy() {
-        let ready = fetch(router(Registry::new(), || false), "/readyz").await;
-        let alive = fetch(router(Registry::new(), || false), "/healthz").await;
-        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-        assert!(alive.starts_with("HTTP/1.1 200"), "{alive}");
+    async fn each_probe_has_its_own_answer() {
+        for (number, path) in ["/startupz", "/healthz", "/readyz"].into_iter().enumerate() {
+            for holds in [true, false] {
+                let mut probes = [!holds; 3];
+                probes[number] = holds;
+                let answer = fetch(router_of(Registry::new(), probes), path).await;
+                let status = if holds { "HTTP/1.1 200" } else { "HTTP/1.1 503" };
+                assert!(answer.starts_with(status), "{path}: {answer}");
+            }
+        }
     }
 }

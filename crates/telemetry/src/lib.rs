@@ -13,7 +13,7 @@ mod start;
 pub mod task;
 mod tenant_pool;
 
-pub use http::{HttpLimits, serve_metrics};
+pub use http::{HttpLimits, Probes, serve_metrics};
 pub use metrics::{Metrics, Step, metrics};
 pub use pipeline::{Error, Format, Guard, Options, init};
 pub use tenant_pool::{Permit, TenantBusy, TenantPool};

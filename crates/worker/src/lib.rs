@@ -8,6 +8,7 @@
 
 mod egress;
 mod files;
+mod health;
 mod lease;
 mod loops;
 mod rpc;
@@ -36,6 +37,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub use egress::TrustError;
+pub use health::Health;
 
 use egress::Egress;
 use lease::keeper;
@@ -262,6 +264,12 @@ impl Service {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.worker.address
+    }
+
+    /// What probes ask of the worker.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        Health::of(&self.worker)
     }
 
     /// Works until `shutdown`, then drains and unregisters the worker.

@@ -78,7 +78,7 @@ async fn start_keeper(worker: &Arc<Worker>, tasks: &CriticalTasks) -> Result<(),
             return pending().await;
         }
         let _fence = FenceOnExit { registration: &w.registration, stop };
-        keeper::keep(&*w.registration, w.term, &w.lease).await;
+        keeper::keep(&*w.registration, w.term, &w.lease, &w.turns).await;
     };
     tasks.critical_thread(LEASE_KEEPER, keep).map_err(Error::Thread)?;
     Ok(first.await.map_err(|_| Error::Stopped(LEASE_KEEPER))??)

@@ -20,6 +20,7 @@ use crate::{
         poll::Poller,
         registration::Registration,
         sessions::Sessions,
+        turns::Turns,
         worker_lease::{LeaseHandle, LeaseTerm, WorkerLease},
     },
     rpc::service::RunService,
@@ -49,6 +50,8 @@ pub(crate) struct Worker {
     file_call_timeout: Duration,
     pub(crate) store: Store,
     pub(crate) lease: LeaseHandle,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) drain: Arc<DrainState>,
     pub(crate) registration: Arc<Registration>,
     pub(crate) backends: Arc<Backends>,
     pub(crate) receipts: Arc<Receipts>,
@@ -96,8 +99,11 @@ impl Worker {
         let dispatcher = shared.dispatcher(executor);
         let leases = shared.leases(spares);
         let poller = shared.poller(leases.clone(), dispatcher.clone());
+        let term = LeaseTerm { ttl: options.lease_ttl, margin: options.lease_margin };
         Arc::new(Self {
-            term: LeaseTerm { ttl: options.lease_ttl, margin: options.lease_margin },
+            term,
+            turns: Arc::new(Turns::new(term)),
+            drain: shared.drain.clone(),
             poll_interval: options.poll_interval,
             retention: options.retention,
             file_call_timeout: options.file_call_timeout,

@@ -22,6 +22,7 @@ pub(crate) fn options() -> Options {
         max_session_ttl: Duration::from_secs(600),
         allow_logical: true,
         unisolated_tenant: None,
+        placement: crate::Placement::default(),
         shutdown_grace: Duration::from_secs(1),
         secret_key: None,
         connections: codelia_server::Limits::default(),

@@ -12,13 +12,13 @@ use codelia_proto::{
     timestamp_to_proto,
 };
 use codelia_server::TlsIdentity;
-use codelia_store::{Run, SealedEnv, Store, WorkerCandidate};
+use codelia_store::{Run, SealedEnv, Store};
 use codelia_telemetry::{Step, metrics};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
-use super::{channels::Channels, error::Error};
+use super::{channels::Channels, error::Error, placement::Placement};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longer, because giving up an attach that owns its run ends the run.
@@ -32,11 +32,12 @@ type Client = WorkerServiceClient<Channel>;
 pub(crate) struct Dispatch {
     store: Store,
     channels: Channels,
+    placement: Placement,
 }
 
 impl Dispatch {
-    pub(crate) fn new(store: Store, tls: Option<Arc<TlsIdentity>>) -> Self {
-        Self { store, channels: Channels::new(tls) }
+    pub(crate) fn new(store: Store, tls: Option<Arc<TlsIdentity>>, placement: Placement) -> Self {
+        Self { store, channels: Channels::new(tls), placement }
     }
 
     /// Pushes a run to the worker that it is recorded for.
@@ -51,14 +52,15 @@ impl Dispatch {
 
     /// Offers a session to workers with free slots, one after the other, until one takes it.
     pub(crate) async fn offer(&self, session: SessionId, mode: Mode) -> Option<(WorkerId, LeaseEpoch)> {
-        let candidates = match self.store.worker_candidates(session, mode).await {
+        let mut candidates = match self.store.worker_candidates(session, mode).await {
             Ok(candidates) => candidates,
             Err(error) => {
                 tracing::warn!(%session, %error, "cannot read workers for session");
                 return None;
             }
         };
-        for candidate in sort_by_load(candidates) {
+        self.placement.sort(&mut candidates);
+        for candidate in candidates {
             let request = wire::OfferSessionRequest { session_id: session.to_string() };
             let response =
                 self.call(&candidate.address, async |mut client| client.offer_session(request).await).await;
@@ -176,36 +178,5 @@ pub(crate) fn push_request(run: &Run, push: Push) -> wire::StartRunRequest {
         attempt: run.attempt,
         spec: Some((&run.spec).into()),
         secret_env: push.secret_env.map(|sealed| sealed.0).unwrap_or_default(),
-    }
-}
-
-/// Sorts candidates, least loaded first.
-fn sort_by_load(mut candidates: Vec<WorkerCandidate>) -> Vec<WorkerCandidate> {
-    candidates.sort_by(|a, b| load(a).total_cmp(&load(b)));
-    candidates
-}
-
-fn load(candidate: &WorkerCandidate) -> f64 {
-    f64::from(candidate.busy_slots) / f64::from(candidate.slots.max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn candidate(id: &str, slots: i32, busy_slots: i32) -> WorkerCandidate {
-        WorkerCandidate {
-            id: id.parse().unwrap(),
-            incarnation: Incarnation::generate(),
-            address: String::new(),
-            slots,
-            busy_slots,
-        }
-    }
-
-    #[test]
-    fn least_loaded_worker_comes_first() {
-        let sorted = sort_by_load(vec![candidate("full", 2, 2), candidate("half", 8, 4)]);
-        assert_eq!(sorted[0].id.as_str(), "half");
     }
 }

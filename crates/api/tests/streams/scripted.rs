@@ -388,6 +388,7 @@ fn options() -> Options {
         max_session_ttl: Duration::from_secs(600),
         allow_logical: true,
         unisolated_tenant: None,
+        placement: codelia_api::Placement::default(),
         shutdown_grace: Duration::from_millis(100),
         secret_key: None,
         connections: codelia_server::Limits::default(),

@@ -324,8 +324,17 @@ Example:
         timeout: Duration,
     },
     /// Take back the drain of a worker: it accepts runs again
+    #[command(after_help = "\
+Example:
+  codelia workers undrain worker-1 --wait")]
     Undrain {
         /// Worker id
         worker: String,
+        /// Return when the worker takes work again
+        #[arg(long)]
+        wait: bool,
+        /// Fail if the worker does not take work after this long
+        #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m", requires = "wait")]
+        timeout: Duration,
     },
 }

@@ -18,7 +18,10 @@ use time::OffsetDateTime;
 use crate::{
     args,
     client::{Client, pages},
-    commands::{drain::wait_until_empty, policy},
+    commands::{
+        drain::{wait_until_empty, wait_until_working},
+        policy,
+    },
     output::Output,
     record, resolve,
 };
@@ -153,9 +156,13 @@ pub(crate) async fn workers(client: &Client, command: args::Workers, output: Out
                 drained => drained,
             }
         }
-        args::Workers::Undrain { worker } => {
+        args::Workers::Undrain { worker, wait, timeout } => {
             let request = UndrainWorkerRequest { name: worker_name(worker) };
-            client.admin().undrain_worker(request).await?.into_inner().worker
+            let undrained = client.admin().undrain_worker(request).await?.into_inner().worker;
+            match undrained {
+                Some(worker) if wait => Some(wait_until_working(client, worker, timeout).await?),
+                undrained => undrained,
+            }
         }
     };
     output.print_fields(&record::worker(&worker.context("the server sent no worker")?))

@@ -1,4 +1,4 @@
-//! `codelia workers drain --wait`: waits until a worker is empty.
+//! `codelia workers drain --wait` and `undrain --wait`: wait until a worker is empty, or takes work again.
 
 use std::time::Duration;
 
@@ -48,6 +48,29 @@ pub(crate) async fn wait_until_empty(client: &Client, worker: Worker, timeout: D
             Some(found) => found,
             None => return Ok(last),
         };
+    }
+}
+
+/// Waits until a worker has sent a heartbeat since its drain was taken back. Its answer is how a worker
+/// learns of that.
+pub(crate) async fn wait_until_working(client: &Client, worker: Worker, timeout: Duration) -> Result<Worker> {
+    let deadline = Instant::now() + timeout;
+    let (id, before) = (worker.worker_id, worker.heartbeat_time);
+    loop {
+        let Some(found) = find(client, &id).await? else { bail!("worker {id} is gone") };
+        match found.state() {
+            WorkerState::Ready if found.heartbeat_time != before => return Ok(found),
+            WorkerState::Ready => {}
+            WorkerState::Gone => bail!("worker {id} is gone: its lease expired, or it shut down"),
+            _ => bail!("worker {id} was drained again while this command waited"),
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "worker {id} sent no heartbeat for {} (wait longer with --timeout)",
+                units::duration(timeout)
+            );
+        }
+        sleep(INTERVAL).await;
     }
 }
 

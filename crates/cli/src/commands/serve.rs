@@ -2,15 +2,13 @@
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock},
 };
 
 use anyhow::{Context, Result};
 use codelia_store::Store;
-use codelia_telemetry::task;
+use codelia_telemetry::{Probes, task};
+use codelia_worker::Health;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -45,7 +43,7 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     let service = codelia_api::Service::bind(options, store.clone()).await?;
     let address = service.local_addr();
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
-    metrics.set_ready();
+    metrics.set_started(None);
     output.print(&json!({ "ready": "api", "address": address }), &format!("ready api {address}"))?;
     service.serve(shutdown).await?;
     store.close().await;
@@ -74,7 +72,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let id = options.id.clone();
     let service = codelia_worker::Service::start(options, store.clone(), backends).await?;
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
-    metrics.set_ready();
+    metrics.set_started(Some(service.health()));
     let address = service.address().to_owned();
     let text = format!("ready worker {id} {address}");
     output.print(&json!({ "ready": "worker", "worker_id": id, "address": address }), &text)?;
@@ -115,33 +113,58 @@ async fn connect_migrated(config: &Config, used_for: DatabaseUse) -> Result<Stor
     Ok(store.with_output(&output).await?)
 }
 
-/// Serves metrics and readiness over HTTP.
+/// Serves metrics and the answers of probes over HTTP.
 #[derive(Debug)]
 pub(crate) struct MetricsServer {
-    ready: Arc<AtomicBool>,
+    state: Arc<ProcessState>,
     address: Option<SocketAddr>,
+}
+
+/// The state of this process for probes.
+#[derive(Debug)]
+struct ProcessState {
+    /// Set when the process has started; holds the state of its worker, if it has one.
+    started: OnceLock<Option<Health>>,
+    shutdown: CancellationToken,
+}
+
+impl Probes for ProcessState {
+    fn is_started(&self) -> bool {
+        self.started.get().is_some()
+    }
+
+    /// A process that shuts down has a deadline of its own.
+    fn is_live(&self) -> bool {
+        let worker = self.started.get().and_then(Option::as_ref);
+        self.shutdown.is_cancelled() || worker.is_none_or(Health::is_live)
+    }
+
+    fn is_ready(&self) -> bool {
+        let worker = self.started.get();
+        !self.shutdown.is_cancelled()
+            && worker.is_some_and(|worker| worker.as_ref().is_none_or(Health::is_ready))
+    }
 }
 
 impl MetricsServer {
     /// Starts serving, if an address is configured. Reports "not ready" once `shutdown` is canceled, but
     /// serves metrics until the process exits.
     pub(crate) async fn start(config: &Config, shutdown: CancellationToken) -> Result<Self> {
-        let ready = Arc::new(AtomicBool::new(false));
-        let Some(listen) = config.metrics.listen else { return Ok(Self { ready, address: None }) };
+        let state = Arc::new(ProcessState { started: OnceLock::new(), shutdown });
+        let Some(listen) = config.metrics.listen else { return Ok(Self { state, address: None }) };
         let listener = TcpListener::bind(listen)
             .await
             .with_context(|| format!("metrics.listen: cannot listen on {listen}"))?;
         let address = Some(listener.local_addr()?);
-        let flag = Arc::clone(&ready);
-        let is_ready = move || flag.load(Ordering::Acquire) && !shutdown.is_cancelled();
         let (limits, never) = (options::metrics(config), CancellationToken::new());
-        task::background("metrics", codelia_telemetry::serve_metrics(listener, limits, never, is_ready));
-        Ok(Self { ready, address })
+        task::background("metrics", codelia_telemetry::serve_metrics(listener, limits, never, state.clone()));
+        Ok(Self { state, address })
     }
 
-    /// Reports "ready" from now on.
-    pub(crate) fn set_ready(&self) {
-        self.ready.store(true, Ordering::Release);
+    /// Reports "started" from now on, and what the worker of this process reports.
+    pub(crate) fn set_started(&self, worker: Option<Health>) {
+        // Set once: each command calls this once.
+        let _ = self.state.started.set(worker);
     }
 
     /// Returns the bound address; `None` if metrics are off.

@@ -97,6 +97,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("api.list_reads_per_second", "CODELIA_API_LIST_READS_PER_SECOND", Integer).or("50"),
     key("api.failed_keys_per_minute", "CODELIA_API_FAILED_KEYS_PER_MINUTE", Integer).or("120"),
     key("api.cors_origins", "CODELIA_API_CORS_ORIGINS", Text).or(""),
+    key("api.placement", "CODELIA_API_PLACEMENT", Text).or("spread"),
     key("metrics.listen", "CODELIA_METRICS_LISTEN", Text).or("127.0.0.1:7301"),
     key("metrics.max_connections", "CODELIA_METRICS_MAX_CONNECTIONS", Integer).or("32"),
     key("metrics.request_timeout_seconds", "CODELIA_METRICS_REQUEST_TIMEOUT_SECONDS", Integer).or("10"),

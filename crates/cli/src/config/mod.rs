@@ -128,6 +128,8 @@ pub(crate) struct Api {
     pub(crate) failed_keys_per_minute: u32,
     /// Origins with commas between them, or `*`.
     pub(crate) cors_origins: String,
+    /// `spread` or `lowest_number`.
+    pub(crate) placement: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]

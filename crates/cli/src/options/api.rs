@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use codelia_policy::{Ceilings, Policy};
 use codelia_types::{Mode, NetworkMode};
 
@@ -36,6 +36,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         max_session_ttl: MAX_SESSION_TTL.max(config.session_ttl()),
         allow_logical: config.allow_logical(),
         unisolated_tenant: None,
+        placement: config.api.placement.parse().map_err(|error| anyhow!("api.placement: {error}"))?,
         shutdown_grace: shutdown_grace(config, defaults),
         secret_key: secret_key(config)?,
         connections: connections::api(config),

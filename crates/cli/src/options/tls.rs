@@ -1,6 +1,6 @@
 //! Certificates and keys of the API server and of the connections between API and workers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use codelia_server::TlsFiles;
@@ -44,8 +44,8 @@ pub(super) fn internal(config: &Config) -> Result<Option<TlsFiles>> {
     }
 }
 
-fn files(cert: &PathBuf, key: &PathBuf, ca: Option<&PathBuf>) -> TlsFiles {
-    TlsFiles { cert: cert.clone(), key: key.clone(), ca: ca.cloned() }
+fn files(cert: &Path, key: &Path, ca: Option<&PathBuf>) -> TlsFiles {
+    TlsFiles { cert: cert.to_owned(), key: key.to_owned(), ca: ca.cloned() }
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ async fn acquire_raises_epoch_and_fences_previous_holder() {
     let second = fixture.lease(&session, &new).await.unwrap();
     assert_eq!(second.token.epoch.0, first.token.epoch.0 + 1);
     assert!(second.has_files);
+    assert_eq!((first.lost, second.lost, second.retried), (0, 1, 0), "the new holder reports what it ended");
 
     assert!(matches!(fixture.commit(run, &old, &first).await, Err(Error::Fenced)));
     assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));

@@ -4,7 +4,8 @@ use std::{collections::HashSet, sync::Arc};
 
 use codelia_policy::Ids;
 use codelia_store::{Error, Lease, ReleaseOutcome, Store};
-use codelia_types::{LeaseEpoch, SessionId};
+use codelia_telemetry::metrics;
+use codelia_types::{LeaseEpoch, LostReason, SessionId};
 use futures::{TryStreamExt, stream};
 
 use crate::{
@@ -58,6 +59,8 @@ impl SessionLeases {
             self.sessions.forget(id);
             return answer.map(|_| None);
         };
+        metrics().runs_retried(lease.retried);
+        metrics().runs_lost(LostReason::WorkerLost.as_str(), lease.lost);
         if current.fence.is_cancelled() {
             self.sessions.forget(id);
             return Ok(None);

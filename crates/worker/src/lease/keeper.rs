@@ -7,14 +7,17 @@
 //! The keeper runs on a thread of its own with its own connection. Nothing that it calls may wait for
 //! the worker's runtime, except to see killed runs end: load must not cost the lease.
 
-use std::future::Future;
+use std::{future::Future, pin::pin};
 
 use codelia_store::{Error, Heartbeat};
 use codelia_telemetry::{backoff::jittered, metrics};
 use codelia_types::Incarnation;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-use crate::lease::worker_lease::{LeaseHandle, LeaseTerm, WorkerLease};
+use crate::lease::{
+    turns::Turns,
+    worker_lease::{LeaseHandle, LeaseTerm, WorkerLease},
+};
 
 /// What the keeper needs from the worker.
 pub(crate) trait LeaseClient: Send + Sync {
@@ -38,16 +41,26 @@ pub(crate) async fn register_first(
     Ok(())
 }
 
-/// Keeps the lease: renews it, and registers again whenever it is lost. Never returns.
-pub(crate) async fn keep(client: &impl LeaseClient, term: LeaseTerm, lease: &LeaseHandle) {
+/// Keeps the lease: renews it, and registers again whenever it is lost. Never returns. Records a turn
+/// after each step, whether it succeeded or not.
+pub(crate) async fn keep(client: &impl LeaseClient, term: LeaseTerm, lease: &LeaseHandle, turns: &Turns) {
     loop {
-        let reason = renew_until_lost(client, term, lease).await;
+        let reason = renew_until_lost(client, term, lease, turns).await;
         tracing::error!(reason, "lease lost, killing sandboxes");
         metrics().lease_lost();
-        fence(client, lease).await;
-        lease.replace(register_until_done(client, term).await);
+        turn_until_done(term, turns, fence(client, lease)).await;
+        lease.replace(register_until_done(client, term, turns).await);
         tracing::info!("registered again");
     }
+}
+
+/// Records turns while a step waits for others, here for killed sandboxes to end.
+async fn turn_until_done(term: LeaseTerm, turns: &Turns, step: impl Future<Output = ()>) {
+    let mut step = pin!(step);
+    while timeout(term.ttl / 3, &mut step).await.is_err() {
+        turns.record();
+    }
+    turns.record();
 }
 
 /// Gives the current lease up: nothing starts or commits under it from here on, and everything
@@ -67,14 +80,20 @@ async fn register(client: &impl LeaseClient, term: LeaseTerm) -> Result<WorkerLe
 }
 
 /// Returns the reason of the loss.
-async fn renew_until_lost(client: &impl LeaseClient, term: LeaseTerm, lease: &LeaseHandle) -> &'static str {
+async fn renew_until_lost(
+    client: &impl LeaseClient,
+    term: LeaseTerm,
+    lease: &LeaseHandle,
+    turns: &Turns,
+) -> &'static str {
     loop {
+        turns.record();
         let current = lease.current();
         let renewal_due = sleep_until(current.sent_at + term.ttl / 3);
         if current.fence.run_until_cancelled(renewal_due).await.is_none() {
             return "a run found it expired";
         }
-        match renew(client, term, &current).await {
+        match renew(client, term, &current, turns).await {
             Ok(renewed) => lease.replace(renewed),
             Err(reason) => return reason,
         };
@@ -86,8 +105,10 @@ async fn renew(
     client: &impl LeaseClient,
     term: LeaseTerm,
     current: &WorkerLease,
+    turns: &Turns,
 ) -> Result<WorkerLease, &'static str> {
     loop {
+        turns.record();
         let sent_at = Instant::now();
         match timeout_at(current.valid_until, client.renew(current.incarnation)).await {
             // After a pause of the process the answer may be read long after it arrived.
@@ -107,8 +128,9 @@ async fn renew(
     }
 }
 
-async fn register_until_done(client: &impl LeaseClient, term: LeaseTerm) -> WorkerLease {
+async fn register_until_done(client: &impl LeaseClient, term: LeaseTerm, turns: &Turns) -> WorkerLease {
     loop {
+        turns.record();
         match register(client, term).await {
             Ok(lease) => return lease,
             Err(error) => tracing::warn!(%error, "registration failed, retrying"),
@@ -186,7 +208,8 @@ mod tests {
         register_first(database, TERM, &lease).await.unwrap();
         let first = lease.current();
         let (client, kept) = (database.clone(), lease.clone());
-        background("keeper", async move { keep(&client, TERM, &kept).await });
+        let turns = Turns::new(TERM);
+        background("keeper", async move { keep(&client, TERM, &kept, &turns).await });
         (lease, first)
     }
 
@@ -235,6 +258,61 @@ mod tests {
         assert_eq!(lost_after(&database).await, LIVE);
     }
 
+    /// A keeper that renews every third of the lease time, with this database, for many lease times.
+    async fn turns_after_many_lease_times(database: Database) -> bool {
+        let database = Arc::new(database);
+        let lease = LeaseHandle::new("w".parse().unwrap(), WorkerLease::none());
+        register_first(&database, TERM, &lease).await.unwrap();
+        let turns = Arc::new(Turns::new(TERM));
+        let kept = turns.clone();
+        background("keeper", async move { keep(&database, TERM, &lease, &kept).await });
+        sleep(TTL * 20).await;
+        turns.are_recent()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keeper_turns_while_database_fails() {
+        assert!(turns_after_many_lease_times(Database { fails: true.into(), ..Default::default() }).await);
+        assert!(turns_after_many_lease_times(Database { hangs: true.into(), ..Default::default() }).await);
+    }
+
+    /// Blocks the thread in a renewal, until the test ends.
+    #[derive(Debug)]
+    struct Blocked(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl LeaseClient for Blocked {
+        async fn register(&self, _: Incarnation) -> Result<Heartbeat, Error> {
+            Ok(heartbeat())
+        }
+
+        async fn renew(&self, _: Incarnation) -> Result<Heartbeat, Error> {
+            self.0.lock().unwrap().recv().unwrap_err();
+            Ok(heartbeat())
+        }
+
+        fn on_heartbeat(&self, _: Heartbeat, _: &WorkerLease) {}
+
+        async fn kill_all(&self) {}
+    }
+
+    #[tokio::test]
+    async fn blocked_keeper_does_not_turn() {
+        let (release, blocked) = std::sync::mpsc::channel();
+        let turns = Arc::new(Turns::new(ROW_TERM));
+        let (kept, tasks) = (turns.clone(), CriticalTasks::default());
+        let start = move || async move {
+            let client = Blocked(blocked.into());
+            let lease = LeaseHandle::new("w".parse().unwrap(), WorkerLease::none());
+            register_first(&client, ROW_TERM, &lease).await.unwrap();
+            keep(&client, ROW_TERM, &lease, &kept).await;
+        };
+        tasks.critical_thread("keeper", start).unwrap();
+        assert!(turns.are_recent(), "the control");
+        eventually("the turns are old", || async { (!turns.are_recent()).then_some(()) }).await;
+        drop(release);
+        eventually("it turns again", || async { turns.are_recent().then_some(()) }).await;
+    }
+
     #[tokio::test(start_paused = true)]
     async fn lease_found_expired_is_not_kept() {
         let database = Arc::new(Database::default());
@@ -280,7 +358,7 @@ mod tests {
     async fn keep_row(keeper: RowKeeper) {
         let lease = LeaseHandle::new(keeper.worker.id.clone(), WorkerLease::none());
         register_first(&keeper, ROW_TERM, &lease).await.unwrap();
-        keep(&keeper, ROW_TERM, &lease).await;
+        keep(&keeper, ROW_TERM, &lease, &Turns::new(ROW_TERM)).await;
     }
 
     fn row_keeper(store: &Store) -> RowKeeper {

@@ -8,4 +8,5 @@ pub(crate) mod poll;
 pub(crate) mod queued_sessions;
 pub(crate) mod registration;
 pub(crate) mod sessions;
+pub(crate) mod turns;
 pub(crate) mod worker_lease;

@@ -313,6 +313,8 @@ mod tests {
                 flags: SessionFlags::default(),
             },
             has_files: false,
+            retried: 0,
+            lost: 0,
         }
     }
 

@@ -127,6 +127,7 @@ struct Services {
     task: JoinHandle<Result<()>>,
     key: SecretString,
     metrics: MetricsServer,
+    worker: codelia_worker::Health,
     banner: Banner,
 }
 
@@ -182,8 +183,9 @@ async fn start(
     };
     // Nothing may fail between the start of the worker and the task that stops it.
     let worker = codelia_worker::Service::start(worker_options, store.clone(), backends).await?;
+    let health = worker.health();
     let task = task::background("services", run_both(api, worker, shutdown.clone()));
-    Ok(Services { task, key: key.into(), metrics, banner })
+    Ok(Services { task, key: key.into(), metrics, worker: health, banner })
 }
 
 /// Runs API server and worker until both have stopped. If one stops, so does the other.
@@ -217,7 +219,7 @@ impl Services {
     ) -> Result<()> {
         let ready = tokio::select! {
             checked = self.check(&loaded.config) => checked.and_then(|run| {
-                self.metrics.set_ready();
+                self.metrics.set_started(Some(self.worker.clone()));
                 self.banner.print(loaded, data_dir, &run, output)
             }),
             () = shutdown.cancelled() => Ok(()),
