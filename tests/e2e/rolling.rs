@@ -92,7 +92,7 @@ async fn counted_losses(address: &str) -> Result<f64> {
 /// Waits until every caller has ended some more runs.
 async fn run_more(runs: &AtomicUsize) {
     let target = runs.load(Ordering::Relaxed) + 2 * CALLERS;
-    eventually("runs go on", || async { (runs.load(Ordering::Relaxed) >= target).then_some(()) }).await;
+    eventually("more runs end", || async { (runs.load(Ordering::Relaxed) >= target).then_some(()) }).await;
 }
 
 /// Replaces apis, then workers, with this build.

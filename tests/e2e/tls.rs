@@ -220,7 +220,7 @@ async fn changed_certificates_are_used_without_restart() -> Result<()> {
     let connected = || async { connect(&endpoint, &secret, &dir).await.ok() };
     let client = eventually("the new certificate is served", connected).await;
     assert!(connect(&endpoint, &secret, &old).await.is_err(), "new connections have the new one");
-    assert_eq!(open.get_session(&session).await?.name, session, "the open connection goes on");
+    assert_eq!(open.get_session(&session).await?.name, session, "the open connection still works");
     assert!(metric(&metrics, expiry).await? > first_expiry + 9.0 * 86400.0);
     // The new authority signed neither side of the old connection between api and worker.
     let runs = || async { client.exec(&session, "echo after").await.ok() };

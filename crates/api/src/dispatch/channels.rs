@@ -51,8 +51,8 @@ impl Channels {
         Self { tls, channels: Mutex::default() }
     }
 
-    /// Returns the channel to an address, or a new one. Calls go on over a channel with certificates
-    /// that have been replaced; there are no new ones over it.
+    /// Returns the channel to an address, or a new one. After certificates were replaced, calls that
+    /// have begun keep the old channel, and new calls get a new one.
     pub(super) fn get(&self, address: &str) -> Result<Channel, Error> {
         let now = Instant::now();
         let pem = self.tls.as_ref().map(|tls| tls.pem());
