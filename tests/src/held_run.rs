@@ -54,6 +54,7 @@ impl HeldRun {
             secret_env: None,
             check_quotas: true,
             requested_by: None,
+            traceparent: None,
             approval: Some(&approval),
         };
         match cluster.store.run_insert(new, Quotas::default()).await? {

@@ -95,6 +95,7 @@ impl StoreLoad {
             secret_env: None,
             check_quotas: false,
             requested_by: None,
+            traceparent: None,
             approval: None,
         };
         match self.store.run_insert(new, self.quotas).await? {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_telemetry::metrics;
+use codelia_telemetry::{metrics, trace};
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::time::Instant;
@@ -166,10 +166,12 @@ where
         let path = request.uri().path().to_owned();
         let span = tracing::info_span!(
             "request",
-            method = path,
+            method = self.methods.label(&path),
             request_id = id.to_str().unwrap_or_default(),
             tenant = tracing::field::Empty,
         );
+        let traceparent = request.headers().get(trace::TRACEPARENT);
+        trace::continue_from_caller(&span, traceparent.map(HeaderValue::as_bytes));
         let tenant = CallTenant::default();
         request.extensions_mut().insert(deadline);
         request.extensions_mut().insert(tenant.clone());
@@ -183,6 +185,7 @@ where
             let mut response = respond_before(deadline, response).await;
             let code = code_name(grpc_code(response.headers()));
             metrics().request(methods.label(&path), code, started.elapsed());
+            trace::end("code", code);
             response.headers_mut().insert(REQUEST_ID, id);
             Ok(match line {
                 Some(line) => line.attach(response),

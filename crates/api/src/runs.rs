@@ -8,7 +8,7 @@ use codelia_store::{
     Caller, EventKind, Grant, NewApproval, NewRun, Quotas, Run, RunAdmission, RunFilter, RunState, Scope,
     SessionRef,
 };
-use codelia_telemetry::{Step, metrics, task};
+use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{ApprovalId, RunId, SessionId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -105,6 +105,7 @@ impl Runs {
         let admitted = Instant::now();
         metrics().step(Step::Admit, admitted - begun);
         let Quotas { concurrent_runs, queued_runs, .. } = caller.quotas;
+        let traceparent = trace::current();
         let new = NewRun {
             id,
             session,
@@ -117,6 +118,7 @@ impl Runs {
             secret_env: secret_env.as_ref(),
             check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
             requested_by: may_ask(&spec).then_some(caller.key),
+            traceparent: traceparent.as_deref(),
             approval: approval.as_ref(),
         };
         let admission = store.run_insert(new, caller.quotas).await?;
@@ -126,7 +128,7 @@ impl Runs {
                 if let Some(counted) = counted {
                     run_quota.counted(&caller.tenant, [counted.active, counted.queued], admitted);
                 }
-                let push = |incarnation| NextStep::Push(Push { incarnation, secret_env });
+                let push = |incarnation| NextStep::Push(Push { incarnation, secret_env, traceparent });
                 let next = match run.approval {
                     Some(_) => NextStep::Nothing,
                     None => incarnation.map_or(NextStep::Offer, push),

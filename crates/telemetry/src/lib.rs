@@ -12,6 +12,7 @@ mod pipeline;
 mod start;
 pub mod task;
 mod tenant_pool;
+pub mod trace;
 
 pub use http::{HttpLimits, Probes, serve_metrics};
 pub use metrics::{Metrics, Step, metrics};

@@ -15,7 +15,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
-use crate::latency_window::LatencyWindows;
+use crate::{latency_window::LatencyWindows, trace};
 
 /// Bucket bounds of every latency histogram: 100 µs to 100 s.
 const BUCKETS: [f64; 19] = [
@@ -355,9 +355,10 @@ impl Metrics {
         self.written_bytes.add(written_bytes, &mode);
     }
 
-    /// Records the latency of one step of a run.
+    /// Records the latency of one step of a run, also as a span.
     pub fn step(&self, step: Step, latency: Duration) {
         self.step_seconds.record(latency.as_secs_f64(), &[KeyValue::new("step", step.as_str())]);
+        trace::step(step.as_str(), latency);
     }
 
     /// Records the launch of a command.

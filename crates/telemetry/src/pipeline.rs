@@ -5,11 +5,22 @@ use std::str::FromStr;
 
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig};
-use opentelemetry_sdk::{Resource, metrics::SdkMeterProvider, trace::SdkTracerProvider};
-use prometheus::Registry;
-use tracing_subscriber::{
-    EnvFilter, Layer, Registry as Spans, layer::SubscriberExt, util::SubscriberInitExt,
+use opentelemetry_sdk::{
+    Resource,
+    metrics::SdkMeterProvider,
+    trace::{SdkTracer, SdkTracerProvider},
 };
+use prometheus::Registry;
+use tracing::{Metadata, level_filters::LevelFilter, subscriber::Interest};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry as Spans,
+    filter::dynamic_filter_fn,
+    layer::{Filter, SubscriberExt},
+    registry::LookupSpan,
+    util::SubscriberInitExt,
+};
+
+use crate::trace;
 
 /// Configuration of a process's telemetry.
 #[derive(Debug, Clone)]
@@ -20,6 +31,8 @@ pub struct Options {
     pub filter: String,
     /// The endpoint to which traces and metrics are sent over OTLP (gRPC).
     pub otlp_endpoint: Option<String>,
+    /// The share of traces that is sent, from 0 to 1.
+    pub sample_ratio: f64,
     /// The service name in traces and metrics.
     pub service: &'static str,
 }
@@ -92,9 +105,14 @@ pub fn init(options: Options) -> Result<Guard, Error> {
     let otlp = options.otlp_endpoint.as_deref();
     let filter = EnvFilter::try_new(&options.filter)?;
     let metrics = meter_provider(prometheus::default_registry(), resource.clone(), otlp)?;
-    let traces = otlp.map(|endpoint| tracer_provider(resource, endpoint)).transpose()?;
-    let spans = traces.as_ref().map(|t| tracing_opentelemetry::layer().with_tracer(t.tracer("codelia")));
-    tracing_subscriber::registry().with(log_layer(options.format)).with(filter).with(spans).try_init()?;
+    let ratio = options.sample_ratio;
+    let traces = otlp.map(|endpoint| tracer_provider(resource, endpoint, ratio)).transpose()?;
+    let tracer = traces.as_ref().map(|traces| traces.tracer("codelia"));
+    let logs = log_layer(options.format).with_filter(filter);
+    tracing_subscriber::registry().with(logs).with(tracer.clone().map(span_layer)).try_init()?;
+    if let Some(tracer) = tracer {
+        trace::enable(tracer, ratio);
+    }
     opentelemetry::global::set_meter_provider(metrics.clone());
     Ok(Guard { metrics, traces })
 }
@@ -107,6 +125,32 @@ fn log_layer(format: Format) -> Box<dyn Layer<Spans> + Send + Sync> {
         }
         Format::Json => layer.json().flatten_event(true).with_current_span(false).boxed(),
     }
+}
+
+/// Exports the spans of a run, whatever the log filter is.
+fn span_layer<S>(tracer: SdkTracer) -> impl Layer<S>
+where
+    S: tracing::Subscriber + for<'span> LookupSpan<'span>,
+{
+    tracing_opentelemetry::layer()
+        .with_tracer(tracer)
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false)
+        .with_tracked_inactivity(false)
+        .with_filter(only_exported())
+}
+
+/// Asks for each new span. If neither this filter nor that of the logs were asked, because both always
+/// agree, a new span would take over what they said about the last one on this thread.
+fn only_exported<S>() -> impl Filter<S> {
+    let callsite = |metadata: &'static Metadata<'static>| match trace::is_exported(metadata) {
+        true => Interest::sometimes(),
+        false => Interest::never(),
+    };
+    dynamic_filter_fn(|metadata, _| trace::is_exported(metadata))
+        .with_callsite_filter(callsite)
+        .with_max_level_hint(LevelFilter::INFO)
 }
 
 /// Exports metrics to `registry` and, with an endpoint, over OTLP.
@@ -127,7 +171,9 @@ pub(crate) fn meter_provider(
     Ok(provider.build())
 }
 
-fn tracer_provider(resource: Resource, endpoint: &str) -> Result<SdkTracerProvider, Error> {
+/// Sends spans from a thread of its own. Spans that do not fit in its queue are dropped.
+fn tracer_provider(resource: Resource, endpoint: &str, ratio: f64) -> Result<SdkTracerProvider, Error> {
     let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
-    Ok(SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build())
+    let provider = SdkTracerProvider::builder().with_resource(resource).with_sampler(trace::sampler(ratio));
+    Ok(provider.with_batch_exporter(exporter).build())
 }

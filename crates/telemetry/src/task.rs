@@ -15,6 +15,8 @@ use tokio::{runtime::Builder, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use crate::trace;
+
 /// Starts a task that may end. If it panics, the panic is logged with the task's name and returned
 /// to the caller that joins it.
 #[allow(clippy::disallowed_methods)]
@@ -36,7 +38,7 @@ fn logged<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::O
             resume_unwind(panic)
         }
     });
-    logged.instrument(tracing::info_span!("task", task = name))
+    trace::carried(logged).instrument(tracing::info_span!("task", task = name))
 }
 
 /// A critical task panicked or returned before it was stopped.

@@ -13,10 +13,10 @@ use codelia_proto::{
 };
 use codelia_server::TlsIdentity;
 use codelia_store::{Run, SealedEnv, Store};
-use codelia_telemetry::{Step, metrics};
+use codelia_telemetry::{Step, metrics, trace};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Request, Status, Streaming, transport::Channel};
 
 use super::{channels::Channels, error::Error, placement::Placement};
 
@@ -44,7 +44,8 @@ impl Dispatch {
     pub(crate) async fn push(&self, run: &Run, push: Push) {
         let Some(address) = &run.worker_address else { return };
         let started = Instant::now();
-        let request = push_request(run, push);
+        let traceparent = push.traceparent.clone();
+        let request = traced(push_request(run, push), traceparent);
         let pushed = self.call(address, async |mut client| client.start_run(request).await).await;
         log_failure("push", address, pushed.map(drop));
         metrics().step(Step::Dispatch, started.elapsed());
@@ -52,6 +53,7 @@ impl Dispatch {
 
     /// Offers a session to workers with free slots, one after the other, until one takes it.
     pub(crate) async fn offer(&self, session: SessionId, mode: Mode) -> Option<(WorkerId, LeaseEpoch)> {
+        let started = Instant::now();
         let mut candidates = match self.store.worker_candidates(session, mode).await {
             Ok(candidates) => candidates,
             Err(error) => {
@@ -62,10 +64,12 @@ impl Dispatch {
         self.placement.sort(&mut candidates);
         for candidate in candidates {
             let request = wire::OfferSessionRequest { session_id: session.to_string() };
+            let request = traced(request, trace::current());
             let response =
                 self.call(&candidate.address, async |mut client| client.offer_session(request).await).await;
             match response {
                 Ok(response) if response.taken => {
+                    trace::step("offer", started.elapsed());
                     return Some((candidate.id, LeaseEpoch(response.lease_epoch)));
                 }
                 Ok(_) => {}
@@ -109,7 +113,9 @@ impl Dispatch {
         &self,
         address: &str,
         requests: ReceiverStream<wire::AttachRunRequest>,
+        traceparent: Option<String>,
     ) -> Result<Streaming<wire::AttachRunResponse>, Error> {
+        let requests = traced(requests, traceparent);
         self.call_within(ATTACH_TIMEOUT, address, async |mut client| client.attach_run(requests).await).await
     }
 
@@ -164,6 +170,17 @@ pub(crate) struct Push {
     pub(crate) incarnation: Incarnation,
     /// The run's secret variables.
     pub(crate) secret_env: Option<SealedEnv>,
+    /// The span that the run belongs to.
+    pub(crate) traceparent: Option<String>,
+}
+
+/// A request that belongs to a span.
+fn traced<T>(message: T, traceparent: Option<String>) -> Request<T> {
+    let mut request = Request::new(message);
+    if let Some(Ok(value)) = traceparent.map(|text| text.parse()) {
+        request.metadata_mut().insert(trace::TRACEPARENT, value);
+    }
+    request
 }
 
 /// The request that pushes a run to the worker that it is recorded for.

@@ -97,8 +97,9 @@ impl Attacher {
         for _ in 0..MAX_ATTEMPTS {
             let (input, requests) = mpsc::channel(INPUT_BUFFER);
             let (started, pushes) = (Instant::now(), self.push.is_some());
+            let traceparent = self.push.as_ref().and_then(|push| push.traceparent.clone());
             input.try_send(self.request(run, position)).ok()?;
-            match self.context.dispatch.attach(address, ReceiverStream::new(requests)).await {
+            match self.context.dispatch.attach(address, ReceiverStream::new(requests), traceparent).await {
                 Ok(stream) => {
                     if pushes {
                         metrics().step(Step::Dispatch, started.elapsed());

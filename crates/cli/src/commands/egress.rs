@@ -14,6 +14,7 @@ pub(crate) fn egress(args: &Egress) -> Result<()> {
         format: args.log_format.parse().context("--log-format")?,
         filter: args.log_filter.clone(),
         otlp_endpoint: None,
+        sample_ratio: 0.0,
         service: "codelia-egress",
     })?;
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use standard input")?;

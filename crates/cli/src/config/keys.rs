@@ -180,6 +180,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("log.filter", "CODELIA_LOG_FILTER", Text).unset("info; warn for `up`"),
     key("log.access", "CODELIA_LOG_ACCESS", Bool).or("true"),
     key("otlp.endpoint", "CODELIA_OTLP_ENDPOINT", Text).unset("no export"),
+    key("otlp.sample_ratio", "CODELIA_OTLP_SAMPLE_RATIO", Float).or("1.0"),
     key("client.context", "CODELIA_CONTEXT", Text).unset("see `codelia context show`"),
     key("client.endpoint", "CODELIA_ENDPOINT", Text).unset("DATA_DIR/client.toml"),
     key("client.api_key", "CODELIA_API_KEY", Text).secret().unset("DATA_DIR/client.toml"),

@@ -62,7 +62,6 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) secrets: Secrets,
     pub(crate) log: Log,
-    #[serde(default)]
     pub(crate) otlp: Otlp,
     pub(crate) client: Client,
 }
@@ -326,10 +325,12 @@ pub(crate) struct Log {
     pub(crate) access: bool,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Otlp {
     pub(crate) endpoint: Option<String>,
+    /// The share of traces that is sent.
+    pub(crate) sample_ratio: f64,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 pub(crate) use self::{
     api::api,
@@ -55,10 +55,13 @@ pub(crate) fn telemetry(
     service: &'static str,
     defaults: ServiceDefaults,
 ) -> Result<codelia_telemetry::Options> {
+    let sample_ratio = config.otlp.sample_ratio;
+    ensure!((0.0..=1.0).contains(&sample_ratio), "otlp.sample_ratio: must be from 0 to 1");
     Ok(codelia_telemetry::Options {
         format: config.log.format.parse().context("log.format")?,
         filter: config.log.filter.clone().unwrap_or_else(|| defaults.log_filter.to_owned()),
         otlp_endpoint: config.otlp.endpoint.clone(),
+        sample_ratio,
         service,
     })
 }
@@ -89,6 +92,16 @@ mod tests {
 
     pub(super) fn config(variables: &[(&str, &str)]) -> Config {
         loaded(None, &[], variables).unwrap().config
+    }
+
+    #[test]
+    fn sample_ratio_is_a_share() {
+        for (ratio, is_valid) in
+            [("0", true), ("0.25", true), ("1", true), ("1.1", false), ("-1", false), ("NaN", false)]
+        {
+            let config = config(&[("CODELIA_OTLP_SAMPLE_RATIO", ratio)]);
+            assert_eq!(telemetry(&config, "codelia-api", SEPARATE).is_ok(), is_valid, "{ratio}");
+        }
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct AssignedRun {
     pub cancel_grace: Option<Duration>,
     /// Its secret variables.
     pub secret_env: Option<SealedEnv>,
+    /// The span of the call that started it.
+    pub traceparent: Option<String>,
 }
 
 /// Which of the sessions that a worker holds to read.
@@ -73,7 +75,7 @@ macro_rules! select_assigned {
             r#"SELECT id, session_id, tenant_id,
                       spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = settings_hash), '{}')
                           AS "spec!: Json<RunSpec>",
-                      lease_epoch AS "lease_epoch!", attempt, turn, secret_env,
+                      lease_epoch AS "lease_epoch!", attempt, turn, secret_env, traceparent,
                       cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
                FROM live_runs WHERE "# + $condition,
             $($argument),*
@@ -115,7 +117,7 @@ impl Store {
                RETURNING r.id, r.session_id, r.tenant_id,
                          r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
                              AS "spec!: Json<RunSpec>",
-                         r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env,
+                         r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env, r.traceparent,
                          r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_grace"#,
             id.0,
             lease.worker.as_str(),
@@ -374,6 +376,7 @@ struct AssignedRunRow {
     cancel_requested: bool,
     cancel_grace: Option<PgInterval>,
     secret_env: Option<Vec<u8>>,
+    traceparent: Option<String>,
 }
 
 impl TryFrom<AssignedRunRow> for AssignedRun {
@@ -391,6 +394,7 @@ impl TryFrom<AssignedRunRow> for AssignedRun {
             cancel_requested: row.cancel_requested,
             cancel_grace: row.cancel_grace.as_ref().map(row::duration),
             secret_env: row.secret_env.map(SealedEnv),
+            traceparent: row.traceparent,
         })
     }
 }

@@ -36,6 +36,8 @@ pub struct NewRun<'a> {
     pub check_quotas: bool,
     /// The key that starts it, if the run may request approvals.
     pub requested_by: Option<KeyId>,
+    /// The span of the call that starts it, if traces are exported.
+    pub traceparent: Option<&'a str>,
     /// What it needs before it may start. It is held until then.
     pub approval: Option<&'a NewApproval>,
 }
@@ -236,6 +238,7 @@ async fn insert_within(
         spec.settings.as_ref().map(<[u8; 32]>::as_slice),
         new.approval.map(|approval| approval.id.0),
         new.requested_by.map(|key| key.0),
+        new.traceparent,
     )
     .fetch_optional(executor)
     .await?;

@@ -45,13 +45,14 @@ keyed AS (
 ),
 inserted AS (
     INSERT INTO live_runs (id, session_id, tenant_id, spec, settings_hash, labels, retries, summary, secret_env,
-                           queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch, approval_id, requested_by)
+                           queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch, approval_id, requested_by,
+                           traceparent)
     SELECT $1, a.id, $3, $4, $15, $5, $6, $11, $12,
            $13, now() + $13::interval,
            CASE WHEN $16 IS NOT NULL THEN 'held' WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
            a.worker_id, a.incarnation,
            CASE WHEN a.worker_id IS NOT NULL THEN a.lease_epoch END,
-           $16, $17::uuid
+           $16, $17::uuid, $18::text
     FROM admitted a
     WHERE $7::text IS NULL OR EXISTS (SELECT 1 FROM keyed)
     RETURNING created_at

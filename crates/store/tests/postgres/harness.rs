@@ -185,6 +185,7 @@ impl Fixture {
             secret_env: Some(&SECRET),
             check_quotas: true,
             requested_by: None,
+            traceparent: None,
             approval: None,
         }
     }

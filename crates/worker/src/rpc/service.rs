@@ -13,12 +13,13 @@ use codelia_proto::{
     },
 };
 use codelia_store::{AssignedRun, SealedEnv};
-use codelia_telemetry::task;
+use codelia_telemetry::{task, trace};
 use codelia_types::{Incarnation, LeaseEpoch, RunId, SessionId};
 use futures::Stream;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument;
 
 use crate::{
     lease::{
@@ -50,13 +51,14 @@ pub(crate) struct RunService {
 }
 
 impl RunService {
-    fn push(&self, request: StartRunRequest) -> Result<Assignment, Status> {
+    fn push(&self, request: StartRunRequest, traceparent: Option<String>) -> Result<Assignment, Status> {
         let incarnation: Incarnation = parse("incarnation", &request.incarnation)?;
         let current = self.lease.current();
         if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
             return Ok(Assignment::Rejected);
         }
-        Ok(self.dispatcher.assign(&current, read(request)?, RunSource::Push))
+        let assigned = AssignedRun { traceparent, ..read(request)? };
+        Ok(self.dispatcher.assign(&current, assigned, RunSource::Push))
     }
 }
 
@@ -71,7 +73,14 @@ impl WorkerService for RunService {
         let id: SessionId = parse("session_id", &request.get_ref().session_id)?;
         // In a task: an api that gives up must not leave a session half acquired.
         let leases = self.leases.clone();
-        let acquiring = task::background("acquire session", async move { leases.acquire(id).await });
+        let span = tracing::info_span!("lease", session = %id);
+        trace::continue_from(&span, traceparent(&request).as_deref());
+        let acquiring = async move {
+            let acquired = leases.acquire(id).await;
+            trace::end("taken", if matches!(acquired, Ok(Some(_))) { "true" } else { "false" });
+            acquired
+        };
+        let acquiring = task::background("acquire session", acquiring.instrument(span));
         let acquired =
             acquiring.await.map_err(|_| Status::internal("acquiring the session was interrupted"))?;
         let epoch = acquired.map_err(|error| {
@@ -86,7 +95,8 @@ impl WorkerService for RunService {
         &self,
         request: Request<StartRunRequest>,
     ) -> Result<Response<StartRunResponse>, Status> {
-        let result = match self.push(request.into_inner())? {
+        let traceparent = traceparent(&request);
+        let result = match self.push(request.into_inner(), traceparent)? {
             Assignment::Started => PushResult::Started,
             Assignment::Queued => PushResult::Queued,
             Assignment::Rejected => PushResult::Rejected,
@@ -98,6 +108,7 @@ impl WorkerService for RunService {
         &self,
         request: Request<Streaming<AttachRunRequest>>,
     ) -> Result<Response<Self::AttachRunStream>, Status> {
+        let traceparent = traceparent(&request);
         let mut input = request.into_inner();
         let Some(AttachRunRequest { kind: Some(Kind::Attach(Attach { run_id, position, owner, start })) }) =
             input.message().await?
@@ -105,7 +116,7 @@ impl WorkerService for RunService {
             return Err(Status::invalid_argument("the first message must be attach"));
         };
         // If the push was rejected, there is no run to attach to.
-        start.map(|start| self.push(start)).transpose()?;
+        start.map(|start| self.push(start, traceparent)).transpose()?;
         let run = self.runs.active(parse("run_id", &run_id)?);
         let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
         let detached = CancellationToken::new();
@@ -160,6 +171,11 @@ impl WorkerService for RunService {
     }
 }
 
+/// The span that a call belongs to.
+fn traceparent<T>(request: &Request<T>) -> Option<String> {
+    Some(request.metadata().get(trace::TRACEPARENT)?.to_str().ok()?.to_owned())
+}
+
 fn is_old(request: &StartRunRequest, current: &WorkerLease) -> Result<bool, Status> {
     let invalid = || Status::invalid_argument("create_time");
     let created = request.create_time.as_ref().ok_or_else(invalid)?;
@@ -183,6 +199,7 @@ fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
         cancel_requested: false,
         cancel_grace: None,
         secret_env: (!request.secret_env.is_empty()).then_some(SealedEnv(request.secret_env)),
+        traceparent: None,
     })
 }
 

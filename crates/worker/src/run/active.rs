@@ -217,6 +217,7 @@ pub(crate) mod tests {
             cancel_requested: false,
             cancel_grace: None,
             secret_env: None,
+            traceparent: None,
         }
     }
 

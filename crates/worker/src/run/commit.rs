@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use codelia_store::{EventBody, EventKind, RunCommit};
-use codelia_telemetry::{Step, backoff::jittered, metrics};
+use codelia_telemetry::{Step, backoff::jittered, metrics, trace};
 use codelia_types::{EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -156,6 +156,7 @@ impl Executor {
         run.output.stored();
         metrics().step(Step::Commit, requested_at.elapsed());
         metrics().run_ended(outcome, mode);
+        trace::end("outcome", outcome);
         if let Outcome::Lost(reason) = committed.result.outcome {
             metrics().runs_lost(reason.as_str(), 1);
         }

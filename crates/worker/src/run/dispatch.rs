@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use codelia_store::{AssignedRun, Store};
-use codelia_telemetry::{Step, backoff::jittered, metrics, task};
+use codelia_telemetry::{Step, backoff::jittered, metrics, task, trace};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
@@ -88,7 +88,7 @@ impl Dispatcher {
         assigned.cancel_requested |= closing;
         if assigned.cancel_requested {
             // It ends before its command starts, so it needs no slot.
-            self.start(current, assigned, None);
+            self.start(current, assigned, None, None);
             return Assignment::Started;
         }
         if self.drain.is_draining() {
@@ -100,7 +100,7 @@ impl Dispatcher {
         }
         if self.slots.lock().try_take(&assigned.tenant) {
             let slot = Slot { dispatcher: self.clone(), tenant: assigned.tenant.clone() };
-            self.start(current, assigned, Some(slot));
+            self.start(current, assigned, Some(slot), None);
             return Assignment::Started;
         }
         task::background("queue", self.clone().hand_back_and_enqueue(current.clone(), assigned));
@@ -188,8 +188,7 @@ impl Dispatcher {
         };
         match self.store.run_begin(waiting.run, &self.lease.token(current.incarnation, epoch)).await {
             Ok(Some(assigned)) => {
-                metrics().step(Step::Queue, waiting.since.elapsed());
-                self.start(&current, assigned, Some(slot));
+                self.start(&current, assigned, Some(slot), Some(waiting.since));
             }
             Ok(None) => self.leave(&waiting, &current),
             Err(error) => {
@@ -205,7 +204,13 @@ impl Dispatcher {
         self.sessions.queued.mark(waiting.session);
     }
 
-    fn start(self: &Arc<Self>, current: &WorkerLease, assigned: AssignedRun, slot: Option<Slot>) {
+    fn start(
+        self: &Arc<Self>,
+        current: &WorkerLease,
+        assigned: AssignedRun,
+        slot: Option<Slot>,
+        queued_at: Option<Instant>,
+    ) {
         let span = tracing::info_span!(
             "run",
             run = %assigned.id,
@@ -213,6 +218,11 @@ impl Dispatcher {
             tenant = %assigned.tenant,
             attempt = assigned.attempt,
         );
+        trace::continue_from(&span, assigned.traceparent.as_deref());
+        trace::attribute(&span, "mode", assigned.spec.mode.as_str());
+        if let Some(at) = queued_at {
+            span.in_scope(|| metrics().step(Step::Queue, at.elapsed()));
+        }
         let lease = self.lease.token(current.incarnation, assigned.epoch);
         let (run, inputs) = ActiveRun::new(assigned, lease, &current.fence);
         self.runs.activate(run.clone());

@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Plan, PlanTarget};
 use codelia_store::{AssignedRun, FlagTally, SecretKey, Store};
-use codelia_telemetry::{Permit, Step, metrics};
+use codelia_telemetry::{Permit, Step, metrics, trace};
 use codelia_types::{CommandSpec, NetworkMode, Outcome, Receipt};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
@@ -129,7 +129,9 @@ impl Executor {
     }
 
     async fn start(&self, run: &ActiveRun) -> Result<StartedCommand, NotStarted> {
+        let checked_at = Instant::now();
         self.check_lease(run)?;
+        trace::step("check lease", checked_at.elapsed());
         if run.cancel.is_cancelled() {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
@@ -161,6 +163,7 @@ impl Executor {
         let (Launched { running, setup_time, .. }, stdio) = self.launch(&command, sandbox).await?;
         let (unenforced, watched) = (plan.unenforced_fields(), plan.watched_fields());
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
+        trace::step("launch", setup_time);
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
         Ok(StartedCommand { running, stdio, started, network })
     }
@@ -220,6 +223,7 @@ impl Executor {
             let was_ready = spare.is_ready();
             match spare.into_sandbox().await {
                 Some((prepared, descriptors)) if prepared.is_alive() => {
+                    trace::step("take prepared", requested_at.elapsed());
                     return Ok(Sandbox { prepared, was_ready, descriptors });
                 }
                 Some((prepared, _)) => self.receipts.record(prepared.discard().await),

@@ -3,7 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::Running;
-use codelia_telemetry::{Step, metrics, task};
+use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, Outcome, Usage, Violation};
 use tokio::{
     sync::mpsc,
@@ -66,6 +66,7 @@ impl Executor {
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
         metrics().step(Step::Execute, started_at.elapsed());
+        let ended_at = Instant::now();
         streams.finish(&run.output).await;
         // Before the sandbox is destroyed: its sockets keep its network namespace.
         let network = match (network, &ended) {
@@ -78,6 +79,7 @@ impl Executor {
         if let Some(violations) = violations {
             all_collected(violations).await;
         }
+        trace::step("clean up", ended_at.elapsed());
         let (outcome, mut usage) = ended?;
         let deadline = started_at + run.assigned.spec.timeout();
         let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));

@@ -166,6 +166,7 @@ impl Fixture {
             secret_env: None,
             check_quotas: true,
             requested_by: None,
+            traceparent: None,
             approval: None,
         };
         match self.store.run_insert(new, Quotas::default()).await.unwrap() {
