@@ -14,6 +14,7 @@ mod noise;
 mod processor_time;
 mod report;
 mod runs;
+mod scrape;
 mod spine;
 
 use std::time::Duration;
@@ -59,6 +60,9 @@ async fn main() -> Result<()> {
     }
     if selected("egress") {
         println!("{}", egress::measure(&server).await?);
+    }
+    if selected("scrape") {
+        println!("{}", scrape::measure(&server, cores).await?);
     }
     if selected("idle") {
         println!("{}", idle::measure(&server).await?);
