@@ -151,7 +151,7 @@ async fn runs_with_large_environment_are_listed_as_summaries() -> Result<()> {
     assert!(commands[0].argv_truncated && commands[0].encoded_len() < 2048);
     assert!(commands[1..].iter().all(|command| command.argv.len() == 3 && !command.argv_truncated));
 
-    let get = GetRunRequest { name: page.runs[1].name.clone(), include_env: true };
+    let get = GetRunRequest { name: page.runs[1].name.clone(), include_env: true, ..Default::default() };
     let whole = client.runs().get_run(get).await?.into_inner();
     assert_eq!(whole.run.clone().unwrap_or_default().command.unwrap_or_default().env.len(), 10);
     assert!(whole.encoded_len() * RUNS > CLIENT_LIMIT, "control: whole runs would not fit");

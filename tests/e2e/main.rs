@@ -75,6 +75,7 @@ mod tls;
 mod undrain;
 mod up;
 mod update;
+mod usage;
 mod web;
 mod workers;
 mod wrappers;

@@ -29,7 +29,7 @@ struct Ids {
 fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     let Ids { session, run, .. } = ids;
     let (name, run_name) = (|| session.clone(), || run.clone());
-    let get = || GetRunRequest { name: run_name(), include_env: false };
+    let get = || GetRunRequest { name: run_name(), ..Default::default() };
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let now = Some(prost_types::Timestamp { seconds: 1, nanos: 0 });
     let start = || {

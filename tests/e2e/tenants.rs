@@ -75,7 +75,7 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             not_found(starts.into_iter().chain(attaches))
         }
         "codelia.v1.RunService.GetRun" => {
-            not_found(runs().map(|name| GetRunRequest { name, include_env: false }))
+            not_found(runs().map(|name| GetRunRequest { name, include_usage: true, ..Default::default() }))
         }
         "codelia.v1.RunService.ListRuns" => {
             not_found(sessions().map(|parent| ListRunsRequest { parent, ..Default::default() }))

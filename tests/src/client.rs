@@ -212,7 +212,7 @@ impl Client {
     /// Gets a run.
     pub async fn get_run(&self, name: &str) -> Result<Run, Status> {
         let response =
-            self.runs().get_run(GetRunRequest { name: name.to_owned(), include_env: false }).await?;
+            self.runs().get_run(GetRunRequest { name: name.to_owned(), ..Default::default() }).await?;
         response.into_inner().run.ok_or_else(|| Status::internal("no run"))
     }
 

@@ -1,8 +1,8 @@
 //! The events of a run, checked and collected as they arrive.
 
 use codelia_proto::v1::{
-    Approval, AssignedEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent, outcome,
-    run_event::Kind,
+    Approval, AssignedEvent, NearLimitEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent,
+    outcome, run_event::Kind,
 };
 
 /// The events of one run so far.
@@ -28,6 +28,8 @@ pub struct Transcript {
     pub truncated_at: Option<i64>,
     /// Violations of its policy.
     pub violations: Vec<ViolationEvent>,
+    /// Limits that it got near to.
+    pub near_limits: Vec<NearLimitEvent>,
     /// The run with its outcome.
     pub finished: Option<Run>,
     offsets: [Option<i64>; 2],
@@ -71,6 +73,10 @@ impl Transcript {
             Kind::Violation(violation) => {
                 assert!(self.started.is_some(), "violation before the start");
                 self.violations.push(violation);
+            }
+            Kind::NearLimit(near) => {
+                assert!(self.started.is_some(), "near limit before the start");
+                self.near_limits.push(near);
             }
             Kind::OutputTruncated(truncated) => self.truncated_at = Some(truncated.limit_bytes),
             Kind::Finished(finished) => {

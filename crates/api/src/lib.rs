@@ -22,6 +22,7 @@ mod flags;
 mod info;
 mod key_guard;
 mod key_uses;
+mod live_usage;
 mod maintenance;
 mod message;
 mod operator;

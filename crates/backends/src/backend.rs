@@ -4,10 +4,10 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan};
-use codelia_types::{CommandSpec, Mode, Outcome, Receipt, TerminalSize, Usage, Violation};
+use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, Receipt, TerminalSize, Usage, Violation};
 use tokio::sync::mpsc;
 
-use crate::Error;
+use crate::{Error, UsageReader};
 
 /// One mode of isolation. To add a mode, implement this trait and run the conformance suite
 /// (`tests/conformance`) against it.
@@ -162,6 +162,18 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// The violations of the policy as they happen: a bounded channel that closes when the command
     /// ends. `None` on the second call, and in modes that do not report violations (`logical`).
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
+        None
+    }
+
+    /// The limits that the command gets near to, as [`wait`](Running::wait) sees that: a bounded
+    /// channel with each limit at most once. `None` on the second call.
+    fn near_limits(&mut self) -> Option<mpsc::Receiver<NearLimit>> {
+        None
+    }
+
+    /// Reads what the command uses. `None` if nothing counts it: mode `logical` without a control
+    /// group.
+    fn usage_reader(&self) -> Option<UsageReader> {
         None
     }
 

@@ -21,6 +21,7 @@ mod probe;
 mod sandbox;
 mod seccomp;
 mod tool;
+mod usage_reader;
 
 #[cfg(test)]
 #[path = "../../../tests/src/require.rs"]
@@ -29,7 +30,7 @@ mod require;
 pub use backend::{
     Backend, Capabilities, EgressSockets, Gap, Launched, Prepared, Running, SandboxRemote, Stdio,
 };
-pub use codelia_sys::cgroup::CgroupParent;
+pub use codelia_sys::cgroup::{CgroupParent, CurrentUsage};
 pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use host_runtime::host_runtime;
@@ -37,3 +38,4 @@ pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};
 pub use sandbox::cgroups::can_enforce_limits;
 pub use tool::{ToolOptions, bwrap::bwrap, nsjail::nsjail};
+pub use usage_reader::UsageReader;

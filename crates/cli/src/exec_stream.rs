@@ -156,6 +156,11 @@ impl ExecStream {
                 Some(Kind::Violation(violation)) => {
                     streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
                 }
+                Some(Kind::NearLimit(near)) => {
+                    if let Some(message) = exit_status::near_limit(&near) {
+                        streams.write_message(&format!("codelia: {message}"))?;
+                    }
+                }
                 Some(Kind::Assigned(_)) => streams.begin_attempt(),
                 Some(Kind::OutputTruncated(_)) | None => {}
             }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use codelia_proto::{
     duration_from_proto,
-    v1::{Limits, NetworkMode, Outcome, Run, ViolationEvent, outcome::Kind},
+    v1::{Limits, NearLimitEvent, NetworkMode, Outcome, Run, ViolationEvent, outcome::Kind},
 };
 
 use codelia_types::{LostReason, Reason};
@@ -157,6 +157,23 @@ pub(crate) fn blocked_call(violation: &ViolationEvent) -> String {
     format!("{}: {}({})", violation.kind, violation.syscall, args.join(", "))
 }
 
+/// Says that a run is near a limit. `None` for output: its caller gets all of it.
+pub(crate) fn near_limit(near: &NearLimitEvent) -> Option<String> {
+    let (used, limit) = (near.used.unsigned_abs(), near.limit.unsigned_abs());
+    let text = |used, limit| format!("near the limit: {used} of {limit}");
+    let sizes = || text(units::bytes(used), units::bytes(limit));
+    let times = || {
+        let [used, limit] = [used, limit].map(|millis| units::duration(Duration::from_millis(millis)));
+        text(used, limit)
+    };
+    match near.resource.as_str() {
+        "memory_bytes" => Some(format!("memory is {}", sizes())),
+        "pids" => Some(format!("the number of processes is {}", text(used.to_string(), limit.to_string()))),
+        "cpu_time" => Some(format!("CPU time is {}", times())),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use codelia_proto::{duration_to_proto, v1};
@@ -267,6 +284,20 @@ mod tests {
         let expected =
             "output incomplete: only the first 10 MiB were stored (store more with --output-limit)";
         assert_eq!(incomplete_message(&run), expected);
+    }
+
+    #[test]
+    fn near_limit_names_use_and_limit() {
+        for (resource, used, limit, message) in [
+            ("memory_bytes", 50 << 20, 60 << 20, Some("memory is near the limit: 50 MiB of 60 MiB")),
+            ("pids", 80, 100, Some("the number of processes is near the limit: 80 of 100")),
+            ("cpu_time", 96_500, 120_000, Some("CPU time is near the limit: 1m 36s 500ms of 2m")),
+            ("output_bytes", 8, 10, None),
+            ("later_word", 8, 10, None),
+        ] {
+            let near = NearLimitEvent { resource: resource.into(), used, limit };
+            assert_eq!(near_limit(&near).as_deref(), message);
+        }
     }
 
     #[test]

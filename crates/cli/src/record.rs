@@ -47,6 +47,14 @@ pub(crate) fn run(run: &v1::Run) -> Value {
     })
 }
 
+/// A run with what it uses now.
+pub(crate) fn run_with_usage(found: &v1::GetRunResponse) -> Value {
+    let mut json = found.run.as_ref().map_or(Value::Null, run);
+    json["live_usage"] = found.live_usage.as_ref().map_or(Value::Null, live_usage);
+    json["live_usage_unavailable"] = json!(non_empty(&found.live_usage_unavailable));
+    json
+}
+
 /// A session.
 pub(crate) fn session(session: &v1::Session) -> Value {
     json!({
@@ -389,6 +397,20 @@ fn usage(usage: &v1::Usage) -> Value {
             "received_bytes": network.received_bytes,
             "unreachable_attempts": network.unreachable_attempts,
         })),
+    })
+}
+
+fn live_usage(usage: &v1::LiveUsage) -> Value {
+    json!({
+        "cpu_ns": nanos(usage.cpu_time.as_ref()),
+        "memory_bytes": usage.memory_bytes,
+        "page_cache_bytes": usage.page_cache_bytes,
+        "peak_memory_bytes": usage.peak_memory_bytes,
+        "processes": usage.processes,
+        "read_bytes": usage.read_bytes,
+        "written_bytes": usage.written_bytes,
+        "output_bytes": usage.output_bytes,
+        "wall_ns": nanos(usage.wall_time.as_ref()),
     })
 }
 

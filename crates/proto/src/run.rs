@@ -3,8 +3,8 @@
 use std::fmt;
 
 use codelia_types::{
-    CommandSpec, CountedViolation, LostReason, NetworkUsage, Outcome, Reason, Receipt, Refusal, TerminalSize,
-    Usage, Violation,
+    CommandSpec, CountedViolation, LostReason, NearLimit, NetworkUsage, Outcome, Reason, Receipt, Refusal,
+    TerminalSize, Usage, Violation,
 };
 
 use crate::{
@@ -120,6 +120,12 @@ impl From<&CountedViolation> for v1::ViolationEvent {
             args: violation.args.to_vec(),
             count: counted.count.cast_signed(),
         }
+    }
+}
+
+impl From<NearLimit> for v1::NearLimitEvent {
+    fn from(NearLimit { resource, used, limit }: NearLimit) -> Self {
+        Self { resource: resource.as_str().to_owned(), used: used.cast_signed(), limit: limit.cast_signed() }
     }
 }
 

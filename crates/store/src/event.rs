@@ -28,6 +28,8 @@ pub enum EventKind {
     NetworkRefused,
     /// The egress proxy of a worker died and was started again.
     EgressRestarted,
+    /// A run got near one of its limits.
+    LimitNear,
     /// A sandbox left something behind.
     SandboxReceiptUnclean,
     /// A worker lost its leases and killed its sandboxes.
@@ -69,7 +71,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 26] = [
+    const ALL: [Self; 27] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -77,6 +79,7 @@ impl EventKind {
         Self::NetworkConnected,
         Self::NetworkRefused,
         Self::EgressRestarted,
+        Self::LimitNear,
         Self::SandboxReceiptUnclean,
         Self::WorkerFenced,
         Self::WorkerOutOfRotation,
@@ -103,7 +106,7 @@ impl EventKind {
     fn is_audited(self) -> bool {
         match self {
             Self::RunRefused | Self::SessionRefused | Self::WorkerFenced | Self::WorkerOutOfRotation => false,
-            Self::NetworkConnected | Self::EgressRestarted => false,
+            Self::NetworkConnected | Self::EgressRestarted | Self::LimitNear => false,
             Self::FileRefused
             | Self::SyscallBlocked
             | Self::NetworkRefused
@@ -143,6 +146,7 @@ impl EventKind {
             Self::NetworkConnected => "NETWORK_CONNECTED",
             Self::NetworkRefused => "NETWORK_REFUSED",
             Self::EgressRestarted => "EGRESS_RESTARTED",
+            Self::LimitNear => "LIMIT_NEAR",
             Self::SandboxReceiptUnclean => "SANDBOX_RECEIPT_UNCLEAN",
             Self::WorkerFenced => "WORKER_FENCED",
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",

@@ -86,6 +86,7 @@ pub struct Metrics {
     _setup_p95: ObservableGauge<f64>,
     pub(crate) sandboxes: Counter<u64>,
     pub(crate) violations: Counter<u64>,
+    pub(crate) near_limits: Counter<u64>,
     pub(crate) egress: EgressMetrics,
     flags: FlagMetrics,
     queue_depth: Gauge<i64>,
@@ -257,6 +258,10 @@ impl Metrics {
             setups,
             sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
+            near_limits: counter(
+                "codelia_runs_near_limit",
+                "Runs that used 80 % of a limit, by resource; each run counts once for each",
+            ),
             egress: EgressMetrics::build(meter),
             flags: FlagMetrics::build(meter),
             queue_depth: gauge("codelia_queue_depth", "Runs waiting for a worker or a slot"),
@@ -373,6 +378,11 @@ impl Metrics {
     /// Counts a policy violation.
     pub fn violation(&self, kind: &str) {
         self.violations.add(1, &[KeyValue::new("kind", kind.to_owned())]);
+    }
+
+    /// Counts a run that got near a limit.
+    pub fn near_limit(&self, resource: &'static str) {
+        self.near_limits.add(1, &[KeyValue::new("resource", resource)]);
     }
 
     /// Records connections through the egress proxy that have ended, or refused attempts.

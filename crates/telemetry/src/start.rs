@@ -1,7 +1,7 @@
 //! The series that exist before anything is counted. An alert on the increase of a counter needs the
 //! value 0 first. Histograms and the p95 appear with their first value.
 
-use codelia_types::{LostReason, Mode, Outcome, Reason};
+use codelia_types::{LostReason, Mode, Outcome, Reason, Resource};
 use opentelemetry::KeyValue;
 
 use crate::{Metrics, metrics::one_label};
@@ -57,6 +57,9 @@ impl Metrics {
         }
         for kind in VIOLATIONS {
             self.violations.add(0, &one_label("kind", kind));
+        }
+        for resource in Resource::ALL {
+            self.near_limits.add(0, &one_label("resource", resource.as_str()));
         }
         for (via, outcome) in attempts {
             self.egress(via, outcome, 0, 0, 0);

@@ -8,6 +8,7 @@ mod command;
 mod id;
 mod lease;
 mod mode;
+mod near_limit;
 mod outcome;
 mod reason;
 mod result;
@@ -19,6 +20,7 @@ pub use id::{
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};
+pub use near_limit::{NearLimit, Resource};
 pub use outcome::{LostReason, NetworkUsage, Outcome, Receipt, Refusal, Usage};
 pub use reason::Reason;
 pub use result::{EndedRun, RunResult};

@@ -101,6 +101,12 @@ impl Dispatch {
         Ok(sent?.known)
     }
 
+    /// Has a worker read what a run uses.
+    pub(crate) async fn usage(&self, address: &str, run: RunId) -> Result<wire::GetRunUsageResponse, Error> {
+        let request = wire::GetRunUsageRequest { run_id: run.to_string() };
+        self.call(address, async |mut client| client.get_run_usage(request).await).await
+    }
+
     /// Notifies a worker that a session has ended.
     pub(crate) async fn close(&self, address: &str, session: SessionId) {
         let request = wire::CloseSessionRequest { session_id: session.to_string() };

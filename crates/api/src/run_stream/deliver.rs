@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use codelia_proto::v1::{self, run_event::Kind};
 use codelia_store::{MAX_OF_RUN, Run};
-use codelia_types::{RunId, TenantId};
+use codelia_types::{Resource, RunId, TenantId};
 
 use super::{
     client::{EventSender, StreamError},
@@ -25,6 +25,8 @@ struct Sent {
     truncated: bool,
     /// The number of violations sent; their order never changes.
     violations: usize,
+    /// The limits that were sent as near.
+    near_limits: Vec<String>,
 }
 
 /// Sends the events of one run to one client.
@@ -150,13 +152,16 @@ impl Delivery {
                 self.assigned(to_proto::assigned(run)).await?;
                 self.started(run, Some(started)).await?;
             }
-            Some(Kind::Output(_) | Kind::OutputTruncated(_) | Kind::Violation(_)) if !self.sent.started => {
+            Some(Kind::Output(_) | Kind::OutputTruncated(_) | Kind::Violation(_) | Kind::NearLimit(_))
+                if !self.sent.started =>
+            {
                 return Ok(false);
             }
             Some(Kind::Violation(violation)) => {
                 let index = violations.next().unwrap_or(usize::MAX);
                 self.violation(index, violation).await?;
             }
+            Some(Kind::NearLimit(near)) => self.near_limit(near).await?,
             Some(Kind::Output(output)) => return self.worker_output(run, output).await,
             Some(Kind::OutputTruncated(truncated)) => self.truncated(truncated).await?,
             Some(Kind::ApprovalNeeded(v1::ApprovalNeededEvent { approval: Some(approval) })) => {
@@ -239,6 +244,16 @@ impl Delivery {
         }
         self.sent.violations = index.saturating_add(1);
         self.send(Kind::Violation(event)).await
+    }
+
+    /// Sends that a limit is near, once: a worker repeats it on each attach.
+    async fn near_limit(&mut self, event: v1::NearLimitEvent) -> Result<(), StreamError> {
+        let sent = &mut self.sent.near_limits;
+        if sent.contains(&event.resource) || sent.len() >= Resource::ALL.len() {
+            return Ok(());
+        }
+        sent.push(event.resource.clone());
+        self.send(Kind::NearLimit(event)).await
     }
 
     async fn send(&self, kind: Kind) -> Result<(), StreamError> {

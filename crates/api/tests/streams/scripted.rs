@@ -242,6 +242,13 @@ impl WorkerService for ScriptedWorker {
         Ok(Response::new(wire::SignalRunResponse { known: true }))
     }
 
+    async fn get_run_usage(
+        &self,
+        _: Request<wire::GetRunUsageRequest>,
+    ) -> Result<Response<wire::GetRunUsageResponse>, Status> {
+        Err(Status::not_found("unknown run"))
+    }
+
     async fn close_session(
         &self,
         _: Request<wire::CloseSessionRequest>,

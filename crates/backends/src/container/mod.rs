@@ -36,6 +36,8 @@ use engine::{Engine, EngineKind};
 use process::ContainerProcess;
 use spec::EngineTarget;
 
+pub(crate) use spec::has_own_kernel;
+
 /// Configuration of mode `container`.
 #[derive(Debug, Clone)]
 pub struct ContainerOptions {

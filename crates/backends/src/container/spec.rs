@@ -163,7 +163,7 @@ fn seccomp_profile() -> String {
 }
 
 /// Whether the plan is for a runtime with its own kernel: one that counts no violations.
-pub(super) fn has_own_kernel(plan: &Plan) -> bool {
+pub(crate) fn has_own_kernel(plan: &Plan) -> bool {
     plan.security.as_ref().is_none_or(|security| security.violation_limit.is_none())
 }
 

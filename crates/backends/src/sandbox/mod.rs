@@ -17,6 +17,7 @@ pub(crate) mod control;
 mod descriptors;
 pub(crate) mod egress;
 mod executable_memory;
+mod near_limits;
 mod outcome;
 pub(crate) mod prepared;
 pub(crate) mod process;

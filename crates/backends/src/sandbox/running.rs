@@ -10,16 +10,18 @@ use codelia_init::{Exit, Failure, Report, Request, Step};
 use codelia_policy::{Limit, Plan};
 use codelia_sys::{
     Pid,
-    cgroup::{self, Group},
+    cgroup::{self, Group, GroupReader},
 };
-use codelia_types::{NetworkUsage, Outcome, Receipt, Usage, Violation};
+use codelia_types::{Mode, NearLimit, NetworkUsage, Outcome, Receipt, Resource, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{
-    Error, Running, SandboxRemote,
+    Error, Running, SandboxRemote, UsageReader,
+    container::has_own_kernel,
     sandbox::{
         Sandbox,
         control::Control,
+        near_limits::{self, NearLimits, NearableLimits},
         outcome::{self, KillReason},
         supervisor::Supervisor,
         watch::{WatchedLimits, Watcher},
@@ -50,6 +52,9 @@ pub(crate) struct Budget {
     cpu_millicores: u64,
     /// The limits that no group enforces.
     watched: Option<WatchedLimits>,
+    nearable: NearableLimits,
+    /// Whether the host's processes in the group are those of the sandbox.
+    counts_tasks: bool,
 }
 
 impl Budget {
@@ -62,11 +67,18 @@ impl Budget {
             cpu_time: plan.limits.cpu_time,
             cpu_millicores: cpu_millicores.max(1),
             watched: WatchedLimits::of(plan),
+            nearable: NearableLimits::of(plan),
+            counts_tasks: !(plan.mode == Mode::Container && has_own_kernel(plan)),
         }
     }
 
-    /// Waits until a group has used its CPU time. Sleeps for as long as that is impossible.
-    async fn cpu_time_exhausted(self, group: &Group) {
+    fn reader(self, group: &Group) -> GroupReader {
+        if self.counts_tasks { group.reader() } else { group.reader().without_tasks() }
+    }
+
+    /// Waits until a group has used its CPU time. Sleeps for as long as that is impossible, or until
+    /// the group can first be near its limit.
+    async fn cpu_time_exhausted(self, group: &Group, near: &NearLimits) {
         loop {
             let used = group.cpu_time().unwrap_or_else(|error| {
                 tracing::warn!(%error, "CPU time not read");
@@ -78,7 +90,11 @@ impl Budget {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(self.min_time_to_use(left).max(MIN_CPU_CHECK_INTERVAL)).await;
+            let mut delay = self.min_time_to_use(left).max(MIN_CPU_CHECK_INTERVAL);
+            if let Some(until_near) = near.check_cpu_time(used) {
+                delay = delay.min(self.min_time_to_use(until_near).max(near_limits::INTERVAL));
+            }
+            tokio::time::sleep(delay).await;
         }
     }
 
@@ -108,6 +124,7 @@ pub(crate) struct RunningCommand {
     supervisor: Option<Supervisor>,
     budget: Budget,
     watcher: Option<Watcher>,
+    near_limits: NearLimits,
     started: Instant,
     /// When the kill was first requested.
     killed: OnceLock<Instant>,
@@ -124,20 +141,29 @@ impl RunningCommand {
         budget: Budget,
         started: Instant,
     ) -> Self {
-        let (watcher, killed) = (budget.watched.map(Watcher::new), OnceLock::new());
-        Self { sandbox, supervisor, budget, watcher, started, killed, kill_reason: None, result: None }
+        Self {
+            sandbox,
+            supervisor,
+            budget,
+            watcher: budget.watched.map(Watcher::new),
+            near_limits: NearLimits::new(budget.nearable),
+            started,
+            killed: OnceLock::new(),
+            kill_reason: None,
+            result: None,
+        }
     }
 
     /// Waits for the exit that `codelia-init` reports. `None` if it cannot report any more.
     async fn receive_exit(&mut self) -> Option<Exit> {
         if self.kill_reason.is_none() && self.killed.get().is_none() {
-            let tool = self.sandbox.tool();
+            let (tool, near) = (self.sandbox.tool(), &self.near_limits);
             let (control, group) = self.sandbox.parts();
             let first = tokio::select! {
                 biased;
                 report = control.receive() => Ok(report),
-                reason = limit_exceeded(self.supervisor.as_ref(), self.budget, group) => Err(reason),
-                reason = watched_limit_exceeded(self.watcher.as_mut(), tool) => Err(reason),
+                reason = limit_exceeded(self.supervisor.as_ref(), self.budget, group, near) => Err(reason),
+                reason = watched_limit_exceeded(self.watcher.as_mut(), tool, near) => Err(reason),
             };
             match first {
                 Ok(report) => {
@@ -166,6 +192,7 @@ impl RunningCommand {
         }
         let status = exit.as_ref().map_or(outcome::KILLED, |exit| exit.status);
         let usage = usage(exit.as_ref(), group_usage, wall_time);
+        self.check_near_limits(&usage, oom_kills, group_usage.pids_refused);
         let observed = outcome::Observations {
             kill_reason: self.kill_reason(),
             oom_kills,
@@ -174,6 +201,18 @@ impl RunningCommand {
             cpu_time_exceeded: usage.cpu_time * 10 >= self.budget.cpu_time * 9,
         };
         (outcome::outcome(status, observed), usage)
+    }
+
+    /// Reports limits that the command reached between two looks.
+    fn check_near_limits(&self, usage: &Usage, oom_kills: u64, pids_refused: u64) {
+        self.near_limits.check_cpu_time(usage.cpu_time);
+        if oom_kills > 0 || self.kill_reason == Some(KillReason::Memory) {
+            self.near_limits.reached(Resource::MemoryBytes);
+        }
+        let pids_refused = pids_refused > 0 && self.budget.counts_tasks;
+        if pids_refused || self.kill_reason == Some(KillReason::Pids) {
+            self.near_limits.reached(Resource::Pids);
+        }
     }
 
     /// Too many violations count even if the command ended before it could be killed for them.
@@ -247,6 +286,7 @@ async fn limit_exceeded(
     supervisor: Option<&Supervisor>,
     budget: Budget,
     group: Option<&Group>,
+    near: &NearLimits,
 ) -> KillReason {
     let violations = async {
         match supervisor {
@@ -256,9 +296,11 @@ async fn limit_exceeded(
     };
     let in_group = async {
         let Some(group) = group else { return std::future::pending().await };
+        let reader = budget.reader(group);
         tokio::select! {
-            () = budget.cpu_time_exhausted(group) => KillReason::CpuTime,
+            () = budget.cpu_time_exhausted(group, near) => KillReason::CpuTime,
             () = budget.sockets_exceeded(group) => KillReason::Memory,
+            never = near.watch(&reader) => match never {},
         }
     };
     tokio::select! {
@@ -267,9 +309,13 @@ async fn limit_exceeded(
     }
 }
 
-async fn watched_limit_exceeded(watcher: Option<&mut Watcher>, tool: Option<Pid>) -> KillReason {
+async fn watched_limit_exceeded(
+    watcher: Option<&mut Watcher>,
+    tool: Option<Pid>,
+    near: &NearLimits,
+) -> KillReason {
     match (watcher, tool) {
-        (Some(watcher), Some(tool)) => watcher.exceeded(tool).await,
+        (Some(watcher), Some(tool)) => watcher.exceeded(tool, near).await,
         _ => std::future::pending().await,
     }
 }
@@ -300,6 +346,15 @@ impl Running for RunningCommand {
 
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
         self.supervisor.as_mut()?.violations()
+    }
+
+    fn near_limits(&mut self) -> Option<mpsc::Receiver<NearLimit>> {
+        self.near_limits.take()
+    }
+
+    fn usage_reader(&self) -> Option<UsageReader> {
+        let of_group = self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
+        of_group.or_else(|| self.watcher.as_ref().map(Watcher::usage_reader))
     }
 
     async fn kill_tree(&self) {

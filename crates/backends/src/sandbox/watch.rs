@@ -1,16 +1,23 @@
 //! Watches the limits that no control group enforces: sums what the processes of a sandbox use and
 //! reports the first limit that they exceed. A command can exceed a limit until the next check.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use codelia_policy::{Limit, Plan};
-use codelia_sys::{Pid, process::Tree};
+use codelia_sys::{Pid, cgroup::CurrentUsage, process::Tree};
+use codelia_types::Resource;
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep_until},
 };
 
-use crate::sandbox::outcome::KillReason;
+use crate::{
+    UsageReader,
+    sandbox::{near_limits::NearLimits, outcome::KillReason},
+};
 
 /// The interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -38,11 +45,12 @@ impl WatchedLimits {
         })
     }
 
-    /// What the processes below `tool` use, and the limit that they exceed.
-    fn check(self, tool: Pid) -> Result<Checked, codelia_sys::Error> {
+    /// What the processes below `tool` use, and the limit that they exceed. Memory of at least
+    /// `exact_from` is read exactly.
+    fn check(self, tool: Pid, exact_from: u64) -> Result<Checked, codelia_sys::Error> {
         let tree = Tree::below(tool, self.pids.unwrap_or(u64::MAX))?;
         let mut memory_bytes = tree.memory_bytes;
-        if self.memory_bytes.is_some_and(|limit| memory_bytes > limit) {
+        if self.memory_bytes.is_some() && memory_bytes >= exact_from {
             memory_bytes = tree.proportional_memory_bytes();
         }
         let exceeded = [
@@ -51,7 +59,21 @@ impl WatchedLimits {
             (KillReason::CpuTime, self.cpu_time.is_some_and(|limit| tree.cpu_time > limit)),
         ];
         let exceeded = exceeded.into_iter().find_map(|(reason, is_exceeded)| is_exceeded.then_some(reason));
-        Ok(Checked { memory_bytes, tasks: tree.tasks, exceeded })
+        Ok(Checked { memory_bytes, tasks: tree.tasks, cpu_time: tree.cpu_time, exceeded })
+    }
+
+    /// Reports the watched limits that are near.
+    fn check_near(self, checked: Checked, near: &NearLimits) {
+        if self.memory_bytes.is_some() {
+            near.check(Resource::MemoryBytes, checked.memory_bytes);
+        }
+        if self.pids.is_some() {
+            // codelia-init is one of them.
+            near.check(Resource::Pids, checked.tasks.saturating_sub(1));
+        }
+        if self.cpu_time.is_some() {
+            near.check_cpu_time(checked.cpu_time);
+        }
     }
 }
 
@@ -59,6 +81,7 @@ impl WatchedLimits {
 struct Checked {
     memory_bytes: u64,
     tasks: u64,
+    cpu_time: Duration,
     exceeded: Option<KillReason>,
 }
 
@@ -71,11 +94,19 @@ pub(super) struct Watcher {
     checking: Option<JoinHandle<Result<Checked, codelia_sys::Error>>>,
     peak_memory_bytes: u64,
     peak_tasks: u64,
+    /// The last check, for those that ask.
+    latest: Arc<Mutex<CurrentUsage>>,
 }
 
 impl Watcher {
     pub(super) fn new(limits: WatchedLimits) -> Self {
-        Self { limits, next: Instant::now(), checking: None, peak_memory_bytes: 0, peak_tasks: 0 }
+        let (next, latest) = (Instant::now(), Arc::default());
+        Self { limits, next, checking: None, peak_memory_bytes: 0, peak_tasks: 0, latest }
+    }
+
+    /// Reads the last check.
+    pub(super) fn usage_reader(&self) -> UsageReader {
+        UsageReader::of_watcher(self.latest.clone())
     }
 
     /// The most memory and tasks that a check has seen.
@@ -84,13 +115,14 @@ impl Watcher {
     }
 
     /// Waits until the processes below `tool` exceed a limit. Cancel-safe.
-    pub(super) async fn exceeded(&mut self, tool: Pid) -> KillReason {
+    pub(super) async fn exceeded(&mut self, tool: Pid, near: &NearLimits) -> KillReason {
         loop {
             if self.checking.is_none() {
                 sleep_until(self.next).await;
             }
-            let (limits, began) = (self.limits, Instant::now());
-            let checking = self.checking.get_or_insert_with(|| spawn_blocking(move || limits.check(tool)));
+            let (limits, began, exact_from) = (self.limits, Instant::now(), near.exact_memory_from());
+            let check = move || limits.check(tool, exact_from);
+            let checking = self.checking.get_or_insert_with(|| spawn_blocking(check));
             let checked = checking.await;
             self.checking = None;
             self.next = Instant::now() + INTERVAL.max(began.elapsed() * (MAX_LOAD - 1));
@@ -100,11 +132,23 @@ impl Watcher {
                 tracing::debug!(error, "processes of the sandbox not read");
                 continue;
             };
-            self.peak_memory_bytes = self.peak_memory_bytes.max(checked.memory_bytes);
-            self.peak_tasks = self.peak_tasks.max(checked.tasks);
+            self.keep(checked);
+            self.limits.check_near(checked, near);
             if let Some(reason) = checked.exceeded {
                 return reason;
             }
         }
+    }
+
+    fn keep(&mut self, checked: Checked) {
+        self.peak_memory_bytes = self.peak_memory_bytes.max(checked.memory_bytes);
+        self.peak_tasks = self.peak_tasks.max(checked.tasks);
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = CurrentUsage {
+            cpu_time: Some(checked.cpu_time),
+            memory_bytes: Some(checked.memory_bytes),
+            peak_memory_bytes: Some(self.peak_memory_bytes),
+            tasks: Some(checked.tasks),
+            ..CurrentUsage::default()
+        };
     }
 }

@@ -18,7 +18,7 @@ use codelia_backends::{
 };
 use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec};
 use codelia_sys::{fd, process};
-use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage, Violation};
+use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, RunId, SessionId, Usage, Violation};
 use tempfile::TempDir;
 
 use crate::require::available;
@@ -75,6 +75,7 @@ pub(crate) struct Finished {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) violations: Vec<Violation>,
+    pub(crate) near_limits: Vec<NearLimit>,
 }
 
 /// A running command, with the test's ends of its streams.
@@ -238,6 +239,7 @@ impl Started {
     pub(crate) async fn finish(mut self) -> Finished {
         drop(self.stdin);
         let violations = self.running.violations();
+        let near_limits = self.running.near_limits();
         let stdout = tokio::task::spawn_blocking(move || read_all(self.stdout));
         let stderr = tokio::task::spawn_blocking(move || read_all(self.stderr));
         let (outcome, usage) = self.running.wait().await;
@@ -250,7 +252,13 @@ impl Started {
                 reported.push(violation);
             }
         }
-        Finished { outcome, usage, stdout, stderr, violations: reported }
+        let mut near = Vec::new();
+        if let Some(mut near_limits) = near_limits {
+            while let Some(limit) = near_limits.recv().await {
+                near.push(limit);
+            }
+        }
+        Finished { outcome, usage, stdout, stderr, violations: reported, near_limits: near }
     }
 
     /// Waits while stdin stays open, so that the command cannot end by itself.

@@ -17,6 +17,7 @@ mod harness;
 mod host_objects;
 mod leaks;
 mod limits;
+mod near_limits;
 mod network;
 mod overlays;
 mod policies;

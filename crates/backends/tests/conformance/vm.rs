@@ -39,8 +39,11 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 24] = [
+const OTHERS: [&str; 27] = [
     "limits::bwrap::socket_buffers_count_as_memory",
+    "near_limits::bwrap::memory_near_limit_is_reported",
+    "near_limits::bwrap::cached_files_are_not_near_the_limit",
+    "near_limits::bwrap::running_command_shows_its_usage",
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
     "cpu_io::bwrap_alone::low_priority_command_yields_cpu_to_newer_ones",

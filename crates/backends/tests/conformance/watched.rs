@@ -99,6 +99,18 @@ async fn proxy_sockets_serve_commands(fixture: Fixture) {
     crate::network::sockets_serve_commands(fixture).await;
 }
 
+async fn processes_near_limit_are_reported(fixture: Fixture) {
+    crate::near_limits::processes_near_limit_are_reported(fixture).await;
+}
+
+async fn memory_near_limit_is_reported(fixture: Fixture) {
+    crate::near_limits::memory_near_limit_is_reported(fixture).await;
+}
+
+async fn running_command_shows_its_usage(fixture: Fixture) {
+    crate::near_limits::running_command_shows_its_usage(fixture).await;
+}
+
 /// Without best effort the mode is not usable, and says what to do.
 async fn strict_mode_is_not_usable(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
@@ -137,6 +149,9 @@ macro_rules! watched_in_every_tool {
 }
 
 watched_in_every_tool!(
+    processes_near_limit_are_reported,
+    memory_near_limit_is_reported,
+    running_command_shows_its_usage,
     memory_over_limit_ends_command,
     shared_memory_counts_once,
     too_many_processes_end_command,

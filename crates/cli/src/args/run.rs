@@ -162,7 +162,7 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  codelia ps\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
+    after_help = "Examples:\n  codelia ps\n  codelia ps --usage\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
 )]
 pub(crate) struct Ps {
     /// Include runs that have ended
@@ -180,6 +180,9 @@ pub(crate) struct Ps {
     /// List only runs with this label (repeatable: with all of them)
     #[arg(short, long = "label", value_name = "K=V", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
+    /// Show what running runs use now: CPU time, memory without cached files, processes, output
+    #[arg(long, conflicts_with_all = ["all_tenants", "tenant"])]
+    pub(crate) usage: bool,
     /// List at most this many runs, newest first
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub(crate) limit: usize,

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        CancelRunRequest, CancelTenantRunRequest, ListRunsRequest, ListTenantRunsRequest, Run, RunState,
-        SignalRunRequest,
+        CancelRunRequest, CancelTenantRunRequest, GetRunRequest, GetRunResponse, ListRunsRequest,
+        ListTenantRunsRequest, LiveUsage, Run, RunState, SignalRunRequest,
     },
 };
 
@@ -16,8 +16,8 @@ use crate::{
     client::{Client, pages},
     each::Each,
     exit_status,
-    output::Output,
-    record, resolve,
+    output::{Output, write_message},
+    record, resolve, units,
 };
 
 /// Lists runs, newest first.
@@ -34,6 +34,9 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
     // Ids sort by creation time.
     runs.sort_by(|a, b| b.run_id.cmp(&a.run_id));
     runs.truncate(args.limit);
+    if args.usage {
+        return print_usage(client, &runs, output).await;
+    }
     let run_id = record::short_ids(runs.iter().map(|run| run.run_id.as_str()));
     let session_id = record::short_ids(runs.iter().map(|run| run.session_id.as_str()));
     let header = ["RUN", "SESSION", "STATUS", "MODE", "CREATED", "COMMAND"];
@@ -47,6 +50,53 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
             command(run),
         ]
     })
+}
+
+/// Lists runs with what those that are running use now.
+async fn print_usage(client: &Client, runs: &[Run], output: Output) -> Result<()> {
+    let short = record::short_ids(runs.iter().map(|run| run.run_id.as_str()));
+    let mut rows = Vec::new();
+    for run in runs {
+        rows.push(usage(client, run).await?);
+    }
+    let run_of = |row: &GetRunResponse| row.run.clone().unwrap_or_default();
+    let header = ["RUN", "STATUS", "CPU", "MEMORY", "PROCESSES", "OUTPUT", "COMMAND"];
+    output.print_list(&header, &rows, record::run_with_usage, |row| {
+        let run = run_of(row);
+        let [cpu, memory, processes, written] = usage_cells(row.live_usage.as_ref());
+        vec![short(&run.run_id), status(&run), cpu, memory, processes, written, command(&run)]
+    })?;
+    for row in rows.iter().filter(|row| row.run.as_ref().map(Run::state) == Some(RunState::Running)) {
+        if !row.live_usage_unavailable.is_empty() && !output.is_json() {
+            let id = short(&run_of(row).run_id);
+            write_message(&format!("codelia: {id}: {}", row.live_usage_unavailable));
+        }
+    }
+    Ok(())
+}
+
+/// Only a running run is read again.
+async fn usage(client: &Client, run: &Run) -> Result<GetRunResponse> {
+    if run.state() != RunState::Running {
+        return Ok(GetRunResponse { run: Some(run.clone()), ..Default::default() });
+    }
+    let request = GetRunRequest { name: run.name.clone(), include_usage: true, ..Default::default() };
+    Ok(client.runs().get_run(request).await?.into_inner())
+}
+
+/// CPU time, memory, processes and output. What is not known is empty.
+fn usage_cells(usage: Option<&LiveUsage>) -> [String; 4] {
+    let Some(usage) = usage else { return Default::default() };
+    let size = |bytes: i64| units::bytes(bytes.unsigned_abs());
+    let cpu = record::millis(usage.cpu_time.as_ref()).map(|millis| format!("{:.1}s", millis / 1000.0));
+    let held = |all: i64| size(all.saturating_sub(usage.page_cache_bytes()));
+    let processes = usage.processes.map(|count| count.to_string());
+    [
+        cpu.unwrap_or_default(),
+        usage.memory_bytes.map(held).unwrap_or_default(),
+        processes.unwrap_or_default(),
+        size(usage.output_bytes),
+    ]
 }
 
 /// Lists the runs of all tenants, or of one, that have not ended.
@@ -151,6 +201,18 @@ fn plain(command: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_shown_without_cached_files() {
+        let usage = LiveUsage {
+            cpu_time: Some(duration_to_proto(std::time::Duration::from_millis(1260))),
+            memory_bytes: Some(50 << 20),
+            page_cache_bytes: Some(40 << 20),
+            output_bytes: 2048,
+            ..LiveUsage::default()
+        };
+        assert_eq!(usage_cells(Some(&usage)), ["1.3s", "10 MiB", "", "2 KiB"]);
+    }
 
     #[test]
     fn command_in_table_is_printable() {

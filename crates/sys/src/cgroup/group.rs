@@ -5,7 +5,8 @@ use std::{fs, io::ErrorKind, os::fd::OwnedFd, path::PathBuf, time::Duration};
 use rustix::{io::Errno, process::Pid};
 
 use super::{
-    Controller, Hierarchy, Version, group_dir::GroupDir, hierarchy::ParentGroup, orphans::owned_name,
+    Controller, GroupReader, Hierarchy, Version, group_dir::GroupDir, hierarchy::ParentGroup,
+    orphans::owned_name,
 };
 use crate::{Error, process};
 
@@ -41,11 +42,11 @@ pub struct Usage {
 /// does nothing.
 #[derive(Debug, Default)]
 pub struct Group {
-    memory: Option<GroupDir>,
-    pids: Option<GroupDir>,
+    pub(super) memory: Option<GroupDir>,
+    pub(super) pids: Option<GroupDir>,
     cpu: Option<GroupDir>,
-    cpuacct: Option<GroupDir>,
-    io: Option<GroupDir>,
+    pub(super) cpuacct: Option<GroupDir>,
+    pub(super) io: Option<GroupDir>,
     /// Each directory once: controllers may share one.
     dirs: Vec<GroupDir>,
     /// Whether a container engine created it and put its processes in.
@@ -213,6 +214,12 @@ impl Group {
             peak_pids: own_pids.and_then(|dir| dir.peak_pids().ok()),
             io_bytes: self.io.as_ref().and_then(|dir| dir.io_bytes().ok()),
         })
+    }
+
+    /// Reads what the processes use, from any thread.
+    #[must_use]
+    pub fn reader(&self) -> GroupReader {
+        GroupReader::of(self)
     }
 
     /// The CPU time used so far; `None` if it is not counted.

@@ -137,6 +137,29 @@ impl GroupDir {
         }
     }
 
+    /// Memory that counts towards the limit, with cached files.
+    pub(super) fn current_memory(&self) -> Result<u64, Error> {
+        match self.version {
+            Version::V1 => self.read_number("memory.usage_in_bytes"),
+            Version::V2 => self.read_number("memory.current"),
+        }
+    }
+
+    /// Memory of cached files, without those in a tmpfs.
+    pub(super) fn page_cache(&self) -> Result<u64, Error> {
+        let keys = match self.version {
+            Version::V1 => ["total_inactive_file", "total_active_file"],
+            Version::V2 => ["inactive_file", "active_file"],
+        };
+        let text = self.read("memory.stat")?;
+        let [inactive, active] = keys.map(|key| self.key("memory.stat", &text, key));
+        Ok(inactive?.saturating_add(active?))
+    }
+
+    pub(super) fn current_pids(&self) -> Result<u64, Error> {
+        self.read_number("pids.current")
+    }
+
     pub(super) fn cpu_time(&self) -> Result<Duration, Error> {
         match self.version {
             Version::V1 => self.read_number("cpuacct.usage").map(Duration::from_nanos),
@@ -197,7 +220,10 @@ impl GroupDir {
 
     /// Reads the value of a key from a file with lines of `key value`.
     fn read_key(&self, name: &str, key: &str) -> Result<u64, Error> {
-        let text = self.read(name)?;
+        self.key(name, &self.read(name)?, key)
+    }
+
+    fn key(&self, name: &str, text: &str, key: &str) -> Result<u64, Error> {
         let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
         value.and_then(|value| value.parse().ok()).ok_or_else(|| self.malformed(name))
     }
@@ -261,6 +287,23 @@ mod tests {
         assert_eq!(group.oom_kills(), Ok(2));
         assert_eq!(group.cpu_time(), Ok(Duration::from_micros(1500)));
         assert_eq!(group.pids_refused(), Ok(5));
+    }
+
+    #[test]
+    fn current_usage_is_read_in_both_versions() {
+        let (_dir, mut group) = group_with(&[
+            ("memory.current", "9000\n"),
+            ("memory.usage_in_bytes", "7000\n"),
+            (
+                "memory.stat",
+                "anon 5\ninactive_file 100\nactive_file 20\ntotal_inactive_file 3\ntotal_active_file 4\n",
+            ),
+            ("pids.current", "6\n"),
+        ]);
+        assert_eq!((group.current_memory(), group.page_cache()), (Ok(9000), Ok(120)));
+        group.version = Version::V1;
+        assert_eq!((group.current_memory(), group.page_cache()), (Ok(7000), Ok(7)));
+        assert_eq!(group.current_pids(), Ok(6));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod group;
 mod group_dir;
 mod hierarchy;
 mod orphans;
+mod reader;
 
 use std::os::fd::AsFd;
 
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 pub use device::{Device, DeviceLimits};
 pub use group::{Group, Limits, Usage};
 pub use hierarchy::{CgroupParent, Hierarchy};
+pub use reader::{CurrentUsage, GroupReader};
 
 /// Moves this process, which must have one thread, into a cgroup, through a descriptor of
 /// [`Group::join_fds`].

@@ -7,9 +7,9 @@ use codelia_proto::{
     duration_from_proto,
     internal::v1::{
         Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse,
-        CloseSessionRequest, CloseSessionResponse, OfferSessionRequest, OfferSessionResponse, PushResult,
-        SignalRunRequest, SignalRunResponse, StartRunRequest, StartRunResponse, attach_run_request::Kind,
-        worker_service_server::WorkerService,
+        CloseSessionRequest, CloseSessionResponse, GetRunUsageRequest, GetRunUsageResponse,
+        OfferSessionRequest, OfferSessionResponse, PushResult, SignalRunRequest, SignalRunResponse,
+        StartRunRequest, StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
     },
 };
 use codelia_store::{AssignedRun, SealedEnv};
@@ -31,6 +31,7 @@ use crate::{
         active::Control,
         attach::{RunAttachment, pass_input},
         dispatch::{Assignment, Dispatcher},
+        live_usage,
         registry::{RunRegistry, RunSource, RunStatus},
     },
     wakeups::Wakeups,
@@ -157,6 +158,18 @@ impl WorkerService for RunService {
             RunStatus::Waiting | RunStatus::Unknown | RunStatus::Prior(_) => false,
         };
         Ok(Response::new(SignalRunResponse { known }))
+    }
+
+    async fn get_run_usage(
+        &self,
+        request: Request<GetRunUsageRequest>,
+    ) -> Result<Response<GetRunUsageResponse>, Status> {
+        let run = self.runs.active(parse("run_id", &request.get_ref().run_id)?);
+        let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
+        Ok(Response::new(match live_usage::read(&run).await {
+            Ok(usage) => GetRunUsageResponse { usage: Some(usage), unavailable: String::new() },
+            Err(unavailable) => GetRunUsageResponse { usage: None, unavailable: unavailable.to_string() },
+        }))
     }
 
     async fn close_session(

@@ -15,7 +15,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::run::{output::OutputLog, violations::ViolationLog};
+use crate::run::{
+    live_usage::Meter, near_limits::NearLimitLog, output::OutputLog, output_pacing::OutputPacing,
+    violations::ViolationLog,
+};
 
 /// How long a run that ends with its caller waits for the caller to attach.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,9 +80,12 @@ pub(crate) struct ActiveRun {
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) output: Arc<OutputLog>,
     pub(crate) violations: ViolationLog,
+    pub(crate) near_limits: NearLimitLog,
     pub(crate) control: mpsc::Sender<Control>,
     /// Set when the command was started.
     pub(crate) sandbox: OnceLock<Arc<dyn SandboxRemote>>,
+    /// Set when the command was started.
+    pub(crate) meter: OnceLock<Meter>,
     stdin: Mutex<Option<mpsc::Sender<Bytes>>>,
     owner: Mutex<Owner>,
     pub(crate) owner_deadline: Instant,
@@ -114,8 +120,10 @@ impl ActiveRun {
             phase: watch::Sender::new(Phase::Assigned),
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
             violations: ViolationLog::new(),
+            near_limits: NearLimitLog::new(OutputPacing::of(&spec.policy).is_immediate()),
             control,
             sandbox: OnceLock::new(),
+            meter: OnceLock::new(),
             stdin: Mutex::new(spec.command.stdin.then_some(stdin)),
             owner: Mutex::new(if spec.ends_with_caller { Owner::Awaited } else { Owner::None }),
             owner_deadline: Instant::now() + OWNER_TIMEOUT,

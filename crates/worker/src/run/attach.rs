@@ -64,9 +64,11 @@ pub(crate) struct RunAttachment {
     position: i64,
     truncation_sent: bool,
     violations_sent: usize,
+    near_limits_sent: usize,
     phase: watch::Receiver<Phase>,
     output: watch::Receiver<()>,
     violations: watch::Receiver<()>,
+    near_limits: watch::Receiver<()>,
     follower: Option<Follower>,
     _owner: Option<OwnerGuard>,
     _detached: DropGuard,
@@ -87,9 +89,11 @@ impl RunAttachment {
             position,
             truncation_sent: false,
             violations_sent: 0,
+            near_limits_sent: 0,
             phase: run.phase.subscribe(),
             output: run.output.subscribe(),
             violations: run.violations.subscribe(),
+            near_limits: run.near_limits.subscribe(),
             follower: owner.then(|| run.output.follow(position)),
             _owner: owner.then(|| OwnerGuard::new(run.clone())),
             _detached: detached.drop_guard(),
@@ -139,6 +143,7 @@ impl RunAttachment {
     async fn output(&mut self) -> Option<Answer> {
         self.output.mark_unchanged();
         self.violations.mark_unchanged();
+        self.near_limits.mark_unchanged();
         if let Some(follower) = &self.follower {
             // The caller asks for more, so it has taken what it got.
             follower.advance(self.position);
@@ -146,6 +151,10 @@ impl RunAttachment {
         if let Some(violation) = self.run.violations.get(self.violations_sent) {
             self.violations_sent += 1;
             return Some(event(Event::Violation((&violation).into())));
+        }
+        if let Some(near) = self.run.near_limits.get(self.near_limits_sent) {
+            self.near_limits_sent += 1;
+            return Some(event(Event::NearLimit(near.into())));
         }
         let limit = self.run.assigned.spec.limits.output_bytes.cast_signed();
         match self.run.output.read(self.position) {
@@ -174,6 +183,7 @@ impl RunAttachment {
                 tokio::select! {
                     _ = self.output.changed() => {}
                     _ = self.violations.changed() => {}
+                    _ = self.near_limits.changed() => {}
                 }
                 None
             }
@@ -269,7 +279,7 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use codelia_types::{EndedRun, Incarnation, Outcome, Receipt, RunResult, Usage, Violations};
+    use codelia_types::{EndedRun, Incarnation, Outcome, Receipt, Resource, RunResult, Usage, Violations};
     use futures::FutureExt;
 
     use super::*;
@@ -328,6 +338,7 @@ mod tests {
                 }
                 Event::OutputTruncated(_) => "truncated".into(),
                 Event::Violation(violation) => violation.syscall.clone(),
+                Event::NearLimit(near) => format!("{} {} of {}", near.resource, near.used, near.limit),
                 Event::Finished(_) => "finished".into(),
             },
         }
@@ -380,6 +391,28 @@ mod tests {
         assert!(attachment.next().now_or_never().is_none(), "not committed yet");
         run.phase.send_replace(committed());
         assert_eq!(describe(&attachment.next().await.unwrap()), "committed");
+    }
+
+    #[tokio::test]
+    async fn each_attachment_gets_near_limits_unless_paced() {
+        let near = |run: &ActiveRun| {
+            run.near_limits.check(Resource::Pids, 7, 10);
+            run.near_limits.check(Resource::Pids, 8, 10);
+            run.near_limits.check(Resource::Pids, 9, 10);
+            run.output.close();
+            run.phase.send_replace(committed());
+        };
+        let run = run(false);
+        near(&run);
+        for _ in 0..2 {
+            assert_eq!(all(attach(&run, 0, false)).await, ["assigned", "pids 8 of 10", "committed"]);
+        }
+        let mut paced = assigned(false);
+        paced.spec.policy.resources.release_interval = Some(Duration::from_secs(1));
+        let paced = activate(paced, Incarnation::generate());
+        near(&paced);
+        assert_eq!(all(attach(&paced, 0, false)).await, ["assigned", "committed"]);
+        assert_eq!(paced.near_limits.all().len(), 1, "it is recorded");
     }
 
     #[tokio::test]

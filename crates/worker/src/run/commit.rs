@@ -13,6 +13,7 @@ use crate::{
     run::{
         active::{ActiveRun, Phase, Started},
         execute::{Executor, NoResult},
+        near_limits,
         output_pacing::OutputPacing,
         retry::{LeaseLost, retry_until_fenced},
         violations,
@@ -194,7 +195,9 @@ impl Executor {
         let totals = run.output.totals();
         let violations = run.violations.all();
         let network = std::mem::take(&mut report.events);
-        let events = violations::events(&violations).chain(network).chain(events(&report)).collect();
+        let near_limits = run.near_limits.all();
+        let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
+        let events = seen.chain(network).chain(events(&report)).collect();
         let started =
             report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
         let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();

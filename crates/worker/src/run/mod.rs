@@ -5,6 +5,8 @@ pub(crate) mod attach;
 pub(crate) mod commit;
 pub(crate) mod dispatch;
 pub(crate) mod execute;
+pub(crate) mod live_usage;
+pub(crate) mod near_limits;
 pub(crate) mod output;
 pub(crate) mod output_buffer;
 pub(crate) mod output_pacing;

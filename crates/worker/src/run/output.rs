@@ -54,19 +54,22 @@ impl OutputLog {
         }
     }
 
-    /// Adds what was read. What exceeds the limit is not stored.
-    pub(crate) fn append(&self, stream: OutputStream, data: Bytes) {
-        let due = {
+    /// Adds what was read, and returns how much it is with all before. What exceeds the limit is not
+    /// stored.
+    pub(crate) fn append(&self, stream: OutputStream, data: Bytes) -> i64 {
+        let (due, written) = {
             let mut buffer = self.lock();
             let before = buffer.unflushed_cost;
             buffer.append(stream, data);
             let after = buffer.unflushed_cost;
-            after > before && (before == 0 || (before < FLUSH_BYTES && after >= FLUSH_BYTES))
+            let due = after > before && (before == 0 || (before < FLUSH_BYTES && after >= FLUSH_BYTES));
+            (due, buffer.totals().written)
         };
         if due {
             self.due.notify_one();
         }
         self.changed.send_replace(());
+        written
     }
 
     /// Waits until the command may write more.

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use codelia_store::{OutputStream, Store};
 use codelia_telemetry::task;
+use codelia_types::Resource;
 use futures::future::join_all;
 use tokio::{
     sync::mpsc,
@@ -46,12 +47,12 @@ impl Streams {
         stdin: Option<(Writer, mpsc::Receiver<Bytes>)>,
     ) -> Self {
         let stop = CancellationToken::new();
-        let log = run.output.clone();
+        let writing = run.clone();
         let pacing = OutputPacing::of(&run.assigned.spec.policy);
         Self {
             pacing,
             readers: task::background("read output", async move {
-                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &log, pacing)))
+                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &writing, pacing)))
                     .await;
             }),
             flusher: task::background("flush output", flush(store.clone(), run.clone(), stop.clone())),
@@ -79,16 +80,17 @@ impl Streams {
     }
 }
 
-async fn copy(mut reader: Reader, stream: OutputStream, log: &OutputLog, pacing: OutputPacing) {
+async fn copy(mut reader: Reader, stream: OutputStream, run: &ActiveRun, pacing: OutputPacing) {
+    let append = |data| {
+        let written = run.output.append(stream, data).unsigned_abs();
+        run.near_limits.check(Resource::OutputBytes, written, run.assigned.spec.limits.output_bytes);
+    };
     loop {
-        log.room().await;
+        run.output.room().await;
         match reader.read().await {
             Ok(data) if data.is_empty() => return,
-            Ok(data) if pacing.is_immediate() => log.append(stream, data),
-            Ok(data) => {
-                let held = pacing.collect(data, &mut reader).await;
-                held.into_iter().for_each(|data| log.append(stream, data));
-            }
+            Ok(data) if pacing.is_immediate() => append(data),
+            Ok(data) => pacing.collect(data, &mut reader).await.into_iter().for_each(append),
             Err(error) => return tracing::error!(%error, "cannot read output"),
         }
     }

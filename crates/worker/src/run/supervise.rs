@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::Running;
 use codelia_telemetry::{Step, metrics, task, trace};
-use codelia_types::{LostReason, Outcome, Usage, Violation};
+use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
@@ -17,6 +17,7 @@ use crate::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
         execute::{Executor, StartedCommand},
+        live_usage::Meter,
         output_pacing::OutputPacing,
         retry::LeaseLost,
         stdio::Terminal,
@@ -57,14 +58,17 @@ impl Executor {
         let StartedCommand { mut running, stdio, started, network } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
+        run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
         run.phase.send_replace(Phase::Started(started.clone()));
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
         let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
         let violations = running.violations().map(|reports| collect(run, reports));
 
-        let waiting = wait(run, running.as_mut(), &self.lease, inputs.control, stdio.terminal.as_ref());
+        let mut reports = Reports { control: inputs.control, near_limits: running.near_limits() };
+        let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
+        reports.pass_last_near_limits(run);
         metrics().step(Step::Execute, started_at.elapsed());
         let ended_at = Instant::now();
         streams.finish(&run.output).await;
@@ -137,13 +141,39 @@ async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: D
     }
 }
 
-/// Waits for the end of the command or a reason to end it. Meanwhile passes on signals and terminal
-/// sizes.
+/// What arrives while a command runs.
+struct Reports {
+    control: mpsc::Receiver<Control>,
+    near_limits: Option<mpsc::Receiver<NearLimit>>,
+}
+
+impl Reports {
+    /// The next limit that the command is near to. Never ends after the last.
+    async fn near_limit(near_limits: &mut Option<mpsc::Receiver<NearLimit>>) -> NearLimit {
+        match near_limits {
+            Some(receiver) => match receiver.recv().await {
+                Some(near) => near,
+                None => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes what was seen at the end of the command.
+    fn pass_last_near_limits(&mut self, run: &ActiveRun) {
+        while let Some(Ok(near)) = self.near_limits.as_mut().map(mpsc::Receiver::try_recv) {
+            run.near_limits.add(near);
+        }
+    }
+}
+
+/// Waits for the end of the command or a reason to end it. Meanwhile passes on signals, terminal
+/// sizes and limits that are near.
 async fn wait(
     run: &ActiveRun,
     running: &mut dyn Running,
     lease: &LeaseHandle,
-    mut control: mpsc::Receiver<Control>,
+    reports: &mut Reports,
     terminal: Option<&Terminal>,
 ) -> End {
     let deadline = Instant::now() + run.assigned.spec.timeout();
@@ -171,7 +201,11 @@ async fn wait(
                 running.remote().keep_alive(lease.borrow().left());
                 continue;
             }
-            Some(control) = control.recv() => control,
+            near = Reports::near_limit(&mut reports.near_limits) => {
+                run.near_limits.add(near);
+                continue;
+            }
+            Some(control) = reports.control.recv() => control,
         };
         match (control, terminal) {
             (Control::Signal(signal), _) => running.signal(signal).await,

@@ -1,0 +1,89 @@
+//! What the processes of a cgroup use at this moment.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::{Group, group_dir::GroupDir};
+use crate::Error;
+
+/// What the processes of a cgroup use now. `None` is not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CurrentUsage {
+    /// User and system time so far.
+    pub cpu_time: Option<Duration>,
+    /// Memory that counts towards the limit, with cached files.
+    pub memory_bytes: Option<u64>,
+    /// The part of it that holds cached files, which the kernel drops when memory is short.
+    pub page_cache_bytes: Option<u64>,
+    /// The largest memory so far.
+    pub peak_memory_bytes: Option<u64>,
+    /// Number of processes and threads.
+    pub tasks: Option<u64>,
+    /// Bytes read from and written to devices so far.
+    pub io_bytes: Option<(u64, u64)>,
+}
+
+/// Reads what the processes of a cgroup use, from any thread. Does not keep the cgroup: reading fails
+/// once it is removed.
+#[derive(Debug, Clone)]
+pub struct GroupReader {
+    memory: Option<GroupDir>,
+    pids: Option<GroupDir>,
+    cpuacct: Option<GroupDir>,
+    io: Option<GroupDir>,
+}
+
+impl GroupReader {
+    pub(super) fn of(group: &Group) -> Self {
+        let Group { memory, pids, cpuacct, io, .. } = group;
+        Self { memory: memory.clone(), pids: pids.clone(), cpuacct: cpuacct.clone(), io: io.clone() }
+    }
+
+    /// Does not count processes and threads, where those of the host are not those of the sandbox.
+    #[must_use]
+    pub fn without_tasks(self) -> Self {
+        Self { pids: None, ..self }
+    }
+
+    /// All that is counted.
+    ///
+    /// # Errors
+    /// The cgroup is gone, or a file cannot be read or parsed.
+    pub fn read(&self) -> Result<CurrentUsage, Error> {
+        let memory = self.memory.as_ref();
+        let peak = match memory.map(GroupDir::peak_memory).transpose() {
+            // Kernels before 5.19 have no peak in version 2.
+            Err(error) if error.errno == Errno::NOENT => None,
+            result => result?,
+        };
+        Ok(CurrentUsage {
+            cpu_time: self.cpuacct.as_ref().map(GroupDir::cpu_time).transpose()?,
+            memory_bytes: memory.map(GroupDir::current_memory).transpose()?,
+            page_cache_bytes: memory.map(GroupDir::page_cache).transpose()?,
+            peak_memory_bytes: peak,
+            tasks: self.tasks()?,
+            io_bytes: self.io.as_ref().and_then(|dir| dir.io_bytes().ok()),
+        })
+    }
+
+    /// Memory that the kernel cannot get back by dropping cached files. Looks at them only if the
+    /// memory with them is at least `from`: that takes longer.
+    ///
+    /// # Errors
+    /// As [`GroupReader::read`].
+    pub fn held_memory(&self, from: u64) -> Result<Option<u64>, Error> {
+        let Some(dir) = &self.memory else { return Ok(None) };
+        let memory = dir.current_memory()?;
+        let cached = if memory < from { 0 } else { dir.page_cache()? };
+        Ok(Some(memory.saturating_sub(cached)))
+    }
+
+    /// Number of processes and threads.
+    ///
+    /// # Errors
+    /// As [`GroupReader::read`].
+    pub fn tasks(&self) -> Result<Option<u64>, Error> {
+        self.pids.as_ref().map(GroupDir::current_pids).transpose()
+    }
+}
