@@ -1,0 +1,112 @@
+//! API keys: creating, listing and revoking them.
+
+use codelia_proto::v1;
+use codelia_store::{Caller, NewKey, Scope};
+use codelia_types::KeyId;
+use time::OffsetDateTime;
+
+use super::{Admin, administered_tenant, tenant_not_found};
+use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto, validate};
+
+impl Admin {
+    pub(super) async fn create_key(
+        &self,
+        caller: &Caller,
+        wire: v1::CreateKeyRequest,
+    ) -> Result<v1::CreateKeyResponse, ApiError> {
+        let tenant = administered_tenant(caller, resource_name::tenant("parent", &wire.parent)?)?;
+        let display_name = validate::display_name(wire.display_name)?;
+        let scopes = scopes(&wire.scopes)?;
+        check_grant(caller, &scopes)?;
+        let expires_at = expiry(wire.expire_time)?;
+        let (secret, secret_hash) = auth::generate_secret();
+        let (tenant, display_name, scopes) = (&tenant, &display_name, &scopes);
+        let new = NewKey { tenant, display_name, secret_hash, scopes, expires_at };
+        let key = self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(tenant))?;
+        Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
+    }
+
+    pub(super) async fn list_keys(
+        &self,
+        caller: &Caller,
+        wire: v1::ListKeysRequest,
+    ) -> Result<v1::ListKeysResponse, ApiError> {
+        let tenant = administered_tenant(caller, resource_name::tenant("parent", &wire.parent)?)?;
+        let mut page = Page::<KeyId, _>::parse(&caller.tenant, &wire)?;
+        let store = &self.context.store;
+        store.tenant_get(&tenant).await?.ok_or_else(|| tenant_not_found(&tenant))?;
+        while let Some(limit) = page.batch() {
+            let rows = store.key_list(&tenant, page.after, limit).await?;
+            page.add(rows, |key| (key.id, to_proto::key(key)));
+        }
+        let (keys, next_page_token) = page.finish();
+        Ok(v1::ListKeysResponse { keys, next_page_token })
+    }
+
+    pub(super) async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
+        let (tenant, id) = resource_name::key("name", name)?;
+        let tenant = administered_tenant(caller, tenant)?;
+        let key = self.context.store.key_revoke(&tenant, id).await?;
+        Ok(to_proto::key(key.ok_or_else(|| ApiError::not_found("key", id))?))
+    }
+}
+
+/// The scopes of a new key, sorted and without duplicates; at least one.
+fn scopes(numbers: &[i32]) -> Result<Vec<Scope>, ApiError> {
+    let mut scopes = numbers.iter().map(|&number| scope(number)).collect::<Result<Vec<_>, _>>()?;
+    scopes.sort_unstable();
+    scopes.dedup();
+    if scopes.is_empty() { Err(ApiError::invalid("scopes", "must not be empty")) } else { Ok(scopes) }
+}
+
+fn scope(number: i32) -> Result<Scope, ApiError> {
+    match validate::enum_value("scopes", number)? {
+        v1::Scope::Unspecified => Err(ApiError::invalid("scopes", "must not contain SCOPE_UNSPECIFIED")),
+        v1::Scope::Run => Ok(Scope::Run),
+        v1::Scope::Files => Ok(Scope::Files),
+        v1::Scope::Approve => Ok(Scope::Approve),
+        v1::Scope::Audit => Ok(Scope::Audit),
+        v1::Scope::Admin => Ok(Scope::Admin),
+        v1::Scope::Operator => Ok(Scope::Operator),
+    }
+}
+
+/// When a new key expires; `None` for never.
+fn expiry(wire: Option<prost_types::Timestamp>) -> Result<Option<OffsetDateTime>, ApiError> {
+    match validate::time("expire_time", wire)? {
+        Some(time) if time <= OffsetDateTime::now_utc() => {
+            Err(ApiError::invalid("expire_time", "must be in the future"))
+        }
+        time => Ok(time),
+    }
+}
+
+/// Callers can only grant scopes that they have; operators can grant all.
+fn check_grant(caller: &Caller, scopes: &[Scope]) -> Result<(), ApiError> {
+    scopes.iter().try_for_each(|&scope| auth::require_any_scope(caller, &[scope, Scope::Operator]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::tests::caller_with;
+
+    #[test]
+    fn only_operator_grants_scopes_it_lacks() {
+        let admin = caller_with(&[Scope::Admin, Scope::Run]);
+        assert!(check_grant(&admin, &[Scope::Run]).is_ok());
+        assert_eq!(
+            check_grant(&admin, &[Scope::Files]),
+            Err(ApiError::ScopeMissing { any_of: vec!["files", "operator"] })
+        );
+        assert!(check_grant(&caller_with(&[Scope::Operator]), &[Scope::Audit]).is_ok());
+    }
+
+    #[test]
+    fn scopes_are_known_and_not_empty() {
+        for bad in [&[][..], &[0], &[99], &[1, -1]] {
+            assert!(matches!(scopes(bad), Err(ApiError::InvalidField { field, .. }) if field == "scopes"));
+        }
+        assert_eq!(scopes(&[5, 1, 5]), Ok(vec![Scope::Run, Scope::Admin]));
+    }
+}

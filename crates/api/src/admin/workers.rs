@@ -1,0 +1,42 @@
+//! Workers: listing, draining and undraining them.
+
+use codelia_proto::v1;
+use codelia_store::{Caller, DrainedBy, Scope, WorkerState};
+use codelia_types::WorkerId;
+
+use super::Admin;
+use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto};
+
+impl Admin {
+    pub(super) async fn list_workers(
+        &self,
+        caller: &Caller,
+        wire: v1::ListWorkersRequest,
+    ) -> Result<v1::ListWorkersResponse, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let mut page = Page::<WorkerId, _>::parse(&caller.tenant, &wire)?;
+        while let Some(limit) = page.batch() {
+            let rows = self.context.store.worker_list(page.after.as_ref(), limit).await?;
+            page.add(rows, |worker| (worker.id.clone(), to_proto::worker(worker)));
+        }
+        let (workers, next_page_token) = page.finish();
+        Ok(v1::ListWorkersResponse { workers, next_page_token })
+    }
+
+    pub(super) async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::worker("name", name)?;
+        let worker = self.context.store.worker_drain(&id, DrainedBy::Operator).await?;
+        Ok(to_proto::worker(worker.ok_or_else(|| ApiError::not_found("worker", &id))?))
+    }
+
+    pub(super) async fn undrain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
+        auth::require_scope(caller, Scope::Operator)?;
+        let id = resource_name::worker("name", name)?;
+        let worker = self.context.store.worker_undrain(&id).await?;
+        match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
+            worker if worker.state == WorkerState::Draining => Err(ApiError::WorkerDrainsItself),
+            worker => Ok(to_proto::worker(worker)),
+        }
+    }
+}
