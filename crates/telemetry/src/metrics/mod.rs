@@ -1,6 +1,11 @@
-//! All metrics, by name. No other module creates an instrument.
+//! All metrics, by name. Only this module and those below it create instruments.
 //!
 //! Names and labels are a public contract: dashboards and alerts depend on them.
+
+mod egress;
+mod flags;
+mod removals;
+mod step;
 
 use std::{
     sync::{
@@ -15,6 +20,8 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
+pub use self::step::Step;
+use self::{egress::EgressMetrics, flags::FlagMetrics, removals::RemovalMetrics};
 use crate::{latency_window::LatencyWindows, trace};
 
 /// Bucket bounds of every latency histogram: 100 µs to 100 s.
@@ -22,42 +29,6 @@ const BUCKETS: [f64; 19] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
     10.0, 30.0, 100.0,
 ];
-
-/// A step of a run whose latency is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// Authenticate, validate, build the run specification.
-    Admit,
-    /// Insert the run into the store.
-    Record,
-    /// Push the run to the lease holder.
-    Dispatch,
-    /// Wait for a slot.
-    Queue,
-    /// Create a sandbox, if none was prepared.
-    Prepare,
-    /// From the launch request to the command's `execve`.
-    Setup,
-    /// Execute the command.
-    Execute,
-    /// Commit the outcome.
-    Commit,
-}
-
-impl Step {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Admit => "admit",
-            Self::Record => "record",
-            Self::Dispatch => "dispatch",
-            Self::Queue => "queue",
-            Self::Prepare => "prepare",
-            Self::Setup => "setup",
-            Self::Execute => "execute",
-            Self::Commit => "commit",
-        }
-    }
-}
 
 /// All instruments.
 #[derive(Debug)]
@@ -102,101 +73,6 @@ pub struct Metrics {
     watchers: Gauge<i64>,
     open_watchers: AtomicI64,
     pub(crate) build_info: Gauge<i64>,
-}
-
-/// The instruments of the egress proxy.
-#[derive(Debug)]
-pub(crate) struct EgressMetrics {
-    attempts: Counter<u64>,
-    bytes: Counter<u64>,
-    sandboxes: Gauge<i64>,
-    connections: Gauge<i64>,
-    pub(crate) restarts: Counter<u64>,
-}
-
-impl EgressMetrics {
-    fn build(meter: &Meter) -> Self {
-        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
-        let gauge = |name, help| meter.i64_gauge(name).with_description(help).build();
-        Self {
-            attempts: counter(
-                "codelia_egress_attempts",
-                "Attempts of runs to reach other hosts, by way in and outcome",
-            ),
-            bytes: counter(
-                "codelia_egress_bytes",
-                "Bytes that runs exchanged through the egress proxy, by direction",
-            ),
-            sandboxes: gauge("codelia_egress_sandboxes", "Sandboxes that the egress proxy serves"),
-            connections: gauge("codelia_egress_connections", "Open connections of runs to the egress proxy"),
-            restarts: counter("codelia_egress_restarts", "Restarts of the egress proxy"),
-        }
-    }
-}
-
-/// The instruments of removed session directories.
-#[derive(Debug)]
-pub(crate) struct RemovalMetrics {
-    pub(crate) removed: Counter<u64>,
-    pub(crate) bytes: Counter<u64>,
-    seconds: Histogram<f64>,
-    pub(crate) failures: Counter<u64>,
-    stuck: Gauge<i64>,
-}
-
-impl RemovalMetrics {
-    fn build(meter: &Meter) -> Self {
-        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
-        let stuck = meter.i64_gauge("codelia_session_directories_stuck");
-        Self {
-            removed: counter("codelia_session_directories_removed", "Session directories removed"),
-            bytes: counter(
-                "codelia_session_directories_removed_bytes",
-                "Bytes freed by removing session directories",
-            ),
-            seconds: seconds(
-                meter,
-                "codelia_session_directory_removal",
-                "Latency of removing a session directory",
-            ),
-            failures: counter(
-                "codelia_session_directory_removal_failures",
-                "Failed removals of session directories",
-            ),
-            stuck: stuck
-                .with_description("Session directories whose removal failed and will be retried")
-                .build(),
-        }
-    }
-}
-
-/// The instruments of mode flags. An installation has at most 100 flags.
-#[derive(Debug)]
-struct FlagMetrics {
-    percent: Gauge<i64>,
-    sessions: Counter<u64>,
-    sessions_refused: Counter<u64>,
-    runs: Counter<u64>,
-    rollbacks: Counter<u64>,
-}
-
-impl FlagMetrics {
-    fn build(meter: &Meter) -> Self {
-        let counter = |name, help| meter.u64_counter(name).with_description(help).build();
-        let percent = meter.i64_gauge("codelia_flag_percent");
-        Self {
-            percent: percent
-                .with_description("Share of sessions that a mode flag is about, by flag and mode; 0 if off")
-                .build(),
-            sessions: counter("codelia_flag_sessions", "Sessions whose mode a flag chose, by flag and mode"),
-            sessions_refused: counter(
-                "codelia_flag_sessions_refused",
-                "Sessions that were refused because of a flag, by flag",
-            ),
-            runs: counter("codelia_flag_runs", "Runs in the mode that a flag chose, by flag and result"),
-            rollbacks: counter("codelia_flag_rollbacks", "Rollbacks of flags, by flag and cause"),
-        }
-    }
 }
 
 /// The instruments of this process. Call it after [`crate::init`]; values recorded before are lost.
@@ -385,54 +261,6 @@ impl Metrics {
         self.near_limits.add(1, &[KeyValue::new("resource", resource)]);
     }
 
-    /// Records connections through the egress proxy that have ended, or refused attempts.
-    pub fn egress(&self, via: &'static str, outcome: &'static str, count: u64, sent: u64, received: u64) {
-        self.egress.attempts.add(count, &[KeyValue::new("via", via), KeyValue::new("outcome", outcome)]);
-        self.egress.bytes.add(sent, &[KeyValue::new("direction", "sent")]);
-        self.egress.bytes.add(received, &[KeyValue::new("direction", "received")]);
-    }
-
-    /// Sets the number of sandboxes that the egress proxy serves.
-    pub fn egress_sandboxes(&self, count: usize) {
-        self.egress.sandboxes.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
-    }
-
-    /// Sets the number of open connections of the egress proxy.
-    pub fn egress_connections(&self, count: usize) {
-        self.egress.connections.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
-    }
-
-    /// Counts a restart of the egress proxy.
-    pub fn egress_restart(&self) {
-        self.egress.restarts.add(1, &[]);
-    }
-
-    /// Sets the share of sessions that a mode flag is about. The mode is empty if it sets only a floor.
-    pub fn flag_percent(&self, flag: &str, mode: &'static str, percent: u8) {
-        let labels = [KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)];
-        self.flags.percent.record(percent.into(), &labels);
-    }
-
-    /// Counts a session whose mode a flag chose.
-    pub fn flag_session(&self, flag: &str, mode: &'static str) {
-        self.flags.sessions.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)]);
-    }
-
-    /// Counts a session that was refused because of a flag.
-    pub fn flag_session_refused(&self, flag: &str) {
-        self.flags.sessions_refused.add(1, &[KeyValue::new("flag", flag.to_owned())]);
-    }
-
-    /// Counts a run in the mode that a flag chose: `started`, `refused` or `failed`.
-    pub fn flag_run(&self, flag: &str, result: &'static str) {
-        self.flags.runs.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("result", result)]);
-    }
-
-    /// Counts a rollback of a flag, by an `operator` or its `guard`.
-    pub fn flag_rolled_back(&self, flag: &str, by: &'static str) {
-        self.flags.rollbacks.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("by", by)]);
-    }
-
     /// Sets the number of waiting runs and the age of the oldest.
     pub fn queue(&self, runs: i64, age: Duration) {
         self.queue_depth.record(runs, &[]);
@@ -464,23 +292,6 @@ impl Metrics {
     /// Counts a lost lease.
     pub fn lease_lost(&self) {
         self.leases_lost.add(1, &[]);
-    }
-
-    /// Records the removal of a session directory.
-    pub fn session_removed(&self, bytes: u64, latency: Duration) {
-        self.removals.removed.add(1, &[]);
-        self.removals.seconds.record(latency.as_secs_f64(), &[]);
-        self.removals.bytes.add(bytes, &[]);
-    }
-
-    /// Counts a failed removal of a session directory.
-    pub fn session_removal_failed(&self) {
-        self.removals.failures.add(1, &[]);
-    }
-
-    /// Sets the number of session directories whose removal is being retried.
-    pub fn sessions_stuck(&self, count: i64) {
-        self.removals.stuck.record(count, &[]);
     }
 
     /// Counts a sandbox that left something behind.
