@@ -21,7 +21,7 @@ const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
 const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
-const RUNSC: [(&str, &str); 49] = [
+const RUNSC: [(&str, &str); 48] = [
     ("workspace_allows_no_setuid_and_no_devices", "gVisor's mounts are its own: nothing sets their flags"),
     ("watch_sees_files_of_other_runs", "gVisor sees no changes that another sandbox makes"),
     ("proc_tells_nothing_about_host", "gVisor's /proc tells about its own kernel, not about the host's"),
@@ -61,7 +61,6 @@ const RUNSC: [(&str, &str); 49] = [
     ("usage_counts_writes_and_processes", "gVisor does not attribute writes to its processes"),
     ("pids_limit_is_reported_as_outcome", ROUGH_PIDS),
     ("threads_count_as_processes", ROUGH_PIDS),
-    ("processes_near_limit_are_reported", ROUGH_PIDS),
     ("running_command_shows_its_usage", OTHER_PROCESSES),
     ("throttled_fork_bomb_can_be_killed", ROUGH_PIDS),
     ("private_file_systems_have_size_limits", STATX),

@@ -42,7 +42,7 @@ const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 const OTHERS: [&str; 27] = [
     "limits::bwrap::socket_buffers_count_as_memory",
     "near_limits::bwrap::memory_near_limit_is_reported",
-    "near_limits::bwrap::cached_files_are_not_near_the_limit",
+    "near_limits::bwrap_alone::cached_files_are_not_near_the_limit",
     "near_limits::bwrap::running_command_shows_its_usage",
     "cpu_io::bwrap::command_runs_only_on_its_cpus",
     "cpu_io::nsjail::command_runs_only_on_its_cpus",
