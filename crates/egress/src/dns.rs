@@ -1,12 +1,15 @@
 //! The resolver inside a sandbox. It answers allowed names with the addresses that stand for them
 //! there, and asks no other server: names are resolved when a program connects.
 
-use std::{io, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use codelia_telemetry::task;
 use hickory_proto::{
     op::{Message, MessageType, OpCode, ResponseCode},
-    rr::{DNSClass, Name, RData, Record as Resource, RecordType, rdata::A},
+    rr::{
+        DNSClass, Name, RData, Record as Resource, RecordType,
+        rdata::{A, AAAA},
+    },
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -17,6 +20,7 @@ use tokio::{
 use crate::{
     accept,
     control::{Report, Via},
+    names::Family,
     record::{self, Record},
     refusal::{Reason, Refusal},
     sandbox::Sandbox,
@@ -125,7 +129,10 @@ fn answer(sandbox: &Arc<Sandbox>, bytes: &[u8]) -> Option<Vec<u8>> {
     reply.metadata.response_code = ResponseCode::NoError;
     match looked_up {
         Ok(Some(address)) => {
-            let data = RData::A(A(address));
+            let data = match address {
+                IpAddr::V4(address) => RData::A(A(address)),
+                IpAddr::V6(address) => RData::AAAA(AAAA(address)),
+            };
             reply.add_answer(Resource::from_rdata(question.owner, TTL_SECONDS, data));
         }
         Ok(None) => {}
@@ -169,24 +176,27 @@ fn parse_query(bytes: &[u8]) -> Result<Question, Option<Vec<u8>>> {
 }
 
 /// The address of a name; `None` if the name is allowed but has no record of this type here.
-fn look_up(sandbox: &Arc<Sandbox>, question: &Question) -> Result<Option<Ipv4Addr>, (String, Refusal)> {
+fn look_up(sandbox: &Arc<Sandbox>, question: &Question) -> Result<Option<IpAddr>, (String, Refusal)> {
     let text = question.owner.to_ascii();
     let name = parse_name(&text).map_err(|reason| (text.clone(), reason.into()))?;
     let fail = |refusal: Refusal| (name.clone(), refusal);
     let rules = sandbox.check_name(&name).map_err(fail)?;
     match question.kind {
         RecordType::A => {
-            assign(sandbox, &name, &rules.allowed_ports).map(Some).map_err(|reason| fail(reason.into()))
+            let assigned = assign(sandbox, &name, Family::V4, &rules.allowed_ports);
+            assigned.map(Some).map_err(|reason| fail(reason.into()))
         }
-        // No address of IPv6, no service parameters: programs go on with the address of IPv4.
-        RecordType::AAAA | RecordType::HTTPS | RecordType::SVCB | RecordType::SRV => Ok(None),
+        // Without sockets for it or without IPv6, programs go on with the address of IPv4.
+        RecordType::AAAA => Ok(assign(sandbox, &name, Family::V6, &rules.allowed_ports).ok()),
+        // No service parameters.
+        RecordType::HTTPS | RecordType::SVCB | RecordType::SRV => Ok(None),
         _ => Err(fail(Reason::QueryTypeNotAllowed.into())),
     }
 }
 
-fn assign(sandbox: &Arc<Sandbox>, name: &str, ports: &[u16]) -> Result<Ipv4Addr, Reason> {
+fn assign(sandbox: &Arc<Sandbox>, name: &str, family: Family, ports: &[u16]) -> Result<IpAddr, Reason> {
     let mut names = sandbox.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let assignment = names.assign(name, ports)?;
+    let assignment = names.assign(name, family, ports)?;
     drop(names);
     for assigned in assignment.assigned {
         sandbox.proxy.reports.send(Report::Assigned { sandbox: sandbox.id, assigned });

@@ -1,18 +1,22 @@
-//! The names that a sandbox's target sockets stand for. Each name has an address of its own inside
-//! the sandbox, and a socket for each allowed port.
+//! The names that a sandbox's target sockets stand for. Each name has an address of its own of each
+//! family inside the sandbox, and a socket for each address that was asked for and allowed port.
 //!
 //! A socket stays with its name: a listening socket cannot be bound again. When none is left,
 //! further names are refused; programs reach them through the proxy's own listener.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     os::fd::OwnedFd,
 };
 
+use codelia_policy::EGRESS_NETWORKS;
 use rustix::{
     io::Errno,
-    net::{Shutdown, sockopt::socket_acceptconn},
+    net::{
+        AddressFamily, Shutdown,
+        sockopt::{socket_acceptconn, socket_domain},
+    },
 };
 
 use crate::{control::Assigned, refusal::Reason, target::Target};
@@ -20,6 +24,9 @@ use crate::{control::Assigned, refusal::Reason, target::Target};
 /// The first address; 198.18.0.0/15 is local in the sandbox.
 const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const BACKLOG: i32 = 128;
+/// Sockets that may be bound to addresses of IPv6. Most programs ask for both families and connect
+/// over IPv4, so most sockets are kept for that.
+const MAX_IPV6: usize = codelia_policy::EGRESS_TARGETS / 3;
 
 /// A socket that listens for connections to a target.
 #[derive(Debug)]
@@ -33,14 +40,30 @@ pub(crate) struct Listener {
 pub(crate) struct Names {
     /// Sockets that are not bound, with their index.
     free: Vec<(usize, OwnedFd)>,
-    names: HashMap<String, (Ipv4Addr, HashSet<u16>)>,
+    names: HashMap<String, Name>,
     next: Ipv4Addr,
+    /// Sockets that were bound to addresses of IPv6.
+    ipv6_count: usize,
+}
+
+/// The addresses of a name: the one of IPv4 decides the other.
+#[derive(Debug)]
+struct Name {
+    address: Ipv4Addr,
+    bound: HashSet<SocketAddr>,
+}
+
+/// The family of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
 }
 
 /// The answer to a query.
 #[derive(Debug)]
 pub(crate) struct Assignment {
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: IpAddr,
     /// Sockets that were bound now.
     pub(crate) listeners: Vec<Listener>,
     pub(crate) assigned: Vec<Assigned>,
@@ -51,7 +74,7 @@ pub(crate) struct Assignment {
 impl Names {
     /// Takes the sockets of a sandbox over. Those that stand for a name already listen again.
     pub(crate) fn new(sockets: Vec<OwnedFd>, assigned: &[Assigned]) -> (Self, Vec<Listener>) {
-        let mut names = Self { free: Vec::new(), names: HashMap::new(), next: FIRST };
+        let mut names = Self { free: Vec::new(), names: HashMap::new(), next: FIRST, ipv6_count: 0 };
         let mut listeners = Vec::new();
         let by_index: HashMap<_, _> = assigned.iter().map(|assigned| (assigned.socket, assigned)).collect();
         for (index, socket) in sockets.into_iter().enumerate() {
@@ -68,16 +91,15 @@ impl Names {
 
     /// The proxy before may have ended between its report and `bind` or `listen`.
     fn take_over(&mut self, socket: OwnedFd, assigned: &Assigned) -> Option<Listener> {
-        let IpAddr::V4(address) = assigned.address else { return None };
+        let address = SocketAddr::new(assigned.address, assigned.port);
         let target = Target::from_host(&assigned.host, assigned.port).ok()?;
-        self.skip(address);
+        self.skip(address.ip());
         let listens = socket_acceptconn(&socket).unwrap_or(false);
-        if !listens && let Err(errno) = listen(&socket, address, assigned.port) {
+        if !listens && let Err(errno) = listen(&socket, address) {
             tracing::warn!(host = assigned.host, port = assigned.port, %errno, "cannot take a socket over");
             return None;
         }
-        let (_, ports) = self.names.entry(target.host.clone()).or_insert((address, HashSet::new()));
-        ports.insert(assigned.port);
+        self.insert(&target.host, address);
         Some(Listener { socket: socket.into(), target })
     }
 
@@ -85,54 +107,72 @@ impl Names {
     /// refused from now on.
     fn discard(&mut self, socket: OwnedFd) {
         if let Some(address) = bound_address(&socket) {
-            self.skip(address);
+            self.skip(address.ip());
         }
         // It fails for a socket that does not listen, which refuses connections anyway.
         let _ = rustix::net::shutdown(&socket, Shutdown::Both);
     }
 
     /// Makes sure that an address is not given to another name.
-    fn skip(&mut self, address: Ipv4Addr) {
-        self.next = self.next.max(after(address));
+    fn skip(&mut self, address: IpAddr) {
+        self.next = self.next.max(after(as_ipv4(address)));
     }
 
-    /// The address of a name, which gets a socket for each of these ports.
-    pub(crate) fn assign(&mut self, name: &str, ports: &[u16]) -> Result<Assignment, Reason> {
-        let (address, bound) = match self.names.get(name) {
-            Some((address, bound)) => (*address, bound.clone()),
-            None => (self.next, HashSet::new()),
+    fn insert(&mut self, name: &str, address: SocketAddr) {
+        self.ipv6_count += usize::from(address.is_ipv6());
+        let new = || Name { address: as_ipv4(address.ip()), bound: HashSet::new() };
+        self.names.entry(name.to_owned()).or_insert_with(new).bound.insert(address);
+    }
+
+    /// The address of a name in a family. The name gets a socket there for each of these ports.
+    pub(crate) fn assign(&mut self, name: &str, family: Family, ports: &[u16]) -> Result<Assignment, Reason> {
+        let known = self.names.get(name);
+        let address = known.map_or(self.next, |known| known.address);
+        let address = match family {
+            Family::V4 => IpAddr::V4(address),
+            Family::V6 => IpAddr::V6(as_ipv6(address)),
         };
-        let missing: BTreeSet<u16> = ports.iter().copied().filter(|port| !bound.contains(port)).collect();
-        if missing.len() > self.free.len() {
+        let is_bound = |address| known.is_some_and(|known| known.bound.contains(&address));
+        let all = ports.iter().map(|&port| SocketAddr::new(address, port));
+        let missing: BTreeSet<_> = all.filter(|&address| !is_bound(address)).collect();
+        let limit = match family {
+            Family::V4 => self.free.len(),
+            Family::V6 => self.free.len().min(MAX_IPV6.saturating_sub(self.ipv6_count)),
+        };
+        if missing.len() > limit {
             return Err(Reason::TooManyNames);
         }
         let mut assignment =
             Assignment { address, listeners: Vec::new(), assigned: Vec::new(), failed: None };
-        for port in missing {
-            if let Err(reason) = self.assign_port(name, port, &mut assignment) {
+        for address in missing {
+            if let Err(reason) = self.assign_port(name, address, &mut assignment) {
                 assignment.failed = Some(reason);
             }
         }
         Ok(assignment)
     }
 
-    fn assign_port(&mut self, name: &str, port: u16, assignment: &mut Assignment) -> Result<(), Reason> {
+    fn assign_port(
+        &mut self,
+        name: &str,
+        address: SocketAddr,
+        assignment: &mut Assignment,
+    ) -> Result<(), Reason> {
         let Some((index, socket)) = self.free.pop() else { return Err(Reason::TooManyNames) };
-        let address = assignment.address;
-        if let Err(errno) = listen(&socket, address, port) {
+        if let Err(errno) = listen(&socket, address) {
             // A socket that could not even be bound can serve another name.
             if bound_address(&socket).is_none() {
                 self.free.push((index, socket));
             }
-            tracing::debug!(name, port, %errno, "cannot listen for a name");
+            tracing::debug!(name, %address, %errno, "cannot listen for a name");
             return Err(if errno == Errno::ADDRINUSE { Reason::AddressInUse } else { Reason::Capacity });
         }
-        self.skip(address);
-        self.names.entry(name.to_owned()).or_insert((address, HashSet::new())).1.insert(port);
-        let target = Target { host: name.to_owned(), address: None, port };
+        self.skip(address.ip());
+        self.insert(name, address);
+        let (host, port) = (name.to_owned(), address.port());
+        assignment.assigned.push(Assigned { socket: index, host: host.clone(), address: address.ip(), port });
+        let target = Target { host, address: None, port };
         assignment.listeners.push(Listener { socket: socket.into(), target });
-        let assigned = Assigned { socket: index, host: name.to_owned(), address: IpAddr::V4(address), port };
-        assignment.assigned.push(assigned);
         Ok(())
     }
 }
@@ -141,9 +181,36 @@ fn after(address: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::from_bits(address.to_bits().saturating_add(1))
 }
 
-/// The sockets are of IPv6 and take connections of IPv4 with mapped addresses.
-fn listen(socket: &OwnedFd, address: Ipv4Addr, port: u16) -> Result<(), Errno> {
-    match rustix::net::bind(socket, &SocketAddrV6::new(address.to_ipv6_mapped(), port, 0, 0)) {
+/// The address of IPv6 that stands for the same name: the other one is at its end.
+fn as_ipv6(address: Ipv4Addr) -> Ipv6Addr {
+    let network = EGRESS_NETWORKS.iter().find_map(|(network, _)| match network {
+        IpAddr::V6(network) => Some(network.to_bits()),
+        IpAddr::V4(_) => None,
+    });
+    Ipv6Addr::from_bits(network.unwrap_or_default() | u128::from(address.to_bits()))
+}
+
+/// The reverse of [`as_ipv6`].
+fn as_ipv4(address: IpAddr) -> Ipv4Addr {
+    match address {
+        IpAddr::V4(address) => address,
+        IpAddr::V6(address) => {
+            let [.., a, b, c, d] = address.octets();
+            Ipv4Addr::new(a, b, c, d)
+        }
+    }
+}
+
+/// The sockets are of IPv6 and take connections of IPv4 with mapped addresses. Where the kernel has
+/// no IPv6 they are of IPv4.
+fn listen(socket: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
+    let is_ipv6 = socket_domain(socket)? == AddressFamily::INET6;
+    let bound = match address.ip() {
+        IpAddr::V4(ip) if is_ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) if !is_ipv6 => return Err(Errno::AFNOSUPPORT),
+        _ => address,
+    };
+    match rustix::net::bind(socket, &bound) {
         // It is bound already.
         Err(Errno::INVAL) if bound_address(socket) == Some(address) => {}
         result => result?,
@@ -151,10 +218,8 @@ fn listen(socket: &OwnedFd, address: Ipv4Addr, port: u16) -> Result<(), Errno> {
     rustix::net::listen(socket, BACKLOG)
 }
 
-/// The IPv4 address that a socket is bound to, if it is bound.
-fn bound_address(socket: &OwnedFd) -> Option<Ipv4Addr> {
-    match SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()? {
-        SocketAddr::V6(address) if address.port() != 0 => address.ip().to_ipv4_mapped(),
-        _ => None,
-    }
+/// The address that a socket is bound to, if it is bound.
+fn bound_address(socket: &OwnedFd) -> Option<SocketAddr> {
+    let address = SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
+    (address.port() != 0).then(|| SocketAddr::new(address.ip().to_canonical(), address.port()))
 }

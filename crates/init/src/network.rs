@@ -17,12 +17,10 @@ use crate::{
     setup::{at, at_io},
 };
 
-/// Settings of the namespace. A host may disable IPv6 for all new ones; and a command may use every
-/// port of a network that is its own.
-const SETTINGS: [(&str, &str); 2] = [
-    ("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "0"),
-    ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
-];
+/// A command may use every port of a network that is its own.
+const FIRST_FREE_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+/// A host may disable IPv6 for all new namespaces.
+const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 
 /// Moves init into a new network and sends its sockets to the backend.
 pub(crate) fn create(
@@ -66,10 +64,16 @@ fn send_sockets(egress: &Egress, control: &Control<Stdin>, report: &Report) -> R
 }
 
 fn configure(egress: &Egress) -> io::Result<()> {
-    SETTINGS.into_iter().try_for_each(|(setting, value)| fs::write(setting, value))?;
+    let has_ipv6 = network::has_ipv6();
+    fs::write(FIRST_FREE_PORT, "0")?;
+    if has_ipv6 {
+        fs::write(DISABLE_IPV6, "0")?;
+    }
     network::start_loopback()?;
     for &(address, prefix) in &egress.networks {
-        network::add_local_network(address, prefix)?;
+        if has_ipv6 || address.is_ipv4() {
+            network::add_local_network(address, prefix)?;
+        }
     }
     Ok(())
 }

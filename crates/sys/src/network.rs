@@ -139,16 +139,30 @@ pub fn bind_udp(address: SocketAddr) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A TCP socket for IPv6 and mapped IPv4 addresses that is not bound. Not blocking, close-on-exec.
+/// Whether the kernel has IPv6: it can be left out, or off since the start of the host.
+#[must_use]
+pub fn has_ipv6() -> bool {
+    !matches!(socket(AddressFamily::INET6, SocketType::STREAM), Err(Errno::AFNOSUPPORT))
+}
+
+/// A TCP socket for IPv6 and mapped IPv4 addresses that is not bound; on a kernel without IPv6, for
+/// IPv4. Not blocking, close-on-exec.
 ///
 /// # Errors
-/// As `socket(2)`: `EAFNOSUPPORT` on a kernel without IPv6.
+/// As `socket(2)`.
 pub fn unbound_stream() -> Result<OwnedFd, Errno> {
-    let socket = socket(AddressFamily::INET6, SocketType::STREAM)?;
+    let socket = match socket(AddressFamily::INET6, SocketType::STREAM) {
+        Err(Errno::AFNOSUPPORT) => return reusable(socket(AddressFamily::INET, SocketType::STREAM)?),
+        socket => reusable(socket?)?,
+    };
     sockopt::set_ipv6_v6only(&socket, false)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
     // A route makes an IPv6 address local, but only this lets a socket be bound to it.
     sockopt::set_ipv6_freebind(&socket, true)?;
+    Ok(socket)
+}
+
+fn reusable(socket: OwnedFd) -> Result<OwnedFd, Errno> {
+    sockopt::set_socket_reuseaddr(&socket, true)?;
     Ok(socket)
 }
 

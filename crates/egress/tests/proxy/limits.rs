@@ -162,6 +162,29 @@ fn names_are_refused_when_sockets_run_out() {
             1,
             "known names still work"
         );
+        assert_eq!(
+            query(sandbox.resolver, "n0.test", RecordType::AAAA).await,
+            (ResponseCode::NoError, Vec::new()),
+            "an address of IPv6 is optional"
+        );
+    });
+}
+
+#[test]
+fn most_sockets_are_kept_for_ipv4() {
+    namespace::run("limits::most_sockets_are_kept_for_ipv4", async {
+        let rig = Rig::start(config().await);
+        let mut fast = rules(&["*.test"]);
+        fast.limits.queries_per_second = 1000;
+        let sandbox = rig.open(fast);
+        let (mut four, mut six) = (0, 0);
+        for number in 0..TARGET_SOCKETS / 2 {
+            let name = format!("n{number}.test");
+            six += query(sandbox.resolver, &name, RecordType::AAAA).await.1.len();
+            four += query(sandbox.resolver, &name, RecordType::A).await.1.len();
+        }
+        // Each name has two ports, and each port a socket.
+        assert_eq!((four, six), (TARGET_SOCKETS / 3, TARGET_SOCKETS / 6));
     });
 }
 

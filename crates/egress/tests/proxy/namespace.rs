@@ -48,7 +48,7 @@ fn set_up() {
     // IPv6 binds only addresses of interfaces otherwise.
     std::fs::write("/proc/sys/net/ipv6/ip_nonlocal_bind", "1").unwrap();
     // Every address of these networks is local, as those of names are in a sandbox.
-    for network in PUBLIC.iter().chain(&PRIVATE).chain(&["198.18.0.0/15"]) {
+    for network in PUBLIC.iter().chain(&PRIVATE).chain(&["198.18.0.0/15", "2001:2::/64"]) {
         ip(&["route", "add", "local", network, "dev", "lo"]);
     }
 }

@@ -92,6 +92,12 @@ fn killed_proxy_is_replaced_and_takes_sockets_over() {
             matches!(report, Report::Assigned { assigned, .. } if assigned.port == 443).then_some(())
         })
         .await;
+        let (_, six) = query(sandbox.resolver, "a.test", RecordType::AAAA).await;
+        rig.wait(|report| {
+            matches!(report, Report::Assigned { assigned, .. } if (assigned.address, assigned.port) == (six[0], 443))
+                .then_some(())
+        })
+        .await;
         let assigned = rig.assigned();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -99,21 +105,28 @@ fn killed_proxy_is_replaced_and_takes_sockets_over() {
 
         // A program connects while no proxy serves: it waits in the backlog.
         let mut waiting = TcpStream::connect((address, 443)).await.unwrap();
+        let mut waiting_six = TcpStream::connect((six[0], 443)).await.unwrap();
         let mut explicit = TcpStream::connect(sandbox.proxy).await.unwrap();
         // A socket that was bound without a report stands for no name.
-        sandbox.bind_target(40, "198.18.0.9".parse().unwrap(), 443);
+        sandbox.bind_target(40, "::ffff:198.18.0.8".parse().unwrap(), 443);
+        sandbox.bind_target(41, "2001:2::198.18.0.9".parse().unwrap(), 443);
         let (mut rig, child) = start(config);
         rig.reopen(&sandbox, rules(&["a.test", "c.test"]), assigned);
         waiting.write_all(b"yo\n").await.unwrap();
         waiting.read_exact(&mut echo).await.unwrap();
         assert_eq!(&echo, b"yo\n");
+        waiting_six.write_all(b"v6\n").await.unwrap();
+        waiting_six.read_exact(&mut echo).await.unwrap();
+        assert_eq!(&echo, b"v6\n");
         explicit.write_all(b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n").await.unwrap();
         assert!(read_text(&mut explicit).await.contains("reached"));
         assert_eq!(resolve(sandbox.resolver, "a.test").await, address, "names keep their address");
         assert_eq!(resolve(sandbox.resolver, "c.test").await.to_string(), "198.18.0.10", "and share none");
-        assert!(TcpStream::connect("198.18.0.9:443").await.is_err(), "refused");
-        drop((live, waiting));
-        assert_eq!(rig.close(&sandbox).await.connections, 2);
+        for address in ["198.18.0.8:443", "[2001:2::198.18.0.9]:443"] {
+            assert!(TcpStream::connect(address).await.is_err(), "{address} is refused");
+        }
+        drop((live, waiting, waiting_six));
+        assert_eq!(rig.close(&sandbox).await.connections, 3);
         drop(rig);
         assert!(exits(child).await, "end of file ends the proxy");
     });

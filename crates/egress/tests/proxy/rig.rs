@@ -1,7 +1,7 @@
 //! The worker's side of a proxy, and the sockets of its sandboxes.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, SocketAddrV6, TcpListener, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, UdpSocket},
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::Duration,
@@ -66,6 +66,15 @@ impl Rig {
     pub(crate) fn reopen(&self, sandbox: &Sandbox, rules: EgressRules, assigned: Vec<Assigned>) {
         let open = Open { sandbox: sandbox.id, tenant: "team".to_owned(), rules, assigned };
         self.send(&Request::Open(Box::new(open)), &sandbox.sockets);
+    }
+
+    /// Opens a new sandbox on a kernel without IPv6.
+    pub(crate) fn open_without_ipv6(&self, rules: EgressRules) -> Sandbox {
+        let mut sandbox = Sandbox::new();
+        sandbox.sockets.truncate(3);
+        sandbox.sockets.extend((0..TARGET_SOCKETS).map(|_| stream_socket(AddressFamily::INET)));
+        self.reopen(&sandbox, rules, Vec::new());
+        sandbox
     }
 
     /// Opens a new sandbox of a tenant.
@@ -164,7 +173,7 @@ impl Sandbox {
         let resolver_udp = UdpSocket::bind(resolver).unwrap();
         let address = proxy.local_addr().unwrap();
         let mut sockets: Vec<OwnedFd> = vec![proxy.into(), resolver_udp.into(), resolver_tcp.into()];
-        sockets.extend((0..TARGET_SOCKETS).map(|_| stream_socket()));
+        sockets.extend((0..TARGET_SOCKETS).map(|_| dual_stream_socket()));
         Self { id: RunId::generate(), proxy: address, resolver, sockets }
     }
 
@@ -174,19 +183,23 @@ impl Sandbox {
     }
 
     /// Binds a target socket as a proxy would that ended before it could report.
-    pub(crate) fn bind_target(&self, index: usize, address: Ipv4Addr, port: u16) {
-        let address = SocketAddrV6::new(address.to_ipv6_mapped(), port, 0, 0);
+    pub(crate) fn bind_target(&self, index: usize, address: Ipv6Addr, port: u16) {
+        let address = SocketAddrV6::new(address, port, 0, 0);
         rustix::net::bind(&self.sockets[3 + index], &address).unwrap();
         rustix::net::listen(&self.sockets[3 + index], 1).unwrap();
     }
 }
 
 /// A socket as the sandbox's side makes them.
-fn stream_socket() -> OwnedFd {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None).unwrap();
+fn dual_stream_socket() -> OwnedFd {
+    let socket = stream_socket(AddressFamily::INET6);
     rustix::net::sockopt::set_ipv6_v6only(&socket, false).unwrap();
     socket
+}
+
+fn stream_socket(family: AddressFamily) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None).unwrap()
 }
 
 /// Rules that allow these hosts on the ports of HTTP.

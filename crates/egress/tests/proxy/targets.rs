@@ -405,7 +405,7 @@ fn resolver_answers_allowed_names_only() {
     namespace::run("targets::resolver_answers_allowed_names_only", async {
         let mut world = world().await;
         let resolver = world.sandbox.resolver;
-        for kind in [RecordType::AAAA, RecordType::HTTPS, RecordType::SRV] {
+        for kind in [RecordType::HTTPS, RecordType::SRV] {
             assert_eq!(
                 query(resolver, "allowed.test", kind).await,
                 (ResponseCode::NoError, Vec::new()),
@@ -423,7 +423,42 @@ fn resolver_answers_allowed_names_only() {
         assert_eq!(world.dns.all_queries(), 0, "no query left the sandbox");
         let same = client::resolve(resolver, "allowed.test").await;
         assert_eq!(client::resolve(resolver, "ALLOWED.test").await, same);
+        let six = query(resolver, "allowed.test", RecordType::AAAA).await;
+        let expected = format!("2001:2::{same}").parse().unwrap();
+        assert_eq!(six, (ResponseCode::NoError, vec![expected]), "the address next to it");
+        assert_eq!(query(resolver, "unlisted.example", RecordType::AAAA).await.0, ResponseCode::Refused);
         assert!(tcp_answers(resolver).await, "over TCP too");
+    });
+}
+
+#[test]
+fn names_are_reached_by_ipv6() {
+    namespace::run("targets::names_are_reached_by_ipv6", async {
+        let mut world = world().await;
+        let (_, addresses) = query(world.sandbox.resolver, "allowed.test", RecordType::AAAA).await;
+        let mut stream = tokio::net::TcpStream::connect((addresses[0], 80)).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n").await.unwrap();
+        assert!(client::read_text(&mut stream).await.contains("reached"));
+        assert_eq!(world.rig.allowed().await.via, Via::Transparent);
+        // The same decision: another name in the request is refused.
+        let mut stream = tokio::net::TcpStream::connect((addresses[0], 80)).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: unlisted.example\r\n\r\n").await.unwrap();
+        assert_eq!(client::read_text(&mut stream).await, "");
+        world.rig.refusal("host_mismatch").await;
+        world.nothing_private_was_reached().await;
+    });
+}
+
+#[test]
+fn kernel_without_ipv6_answers_with_ipv4_only() {
+    namespace::run("targets::kernel_without_ipv6_answers_with_ipv4_only", async {
+        let world = world().await;
+        let sandbox = world.rig.open_without_ipv6(crate::rig::rules(&["allowed.test"]));
+        let empty = (ResponseCode::NoError, Vec::new());
+        assert_eq!(query(sandbox.resolver, "allowed.test", RecordType::AAAA).await, empty);
+        let mut stream = client::connect_transparently(sandbox.resolver, "allowed.test", 80).await;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n").await.unwrap();
+        assert!(client::read_text(&mut stream).await.contains("reached"));
     });
 }
 
