@@ -13,7 +13,7 @@ use tokio::{
 use crate::{
     control::Via,
     http, names,
-    read::{ReadError, read_until},
+    read::{Program, ReadError, read_until},
     record::{self, Record},
     refusal::Refusal,
     sandbox::Sandbox,
@@ -116,13 +116,13 @@ async fn transparent(
 }
 
 /// The program speaks HTTP or SOCKS5 with the proxy.
-async fn explicit(sandbox: &Arc<Sandbox>, mut stream: TcpStream, record: &mut Record) -> Result<(), Refusal> {
-    let mut start = Vec::new();
-    let limit = sandbox.proxy.config.header_timeout;
-    let first = read_until(&mut stream, &mut start, limit, |bytes| Ok(bytes.first().copied())).await;
+async fn explicit(sandbox: &Arc<Sandbox>, stream: TcpStream, record: &mut Record) -> Result<(), Refusal> {
+    let mut program = Program { stream, start: Vec::new(), limit: sandbox.proxy.config.header_timeout };
+    let Program { stream, start, limit } = &mut program;
+    let first = read_until(stream, start, *limit, |bytes| Ok(bytes.first().copied())).await;
     match first {
-        Ok(socks::VERSION) => socks::serve(sandbox, stream, start, record).await,
-        Ok(_) => http::serve(sandbox, stream, start, record).await,
+        Ok(socks::VERSION) => socks::serve(sandbox, program, record).await,
+        Ok(_) => http::serve(sandbox, program, record).await,
         // Some programs open connections that they do not use.
         Err(ReadError::Ended) => Ok(()),
         Err(ReadError::Refused(refusal)) => {

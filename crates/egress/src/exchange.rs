@@ -1,36 +1,84 @@
 //! Sends one HTTP request on and its response back. The connection ends then, so that it cannot
-//! carry a request for another host.
+//! carry a request for another host. Only a WebSocket goes on, after the destination has agreed.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::{
     body::Body,
-    head::BodyLength,
+    head::{BodyLength, Forwarded, opens_websocket},
     read::drain,
     relay::{Ended, Traffic, copy, until_response},
     sandbox::Direction,
 };
 
-/// Copies one exchange: this head and the body that follows it, of which `body_start` was read
-/// already; then the response until its end.
+/// Copies one exchange: this request, of whose body `start` was read already; then the response until
+/// its end.
 pub(crate) async fn copy_exchange(
     traffic: &Traffic<'_>,
     program: &mut (impl AsyncRead + AsyncWrite + Unpin),
     destination: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    head: &[u8],
-    length: BodyLength,
-    body_start: &[u8],
+    request: &Forwarded,
+    start: &[u8],
 ) -> Result<(), Ended> {
-    traffic.count(Direction::Sent, head.len())?;
-    destination.write_all(head).await?;
+    traffic.count(Direction::Sent, request.head.len())?;
+    destination.write_all(&request.head).await?;
+    if request.asks_for_websocket {
+        destination.flush().await?;
+        return copy_websocket(traffic, program, destination, start).await;
+    }
     let (mut from_program, mut to_program) = tokio::io::split(program);
     let (mut from_destination, mut to_destination) = tokio::io::split(destination);
-    let request = copy_body(traffic, &mut from_program, &mut to_destination, length, body_start);
+    let body = copy_body(traffic, &mut from_program, &mut to_destination, request.body, start);
     let response = async {
         copy(traffic, Direction::Received, &mut from_destination, &mut to_program).await?;
         Ok(to_program.shutdown().await?)
     };
-    until_response(request, response).await?;
+    until_response(body, response).await?;
+    drain(&mut from_program).await;
+    Ok(())
+}
+
+/// Copies the answer to a request for a WebSocket. What the program sends after the request reaches
+/// the destination only if that agreed: it would take it for a second request otherwise.
+async fn copy_websocket(
+    traffic: &Traffic<'_>,
+    program: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    destination: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    start: &[u8],
+) -> Result<(), Ended> {
+    let mut answer = Vec::new();
+    let opened = loop {
+        match opens_websocket(&answer) {
+            Some(opened) => break opened,
+            None if destination.read_buf(&mut answer).await? == 0 => break false,
+            None => {}
+        }
+    };
+    traffic.count(Direction::Received, answer.len())?;
+    program.write_all(&answer).await?;
+    program.flush().await?;
+    if opened {
+        traffic.count(Direction::Sent, start.len())?;
+        destination.write_all(start).await?;
+        destination.flush().await?;
+    } else {
+        // It was not asked to close the connection after its answer.
+        destination.shutdown().await?;
+    }
+    let (mut from_program, mut to_program) = tokio::io::split(program);
+    let (mut from_destination, mut to_destination) = tokio::io::split(destination);
+    let received = async {
+        copy(traffic, Direction::Received, &mut from_destination, &mut to_program).await?;
+        Ok(to_program.shutdown().await?)
+    };
+    if opened {
+        let sent = async {
+            copy(traffic, Direction::Sent, &mut from_program, &mut to_destination).await?;
+            Ok(to_destination.shutdown().await?)
+        };
+        return tokio::try_join!(sent, received).map(|_| ());
+    }
+    received.await?;
     drain(&mut from_program).await;
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Parses the head of an HTTP/1 request, strictly: what two servers could read differently is
-//! refused. Writes the head that is sent on.
+//! refused. Writes the head that is sent on. Reads whether the answer to it opens a WebSocket.
 
 use crate::{refusal::Reason, target::Target};
 
@@ -34,6 +34,15 @@ pub(crate) struct Head {
     /// Names in lower case.
     headers: Vec<(String, Vec<u8>)>,
     pub(crate) body: BodyLength,
+}
+
+/// A request as it is sent on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Forwarded {
+    pub(crate) head: Vec<u8>,
+    pub(crate) body: BodyLength,
+    /// Whether it asks for a WebSocket.
+    pub(crate) asks_for_websocket: bool,
 }
 
 /// Where the body ends.
@@ -92,13 +101,24 @@ impl Head {
         self.values("host").next().is_some()
     }
 
+    /// Whether the request asks for a WebSocket, and for nothing else. No other protocol can follow a
+    /// request: what another one carries could name another host.
+    fn asks_for_websocket(&self) -> bool {
+        let mut upgrades = self.values("upgrade");
+        let protocol = upgrades.next().filter(|_| upgrades.next().is_none());
+        protocol.is_some_and(|protocol| protocol.eq_ignore_ascii_case(b"websocket"))
+            && self.values("connection").any(|value| lists(value, "upgrade"))
+            && self.values("sec-websocket-key").count() == 1
+            && (self.method.as_str(), self.minor, self.body) == ("GET", 1, BodyLength::Bytes(0))
+    }
+
     fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.headers.iter().filter(move |(found, _)| found == name).map(|(_, value)| value.as_slice())
     }
 
-    /// The head that the destination gets: its own path, no headers of this connection, and this
+    /// The request that the destination gets: its own path, no headers of this connection, and this
     /// header in place of the program's.
-    pub(crate) fn forwarded(&self, target: &Target, path: &str, secret: Option<(&str, &str)>) -> Vec<u8> {
+    pub(crate) fn forwarded(&self, target: &Target, path: &str, secret: Option<(&str, &str)>) -> Forwarded {
         let mut head = Vec::with_capacity(1024);
         let slash = if path.starts_with('/') || path == "*" { "" } else { "/" };
         let default_port = if secret.is_some() { 443 } else { 80 };
@@ -118,18 +138,39 @@ impl Head {
         if let Some((name, value)) = secret {
             head.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
         }
-        head.extend_from_slice(b"connection: close\r\n\r\n");
-        head
+        let asks_for_websocket = self.asks_for_websocket();
+        head.extend_from_slice(match asks_for_websocket {
+            true => b"connection: upgrade\r\nupgrade: websocket\r\n\r\n",
+            false => b"connection: close\r\n\r\n",
+        });
+        Forwarded { head, body: self.body, asks_for_websocket }
     }
 
     fn is_hop_by_hop(&self, name: &str) -> bool {
-        let listed = |value: &[u8]| {
-            value
-                .split(|&byte| byte == b',')
-                .any(|word| word.trim_ascii().eq_ignore_ascii_case(name.as_bytes()))
-        };
-        HOP_BY_HOP.contains(&name) || (!FRAMING.contains(&name) && self.values("connection").any(listed))
+        let is_listed = || self.values("connection").any(|value| lists(value, name));
+        HOP_BY_HOP.contains(&name) || (!FRAMING.contains(&name) && is_listed())
     }
+}
+
+/// Whether a header's value has this word, between commas.
+fn lists(value: &[u8], word: &str) -> bool {
+    value.split(|&byte| byte == b',').any(|found| found.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// Whether a response opens a WebSocket. `None` if bytes of its head are missing.
+pub(crate) fn opens_websocket(bytes: &[u8]) -> Option<bool> {
+    let Some(length) = length(bytes) else {
+        // A response that is not valid is the program's to judge.
+        return (bytes.len() >= MAX_BYTES).then_some(false);
+    };
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let is_complete = matches!(response.parse(&bytes[..length]), Ok(httparse::Status::Complete(_)));
+    let is_websocket = |header: &httparse::Header<'_>| {
+        header.name.eq_ignore_ascii_case("upgrade") && header.value.eq_ignore_ascii_case(b"websocket")
+    };
+    let opens = is_complete && response.code == Some(101) && response.headers.iter().any(is_websocket);
+    Some(opens)
 }
 
 /// The length of a head with its empty line.
@@ -199,12 +240,12 @@ mod tests {
         assert_eq!(head.body, BodyLength::Bytes(3));
         let target = Target::from_authority("example.com:80", None).unwrap();
         assert_eq!(head.check_host(&target), Ok(()));
-        let forwarded = String::from_utf8(head.forwarded(&target, "/a", None)).unwrap();
+        let forwarded = String::from_utf8(head.forwarded(&target, "/a", None).head).unwrap();
         let expected = "POST /a HTTP/1.1\r\nhost: example.com\r\ncontent-length: 3\r\nauthorization: mine\r\n\
                         accept: */*\r\nconnection: close\r\n\r\n";
         assert_eq!(forwarded, expected);
         let secret = Some(("authorization", "Bearer s"));
-        let forwarded = String::from_utf8(head.forwarded(&target, "", secret)).unwrap();
+        let forwarded = String::from_utf8(head.forwarded(&target, "", secret).head).unwrap();
         assert!(forwarded.starts_with("POST / HTTP/1.1\r\nhost: example.com:80\r\n"), "{forwarded}");
         assert!(
             forwarded.contains("authorization: Bearer s\r\n") && !forwarded.contains("mine"),
@@ -274,11 +315,57 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_websockets_may_be_asked_for() {
+        let target = Target::from_authority("a.test:80", None).unwrap();
+        let forwarded = |text: &str| parse(text).unwrap().unwrap().0.forwarded(&target, "/", None);
+        let key = "Sec-WebSocket-Key: eA==\r\n";
+        let asks = format!(
+            "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: x, Upgrade\r\nX: y\r\nUpgrade: WebSocket\r\n{key}\r\n"
+        );
+        let control = forwarded(&asks);
+        assert!(control.asks_for_websocket);
+        let text = String::from_utf8(control.head).unwrap();
+        assert!(text.ends_with("connection: upgrade\r\nupgrade: websocket\r\n\r\n"), "{text}");
+        assert!(!text.contains("x: y"), "{text}");
+        for (part, other) in [
+            ("WebSocket\r\n", "h2c\r\n"),
+            ("WebSocket\r\n", "websocket, h2c\r\n"),
+            ("WebSocket\r\n", "websocket\r\nUpgrade: h2c\r\n"),
+            ("x, Upgrade", "keep-alive"),
+            ("GET", "POST"),
+            ("HTTP/1.1", "HTTP/1.0"),
+            (key, ""),
+            (key, "Sec-WebSocket-Key: eA==\r\nContent-Length: 1\r\n"),
+        ] {
+            let request = forwarded(&asks.replace(part, other));
+            let text = String::from_utf8(request.head).unwrap();
+            assert!(!request.asks_for_websocket, "{other}");
+            assert!(!text.contains("upgrade") && text.contains("connection: close"), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_status_101_opens_a_websocket() {
+        let response = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n";
+        assert_eq!(opens_websocket(format!("{response}rest").as_bytes()), Some(true));
+        for end in 0..response.len() {
+            assert_eq!(opens_websocket(&response.as_bytes()[..end]), None);
+        }
+        for (part, other) in [("101", "200"), ("101", "426"), ("websocket", "h2c"), ("HTTP/1.1", "HTTP/1.1 ")]
+        {
+            let other = response.replace(part, other);
+            assert_eq!(opens_websocket(other.as_bytes()), Some(false), "{other}");
+        }
+        assert_eq!(opens_websocket(&[b'x'; MAX_BYTES]), Some(false), "no end");
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = Head::parse(&bytes);
             let _ = Head::parse(&[&bytes[..], b"\r\n\r\n"].concat());
+            let _ = opens_websocket(&[b"HTTP/1.1 101 ", &bytes[..], b"\r\n\r\n"].concat());
         }
 
         #[test]
@@ -289,7 +376,7 @@ mod tests {
             if let Ok(Some((head, _))) = Head::parse(&bytes) {
                 let target = Target::from_authority("a.com:80", None).unwrap();
                 let forwarded = head.forwarded(&target, "/", None);
-                prop_assert!(Head::parse(&forwarded).unwrap().is_some(), "what is sent on is valid");
+                prop_assert!(Head::parse(&forwarded.head).unwrap().is_some(), "what is sent on is valid");
             }
         }
     }

@@ -7,7 +7,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream};
 use crate::{
     control::Via,
     head::{BodyLength, Head},
-    read::{ReadError, drain, read_until},
+    read::{Program, drain},
     record::Record,
     refusal::{Class, Reason, Refusal},
     sandbox::Sandbox,
@@ -15,26 +15,22 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// Serves one connection of which `start` was read already.
+/// Serves one connection.
 pub(crate) async fn serve(
     sandbox: &Arc<Sandbox>,
-    mut stream: TcpStream,
-    mut start: Vec<u8>,
+    mut program: Program,
     record: &mut Record,
 ) -> Result<(), Refusal> {
     record.via = Via::Http;
-    let limit = sandbox.proxy.config.header_timeout;
-    let (head, length) = match read_until(&mut stream, &mut start, limit, Head::parse).await {
-        Ok(parsed) => parsed,
-        Err(ReadError::Ended) => return Err(Reason::InvalidRequest.into()),
-        Err(ReadError::Refused(refusal)) => return refuse(stream, refusal, None).await,
-    };
-    let rest = start.split_off(length);
-    if head.method == "CONNECT" {
-        record.via = Via::Connect;
-        connect(sandbox, stream, &head, rest, record).await
-    } else {
-        request(sandbox, stream, &head, &rest, record).await
+    let head = program.read(Head::parse).await;
+    let Program { stream, start, .. } = program;
+    match head {
+        Ok(head) if head.method == "CONNECT" => {
+            record.via = Via::Connect;
+            connect(sandbox, stream, &head, start, record).await
+        }
+        Ok(head) => request(sandbox, stream, &head, &start, record).await,
+        Err(refusal) => refuse(stream, refusal, None).await,
     }
 }
 
@@ -90,7 +86,7 @@ async fn request(
         Err(refusal) => return refuse(stream, refusal, Some(&target)).await,
     };
     let forwarded = head.forwarded(&target, path, None);
-    tunnel.exchange(sandbox, &mut stream, &forwarded, head.body, rest, record).await
+    tunnel.exchange(sandbox, &mut stream, &forwarded, rest, record).await
 }
 
 /// Answers with the reason and ends the connection.

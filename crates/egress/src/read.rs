@@ -51,6 +51,33 @@ pub(crate) async fn read_until<T>(
     }
 }
 
+/// A program that speaks with the proxy.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) stream: TcpStream,
+    /// What was read and not parsed yet.
+    pub(crate) start: Vec<u8>,
+    /// For each message.
+    pub(crate) limit: Duration,
+}
+
+impl Program {
+    /// Reads a message, which `parse` returns with its length. A program that ends before sent none.
+    pub(crate) async fn read<T>(
+        &mut self,
+        parse: impl FnMut(&[u8]) -> Result<Option<(T, usize)>, Reason>,
+    ) -> Result<T, Refusal> {
+        match read_until(&mut self.stream, &mut self.start, self.limit, parse).await {
+            Ok((message, length)) => {
+                self.start.drain(..length);
+                Ok(message)
+            }
+            Err(ReadError::Ended) => Err(Reason::InvalidRequest.into()),
+            Err(ReadError::Refused(refusal)) => Err(refusal),
+        }
+    }
+}
+
 /// Reads what a program still sends, for a moment, after an answer to it is complete. A socket that is
 /// closed with unread data is reset, and the program may lose the answer.
 pub(crate) async fn drain(stream: &mut (impl AsyncRead + Unpin)) {

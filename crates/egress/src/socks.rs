@@ -5,11 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use tokio::{io::AsyncWriteExt, net::TcpStream};
+use tokio::io::AsyncWriteExt;
 
 use crate::{
     control::Via,
-    read::{ReadError, read_until},
+    read::Program,
     record::Record,
     refusal::{Reason, Refusal},
     sandbox::Sandbox,
@@ -33,26 +33,22 @@ const REFUSED: u8 = 5;
 const COMMAND_NOT_SUPPORTED: u8 = 7;
 const ADDRESS_TYPE_NOT_SUPPORTED: u8 = 8;
 
-/// Serves one connection of which `start` was read already.
+/// Serves one connection.
 pub(crate) async fn serve(
     sandbox: &Arc<Sandbox>,
-    mut stream: TcpStream,
-    mut start: Vec<u8>,
+    mut program: Program,
     record: &mut Record,
 ) -> Result<(), Refusal> {
     record.via = Via::Socks;
-    let limit = sandbox.proxy.config.header_timeout;
-    let (offers_none, length) =
-        read_until(&mut stream, &mut start, limit, parse_greeting).await.map_err(ended)?;
-    start.drain(..length);
+    let offers_none = program.read(parse_greeting).await?;
     let method = if offers_none { NO_AUTHENTICATION } else { NO_METHOD };
     // A failure to write shows at the next read.
-    let _ = stream.write_all(&[VERSION, method]).await;
+    let _ = program.stream.write_all(&[VERSION, method]).await;
     if !offers_none {
         return Err(Reason::InvalidRequest.into());
     }
-    let (request, length) = read_until(&mut stream, &mut start, limit, parse_request).await.map_err(ended)?;
-    start.drain(..length);
+    let request = program.read(parse_request).await?;
+    let Program { mut stream, start, .. } = program;
     record.set_raw_host(&request.host);
     let opened = match request.target {
         Ok(target) => Tunnel::open(sandbox, target, record)
@@ -73,13 +69,6 @@ pub(crate) async fn serve(
             let _ = stream.shutdown().await;
             Err(refusal)
         }
-    }
-}
-
-fn ended(error: ReadError) -> Refusal {
-    match error {
-        ReadError::Ended => Reason::InvalidRequest.into(),
-        ReadError::Refused(refusal) => refusal,
     }
 }
 

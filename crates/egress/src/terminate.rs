@@ -74,7 +74,6 @@ pub(crate) async fn serve(
     };
     let secret = Some((credential.header.as_str(), credential.value.expose_secret()));
     let forwarded = head.forwarded(target, &head.uri, secret);
-    let exchange =
-        copy_exchange(traffic, &mut program, &mut destination, &forwarded, head.body, &start[length..]);
+    let exchange = copy_exchange(traffic, &mut program, &mut destination, &forwarded, &start[length..]);
     Ok(traffic.limit(exchange).await?)
 }

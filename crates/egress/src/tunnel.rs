@@ -8,7 +8,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use crate::{
     client_hello,
     exchange::copy_exchange,
-    head::{BodyLength, Head},
+    head::{Forwarded, Head},
     read::{ReadError, Replayed, read_until},
     record::Record,
     refusal::{Reason, Refusal},
@@ -69,13 +69,12 @@ impl Tunnel {
         mut self,
         sandbox: &Sandbox,
         program: &mut TcpStream,
-        head: &[u8],
-        length: BodyLength,
-        body_start: &[u8],
+        request: &Forwarded,
+        start: &[u8],
         record: &Record,
     ) -> Result<(), Refusal> {
         let traffic = Traffic::new(sandbox, record);
-        let exchange = copy_exchange(&traffic, program, &mut self.destination, head, length, body_start);
+        let exchange = copy_exchange(&traffic, program, &mut self.destination, request, start);
         let result = tokio::select! {
             result = traffic.limit(exchange) => result.map_err(Refusal::from),
             reason = self.authorized.revoked() => Err(reason.into()),
@@ -132,8 +131,7 @@ async fn forward(
         }
         Protocol::Http(head, length) => {
             let forwarded = head.forwarded(target, &head.uri, None);
-            let rest = &start[length..];
-            let exchange = copy_exchange(&traffic, program, &mut destination, &forwarded, head.body, rest);
+            let exchange = copy_exchange(&traffic, program, &mut destination, &forwarded, &start[length..]);
             Ok(traffic.limit(exchange).await?)
         }
         Protocol::Tls | Protocol::Other => {

@@ -122,6 +122,108 @@ fn plain_tunnel_to_http_port_carries_nothing_else() {
     });
 }
 
+/// Answers every request for `/ws` as a WebSocket server does, and then sends back what it gets. It
+/// takes further requests on connections that it did not upgrade.
+async fn serve_websocket(mut stream: TcpStream) {
+    let mut head = Vec::new();
+    while let Ok(byte) = stream.read_u8().await {
+        head.push(byte);
+        if !head.ends_with(b"\r\n\r\n") {
+            continue;
+        }
+        let request = String::from_utf8_lossy(&head).to_ascii_lowercase();
+        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+        if path == "/ws" && request.contains("\r\nupgrade: websocket\r\n") {
+            let answer =
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            let (mut from, mut to) = stream.split();
+            let _ = tokio::io::copy(&mut from, &mut to).await;
+            return;
+        }
+        let body = format!("no websocket at {path}");
+        let answer = format!("HTTP/1.1 426 Upgrade Required\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let sent = stream.write_all(answer.as_bytes()).await;
+        if sent.is_err() || request.contains("connection: close") {
+            return;
+        }
+        head.clear();
+    }
+}
+
+/// A request for a WebSocket at a target, which is a path or a URI.
+fn websocket_request(uri: &str, host: &str) -> String {
+    format!(
+        "GET {uri} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+}
+
+/// Streams to a host's HTTP port, each way, with the URI that a request for this path has there.
+async fn ways(sandbox: &Sandbox, path: &str) -> Vec<(TcpStream, String)> {
+    let tunnels = tunnels(sandbox, "a.test", 80).await;
+    let mut ways: Vec<_> = tunnels.into_iter().map(|stream| (stream, path.to_owned())).collect();
+    let stream = TcpStream::connect(sandbox.proxy).await.unwrap();
+    ways.push((stream, format!("http://a.test{path}")));
+    ways
+}
+
+#[test]
+fn websocket_is_relayed_after_the_destination_agreed() {
+    namespace::run("agreement::websocket_is_relayed_after_the_destination_agreed", async {
+        let (mut rig, sandbox) = rig(&["a.test"]).await;
+        let _server = Server::start("93.184.216.34:80", serve_websocket).await;
+        for (mut stream, uri) in ways(&sandbox, "/ws").await {
+            // Its first frame comes with the request.
+            let request = websocket_request(&uri, "a.test") + "frame 1,";
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"frame 1,") {
+                answer.push(stream.read_u8().await.unwrap());
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 101 "), "{uri}");
+            stream.write_all(b"\x81\x00GET / HTTP/1.1\r\nHost: b.test\r\n\r\n").await.unwrap();
+            stream.shutdown().await.unwrap();
+            let rest = read_text(&mut stream).await;
+            assert!(rest.ends_with("GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"), "frames, not requests: {rest}");
+            assert!(rig.allowed().await.sent > 40, "bytes after the upgrade count");
+        }
+        for (mut stream, uri) in ways(&sandbox, "/ws").await {
+            stream.write_all(websocket_request(&uri, "b.test").as_bytes()).await.unwrap();
+            assert!(!read_text(&mut stream).await.contains(" 101 "), "another host: {uri}");
+            rig.refusal("host_mismatch").await;
+        }
+    });
+}
+
+#[test]
+fn refused_websocket_carries_no_second_request() {
+    namespace::run("agreement::refused_websocket_carries_no_second_request", async {
+        let (_rig, sandbox) = rig(&["a.test", "b.test"]).await;
+        let server = Server::start("93.184.216.34:80", serve_websocket).await;
+        let second = "GET /second HTTP/1.1\r\nHost: b.test\r\n\r\n";
+        for (mut stream, uri) in ways(&sandbox, "/plain").await {
+            let both = websocket_request(&uri, "a.test") + second;
+            stream.write_all(both.as_bytes()).await.unwrap();
+            let answer = read_text(&mut stream).await;
+            assert!(answer.contains("no websocket at /plain") && !answer.contains("/second"), "{answer}");
+        }
+        // The control: the server itself takes both.
+        let mut direct = TcpStream::connect(server.address).await.unwrap();
+        let both = websocket_request("/plain", "a.test") + second;
+        direct.write_all(both.as_bytes()).await.unwrap();
+        direct.shutdown().await.unwrap();
+        assert!(read_text(&mut direct).await.contains("/second"));
+        // No other protocol than a WebSocket is asked for.
+        for mut stream in tunnels(&sandbox, "a.test", 80).await {
+            let h2c = websocket_request("/ws", "a.test").replace("websocket", "h2c") + second;
+            stream.write_all(h2c.as_bytes()).await.unwrap();
+            let answer = read_text(&mut stream).await;
+            assert!(answer.contains("426") && !answer.contains("/second"), "{answer}");
+        }
+    });
+}
+
 #[test]
 fn destination_may_speak_first() {
     namespace::run("agreement::destination_may_speak_first", async {
