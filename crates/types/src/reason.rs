@@ -174,8 +174,8 @@ reasons! {
         "the approval does not hold for later runs, so it cannot be revoked; `state` says what it is",
         "list what can be revoked (`codelia approvals list --granted`)";
     ApprovalNotPermitted = "APPROVAL_NOT_PERMITTED",
-        "the installation or the tenant does not permit any more what the approval is about",
-        "deny it, or ask an operator to permit it again";
+        "the installation or the tenant does not permit any more what the approval is about, or what the run asks for",
+        "deny it or leave it out, or ask an operator to permit it again";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
         "the policy does not allow the command; `rule` names the rule",
         "change the command, or the policy of the session";

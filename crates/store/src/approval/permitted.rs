@@ -1,12 +1,12 @@
-//! What may be allowed to runs now. A run that was admitted waits for its decision, and meanwhile an
-//! operator may withdraw what the run asks for.
+//! What may be allowed to runs now. A run that was admitted waits for its decision and then for a
+//! worker, and meanwhile an operator may withdraw what the run asks for.
 
 use codelia_policy::IsolationLevel;
 use codelia_types::{Mode, NetworkMode, TenantId};
 use sqlx::{PgConnection, types::Json};
 
 use super::ApprovalKind;
-use crate::{Error, row};
+use crate::{AssignedRun, Error, Store, row};
 
 /// What runs may have with an approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,17 +52,41 @@ impl Permitted {
 
     /// What this does not permit to a run in a mode that asks for an approval of a kind.
     pub(super) fn refuses(self, kind: ApprovalKind, mode: Mode) -> Option<Withdrawn> {
-        let Self { network, isolation } = self;
+        let network = self.network;
         let permits = match kind {
             ApprovalKind::NetworkProxy => network >= NetworkMode::Proxy,
             ApprovalKind::NetworkHost => network >= NetworkMode::Host,
-            ApprovalKind::Isolation => {
-                let is_below = IsolationLevel::of(mode) < isolation;
-                return is_below.then_some(Withdrawn::Isolation(isolation));
-            }
+            ApprovalKind::Isolation => return self.refuses_mode(mode),
             // The proxy applies the present lists to each connection.
             ApprovalKind::EgressHost => true,
         };
         (!permits).then_some(Withdrawn::Network(network))
+    }
+
+    fn refuses_mode(self, mode: Mode) -> Option<Withdrawn> {
+        let is_below = IsolationLevel::of(mode) < self.isolation;
+        is_below.then_some(Withdrawn::Isolation(self.isolation))
+    }
+}
+
+impl Store {
+    /// What the policy or the isolation floor of its tenant does not permit to a run any more.
+    pub async fn run_withdrawn(&self, run: &AssignedRun) -> Result<Option<Withdrawn>, Error> {
+        let row = sqlx::query!(
+            r#"SELECT lowest_isolation($1) AS isolation,
+                      (SELECT policy -> 'network' -> 'mode' FROM tenant_policies
+                       WHERE tenant_id = $1 ORDER BY version DESC LIMIT 1) AS "mode: Json<Option<NetworkMode>>""#,
+            run.tenant.as_str(),
+        )
+        .fetch_one(&self.pools.runs)
+        .await?;
+        let isolation = row.isolation.ok_or(Error::RowMissing { what: "tenant" })?;
+        let permitted = Permitted {
+            network: row.mode.and_then(|mode| mode.0).unwrap_or(NetworkMode::Host),
+            isolation: row::parse("tenants.isolation_floor", &isolation)?,
+        };
+        let has_more = run.spec.network.is_some_and(|network| network > permitted.network);
+        let network = has_more.then_some(Withdrawn::Network(permitted.network));
+        Ok(network.or_else(|| permitted.refuses_mode(run.spec.mode)))
     }
 }

@@ -65,11 +65,12 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- A worker may delete output only of a run that it hands back.
-    one := 'retry_run(uuid, text, uuid, bigint)';
-    IF to_regprocedure(one) IS NOT NULL THEN
-        EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
-        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO codelia_api, codelia_worker', one);
-    END IF;
+    -- A worker may delete output only of a run that it hands back, and read only this of a tenant.
+    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)'] LOOP
+        IF to_regprocedure(one) IS NOT NULL THEN
+            EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO codelia_api, codelia_worker', one);
+        END IF;
+    END LOOP;
 END $$;

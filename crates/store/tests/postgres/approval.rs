@@ -170,6 +170,32 @@ async fn withdrawn_permission_cannot_be_allowed() {
 }
 
 #[tokio::test]
+async fn withdrawn_permission_shows_when_run_begins() {
+    let fixture = Fixture::new().await;
+    let (store, tenant, key) = (&fixture.store, &fixture.tenant, KeyId::generate());
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    let new = needed(KeyId::generate(), LONG);
+    let run = fixture.hold(session.id, &new).await;
+    store.tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None).await.unwrap().unwrap();
+    fixture.decided(new.id, &allow(ApprovalScope::Once)).await;
+    let lease = fixture.lease(&session, &worker).await.unwrap();
+    let mut run = store.run_begin(run, &lease.token).await.unwrap().unwrap();
+    run.spec.network = Some(NetworkMode::Proxy);
+    assert_eq!(store.run_withdrawn(&run).await.unwrap(), None, "the control");
+    let network = NetworkPolicy { mode: Some(NetworkMode::None), ..NetworkPolicy::default() };
+    let policy = Policy { network, ..Policy::default() };
+    store.tenant_set_policy(tenant, Some(&policy), "a test", key).await.unwrap().unwrap();
+    let withdrawn = store.run_withdrawn(&run).await.unwrap();
+    assert_eq!(withdrawn, Some(Withdrawn::Network(NetworkMode::None)));
+    run.spec.network = Some(NetworkMode::None);
+    assert_eq!(store.run_withdrawn(&run).await.unwrap(), None);
+    store.tenant_set_floor(tenant, (IsolationLevel::Full, None), "a test", None).await.unwrap().unwrap();
+    let withdrawn = store.run_withdrawn(&run).await.unwrap();
+    assert_eq!(withdrawn, Some(Withdrawn::Isolation(IsolationLevel::Full)));
+    fixture.end().await;
+}
+
+#[tokio::test]
 async fn held_run_starts_only_after_approval() {
     let fixture = Fixture::new().await;
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);

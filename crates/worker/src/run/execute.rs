@@ -6,7 +6,7 @@ use codelia_backends::{Launched, Prepared, Running};
 use codelia_policy::{Plan, PlanTarget};
 use codelia_store::{AssignedRun, FlagTally, SecretKey, Store};
 use codelia_telemetry::{Permit, Step, metrics, trace};
-use codelia_types::{CommandSpec, NetworkMode, Outcome, Receipt};
+use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, Receipt};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
         stdio::{self, Ends},
     },
     sandbox::{
-        backends::{Backends, Denial, denial, failed, no_secrets, unenforceable},
+        backends::{Backends, Denial, denial, failed, no_secrets, not_permitted, unenforceable},
         receipts::Receipts,
         spare_maker::SpareMaker,
     },
@@ -135,6 +135,7 @@ impl Executor {
         if run.cancel.is_cancelled() {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
+        self.check_permitted(run).await?;
         let (plan, permit) = self.plan(run).await?;
         self.record_shared_paths(&plan).await?;
         let command = self.command(run)?;
@@ -194,6 +195,20 @@ impl Executor {
             Holding::Held { .. } | Holding::Acquiring | Holding::Releasing | Holding::NotHeld => {
                 Err(NoResult::NotHeld)
             }
+        }
+    }
+
+    /// Whether a run that waited may still have what it was admitted with, or a person allowed to it.
+    async fn check_permitted(&self, run: &ActiveRun) -> Result<(), NotStarted> {
+        let AssignedRun { spec, turn, .. } = &run.assigned;
+        let has_network = spec.network.is_some_and(|network| network != NetworkMode::None);
+        if *turn == 0 || !(has_network || spec.mode == Mode::Logical) {
+            return Ok(());
+        }
+        let read = retry_until_fenced("read permissions", run, || self.store.run_withdrawn(&run.assigned));
+        match read.await.map_err(NoResult::from)? {
+            Some(withdrawn) => Err(not_permitted(spec, withdrawn).into()),
+            None => Ok(()),
         }
     }
 

@@ -4,8 +4,9 @@ use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
 use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, home_dirs};
+use codelia_store::Withdrawn;
 use codelia_telemetry::{Permit, TenantPool};
-use codelia_types::{Mode, Reason, Refusal, TenantId};
+use codelia_types::{Mode, NetworkMode, Reason, Refusal, TenantId};
 use tokio::task::spawn_blocking;
 
 use crate::{Error, egress::TrustStore};
@@ -221,6 +222,27 @@ pub(crate) fn unenforceable(field: &'static str, message: String) -> Denial {
     tracing::info!(field, "plan cannot be enforced on this host");
     let refusal = Refusal { reason: Reason::Unenforceable, message };
     Denial { refusal, field: Some(field) }
+}
+
+/// What an operator withdrew while the run waited.
+pub(crate) fn not_permitted(spec: &RunSpec, withdrawn: Withdrawn) -> Denial {
+    let (field, message) = match withdrawn {
+        Withdrawn::Network(most) => {
+            let network = spec.network.unwrap_or(NetworkMode::None);
+            (
+                "network",
+                format!("network {network} is not permitted any more: choose {most}, or ask an operator"),
+            )
+        }
+        Withdrawn::Isolation(least) => {
+            let mode = spec.mode;
+            (
+                "mode",
+                format!("mode {mode} is not permitted any more: choose one with {least}, or ask an operator"),
+            )
+        }
+    };
+    Denial { refusal: Refusal { reason: Reason::ApprovalNotPermitted, message }, field: Some(field) }
 }
 
 /// Secret variables that the worker cannot decrypt.
