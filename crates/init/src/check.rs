@@ -85,7 +85,10 @@ fn mounts(
     let visible: HashMap<&Path, &Mount> = table.iter().map(|mount| (mount.target.as_path(), mount)).collect();
     let is_planned = |mount: &&Mount| {
         let target = &mount.target;
-        expected.mounts.contains_key(target) || is_covered(target) || comes_with_another(expected, mount)
+        expected.mounts.contains_key(target)
+            || is_covered(target)
+            || comes_with_another(expected, mount)
+            || is_behind_link(expected, mount)
     };
     if !visible.values().all(is_planned) {
         return Err(Errno::EXIST);
@@ -107,6 +110,14 @@ fn mounts(
 fn comes_with_another(expected: &ExpectedEnvironment, mount: &Mount) -> bool {
     let above = mount_above(expected, mount);
     above.is_some_and(|above| above.is_recursive && (above.writable != Some(false) || !mount.writable))
+}
+
+/// Whether a link leads to the mount from where one is planned. Engines follow links of the image.
+fn is_behind_link(expected: &ExpectedEnvironment, mount: &Mount) -> bool {
+    let leads_there = |target: &Path| fs::canonicalize(target).is_ok_and(|path| path == mount.target);
+    let mut linked = expected.mounts.iter().filter(|(_, planned)| planned.follows_link);
+    !mount.writable
+        && linked.any(|(target, planned)| check_mount(planned, mount).is_ok() && leads_there(target))
 }
 
 /// The planned mount in which the target of another one is.
@@ -166,6 +177,7 @@ mod tests {
             file_system: Some("ext4".to_owned()),
             identity: Some(IDENTITY),
             is_recursive: false,
+            follows_link: false,
         }
     }
 
@@ -194,6 +206,33 @@ mod tests {
         let other = FileIdentity { inode: 3, ..IDENTITY };
         let another = ExpectedMount { identity: Some(other), ..planned() };
         assert_eq!(check(another, &[good]), Err(Errno::XDEV));
+    }
+
+    #[test]
+    fn mount_may_be_where_a_link_leads_to() {
+        // A link that every process has.
+        let link = "/proc/self";
+        let behind = fs::canonicalize(link).unwrap();
+        let behind = behind.to_str().unwrap();
+        let check = |follows_link, mount: Mount| {
+            let planned = ExpectedMount {
+                is_optional: true,
+                writable: Some(false),
+                follows_link,
+                ..ExpectedMount::default()
+            };
+            let mut expected = ExpectedEnvironment::default();
+            expected.mounts.insert(link.into(), planned);
+            mounts(&expected, &[mount], |_| Ok(IDENTITY))
+        };
+        assert_eq!(check(true, mount(behind, false, "ext4")), Ok(()));
+        assert_eq!(
+            check(false, mount(behind, false, "ext4")),
+            Err(Errno::EXIST),
+            "only where it is expected"
+        );
+        assert_eq!(check(true, mount(behind, true, "ext4")), Err(Errno::EXIST), "only read-only");
+        assert_eq!(check(true, mount("/b", false, "ext4")), Err(Errno::EXIST), "nowhere else");
     }
 
     #[test]

@@ -241,6 +241,9 @@ pub struct ExpectedMount {
     pub identity: Option<FileIdentity>,
     /// Whether the host's mounts below it come with it.
     pub is_recursive: bool,
+    /// Whether a link may be in its place. The mount, which must be read-only, is where that leads to.
+    #[serde(default)]
+    pub follows_link: bool,
 }
 
 /// The command. Its `Debug` output has the names of the variables, not their values.

@@ -1,6 +1,6 @@
 //! Programs reach an allowed host and no other, with and without proxy variables.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, StartRunRequest};
@@ -152,8 +152,10 @@ async fn programs_reach_allowed_host_only_in_mode_container() -> Result<()> {
     programs_reach_allowed_host("container").await
 }
 
-/// An image as users have them: with variables, an entry point and a user of its own.
+/// An image as users have them: with variables, an entry point and a user of its own, and links where
+/// programs look for the resolver.
 const OWN_IMAGE: &str = "FROM codelia-base
+COPY etc /etc
 ENV HTTP_PROXY=http://192.0.2.1:1 https_proxy=http://192.0.2.1:1 ALL_PROXY=http://192.0.2.1:1 NO_PROXY=*
 ENTRYPOINT [\"/bin/false\"]
 USER daemon
@@ -163,6 +165,9 @@ WORKDIR /nonexistent
 fn build_own_image(name: &str) -> Result<()> {
     let context = Scratch::new()?;
     fs::write(context.join("Dockerfile"), OWN_IMAGE)?;
+    fs::create_dir(context.join("etc"))?;
+    symlink("../run/systemd/resolve/stub-resolv.conf", context.join("etc/resolv.conf"))?;
+    symlink("/usr/share/nsswitch.conf", context.join("etc/nsswitch.conf"))?;
     engine_command(&["build", "--quiet", "--tag", name, &context.path().display().to_string()]).map(drop)
 }
 
@@ -185,6 +190,8 @@ async fn allowed_host_is_reached_in_mode_container() -> Result<()> {
         "{found}"
     );
     ensure!(found.contains("\nhttps_proxy=http://127.0.0.1:") && !found.contains("192.0.2.1"), "{found}");
+    let links = "readlink /etc/resolv.conf /etc/nsswitch.conf";
+    ensure!(place.output(&session, links).await?.lines().count() == 2, "the image has links");
     let get = |host: &str, how: &str| {
         let open = "urllib.request.urlopen(f\"{scheme}://HOST/hello\", timeout=20).read()";
         let script = format!("import urllib.request\nfor scheme in (\"http\", \"https\"): print({open})");

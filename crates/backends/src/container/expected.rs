@@ -55,6 +55,10 @@ pub(super) fn adapt(
             expected.mounts.remove(target);
         }
     }
+    for file in plan.mounts.iter().filter(|mount| matches!(mount, Mount::File { .. })) {
+        // The image may have a link there, which the engine follows.
+        expected.mounts.entry(file.target().to_owned()).and_modify(|mount| mount.follows_link = true);
+    }
     for target in engine_mounts(body) {
         expected.mounts.entry(target).or_insert(ExpectedMount { is_optional: true, ..Default::default() });
     }
