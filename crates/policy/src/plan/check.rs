@@ -161,6 +161,10 @@ const ISOLATE: &str = "use mode bwrap, nsjail or container";
 pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static str> {
     let limits = [Limit::MemoryBytes, Limit::CpuMillicores, Limit::Pids];
     match field {
+        NETWORK_EXECUTABLES if mode == Mode::Logical => Some(
+            "use mode bwrap, nsjail or container, and start the programs that need no network in runs of their \
+             own, with network none",
+        ),
         NETWORK_EXECUTABLES => {
             Some("start the programs that need no network in runs of their own, with network none")
         }

@@ -507,6 +507,10 @@ mod tests {
             assert_eq!(error.field, "policy.network.executables");
             assert!(error.to_string().contains("runs of their own"), "{error}");
         }
+        let in_logical = network_policy("{executables: [/usr/bin/git]}");
+        let error = Plan::check(Mode::Logical, None, &in_logical).unwrap_err();
+        assert_eq!(error.field, "policy.network.executables");
+        assert!(error.to_string().contains("use mode bwrap"), "only isolating modes have `none`: {error}");
         let error = isolated(policy, None, &HostInfo::fully_capable()).unwrap_err();
         assert_eq!(error.field, "policy.network.executables");
     }
