@@ -18,7 +18,7 @@ use codelia_proto::v1::{
     *,
 };
 use codelia_store::{EventKind, Scope};
-use codelia_tests::{Client, Cluster, Scratch, command, refusal};
+use codelia_tests::{Client, Cluster, Exec, Scratch, command, refusal, shell};
 use serde_json::Value;
 use tonic::Status;
 
@@ -34,10 +34,18 @@ struct Setup {
 impl Setup {
     /// Starts it in a mode under a policy, or returns `None` if the mode does not work here.
     async fn under(mode: &'static str, policy: &str) -> Result<Option<Self>> {
+        Self::start(mode, policy, Vec::new()).await
+    }
+
+    async fn start(
+        mode: &'static str,
+        policy: &str,
+        mut settings: Vec<(&'static str, String)>,
+    ) -> Result<Option<Self>> {
         let place = Scratch::new()?;
         let file = place.join("policy.yaml");
         fs::write(&file, policy)?;
-        let settings = vec![("CODELIA_SANDBOX_POLICY", file.display().to_string())];
+        settings.push(("CODELIA_SANDBOX_POLICY", file.display().to_string()));
         let Some(mut cluster) = isolating_with(mode, 1, settings).await? else { return Ok(None) };
         // A second one, for requests that nobody decides about.
         cluster.add_api_with(&[("CODELIA_APPROVALS_TIMEOUT", "1s")]).await?;
@@ -183,6 +191,94 @@ async fn host_network_needs_approval_each_time_in_mode_nsjail() -> Result<()> {
 #[tokio::test]
 async fn host_network_needs_approval_each_time_in_mode_container() -> Result<()> {
     host_network_needs_approval_each_time("container").await
+}
+
+/// Sets the widest network of the tenant.
+async fn set_network(operator: &Client, mode: NetworkMode) -> Result<()> {
+    let network = NetworkPolicy { mode: mode.into(), ..NetworkPolicy::default() };
+    let request = SetTenantPolicyRequest {
+        name: "tenants/a".into(),
+        policy: Some(Policy { network: Some(network), ..Policy::default() }),
+        reason: "a test".into(),
+    };
+    operator.operator().set_tenant_policy(request).await?;
+    Ok(())
+}
+
+/// What an operator can withdraw while a run waits.
+#[derive(Debug, Clone, Copy)]
+enum Permission {
+    HostNetwork,
+    NoIsolation,
+}
+
+impl Permission {
+    async fn set(self, operator: &Client, permits: bool) -> Result<()> {
+        match (self, permits) {
+            (Self::HostNetwork, true) => set_network(operator, NetworkMode::Unspecified).await,
+            (Self::HostNetwork, false) => set_network(operator, NetworkMode::Proxy).await,
+            (Self::NoIsolation, true) => set_floor(operator, IsolationLevel::IsolationLevel0).await.map(drop),
+            (Self::NoIsolation, false) => set_floor(operator, IsolationLevel::Unspecified).await.map(drop),
+        }
+    }
+
+    /// A request that needs it, for a command that writes a file.
+    fn request(self, session: &str, file: &str) -> StartRunRequest {
+        let request = command(session, &["touch", file]);
+        match self {
+            Self::HostNetwork => StartRunRequest { network: NetworkMode::Host.into(), ..request },
+            Self::NoIsolation => StartRunRequest { mode: SandboxMode::Logical.into(), ..request },
+        }
+    }
+
+    /// The field that a refusal names.
+    fn field(self) -> &'static str {
+        match self {
+            Self::HostNetwork => "network host",
+            Self::NoIsolation => "mode logical",
+        }
+    }
+}
+
+/// With one slot, which another run holds, a run that was allowed waits until that one ends.
+#[tokio::test]
+async fn withdrawn_permission_stops_waiting_run() -> Result<()> {
+    let settings = vec![("CODELIA_WORKER_SLOTS", "1".to_owned())];
+    let Some(setup) = Setup::start("bwrap", "network: {mode: host}", settings).await? else { return Ok(()) };
+    let Setup { caller, decider, .. } = &setup;
+    let operator = setup.cluster.operator().await?;
+    let (busy, session) = (caller.session().await?.name, caller.session().await?.name);
+    for permission in [Permission::HostNetwork, Permission::NoIsolation] {
+        for withdrawn in [true, false] {
+            let case = format!("{permission:?}, withdrawn: {withdrawn}");
+            permission.set(&operator, true).await?;
+            let mut other = Exec::start(caller, shell(&busy, "echo up; sleep 1000")).await?;
+            other.until_stdout("up").await?;
+            let file = format!("{permission:?}-{withdrawn}");
+            let run = caller.start(permission.request(&session, &file)).await?;
+            assert_ne!(run.waiting_for_approval, "", "{case}");
+            if withdrawn {
+                permission.set(&operator, false).await?;
+                let status = allow(decider, &run).await.expect_err("withdrawn before the decision");
+                assert_eq!(refusal(&status).reason, "APPROVAL_NOT_PERMITTED", "{status:?}");
+                permission.set(&operator, true).await?;
+            }
+            allow(decider, &run).await?;
+            // Between the decision and the start.
+            permission.set(&operator, !withdrawn).await?;
+            drop(other);
+            let outcome = caller.watch_to_end(&run.name, 0).await?.outcome();
+            if withdrawn {
+                let Kind::Refused(refused) = &outcome else { panic!("{case}: {outcome:?}") };
+                assert_eq!(refused.reason, "APPROVAL_NOT_PERMITTED", "{case}: {outcome:?}");
+                assert!(refused.message.contains(permission.field()), "{case}: {outcome:?}");
+            } else {
+                assert_eq!(outcome, Exited(0), "the control: {case}");
+            }
+            assert_eq!(caller.get(&session, &file).await.is_ok(), !withdrawn, "{case}");
+        }
+    }
+    setup.cluster.end().await
 }
 
 /// Sets the floor of the tenant, and the level that runs may ask for.
