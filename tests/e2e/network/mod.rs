@@ -4,11 +4,13 @@ mod around;
 mod asks;
 mod credentials;
 mod invariants;
+mod ipv6;
 mod lists;
 mod programs;
 mod records;
 mod restart;
 mod tenants;
+mod websocket;
 
 use std::{fs, path::Path};
 

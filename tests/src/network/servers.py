@@ -4,6 +4,8 @@ servers.py ADDRESS DIRECTORY [capture] serves DIRECTORY/www on ports 80 and 443 
 DIRECTORY/{requests,queries,packets}.log. Names are in DIRECTORY/names: `name address…` on each line.
 """
 
+import base64
+import hashlib
 import http.server
 import os
 import socket
@@ -49,6 +51,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             self.answer(302, Location=query)
         elif path == "/slow":
             self.slow()
+        elif path == "/ws":
+            self.websocket()
         elif path == "/hello":
             self.answer(200, b"hello from " + (self.headers.get("Host") or "").encode() + b"\n")
         else:
@@ -67,6 +71,19 @@ class Handler(http.server.SimpleHTTPRequestHandler):
                 time.sleep(0.02)
         except OSError:
             pass
+
+    def websocket(self):
+        """Sends back each short text message."""
+        key = self.headers.get("Sec-WebSocket-Key", "") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        self.end_headers()
+        self.close_connection = True
+        while len(head := self.rfile.read(2)) == 2 and head[0] == 0x81:
+            mask, data = self.rfile.read(4), self.rfile.read(head[1] & 0x7F)
+            self.wfile.write(bytes([0x81, len(data)]) + bytes(b ^ mask[i % 4] for i, b in enumerate(data)))
 
     def do_POST(self):
         self.record()
