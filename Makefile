@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help up down build test check bench chaos skew sqlx clean
+.PHONY: help up down build dist test check bench chaos skew sqlx clean
 
 # A freshly installed rustup is not in the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -31,6 +31,10 @@ down: ## Stop what `make up` started; keep its data
 build: ## Build codelia and codelia-init (PROFILE=dev or release)
 	@scripts/install-deps up
 	@scripts/build $(PROFILE)
+
+dist: ## Pack the release programs, units, manifests and documents into target/dist
+	@scripts/install-deps dist
+	@scripts/dist
 
 test: ## Install dependencies, build, and run every test (ARGS go to the test runner)
 	@scripts/install-deps test

@@ -19,6 +19,7 @@ mod configuration;
 mod connections;
 mod database_locks;
 mod database_roles;
+mod dist;
 mod documents;
 mod drain;
 mod endpoints;
