@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help up down build dist test check bench chaos skew sqlx clean
+.PHONY: help up down build dist images test check bench chaos skew sqlx clean
 
 # A freshly installed rustup is not in the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -35,6 +35,9 @@ build: ## Build codelia and codelia-init (PROFILE=dev or release)
 dist: ## Pack the release programs, units, manifests and documents into target/dist
 	@scripts/install-deps dist
 	@scripts/dist
+
+images: ## Build the images of mode container: base, node, python, rust (PROFILES=…)
+	@scripts/sandbox-images $(PROFILES)
 
 test: ## Install dependencies, build, and run every test (ARGS go to the test runner)
 	@scripts/install-deps test

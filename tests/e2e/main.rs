@@ -31,6 +31,7 @@ mod flags;
 mod guides;
 mod hostile;
 mod idempotency;
+mod images;
 mod info;
 mod instances;
 mod interactive;
