@@ -4,38 +4,36 @@
 set -eu
 umask 077
 cd /setup
+# It does not exist yet.
+unset CODELIA_CONFIG
 
-curve='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
-
-# issue PATH NAMES: a certificate for either side of a connection.
-issue() {
-    # shellcheck disable=SC2086 # several words
-    openssl req -new $curve -subj /CN=codelia -addext "subjectAltName=$2" -keyout "$1.key" 2>/dev/null |
-        openssl x509 -req -CA ca.pem -CAkey ca.key -days 825 -copy_extensions copyall -out "$1.pem" 2>/dev/null
+# random BYTES: prints them in hexadecimal.
+random() {
+    od -An -v -tx1 -N "$1" /dev/urandom | tr -d ' \n'
+    echo
 }
 
 create() {
     rm -rf postgres codelia operator
-    mkdir postgres codelia operator
-    # shellcheck disable=SC2086 # several words
-    openssl req -x509 $curve -days 3650 -subj '/CN=Codelia authority' -keyout ca.key -out ca.pem 2>/dev/null
-    password=$(openssl rand -hex 24)
-    issue postgres/server DNS:postgres
+    mkdir operator
+    # Two authorities: the database's key is valid for nothing else.
+    codelia certs dev --dir postgres --name postgres >/dev/null
+    codelia certs dev --dir codelia --name api-1 --name api-2 >/dev/null
+    cp postgres/ca.pem codelia/postgres-ca.pem
+    mv postgres/api.pem postgres/server.pem
+    mv postgres/api.key postgres/server.key
+    rm postgres/internal-*
+    password=$(random 24)
     printf '%s\n' "$password" >postgres/password
-    issue codelia/api DNS:api-1,DNS:api-2,DNS:localhost,IP:127.0.0.1
-    issue codelia/internal DNS:codelia-worker
-    openssl rand -hex 32 >codelia/secrets.key
-    cp ca.pem codelia/ca.pem
+    random 32 >codelia/secrets.key
     cat >codelia/codelia.toml <<END
 [database]
-url = "postgres://codelia:$password@postgres/codelia?sslmode=verify-full&sslrootcert=/setup/codelia/ca.pem"
+url = "postgres://codelia:$password@postgres/codelia?sslmode=verify-full&sslrootcert=/setup/codelia/postgres-ca.pem"
 [api]
 tls_cert = "/setup/codelia/api.pem"
 tls_key = "/setup/codelia/api.key"
 [internal]
 tls_ca = "/setup/codelia/ca.pem"
-tls_cert = "/setup/codelia/internal.pem"
-tls_key = "/setup/codelia/internal.key"
 [secrets]
 key_file = "/setup/codelia/secrets.key"
 [client]
