@@ -49,6 +49,33 @@ fn services_have_no_privileges() -> Result<()> {
     Ok(())
 }
 
+/// The calls of the profile of workers that Docker's default denies are those of the table in the page.
+#[test]
+fn seccomp_profile_adds_only_documented_calls() -> Result<()> {
+    let read = |path: &str| std::fs::read_to_string(deploy().join(path)).with_context(|| path.to_owned());
+    let profile: serde_json::Value = serde_json::from_str(&read("codelia-worker-seccomp.json")?)?;
+    let (page, calls) = (read("../docs/compose.md")?, read("../docs/syscalls.md")?);
+    let documented = page.split("and in\naddition:").nth(1).context("the table")?;
+    let documented = documented.split("\n\n").nth(1).context("its rows")?;
+    // | Codelia | Docker | in gVisor | calls |
+    let denied =
+        calls.lines().filter(|line| line.split('|').nth(2).is_some_and(|cell| cell.trim() == "denied"));
+    let denied: String = denied.collect();
+    let is_named = |text: &str, call: &str| text.contains(&format!("`{call}`"));
+    let mut added = 0;
+    for rule in profile["syscalls"].as_array().context("rules")? {
+        let is_added = rule["comment"].as_str().is_some_and(|comment| comment.starts_with("In addition"));
+        let names = rule["names"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
+        for name in names.filter(|_| rule["action"] == "SCMP_ACT_ALLOW") {
+            ensure!(!is_added || is_named(documented, name), "{name} is not in the table");
+            ensure!(is_added || !is_named(&denied, name), "Docker denies {name}");
+            added += usize::from(is_named(&denied, name));
+        }
+    }
+    ensure!(added > 10, "the control: {added} calls are known to be denied by Docker");
+    Ok(())
+}
+
 /// A caller with both apis. Repeats a call at the other one if an api does not answer.
 struct Caller {
     clients: Vec<Client>,
