@@ -7,7 +7,7 @@ import sys
 import time
 
 BYTES = 512 << 20
-CONNECTIONS = 200
+CONNECTIONS = 100
 EXCHANGES = 500
 HOST = sys.argv[1]
 PROXY = sys.argv[2].rsplit(":", 1) if len(sys.argv) > 2 else None

@@ -1,11 +1,17 @@
 //! The ways out of a sandbox in network mode `proxy`, next to a direct connection and to other proxies
 //! and user-mode networks of this machine. All connect to the same server in another network namespace.
+//!
+//! `make bench ARGS="egress slirp4netns setup"` measures only the parts whose names contain these
+//! words, and the direct connection.
+
+mod namespace;
+mod others;
+mod ways_in;
 
 use std::{
     fs,
-    net::TcpListener,
     path::Path,
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output},
     time::Duration,
 };
 
@@ -20,6 +26,9 @@ use crate::{ROUNDS, report::Report};
 
 const CLIENT: &str = include_str!("client.py");
 const PYTHON: &str = "/usr/bin/python3";
+const DIRECT: &str = "direct, on the host";
+const CONNECT: &str = "codelia, HTTP CONNECT";
+const TRANSPARENT: &str = "codelia, transparent";
 const HOST: &str = "allowed.example.com";
 /// Runs whose setup is compared.
 const SETUPS: i64 = 40;
@@ -58,29 +67,47 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     client.put(&session, "client.py", CLIENT).await?;
 
     let mut report = Report::default();
-    let address = network.address().to_string();
-    let others = others(&scratch, &mut report)?;
+    let parts = Parts::from_arguments();
+    let others = others::start(&parts, &scratch, &network.address().to_string(), &mut report)?;
     let mut ways: Vec<Way> = Vec::new();
     for round in 0..=ROUNDS {
         let script = scratch.join("client.py");
-        let mut turn = vec![("direct, on the host", on_host(&script, &[&address])?)];
-        turn.push((
-            "codelia, HTTP CONNECT",
-            in_sandbox(&client, &session, &format!("{HOST} ${{HTTP_PROXY#http://}}")).await?,
-        ));
-        turn.push(("codelia, transparent", in_sandbox(&client, &session, HOST).await?));
+        let mut turn = vec![(DIRECT, on_host(&script, &[&network.address().to_string()])?)];
+        if parts.contain(CONNECT) {
+            let arguments = format!("{HOST} ${{HTTP_PROXY#http://}}");
+            turn.push((CONNECT, in_sandbox(&client, &session, &arguments).await?));
+        }
+        if parts.contain(TRANSPARENT) {
+            turn.push((TRANSPARENT, in_sandbox(&client, &session, HOST).await?));
+        }
         for other in &others {
-            turn.push((other.name, other.measure(&script, &address)?));
+            turn.push((other.name, other.measure(&script)?));
         }
         // The first round is warm-up.
         turn.into_iter().filter(|_| round > 0).for_each(|(name, result)| add(&mut ways, name, result));
     }
     drop(others);
     summarize(&mut report, &ways)?;
-    compare_setup(&mut report, &client, &session).await?;
+    if parts.contain("setup") {
+        compare_setup(&mut report, &client, &session).await?;
+        ways_in::compare_setup(&mut report)?;
+    }
     cluster.end().await?;
     network.end().await?;
     Ok(report)
+}
+
+/// The parts that are measured: all, or those that were named.
+struct Parts(Vec<String>);
+
+impl Parts {
+    fn from_arguments() -> Self {
+        Self(std::env::args().skip(2).collect())
+    }
+
+    fn contain(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|part| name.contains(part.as_str()))
+    }
 }
 
 fn add(ways: &mut Vec<Way>, name: &'static str, result: WayResult) {
@@ -110,14 +137,16 @@ fn summarize(report: &mut Report, ways: &[Way]) -> Result<()> {
     }
     let rate =
         |name: &str| ways.iter().find(|way| way.name == name).map(|way| way.median(|it| it.throughput));
-    let direct = rate("direct, on the host").context("direct")?;
-    let proxy = rate("codelia, HTTP CONNECT").context("proxy")? / direct;
-    report.check_ratio("throughput by HTTP CONNECT relative to direct", proxy, 0.7);
-    let transparent = rate("codelia, transparent").context("transparent")?;
-    report
-        .note(&format!("throughput, transparent, relative to direct: {:.0} %", transparent / direct * 100.0));
-    if let Some(slirp) = rate("slirp4netns") {
-        report.check_ratio("throughput, transparent, relative to slirp4netns", transparent / slirp, 1.0);
+    let direct = rate(DIRECT).context(DIRECT)?;
+    if let Some(proxy) = rate(CONNECT) {
+        report.check_ratio("throughput by HTTP CONNECT relative to direct", proxy / direct, 0.7);
+    }
+    if let Some(transparent) = rate(TRANSPARENT) {
+        let share = transparent / direct * 100.0;
+        report.note(&format!("throughput, transparent, relative to direct: {share:.0} %"));
+        if let Some(slirp) = rate("slirp4netns") {
+            report.check_ratio("throughput, transparent, relative to slirp4netns", transparent / slirp, 1.0);
+        }
     }
     Ok(())
 }
@@ -181,120 +210,4 @@ fn parse(text: &str) -> Result<WayResult> {
     let numbers = text.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>()?;
     let [throughput, connect, exchange] = numbers[..] else { anyhow::bail!("not three numbers: {text:?}") };
     Ok(WayResult { throughput, connect, exchange })
-}
-
-/// Another program that leads to the server.
-struct Other {
-    name: &'static str,
-    kind: Kind,
-}
-
-enum Kind {
-    /// A proxy.
-    Proxy { address: String, _process: Killed },
-    /// The client runs in a namespace that this command makes.
-    Wrapper(Vec<String>),
-}
-
-/// A process that is killed when dropped.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Other {
-    fn measure(&self, script: &Path, address: &str) -> Result<WayResult> {
-        match &self.kind {
-            Kind::Proxy { address: proxy, .. } => on_host(script, &[address, proxy]),
-            Kind::Wrapper(words) => {
-                let mut command = Command::new(&words[0]);
-                command.args(&words[1..]).arg(PYTHON).arg(script).arg(address);
-                finished(command.output()?)
-            }
-        }
-    }
-}
-
-/// Those that are installed. Says which are not.
-fn others(scratch: &Scratch, report: &mut Report) -> Result<Vec<Other>> {
-    let mut others = Vec::new();
-    for name in ["tinyproxy", "squid", "slirp4netns", "pasta"] {
-        if !is_installed(name) {
-            report.note(&format!("{name}: not installed, not measured"));
-            continue;
-        }
-        let kind = match name {
-            "tinyproxy" => tinyproxy(scratch)?,
-            "squid" => squid(scratch)?,
-            "slirp4netns" => Kind::Wrapper(slirp(scratch)?),
-            _ => Kind::Wrapper(["pasta", "--config-net", "-q", "--"].map(str::to_owned).to_vec()),
-        };
-        match kind {
-            Kind::Wrapper(ref words) if !runs_true(words)? => {
-                report.note(&format!("{name}: cannot run `true` here, not measured"));
-            }
-            kind => others.push(Other { name, kind }),
-        }
-    }
-    Ok(others)
-}
-
-/// Old versions of pasta hang on new kernels.
-fn runs_true(wrapper: &[String]) -> Result<bool> {
-    let mut command = Command::new("timeout");
-    Ok(command.args(["--kill-after=1", "10"]).args(wrapper).arg("true").output()?.status.success())
-}
-
-fn is_installed(program: &str) -> bool {
-    ["/usr/bin", "/usr/sbin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(program).exists())
-}
-
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
-fn start(command: &mut Command) -> Result<Killed> {
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(Killed(quiet.spawn().with_context(|| format!("{command:?}"))?))
-}
-
-fn tinyproxy(scratch: &Scratch) -> Result<Kind> {
-    let (port, file) = (free_port()?, scratch.join("tinyproxy.conf"));
-    fs::write(
-        &file,
-        format!("Port {port}\nListen 127.0.0.1\nMaxClients 100\nConnectPort 9000\nConnectPort 9001\n"),
-    )?;
-    Ok(Kind::Proxy {
-        address: format!("127.0.0.1:{port}"),
-        _process: start(Command::new("tinyproxy").arg("-d").arg("-c").arg(file))?,
-    })
-}
-
-fn squid(scratch: &Scratch) -> Result<Kind> {
-    let (port, file) = (free_port()?, scratch.join("squid.conf"));
-    let pid = scratch.join("squid.pid");
-    let text = format!(
-        "http_port 127.0.0.1:{port}\nhttp_access allow all\ncache deny all\naccess_log none\ncache_log /dev/null\npid_filename {}\n",
-        pid.display()
-    );
-    fs::write(&file, text)?;
-    Ok(Kind::Proxy {
-        address: format!("127.0.0.1:{port}"),
-        _process: start(Command::new("squid").args(["-N", "-f"]).arg(file))?,
-    })
-}
-
-/// A script that makes a network namespace with slirp4netns and runs its arguments there.
-fn slirp(scratch: &Scratch) -> Result<Vec<String>> {
-    let script = scratch.join("slirp.sh");
-    let text = "set -e\nmkfifo $0.$$\nunshare -rn sh -c 'read go < '$0.$$'; exec \"$@\"' sh \"$@\" &\ninner=$!\n\
-                slirp4netns --configure --mtu=65520 $inner tap0 >/dev/null 2>&1 &\nouter=$!\nsleep 1\n\
-                echo go > $0.$$\nstatus=0; wait $inner || status=$?\nkill $outer; rm $0.$$; exit $status\n";
-    fs::write(&script, text)?;
-    Ok(vec!["sh".to_owned(), script.display().to_string()])
 }
