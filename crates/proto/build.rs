@@ -7,6 +7,7 @@ use prost::Message;
 const PUBLIC: &[&str] = &[
     "codelia/v1/admin.proto",
     "codelia/v1/approval.proto",
+    "codelia/v1/audit.proto",
     "codelia/v1/file.proto",
     "codelia/v1/flag.proto",
     "codelia/v1/info.proto",

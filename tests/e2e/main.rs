@@ -7,6 +7,7 @@
 mod admin;
 mod approval_kinds;
 mod approvals;
+mod audit;
 mod bootstrap;
 mod cancel;
 mod chaos;

@@ -124,6 +124,9 @@ fn of_approvals(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.ApprovalService.ListApprovals" => {
             not_found(sessions().map(|parent| ListApprovalsRequest { parent, ..Default::default() }))
         }
+        "codelia.v1.AuditService.ListEvents" => {
+            not_found(sessions().map(|parent| ListEventsRequest { parent, ..Default::default() }))
+        }
         "codelia.v1.ApprovalService.WatchApprovals" => {
             not_found(sessions().map(|parent| WatchApprovalsRequest { parent }))
         }
@@ -243,6 +246,7 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
             let name = format!("{}/runs/{run}", ids.tenant);
             CancelTenantRunRequest { name, reason: "mine".into(), grace: None }.encode_to_vec()
         }
+        "codelia.v1.AuditService.VerifyEvents" => Vec::new(),
         "codelia.v1.FlagService.SetFlag" => {
             let rule = FlagRule { mode: SandboxMode::Logical.into(), ..Default::default() };
             SetFlagRequest { name: "flags/mine".into(), rule: Some(rule), reason: "mine".into(), force: true }

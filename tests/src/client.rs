@@ -7,11 +7,11 @@ use codelia_proto::v1::{
     CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
     ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
-    approval_service_client::ApprovalServiceClient, file_service_client::FileServiceClient,
-    flag_service_client::FlagServiceClient, info_service_client::InfoServiceClient,
-    operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
-    read_file_response, run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
-    write_file_request,
+    approval_service_client::ApprovalServiceClient, audit_service_client::AuditServiceClient,
+    file_service_client::FileServiceClient, flag_service_client::FlagServiceClient,
+    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
+    policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -101,6 +101,12 @@ impl Client {
     #[must_use]
     pub fn info(&self) -> InfoServiceClient<Authorized> {
         InfoServiceClient::new(self.authorized())
+    }
+
+    /// A client of `AuditService`.
+    #[must_use]
+    pub fn audit(&self) -> AuditServiceClient<Authorized> {
+        AuditServiceClient::new(self.authorized())
     }
 
     /// A client of `ApprovalService`.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use codelia_policy::RunSpec;
 use codelia_proto::v1::{Session, WhoAmIRequest};
 use codelia_store::{ApprovalKind, NewApproval, NewRun, Quotas, RunAdmission};
-use codelia_types::{ApprovalId, CommandSpec, RunId};
+use codelia_types::{ApprovalId, CommandSpec, KeyId, RunId};
 
 use crate::{Client, Cluster, store_values::logical_run};
 
@@ -53,6 +53,7 @@ impl HeldRun {
             idempotency: None,
             secret_env: None,
             check_quotas: true,
+            key: KeyId::generate(),
             requested_by: None,
             traceparent: None,
             approval: Some(&approval),

@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use codelia_store::{
-    Lease, NewRun, NewSession, NewWorker, OutputChunk, OutputStream, Quotas, RunAdmission, RunCommit,
+    Lease, NewRun, NewSession, NewWorker, OutputChunk, OutputStream, Quotas, RunAdmission, RunCommit, RunRef,
     SessionCreated, SessionRef, Store,
 };
 use codelia_tests::store_values::{exit, logical_run, logical_session, logical_worker};
-use codelia_types::{Incarnation, RunId, RunResult, SessionId, TenantId, WorkerId};
+use codelia_types::{Incarnation, KeyId, RunId, RunResult, SessionId, TenantId, WorkerId};
 use uuid::Uuid;
 
 const LONG: Duration = Duration::from_secs(86_400);
@@ -59,6 +59,7 @@ impl StoreLoad {
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &self.tenant,
+            key: KeyId::generate(),
             alias: None,
             spec: &spec,
             labels: &BTreeMap::new(),
@@ -94,6 +95,7 @@ impl StoreLoad {
             idempotency: None,
             secret_env: None,
             check_quotas: false,
+            key: KeyId::generate(),
             requested_by: None,
             traceparent: None,
             approval: None,
@@ -116,7 +118,13 @@ impl StoreLoad {
             tail: vec![chunk],
             events: vec![],
         };
-        self.store.run_commit(run, &lease.token, &commit).await?;
+        self.store
+            .run_commit(
+                RunRef { id: run, session: lease.session, tenant: &self.tenant },
+                &lease.token,
+                &commit,
+            )
+            .await?;
         Ok(())
     }
 

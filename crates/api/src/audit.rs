@@ -73,6 +73,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::Approval(_)
         | ApiError::Flag(_)
         | ApiError::NoSecretKey
+        | ApiError::AuditUnsigned
         | ApiError::DeadlineExceeded
         | ApiError::QueryTimeout
         | ApiError::ShuttingDown

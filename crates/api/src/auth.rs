@@ -49,7 +49,11 @@ const OPERATOR_METHODS: [&str; 8] = [
 /// Methods of the approval service that take decisions.
 const DECIDING_METHODS: [&str; 2] = ["DecideApproval", "RevokeApproval"];
 /// Calls that may stay open as long as a run, or longer.
-const WATCHES: [&str; 2] = ["/codelia.v1.RunService/WatchRun", "/codelia.v1.ApprovalService/WatchApprovals"];
+const WATCHES: [&str; 3] = [
+    "/codelia.v1.RunService/WatchRun",
+    "/codelia.v1.ApprovalService/WatchApprovals",
+    "/codelia.v1.AuditService/VerifyEvents",
+];
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Generates the secret of a key and the hash that the store keeps.
@@ -130,6 +134,8 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.OperatorService" | "/codelia.v1.FlagService" => &[Scope::Operator],
             "/codelia.v1.ApprovalService" if DECIDING_METHODS.contains(&method) => &[Scope::Approve],
             "/codelia.v1.ApprovalService" => &[Scope::Run, Scope::Approve, Scope::Audit],
+            "/codelia.v1.AuditService" if method == "VerifyEvents" => &[Scope::Operator],
+            "/codelia.v1.AuditService" => &[Scope::Audit, Scope::Operator],
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],

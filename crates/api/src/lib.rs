@@ -11,6 +11,7 @@ mod admin;
 mod admission;
 mod approvals;
 mod audit;
+mod audit_events;
 mod auth;
 mod calls_in_flight;
 mod cancel;

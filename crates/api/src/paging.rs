@@ -51,6 +51,7 @@ macro_rules! list_requests {
 
 list_requests!(
     ListApprovalsRequest(),
+    ListEventsRequest(),
     ListFilesRequest(),
     ListFlagHistoryRequest(),
     ListFlagsRequest(),

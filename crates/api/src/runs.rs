@@ -118,6 +118,7 @@ impl Runs {
             idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
             secret_env: secret_env.as_ref(),
             check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
+            key: caller.key,
             requested_by: may_ask(&spec).then_some(caller.key),
             traceparent: traceparent.as_deref(),
             approval: approval.as_ref(),

@@ -6,10 +6,10 @@ use codelia_proto::{
     PUBLIC_DESCRIPTORS,
     v1::{
         admin_service_server::AdminServiceServer, approval_service_server::ApprovalServiceServer,
-        file_service_server::FileServiceServer, flag_service_server::FlagServiceServer,
-        info_service_server::InfoServiceServer, operator_service_server::OperatorServiceServer,
-        policy_service_server::PolicyServiceServer, run_service_server::RunServiceServer,
-        session_service_server::SessionServiceServer,
+        audit_service_server::AuditServiceServer, file_service_server::FileServiceServer,
+        flag_service_server::FlagServiceServer, info_service_server::InfoServiceServer,
+        operator_service_server::OperatorServiceServer, policy_service_server::PolicyServiceServer,
+        run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
     },
 };
 use codelia_server::{TlsError, TlsFiles, TlsIdentity, Transport};
@@ -28,6 +28,7 @@ use tower::ServiceBuilder;
 use crate::{
     admin::Admin,
     approvals::Approvals,
+    audit_events::AuditEvents,
     auth::AuthLayer,
     context::Context,
     descriptors::Descriptors,
@@ -210,6 +211,8 @@ fn start_maintenance(
     let health = HealthMonitor::new(context.store.clone(), reporter, descriptors);
     tasks.critical("health", health.run(shutdown.clone()));
     tasks.critical("mode flags", flags::follow(context.clone(), shutdown.clone()));
+    let store = context.store.clone();
+    tasks.critical("audit checkpoints", async move { store.audit_checkpoints_run().await });
     tasks.critical("sweep", sweep(context.store.clone(), context.options.retention, shutdown.clone()));
     tasks
 }
@@ -238,6 +241,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(RunServiceServer::new(Runs { context: context.clone() }))
         .add_service(FileServiceServer::new(Files { context: context.clone() }))
         .add_service(ApprovalServiceServer::new(Approvals { context: context.clone() }))
+        .add_service(AuditServiceServer::new(AuditEvents { context: context.clone(), check: Arc::default() }))
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
         .add_service(InfoServiceServer::new(Info { context: context.clone() }))

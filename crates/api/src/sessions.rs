@@ -74,6 +74,7 @@ impl Sessions {
         let new = NewSession {
             id,
             tenant: &caller.tenant,
+            key: caller.key,
             alias: request.alias.as_deref(),
             spec: &spec,
             labels: &request.labels,

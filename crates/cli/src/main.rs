@@ -40,8 +40,8 @@ use self::{
     args::{Cli, Command},
     client::Client,
     commands::{
-        admin, approvals, bootstrap, certs, context, doctor, egress, files, info, logs, policy, run, runs,
-        serve, session, up,
+        admin, approvals, audit, bootstrap, certs, context, doctor, egress, files, info, logs, policy, run,
+        runs, serve, session, up,
     },
     config::Flag,
     output::{Output, StdoutClosed},
@@ -147,6 +147,7 @@ async fn call(
         Command::Mkdir(args) => return files::mkdir(client, &args, output).await,
         Command::Mv(args) => files::mv(client, &args, output).await?,
         Command::Approvals(args) => approvals::approvals(client, args, output).await?,
+        Command::Audit(args) => audit::audit(client, args, output).await?,
         Command::Session(command) => return session::session(client, command, output).await,
         Command::Policy(command) => policy::policy(client, command, output).await?,
         Command::Tenants(command) => admin::tenants(client, command, output).await?,

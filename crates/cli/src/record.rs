@@ -105,6 +105,23 @@ pub(crate) fn approval(approval: &v1::Approval) -> Value {
     })
 }
 
+pub(crate) fn audit_event(event: &v1::AuditEvent) -> Value {
+    json!({
+        "event_id": event.event_id,
+        "writer_id": event.writer_id,
+        "create_time": timestamp(event.create_time.as_ref()),
+        "kind": event.kind,
+        "tenant_id": non_empty(&event.tenant_id),
+        "session_id": non_empty(&event.session_id),
+        "run_id": non_empty(&event.run_id),
+        "key_id": non_empty(&event.key_id),
+        "worker_id": non_empty(&event.worker_id),
+        "field": non_empty(&event.field),
+        // As it was signed, unless it is not JSON.
+        "detail": serde_json::from_str::<Value>(&event.detail).unwrap_or_else(|_| json!(event.detail)),
+    })
+}
+
 /// Name of what an approval is about.
 pub(crate) fn approval_kind(approval: &v1::Approval) -> &'static str {
     match approval.kind() {

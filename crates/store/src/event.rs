@@ -9,7 +9,11 @@ use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Store, row};
+use crate::{
+    Error, Store,
+    audit::{AuditLog, Entries, NewEntry},
+    row,
+};
 
 /// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,10 +72,28 @@ pub enum EventKind {
     FlagRolledBack,
     /// A mode flag exceeded its limits and rolled itself back.
     FlagGuardTripped,
+    /// A run was admitted. In the audit alone.
+    RunAdmitted,
+    /// A run ended. In the audit alone.
+    RunEnded,
+    /// A session was created. In the audit alone.
+    SessionCreated,
+    /// A caller creates a key. In the audit alone.
+    KeyCreated,
+    /// A caller revokes a key. In the audit alone.
+    KeyRevoked,
+    /// An operator creates a tenant. In the audit alone.
+    TenantCreated,
+    /// An operator sets quotas or limits of a tenant. In the audit alone.
+    QuotasSet,
+    /// An operator drains a worker, or takes that back. In the audit alone.
+    WorkerDrained,
+    /// The audit of a day was deleted after its retention. In the audit alone.
+    AuditExpired,
 }
 
 impl EventKind {
-    const ALL: [Self; 27] = [
+    const ALL: [Self; 36] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -99,6 +121,15 @@ impl EventKind {
         Self::FlagSet,
         Self::FlagRolledBack,
         Self::FlagGuardTripped,
+        Self::RunAdmitted,
+        Self::RunEnded,
+        Self::SessionCreated,
+        Self::KeyCreated,
+        Self::KeyRevoked,
+        Self::TenantCreated,
+        Self::QuotasSet,
+        Self::WorkerDrained,
+        Self::AuditExpired,
     ];
 
     /// Whether it is kept for audits: a decision of an operator or about an approval, or what a command
@@ -126,7 +157,16 @@ impl EventKind {
             | Self::ApprovalRevoked
             | Self::FlagSet
             | Self::FlagRolledBack
-            | Self::FlagGuardTripped => true,
+            | Self::FlagGuardTripped
+            | Self::RunAdmitted
+            | Self::RunEnded
+            | Self::SessionCreated
+            | Self::KeyCreated
+            | Self::KeyRevoked
+            | Self::TenantCreated
+            | Self::QuotasSet
+            | Self::WorkerDrained
+            | Self::AuditExpired => true,
         }
     }
 
@@ -166,6 +206,15 @@ impl EventKind {
             Self::FlagSet => "FLAG_SET",
             Self::FlagRolledBack => "FLAG_ROLLED_BACK",
             Self::FlagGuardTripped => "FLAG_GUARD_TRIPPED",
+            Self::RunAdmitted => "RUN_ADMITTED",
+            Self::RunEnded => "RUN_ENDED",
+            Self::SessionCreated => "SESSION_CREATED",
+            Self::KeyCreated => "KEY_CREATED",
+            Self::KeyRevoked => "KEY_REVOKED",
+            Self::TenantCreated => "TENANT_CREATED",
+            Self::QuotasSet => "QUOTAS_SET",
+            Self::WorkerDrained => "WORKER_DRAINED",
+            Self::AuditExpired => "AUDIT_EXPIRED",
         }
     }
 }
@@ -189,6 +238,13 @@ pub struct EventBody {
     pub detail: Value,
 }
 
+impl EventBody {
+    /// What happened, with details and without a field at fault.
+    pub(crate) fn new(kind: EventKind, detail: Value) -> Self {
+        Self { kind, field: None, detail }
+    }
+}
+
 /// Who or what an event is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventSubject {
@@ -202,6 +258,13 @@ pub struct EventSubject {
     pub key: Option<KeyId>,
     /// The worker.
     pub worker: Option<WorkerId>,
+}
+
+impl EventSubject {
+    /// A call with this key about a tenant.
+    pub(crate) fn by(key: KeyId, tenant: Option<&TenantId>) -> Self {
+        Self { key: Some(key), tenant: tenant.cloned(), ..Self::default() }
+    }
 }
 
 /// A recorded event.
@@ -219,16 +282,17 @@ pub struct Event {
 
 /// Event bodies as arrays of columns, to insert them in one statement.
 pub(crate) struct Columns<'a> {
-    pub(crate) ids: Vec<Uuid>,
+    pub(crate) ids: &'a [Uuid],
     pub(crate) kinds: Vec<&'static str>,
     pub(crate) fields: Vec<Option<&'a str>>,
     pub(crate) details: Vec<&'a Value>,
 }
 
 impl<'a> Columns<'a> {
-    pub(crate) fn new(bodies: &'a [EventBody]) -> Self {
+    /// The events have the ids of their entries in the audit.
+    pub(crate) fn new(bodies: &'a [EventBody], entries: &'a Entries) -> Self {
         Self {
-            ids: bodies.iter().map(|_| Uuid::now_v7()).collect(),
+            ids: &entries.ids[..bodies.len()],
             kinds: bodies.iter().map(|body| body.kind.as_str()).collect(),
             fields: bodies.iter().map(|body| body.field.as_deref()).collect(),
             details: bodies.iter().map(|body| &body.detail).collect(),
@@ -256,7 +320,7 @@ macro_rules! list_events {
 impl Store {
     /// Records an event.
     pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        insert(&self.pools.runs, subject, body).await
+        insert(&self.audit, &self.pools.runs, subject, body).await
     }
 
     /// Lists a tenant's events older than `before`, newest first, optionally of one kind.
@@ -276,16 +340,24 @@ impl Store {
     }
 }
 
-/// See [`Store::event_insert`].
+/// Inserts an event and its entry of the audit.
 pub(crate) async fn insert(
+    log: &AuditLog,
     executor: impl PgExecutor<'_>,
     subject: &EventSubject,
     body: &EventBody,
 ) -> Result<(), Error> {
+    let NewEntry { entry, mac } = log.entry(subject, body);
     sqlx::query!(
-        "INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        Uuid::now_v7(),
+        "WITH event AS (
+             INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
+             VALUES ($2, $4, $5, $6, $7, $8, $9, $10, $11::text::jsonb)
+         )
+         INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        entry.writer,
+        entry.id,
+        entry.at,
         body.kind.as_str(),
         subject.tenant.as_ref().map(TenantId::as_str),
         subject.session.map(|id| id.0),
@@ -293,7 +365,8 @@ pub(crate) async fn insert(
         subject.key.map(|id| id.0),
         subject.worker.as_ref().map(WorkerId::as_str),
         body.field,
-        body.detail,
+        entry.detail,
+        mac,
     )
     .execute(executor)
     .await?;

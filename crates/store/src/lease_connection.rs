@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -12,7 +12,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
 use crate::{
-    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, event, pools::Settings, worker,
+    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, audit::AuditLog, event,
+    pools::Settings, worker,
 };
 
 /// A connection for the heartbeat of one worker. Every call opens it if needed, and after a failed
@@ -24,6 +25,7 @@ pub struct LeaseConnection {
     begin: Option<String>,
     timeout: Duration,
     idle: Mutex<Option<PgConnection>>,
+    audit: Arc<AuditLog>,
 }
 
 impl Store {
@@ -34,7 +36,13 @@ impl Store {
         let settings =
             Settings { statement_timeout: timeout, lock_timeout: timeout, pooler: self.pools.pooler };
         let connect = settings.connect(self.pools.connect.clone()).application_name("codelia lease");
-        LeaseConnection { connect, begin: settings.begin(), timeout, idle: Mutex::default() }
+        LeaseConnection {
+            connect,
+            begin: settings.begin(),
+            timeout,
+            idle: Mutex::default(),
+            audit: self.audit.clone(),
+        }
     }
 }
 
@@ -63,7 +71,7 @@ impl LeaseConnection {
 
     /// As [`Store::event_insert`].
     pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        self.call(async |connection| event::insert(connection, subject, body).await).await
+        self.call(async |connection| event::insert(&self.audit, connection, subject, body).await).await
     }
 
     /// Calls the database within the timeout.

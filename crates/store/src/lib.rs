@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod approval;
+mod audit;
 mod error;
 mod event;
 mod flag;
@@ -33,6 +34,7 @@ mod worker;
 
 use std::sync::Arc;
 
+use audit::AuditLog;
 use objects::Objects;
 use pools::Pools;
 use run::KnownSettings;
@@ -42,6 +44,7 @@ pub use approval::{
     Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
     MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, Revocation, RunToWake, Withdrawn,
 };
+pub use audit::{AuditEntry, AuditFilter, AuditProblem, AuditReport};
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use flag::{
@@ -57,7 +60,7 @@ pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
     ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, Run, RunAdmission, RunCommit,
-    RunFilter, RunState, RunSummary, SpecSummary, WaitReason,
+    RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
@@ -103,7 +106,7 @@ pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, Worke
 ///     };
 ///     let commit = execute(&assigned.spec);
 ///     loop {
-///         match store.run_commit(assigned.id, &lease.token, &commit).await {
+///         match store.run_commit(assigned.names(), &lease.token, &commit).await {
 ///             Ok(_) => return Ok(()),
 ///             // Fenced: drop the result and stop everything that runs under this lease.
 ///             Err(Error::Fenced) => return Ok(()),
@@ -122,6 +125,7 @@ pub struct Store {
     known_settings: Arc<KnownSettings>,
     /// `None` if all output is in the database.
     objects: Option<Arc<Objects>>,
+    audit: Arc<AuditLog>,
 }
 
 impl Store {
@@ -130,7 +134,9 @@ impl Store {
     /// # Errors
     /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
-        Ok(Self { pools: Pools::connect(options).await?, known_settings: Arc::default(), objects: None })
+        let pools = Pools::connect(options).await?;
+        let audit = Arc::new(AuditLog::unsigned());
+        Ok(Self { pools, known_settings: Arc::default(), objects: None, audit })
     }
 
     /// Checks that the database answers.
@@ -142,8 +148,14 @@ impl Store {
         Ok(())
     }
 
-    /// Closes all connections.
+    /// Covers what this process added to the audit by a checkpoint, and closes all connections.
     pub async fn close(&self) {
+        if let Err(error) = self.audit_checkpoint().await {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "last entries of the audit have no checkpoint"
+            );
+        }
         self.pools.close().await;
     }
 }

@@ -123,6 +123,15 @@ impl SecretKey {
         context.sign().as_ref().try_into().map_err(|_| SecretError::Cipher)
     }
 
+    /// Derives a key for another purpose.
+    pub(crate) fn derive(&self, purpose: &'static str) -> Result<[u8; KEY_LEN], SecretError> {
+        let mut bytes = [0; KEY_LEN];
+        let purpose = [purpose.as_bytes()];
+        let derived = self.root.expand(&purpose, HKDF_SHA256).map_err(|_| SecretError::Cipher)?;
+        derived.fill(&mut bytes).map_err(|_| SecretError::Cipher)?;
+        Ok(bytes)
+    }
+
     /// Each run has its own key, so that a nonce is never used twice with one key.
     fn run_key(&self, run: RunId) -> Result<LessSafeKey, SecretError> {
         let info = [&b"codelia secret_env"[..], run.0.as_bytes()];

@@ -2,10 +2,13 @@
 
 use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
+use serde_json::json;
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 
-use crate::{Error, EventKind, Store, TenantRetention, error::is_unique_violation, row};
+use crate::{
+    Error, EventBody, EventKind, EventSubject, Store, TenantRetention, error::is_unique_violation, event, row,
+};
 
 /// Within this margin of a quota, inserts of a tenant are serialized so that they cannot exceed it
 /// together. Below it they run concurrently: fewer than this many are in flight.
@@ -259,39 +262,37 @@ impl Store {
         reason: &str,
         key: Option<KeyId>,
     ) -> Result<Option<Tenant>, Error> {
-        sqlx::query_as!(
+        let mut tx = self.pools.runs.begin().await?;
+        let updated = sqlx::query_as!(
             TenantRow,
-            r#"WITH updated AS (
-                 UPDATE tenants SET isolation_floor = $2, isolation_ask_floor = $7,
-                                    floor_reason = $3, floor_key = $4, floor_set_at = now()
-                 WHERE id = $1
-                 RETURNING *
-             ),
-             recorded_event AS (
-                 INSERT INTO events (id, kind, tenant_id, key_id, field, detail)
-                 SELECT $5, $6, id, $4, 'isolation_floor',
-                        jsonb_strip_nulls(jsonb_build_object('level', $2::text, 'ask', $7::text, 'reason', $3::text))
-                 FROM updated
-             )
-             SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes,
-                    max_limits AS "max_limits: Json<LimitsRequest>",
-                    isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
-                    suspended_at, suspend_reason, deleted_at,
-                    retention_runs, retention_output, retention_events, retention_audit
-             FROM updated"#,
+            r#"UPDATE tenants SET isolation_floor = $2, isolation_ask_floor = $5,
+                                  floor_reason = $3, floor_key = $4, floor_set_at = now()
+             WHERE id = $1
+             RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                       quota_requests_per_second, quota_output_bytes,
+                       max_limits AS "max_limits: Json<LimitsRequest>",
+                       isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
+                       suspended_at, suspend_reason, deleted_at,
+                       retention_runs, retention_output, retention_events, retention_audit"#,
             id.as_str(),
             level.as_str(),
             reason,
             key.map(|key| key.0),
-            uuid::Uuid::now_v7(),
-            EventKind::IsolationFloorSet.as_str(),
             ask.map(IsolationLevel::as_str),
         )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Tenant::try_from)
-        .transpose()
+        .fetch_optional(&mut *tx)
+        .await?;
+        let Some(updated) = updated else { return Ok(None) };
+        let mut detail = json!({ "level": level.as_str(), "reason": reason });
+        if let Some(ask) = ask {
+            detail["ask"] = json!(ask.as_str());
+        }
+        let subject = EventSubject { tenant: Some(id.clone()), key, ..EventSubject::default() };
+        let field = Some("isolation_floor".to_owned());
+        let body = EventBody { kind: EventKind::IsolationFloorSet, field, detail };
+        event::insert(&self.audit, &mut *tx, &subject, &body).await?;
+        tx.commit().await?;
+        updated.try_into().map(Some)
     }
 
     /// Returns the current usage of a tenant.

@@ -2,9 +2,9 @@
 //! what was admitted just before is found as well.
 
 use codelia_types::{KeyId, TenantId};
-use uuid::Uuid;
+use serde_json::json;
 
-use crate::{Error, EventKind, Store, Tenant};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, Tenant, event};
 
 /// The reason of canceled runs, which their tenant reads.
 const CANCEL_REASON: &str = "the tenant is suspended";
@@ -29,42 +29,38 @@ impl Store {
         reason: &str,
         key: KeyId,
     ) -> Result<Option<Tenant>, Error> {
-        sqlx::query!(
-            "WITH suspended AS (
-                 UPDATE tenants SET suspended_at = now(), suspend_reason = $2
-                 WHERE id = $1 AND suspended_at IS NULL
-                 RETURNING id
-             )
-             INSERT INTO events (id, kind, tenant_id, key_id, detail)
-             SELECT $3, $4, id, $5, jsonb_build_object('reason', $2::text) FROM suspended",
+        let mut tx = self.pools.runs.begin().await?;
+        let suspended = sqlx::query!(
+            "UPDATE tenants SET suspended_at = now(), suspend_reason = $2
+             WHERE id = $1 AND suspended_at IS NULL",
             id.as_str(),
             reason,
-            Uuid::now_v7(),
-            EventKind::TenantSuspended.as_str(),
-            key.0,
         )
-        .execute(&self.pools.runs)
+        .execute(&mut *tx)
         .await?;
+        if suspended.rows_affected() > 0 {
+            let body = EventBody::new(EventKind::TenantSuspended, json!({ "reason": reason }));
+            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+        }
+        tx.commit().await?;
         self.tenant_get(id).await
     }
 
     /// Ends the suspension of a tenant, unless it is deleted, and records an event. For operators.
     pub async fn tenant_resume(&self, id: &TenantId, key: KeyId) -> Result<Option<Tenant>, Error> {
-        sqlx::query!(
-            "WITH resumed AS (
-                 UPDATE tenants SET suspended_at = NULL, suspend_reason = NULL
-                 WHERE id = $1 AND suspended_at IS NOT NULL AND deleted_at IS NULL
-                 RETURNING id
-             )
-             INSERT INTO events (id, kind, tenant_id, key_id, detail)
-             SELECT $2, $3, id, $4, '{}' FROM resumed",
+        let mut tx = self.pools.runs.begin().await?;
+        let resumed = sqlx::query!(
+            "UPDATE tenants SET suspended_at = NULL, suspend_reason = NULL
+             WHERE id = $1 AND suspended_at IS NOT NULL AND deleted_at IS NULL",
             id.as_str(),
-            Uuid::now_v7(),
-            EventKind::TenantResumed.as_str(),
-            key.0,
         )
-        .execute(&self.pools.runs)
+        .execute(&mut *tx)
         .await?;
+        if resumed.rows_affected() > 0 {
+            let body = EventBody::new(EventKind::TenantResumed, json!({}));
+            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+        }
+        tx.commit().await?;
         self.tenant_get(id).await
     }
 
@@ -80,23 +76,21 @@ impl Store {
         if usage.sessions > 0 && !force {
             return Ok(TenantDeletion::HasSessions(usage.sessions));
         }
-        sqlx::query!(
-            "WITH deleted AS (
-                 UPDATE tenants SET deleted_at = now(), suspended_at = coalesce(suspended_at, now()),
-                                    suspend_reason = coalesce(suspend_reason, $2)
-                 WHERE id = $1 AND deleted_at IS NULL
-                 RETURNING id
-             )
-             INSERT INTO events (id, kind, key_id, detail)
-             SELECT $3, $4, $5, jsonb_build_object('tenant', id) FROM deleted",
+        let mut tx = self.pools.runs.begin().await?;
+        let deleted = sqlx::query!(
+            "UPDATE tenants SET deleted_at = now(), suspended_at = coalesce(suspended_at, now()),
+                                suspend_reason = coalesce(suspend_reason, $2)
+             WHERE id = $1 AND deleted_at IS NULL",
             id.as_str(),
             DELETED,
-            Uuid::now_v7(),
-            EventKind::TenantDeleted.as_str(),
-            key.0,
         )
-        .execute(&self.pools.runs)
+        .execute(&mut *tx)
         .await?;
+        if deleted.rows_affected() > 0 {
+            let body = EventBody::new(EventKind::TenantDeleted, json!({ "tenant": id }));
+            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, None), &body).await?;
+        }
+        tx.commit().await?;
         let found = self.tenant_get(id).await?;
         Ok(found.map_or(TenantDeletion::NotFound, |tenant| TenantDeletion::Begun(Box::new(tenant))))
     }

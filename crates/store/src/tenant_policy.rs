@@ -54,7 +54,7 @@ impl Store {
         let subject = EventSubject { tenant: Some(id.clone()), key: Some(key), ..EventSubject::default() };
         let detail = json!({ "version": row.version, "is_cleared": policy.is_none(), "reason": reason });
         let body = EventBody { kind: EventKind::TenantPolicySet, field: Some("policy".to_owned()), detail };
-        event::insert(&mut *tx, &subject, &body).await?;
+        event::insert(&self.audit, &mut *tx, &subject, &body).await?;
         tx.commit().await?;
         Ok(Some(TenantPolicy {
             version: row.version,

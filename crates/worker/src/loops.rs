@@ -61,6 +61,8 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     tasks.critical("mode flags", async move {
         repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.store)).await;
     });
+    let w = worker.clone();
+    tasks.critical("audit checkpoints", async move { w.store.audit_checkpoints_run().await });
     tasks.critical("egress proxy", worker.egress.clone().run());
     tasks.critical("egress approvals", worker.egress.clone().ask());
     tasks.critical("egress updates", worker.egress.clone().follow_sessions());

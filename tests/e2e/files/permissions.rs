@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy, SessionFlags};
 use codelia_store::{EventKind, NewSession, Quotas, SessionSpec};
 use codelia_tests::{Cluster, available, is_root};
-use codelia_types::{Mode, SessionId};
+use codelia_types::{KeyId, Mode, SessionId};
 use tonic::Code;
 
 use super::workspace::{Isolated, Workspace, outcome, refused};
@@ -85,6 +85,7 @@ async fn with_policy(
     let new = NewSession {
         id,
         tenant: &"a".parse()?,
+        key: KeyId::generate(),
         alias: None,
         spec: &spec,
         labels: &BTreeMap::new(),

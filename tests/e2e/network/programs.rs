@@ -190,8 +190,9 @@ async fn allowed_host_is_reached_in_mode_container() -> Result<()> {
         "{found}"
     );
     ensure!(found.contains("\nhttps_proxy=http://127.0.0.1:") && !found.contains("192.0.2.1"), "{found}");
-    let links = "readlink /etc/resolv.conf /etc/nsswitch.conf";
-    ensure!(place.output(&session, links).await?.lines().count() == 2, "the image has links");
+    // The engine itself replaces a link at /etc/resolv.conf.
+    let link = place.output(&session, "readlink /etc/nsswitch.conf").await?;
+    ensure!(link == "/usr/share/nsswitch.conf\n", "the image has a link: {link:?}");
     let get = |host: &str, how: &str| {
         let open = "urllib.request.urlopen(f\"{scheme}://HOST/hello\", timeout=20).read()";
         let script = format!("import urllib.request\nfor scheme in (\"http\", \"https\"): print({open})");

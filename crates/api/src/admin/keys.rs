@@ -1,8 +1,9 @@
 //! API keys: creating, listing and revoking them.
 
 use codelia_proto::v1;
-use codelia_store::{Caller, NewKey, Scope};
+use codelia_store::{Caller, EventKind, NewKey, Scope};
 use codelia_types::KeyId;
+use serde_json::json;
 use time::OffsetDateTime;
 
 use super::{Admin, administered_tenant, tenant_not_found};
@@ -21,6 +22,9 @@ impl Admin {
         let expires_at = expiry(wire.expire_time)?;
         let (secret, secret_hash) = auth::generate_secret();
         let (tenant, display_name, scopes) = (&tenant, &display_name, &scopes);
+        let names: Vec<_> = scopes.iter().map(|scope| scope.as_str()).collect();
+        let detail = json!({ "display_name": display_name, "scopes": names });
+        self.audit(caller, EventKind::KeyCreated, Some(tenant), detail).await?;
         let new = NewKey { tenant, display_name, secret_hash, scopes, expires_at };
         let key = self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(tenant))?;
         Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
@@ -46,6 +50,7 @@ impl Admin {
     pub(super) async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
         let (tenant, id) = resource_name::key("name", name)?;
         let tenant = administered_tenant(caller, tenant)?;
+        self.audit(caller, EventKind::KeyRevoked, Some(&tenant), json!({ "key": id })).await?;
         let key = self.context.store.key_revoke(&tenant, id).await?;
         Ok(to_proto::key(key.ok_or_else(|| ApiError::not_found("key", id))?))
     }

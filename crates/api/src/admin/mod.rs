@@ -8,8 +8,9 @@ mod workers;
 use std::sync::Arc;
 
 use codelia_proto::v1::{self, admin_service_server::AdminService};
-use codelia_store::{Caller, Scope};
+use codelia_store::{Caller, EventBody, EventKind, EventSubject, Scope};
 use codelia_types::TenantId;
+use serde_json::Value;
 use tonic::{Request, Response, Status};
 
 use crate::{auth, context::Context, resource_name::TenantName, status::ApiError};
@@ -18,6 +19,21 @@ use crate::{auth, context::Context, resource_name::TenantName, status::ApiError}
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) context: Arc<Context>,
+}
+
+impl Admin {
+    /// Records in the audit what a caller is about to do. It is refused if that fails.
+    async fn audit(
+        &self,
+        caller: &Caller,
+        kind: EventKind,
+        tenant: Option<&TenantId>,
+        detail: Value,
+    ) -> Result<(), ApiError> {
+        let subject =
+            EventSubject { key: Some(caller.key), tenant: tenant.cloned(), ..EventSubject::default() };
+        Ok(self.context.store.audit_insert(&subject, &EventBody { kind, field: None, detail }).await?)
+    }
 }
 
 /// Resolves a tenant name to a tenant that the caller may administer.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use codelia_policy::{Limit, LimitsRequest, display_duration};
 use codelia_proto::v1;
-use codelia_store::{Caller, Quotas, QuotasChange, Scope, Tenant};
+use codelia_store::{Caller, EventKind, Quotas, QuotasChange, Scope, Tenant};
 use codelia_types::TenantId;
+use serde_json::json;
 
 use super::{Admin, administered_tenant, tenant_not_found};
 use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto, validate};
@@ -25,6 +26,7 @@ impl Admin {
             ApiError::invalid("tenant_id", "must match `[a-z0-9-]{1,63}` and must not be `-`")
         })?;
         let quotas = with_defaults(quotas_change(wire.quotas)?);
+        self.audit(caller, EventKind::TenantCreated, Some(&id), json!({})).await?;
         match self.context.store.tenant_create(&id, quotas).await {
             Ok(tenant) => self.with_usage(&tenant).await,
             Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::TenantExists),
@@ -74,6 +76,14 @@ impl Admin {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let change = masked_change(wire.quotas, wire.update_mask)?;
+        let detail = json!({ "quotas": {
+            "sessions": change.sessions,
+            "concurrent_runs": change.concurrent_runs,
+            "queued_runs": change.queued_runs,
+            "requests_per_second": change.requests_per_second,
+            "output_bytes": change.output_bytes,
+        }});
+        self.audit(caller, EventKind::QuotasSet, Some(&id), detail).await?;
         let tenant = self.context.store.tenant_set_quotas(&id, change).await?;
         self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
@@ -105,6 +115,7 @@ impl Admin {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let max = max_limits(wire.limits)?;
+        self.audit(caller, EventKind::QuotasSet, Some(&id), json!({ "max_limits": max })).await?;
         let tenant = self.context.store.tenant_set_max_limits(&id, &max).await?;
         self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }

@@ -1,8 +1,9 @@
 //! Workers: listing, draining and undraining them.
 
 use codelia_proto::v1;
-use codelia_store::{Caller, DrainedBy, Scope, WorkerState};
+use codelia_store::{Caller, DrainedBy, EventKind, Scope, WorkerState};
 use codelia_types::WorkerId;
+use serde_json::json;
 
 use super::Admin;
 use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto};
@@ -26,6 +27,7 @@ impl Admin {
     pub(super) async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
+        self.audit(caller, EventKind::WorkerDrained, None, json!({ "worker": id, "drain": true })).await?;
         let worker = self.context.store.worker_drain(&id, DrainedBy::Operator).await?;
         Ok(to_proto::worker(worker.ok_or_else(|| ApiError::not_found("worker", &id))?))
     }
@@ -33,6 +35,7 @@ impl Admin {
     pub(super) async fn undrain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
+        self.audit(caller, EventKind::WorkerDrained, None, json!({ "worker": id, "drain": false })).await?;
         let worker = self.context.store.worker_undrain(&id).await?;
         match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
             worker if worker.state == WorkerState::Draining => Err(ApiError::WorkerDrainsItself),

@@ -13,6 +13,9 @@ use super::{approval::ApprovalError, file::FileError, flag::FlagError};
 const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
      to set `secrets.key_file` for every api and worker";
 
+const AUDIT_UNSIGNED: &str = "the audit of this installation is not signed; set `secrets.key_file` for every api \
+     and worker";
+
 /// Why a call fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ApiError {
@@ -74,6 +77,8 @@ pub(crate) enum ApiError {
     Flag(FlagError),
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
+    /// The audit cannot be checked, since the installation has no key.
+    AuditUnsigned,
     /// The worker drains by itself, so an operator cannot take that back.
     WorkerDrainsItself,
     /// The session's worker rejected a file call.
@@ -203,6 +208,7 @@ impl ApiError {
             Self::Approval(error) => error.text(),
             Self::Flag(error) => error.text(),
             Self::NoSecretKey => NO_SECRET_KEY.into(),
+            Self::AuditUnsigned => AUDIT_UNSIGNED.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
             Self::File(error) => error.text(),
             Self::DeadlineExceeded => "deadline exceeded; retry with a longer one".into(),

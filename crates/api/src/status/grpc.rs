@@ -54,7 +54,7 @@ impl ApiError {
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
             Self::Approval(error) => error.code_and_reason(),
             Self::Flag(error) => error.code_and_reason(),
-            Self::NoSecretKey => (Code::FailedPrecondition, Reason::SecretsUnavailable),
+            Self::NoSecretKey | Self::AuditUnsigned => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
             Self::QueryTimeout => (Code::Unavailable, Reason::QueryTimeout),
@@ -99,6 +99,7 @@ impl ApiError {
             | Self::Approval(_)
             | Self::Flag(_)
             | Self::NoSecretKey
+            | Self::AuditUnsigned
             | Self::File(_)
             | Self::DeadlineExceeded
             | Self::ShuttingDown => tracing::debug!(reason = %self.reason(), "request refused"),
@@ -134,6 +135,7 @@ impl ApiError {
             Self::IdempotencyKeyReused => named("field", "idempotency_key"),
             Self::AliasInUse => named("field", "alias"),
             Self::NoSecretKey => named("field", "command.secret_env"),
+            Self::AuditUnsigned => named("field", "secrets.key_file"),
             Self::OutputDataLost { object, .. } => named("object", object),
             Self::TenantExists => named("field", "tenant_id"),
             Self::Approval(error) => error.metadata(),

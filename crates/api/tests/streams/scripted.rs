@@ -164,7 +164,13 @@ impl WorkerState {
         };
         let started_ago = Some(Duration::from_millis(1));
         let committed = RunCommit { result, started_ago, tail, events: Vec::new() };
-        self.store.run_commit(run, &self.lease(run).await, &committed).await.expect("the run is committed")
+        let assigned =
+            self.store.run_list_assigned(&self.id, self.incarnation).await.expect("assigned runs are read");
+        let assigned = assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned");
+        self.store
+            .run_commit(assigned.names(), &self.lease(run).await, &committed)
+            .await
+            .expect("the run is committed")
     }
 }
 

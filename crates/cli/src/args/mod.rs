@@ -2,6 +2,7 @@
 
 mod admin;
 mod approvals;
+mod audit;
 mod certs;
 mod context;
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub(crate) use self::{
         Admin, Bootstrap, Keys, MaxLimits, Quotas, RetentionTimes, Scope, TenantPolicy, Tenants, Workers,
     },
     approvals::{ApprovalScope, Approvals, ApprovalsCommand, ListApprovals},
+    audit::{Audit, AuditCommand},
     certs::{Certs, DevCerts},
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
@@ -147,6 +149,8 @@ are several.")]
     Kill(Kill),
     /// List, watch and decide what runs need a person's approval for
     Approvals(Approvals),
+    /// Show who did what and what was decided, and check that nothing of it was changed
+    Audit(Audit),
     /// Manage sessions: workspaces that runs share
     #[command(subcommand)]
     Session(Session),

@@ -8,10 +8,10 @@ use std::{path::Path, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
     admin_service_client::AdminServiceClient, approval_service_client::ApprovalServiceClient,
-    file_service_client::FileServiceClient, flag_service_client::FlagServiceClient,
-    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
-    policy_service_client::PolicyServiceClient, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient,
+    audit_service_client::AuditServiceClient, file_service_client::FileServiceClient,
+    flag_service_client::FlagServiceClient, info_service_client::InfoServiceClient,
+    operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
+    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -145,6 +145,10 @@ impl Client {
 
     pub(crate) fn operator(&self) -> OperatorServiceClient<Service> {
         OperatorServiceClient::new(self.service.clone())
+    }
+
+    pub(crate) fn audit(&self) -> AuditServiceClient<Service> {
+        AuditServiceClient::new(self.service.clone())
     }
 
     pub(crate) fn flags(&self) -> FlagServiceClient<Service> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod approvals;
+pub(crate) mod audit;
 pub(crate) mod bootstrap;
 pub(crate) mod certs;
 pub(crate) mod context;

@@ -108,7 +108,8 @@ pub(crate) async fn connect(config: &Config, used_for: DatabaseUse) -> Result<St
 /// Connects to the database and to the store of output.
 async fn connect_migrated(config: &Config, used_for: DatabaseUse) -> Result<Store> {
     let output = options::output(config, None)?;
-    let store = connect(config, used_for).await?;
+    let key = options::secret_key(config)?;
+    let store = connect(config, used_for).await?.with_audit_key(key.as_ref())?;
     store.check_migrated().await?;
     Ok(store.with_output(&output).await?)
 }

@@ -23,6 +23,7 @@ pub(crate) use self::{
     connections::{metrics, raise_open_files},
     database::{DatabaseUse, database, store},
     output::output,
+    secrets::secret_key,
     worker::{host_id, reserve_uids, separates_users, worker},
 };
 use crate::config::Config;

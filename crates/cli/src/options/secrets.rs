@@ -11,7 +11,7 @@ use crate::config::Config;
 const MAX_FILE_BYTES: u64 = 1024;
 
 /// Reads the configured key; `None` if there is none.
-pub(super) fn secret_key(config: &Config) -> Result<Option<SecretKey>> {
+pub(crate) fn secret_key(config: &Config) -> Result<Option<SecretKey>> {
     let Some(path) = &config.secrets.key_file else { return Ok(None) };
     let key = read(path).with_context(|| format!("secrets.key_file: {}", path.display()))?;
     Ok(Some(key))

@@ -4,7 +4,8 @@ use codelia_types::{ApprovalId, Outcome, Reason, Refusal, RunId};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::{Error, EventKind, Retention, Store, row};
+use super::{Approval, select_approvals};
+use crate::{Error, EventKind, Retention, Store, audit::AuditLog, event, row};
 
 impl Store {
     /// Records that pending approvals have expired, at most `limit`, and ends the runs that wait for
@@ -30,7 +31,7 @@ impl Store {
         )
         .fetch_all(&mut *tx)
         .await?;
-        let expired = mark(&mut tx, &ids).await?;
+        let expired = mark(&self.audit, &mut tx, &ids).await?;
         let outcomes: Vec<_> = expired.iter().map(|id| Json(expired_outcome(*id))).collect();
         end_held(&mut tx, &expired, &outcomes).await?;
         tx.commit().await?;
@@ -79,7 +80,7 @@ impl Store {
 const RUN_ENDED: &str = "the run ended";
 
 /// Records that pending approvals of a run have expired.
-pub(super) async fn of_run(tx: &mut PgConnection, run: RunId) -> Result<(), Error> {
+pub(super) async fn of_run(log: &AuditLog, tx: &mut PgConnection, run: RunId) -> Result<(), Error> {
     let ids = sqlx::query_scalar!(
         "SELECT id FROM approvals WHERE run_id = $1 AND state = 'pending' AND expires_at <= now()
          FOR UPDATE SKIP LOCKED",
@@ -87,36 +88,29 @@ pub(super) async fn of_run(tx: &mut PgConnection, run: RunId) -> Result<(), Erro
     )
     .fetch_all(&mut *tx)
     .await?;
-    if ids.is_empty() { Ok(()) } else { mark(tx, &ids).await.map(drop) }
+    if ids.is_empty() { Ok(()) } else { mark(log, tx, &ids).await.map(drop) }
 }
 
 /// Marks those of the approvals that have expired, with an event for each, and returns them.
-async fn mark(tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Uuid>, Error> {
-    let events: Vec<Uuid> = ids.iter().map(|_| Uuid::now_v7()).collect();
+async fn mark(log: &AuditLog, tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Uuid>, Error> {
     let marked = sqlx::query_scalar!(
         "WITH due AS MATERIALIZED (
              SELECT id FROM approvals WHERE id = ANY ($1) AND state = 'pending' AND expires_at <= now()
              ORDER BY id FOR UPDATE
-         ),
-         expired AS (
-             UPDATE approvals a SET state = 'expired', decided_at = a.expires_at, changed_at = now()
-             FROM due WHERE a.id = due.id
-             RETURNING a.*
-         ),
-         recorded AS (
-             INSERT INTO events (id, kind, tenant_id, session_id, run_id, detail)
-             SELECT e.id, $3, x.tenant_id, x.session_id, x.run_id,
-                    jsonb_build_object('approval', x.id, 'kind', x.kind, 'host', x.host, 'port', x.port,
-                                       'requested_by', x.requested_by, 'message', x.message)
-             FROM expired x JOIN unnest($1::uuid[], $2::uuid[]) AS e (approval, id) ON e.approval = x.id
          )
-         SELECT id FROM expired",
+         UPDATE approvals a SET state = 'expired', decided_at = a.expires_at, changed_at = now()
+         FROM due WHERE a.id = due.id
+         RETURNING a.id",
         ids,
-        &events,
-        EventKind::ApprovalExpired.as_str(),
     )
-    .fetch_all(tx)
+    .fetch_all(&mut *tx)
     .await?;
+    let rows = select_approvals!("a.id = ANY ($1)", &marked).fetch_all(&mut *tx).await?;
+    for row in rows {
+        let approval = Approval::try_from(row)?;
+        let body = approval.event(EventKind::ApprovalExpired, None);
+        event::insert(log, &mut *tx, &approval.event_subject(None), &body).await?;
+    }
     Ok(marked)
 }
 

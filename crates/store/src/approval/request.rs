@@ -9,7 +9,7 @@ use super::{
     Approval, ApprovalKind, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, expire,
     port, select_approvals, shortened,
 };
-use crate::{Error, EventKind, Store, event, row};
+use crate::{Error, EventKind, Store, audit::AuditLog, event, row};
 
 /// An approval that a run needs before it may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Store {
         }
         // One request at a time for each tenant: they cannot exceed its maximum together.
         let mut tx = self.tenant_lock(&request.tenant).await?;
-        expire::of_run(&mut tx, request.run).await?;
+        expire::of_run(&self.audit, &mut tx, request.run).await?;
         check_run(&mut tx, request.run).await?;
         check_tenant(&mut tx, &request.tenant).await?;
         let id = ApprovalId::generate();
@@ -93,7 +93,7 @@ impl Store {
             // Another request came first, or the run is not running.
             return self.approval_answer(request).await?.ok_or(Error::Fenced);
         }
-        let approval = requested(&mut tx, id).await?;
+        let approval = requested(&self.audit, &mut tx, id).await?;
         tx.commit().await?;
         Ok(approval)
     }
@@ -183,6 +183,7 @@ impl Store {
 /// Inserts the approval that a run waits for, which the same transaction inserts. The caller holds the
 /// lock of the tenant.
 pub(crate) async fn insert_for_run(
+    log: &AuditLog,
     tx: &mut PgConnection,
     tenant: &TenantId,
     session: SessionId,
@@ -206,14 +207,14 @@ pub(crate) async fn insert_for_run(
     )
     .execute(&mut *tx)
     .await?;
-    requested(tx, new.id).await.map(drop)
+    requested(log, tx, new.id).await.map(drop)
 }
 
 /// Records the event of a request that was just inserted, and returns it.
-async fn requested(tx: &mut PgConnection, id: ApprovalId) -> Result<Approval, Error> {
+async fn requested(log: &AuditLog, tx: &mut PgConnection, id: ApprovalId) -> Result<Approval, Error> {
     let approval: Approval = select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?.try_into()?;
     let subject = approval.event_subject(Some(approval.requested_by));
-    event::insert(tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
+    event::insert(log, tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
     Ok(approval)
 }
 

@@ -48,7 +48,7 @@ impl Store {
         }
         let before = revision(&mut tx, &read.id, read.origin - 1).await?;
         let change = restore(&read.id, before.as_ref(), FlagAction::Guard, why, None);
-        add_revision(&mut tx, read.revision, change).await?;
+        add_revision(&self.audit, &mut tx, read.revision, change).await?;
         tx.commit().await?;
         Ok(true)
     }

@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use self::{count::FlagTally, guard::TrippedFlag};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, event, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, audit::AuditLog, event, row};
 
 /// Flags of an installation, those that are off included.
 pub const MAX_FLAGS: i64 = 100;
@@ -164,7 +164,7 @@ impl Store {
         let last = last_revision(&mut tx, id).await?;
         let (action, rule, key) = (FlagAction::Set, Some(rule), Some(key));
         let change = Change { id, origin: last + 1, rule, action, reason, key };
-        let flag = add_revision(&mut tx, last, change).await?;
+        let flag = add_revision(&self.audit, &mut tx, last, change).await?;
         tx.commit().await?;
         Ok(Some(flag))
     }
@@ -186,7 +186,7 @@ impl Store {
         }
         let action = FlagAction::Rollback;
         let change = restore(id, restored.as_ref(), action, reason, Some(key));
-        let flag = add_revision(&mut tx, present.revision, change).await?;
+        let flag = add_revision(&self.audit, &mut tx, present.revision, change).await?;
         tx.commit().await?;
         Ok(RolledBack::Done(Box::new(flag)))
     }
@@ -306,7 +306,12 @@ fn restore<'a>(
 }
 
 /// Adds a revision after `last`, and records an event.
-async fn add_revision(tx: &mut PgConnection, last: i64, change: Change<'_>) -> Result<Flag, Error> {
+async fn add_revision(
+    log: &AuditLog,
+    tx: &mut PgConnection,
+    last: i64,
+    change: Change<'_>,
+) -> Result<Flag, Error> {
     let Change { id, origin, rule, action, reason, key } = change;
     let next = last + 1;
     sqlx::query!(
@@ -337,18 +342,19 @@ async fn add_revision(tx: &mut PgConnection, last: i64, change: Change<'_>) -> R
     .execute(&mut *tx)
     .await?;
     let detail = json!({ "flag": id, "revision": next, "origin": origin, "rule": rule, "reason": reason });
-    record(tx, action, key, detail).await?;
+    record(log, tx, action, key, detail).await?;
     revision(tx, id, next).await?.ok_or(Error::RowMissing { what: "flag" })
 }
 
 async fn record(
+    log: &AuditLog,
     tx: &mut PgConnection,
     action: FlagAction,
     key: Option<KeyId>,
     detail: Value,
 ) -> Result<(), Error> {
     let subject = EventSubject { key, ..EventSubject::default() };
-    event::insert(tx, &subject, &EventBody { kind: action.event(), field: None, detail }).await
+    event::insert(log, tx, &subject, &EventBody { kind: action.event(), field: None, detail }).await
 }
 
 struct FlagRow {

@@ -7,12 +7,15 @@ use codelia_policy::RunSpec;
 use codelia_types::{
     EndedRun, Incarnation, LeaseEpoch, LeaseToken, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
 };
+use serde_json::json;
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::list;
-use crate::{Error, EventBody, OutputChunk, SealedEnv, Store, event, row};
+use crate::{
+    Error, EventBody, EventKind, EventSubject, OutputChunk, SealedEnv, Store, audit::Entries, event, row,
+};
 
 /// Queued runs of one session that a worker reads at once.
 const MAX_QUEUED_PER_SESSION: i64 = 256;
@@ -52,6 +55,25 @@ pub enum HeldSessions<'a> {
     All,
     /// Those of these that it holds.
     Among(&'a [SessionId]),
+}
+
+/// A run, by its names.
+#[derive(Debug, Clone, Copy)]
+pub struct RunRef<'a> {
+    /// The id.
+    pub id: RunId,
+    /// The session.
+    pub session: SessionId,
+    /// The tenant.
+    pub tenant: &'a TenantId,
+}
+
+impl AssignedRun {
+    /// Its names.
+    #[must_use]
+    pub fn names(&self) -> RunRef<'_> {
+        RunRef { id: self.id, session: self.session, tenant: &self.tenant }
+    }
 }
 
 /// A result to commit, with the output and events that belong to it.
@@ -160,7 +182,7 @@ impl Store {
     /// under it. The caller must drop the result.
     pub async fn run_commit(
         &self,
-        id: RunId,
+        run: RunRef<'_>,
         lease: &LeaseToken,
         commit: &RunCommit,
     ) -> Result<EndedRun, Error> {
@@ -169,8 +191,10 @@ impl Store {
             Outcome::Exited(code) => Some(code),
             _ => None,
         };
+        let id = run.id;
         let columns = self.output_columns(id, lease, &commit.tail).await?;
-        let events = event::Columns::new(&commit.events);
+        let entries = self.audit_entries(run, lease, commit);
+        let events = event::Columns::new(&commit.events, &entries);
         let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
         let committed = sqlx::query_file_as!(
@@ -196,7 +220,7 @@ impl Store {
             &columns.offsets,
             &columns.data as _,
             violations as _,
-            &events.ids,
+            events.ids,
             &events.kinds as _,
             &events.fields as _,
             &events.details as _,
@@ -205,6 +229,13 @@ impl Store {
             columns.object.as_deref() as _,
             &columns.object_offsets as _,
             &columns.lengths as _,
+            entries.writer,
+            &entries.ids,
+            &entries.times,
+            &entries.kinds as _,
+            &entries.fields as _,
+            &entries.details,
+            &entries.macs as _,
         )
         .fetch_optional(&self.pools.runs)
         .await?;
@@ -220,6 +251,26 @@ impl Store {
             ended_at: stored.ended_at,
             cancel_reason: stored.cancel_reason,
         })
+    }
+
+    /// The entries of the audit: one for each event, and the end of the run.
+    fn audit_entries(&self, run: RunRef<'_>, lease: &LeaseToken, commit: &RunCommit) -> Entries {
+        let subject = EventSubject {
+            tenant: Some(run.tenant.clone()),
+            session: Some(run.session),
+            run: Some(run.id),
+            key: None,
+            worker: Some(lease.worker.clone()),
+        };
+        let RunResult { outcome, violations, .. } = &commit.result;
+        let detail = json!({
+            "outcome": outcome.kind(),
+            "exit_code": match outcome { Outcome::Exited(code) => Some(code), _ => None },
+            "duration_ms": commit.started_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
+            "violations": violations.total,
+        });
+        let end = EventBody::new(EventKind::RunEnded, detail);
+        self.audit.entries(&subject, commit.events.iter().chain([&end]))
     }
 
     /// A repeated commit, whose first answer was lost, succeeds if it was made under the same lease.

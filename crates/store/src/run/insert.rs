@@ -8,7 +8,12 @@ use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
 
 use super::{Run, RunState, settings::SpecColumns};
-use crate::{Error, NewApproval, Quotas, SealedEnv, Store, approval, row, tenant::QUOTA_MARGIN};
+use crate::{
+    Error, EventBody, EventKind, EventSubject, NewApproval, Quotas, SealedEnv, Store, approval,
+    audit::{AuditLog, NewEntry, command_detail},
+    row,
+    tenant::QUOTA_MARGIN,
+};
 
 /// A run to insert.
 #[derive(Debug)]
@@ -34,7 +39,9 @@ pub struct NewRun<'a> {
     /// Whether to count the tenant's runs. Without it only the session and the key are checked: the
     /// caller knows that the tenant is far from its quotas.
     pub check_quotas: bool,
-    /// The key that starts it, if the run may request approvals.
+    /// The key that starts it.
+    pub key: KeyId,
+    /// The same key, if the run may request approvals.
     pub requested_by: Option<KeyId>,
     /// The span of the call that starts it, if traces are exported.
     pub traceparent: Option<&'a str>,
@@ -114,10 +121,10 @@ impl Store {
         max: (i64, i64),
     ) -> Result<Insertion, Error> {
         if new.approval.is_none() {
-            return insert_within(&self.pools.runs, new, spec, max).await;
+            return insert_within(&self.audit, &self.pools.runs, new, spec, max).await;
         }
         let mut tx = self.tenant_lock(new.tenant).await?;
-        let inserted = insert_held(&mut tx, new, spec, max).await?;
+        let inserted = insert_held(&self.audit, &mut tx, new, spec, max).await?;
         tx.commit().await?;
         Ok(inserted)
     }
@@ -134,7 +141,7 @@ impl Store {
             return Ok(refusal);
         }
         let mut tx = self.tenant_lock(new.tenant).await?;
-        let inserted = insert_held(&mut tx, new, spec, max).await?;
+        let inserted = insert_held(&self.audit, &mut tx, new, spec, max).await?;
         tx.commit().await?;
         Ok(match inserted {
             Insertion::Recorded(recorded) => recorded,
@@ -200,25 +207,36 @@ enum Insertion {
 /// As [`insert_within`], with the approval that the run waits for, if there is one. The caller holds the
 /// lock of the tenant.
 async fn insert_held(
+    log: &AuditLog,
     tx: &mut PgConnection,
     new: &NewRun<'_>,
     spec: &SpecColumns,
     max: (i64, i64),
 ) -> Result<Insertion, Error> {
-    let inserted = insert_within(&mut *tx, new, spec, max).await?;
+    let inserted = insert_within(log, &mut *tx, new, spec, max).await?;
     if let (Insertion::Recorded(_), Some(approval)) = (&inserted, new.approval) {
-        approval::insert_for_run(tx, new.tenant, new.session, new.id, approval).await?;
+        approval::insert_for_run(log, tx, new.tenant, new.session, new.id, approval).await?;
     }
     Ok(inserted)
 }
 
 /// Inserts a run if the tenant has fewer runs than this.
 async fn insert_within(
+    log: &AuditLog,
     executor: impl PgExecutor<'_>,
     new: &NewRun<'_>,
     spec: &SpecColumns,
     (max_active, max_queued): (i64, i64),
 ) -> Result<Insertion, Error> {
+    let subject = EventSubject {
+        tenant: Some(new.tenant.clone()),
+        session: Some(new.session),
+        run: Some(new.id),
+        key: Some(new.key),
+        worker: None,
+    };
+    let body = EventBody::new(EventKind::RunAdmitted, command_detail(new.spec));
+    let NewEntry { entry, mac } = log.entry(&subject, &body);
     let found = sqlx::query_file!(
         "src/sql/run_insert.sql",
         new.id.0,
@@ -239,6 +257,12 @@ async fn insert_within(
         new.approval.map(|approval| approval.id.0),
         new.requested_by.map(|key| key.0),
         new.traceparent,
+        entry.writer,
+        entry.id,
+        entry.at,
+        new.key.0,
+        entry.detail,
+        mac,
     )
     .fetch_optional(executor)
     .await?;

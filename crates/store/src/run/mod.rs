@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::{Error, Store, row};
 
-pub use assignment::{AssignedRun, HeldSessions, RunCommit};
+pub use assignment::{AssignedRun, HeldSessions, RunCommit, RunRef};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub(crate) use list::{ordered, read_in_order};
 pub use queue::WaitReason;

@@ -2,11 +2,15 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_types::{SessionId, TenantId};
+use codelia_types::{KeyId, SessionId, TenantId};
+use serde_json::json;
 use sqlx::{PgExecutor, types::Json};
 
 use super::{Session, SessionRef, SessionSpec};
-use crate::{Error, Quotas, Store, error::is_unique_violation, row, tenant::QUOTA_MARGIN};
+use crate::{
+    Error, EventBody, EventKind, EventSubject, Quotas, Store, audit::NewEntry, error::is_unique_violation,
+    row, tenant::QUOTA_MARGIN,
+};
 
 /// A session to create.
 #[derive(Debug)]
@@ -15,6 +19,8 @@ pub struct NewSession<'a> {
     pub id: SessionId,
     /// The tenant.
     pub tenant: &'a TenantId,
+    /// The key that creates it.
+    pub key: KeyId,
     /// A display name, unique among the tenant's open sessions.
     pub alias: Option<&'a str>,
     /// The settings that its runs inherit.
@@ -82,6 +88,10 @@ impl Store {
         new: &NewSession<'_>,
         max_open: i64,
     ) -> Result<Option<i64>, Error> {
+        let subject = EventSubject { session: Some(new.id), ..EventSubject::by(new.key, Some(new.tenant)) };
+        let detail = json!({ "mode": new.spec.mode.as_str(), "alias": new.alias });
+        let body = EventBody::new(EventKind::SessionCreated, detail);
+        let NewEntry { entry, mac } = self.audit.entry(&subject, &body);
         let inserted = sqlx::query_file_scalar!(
             "src/sql/session_create.sql",
             new.id.0,
@@ -96,6 +106,12 @@ impl Store {
             max_open,
             new.allow_data_loss,
             new.check_quota,
+            entry.writer,
+            entry.id,
+            entry.at,
+            new.key.0,
+            entry.detail,
+            mac,
         )
         .fetch_optional(executor)
         .await;

@@ -15,6 +15,9 @@ DECLARE
         'SELECT ON upkeep_owner TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',
+        -- A worker adds to the audit, and reads which of its rows are stored.
+        'INSERT, SELECT (writer, id) ON audit TO codelia_worker',
+        'INSERT, SELECT (writer, number, at) ON audit_checkpoints TO codelia_worker',
         -- A worker requests and withdraws; the constraints of the table make an allowed row impossible with these columns.
         'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at), '
             'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
@@ -24,7 +27,8 @@ DECLARE
             'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, ended_runs, approvals, flags, flag_revisions, tenant_policies TO codelia_auditor'
+        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies '
+            'TO codelia_auditor'
     ];
     found  record;
     one    text;
@@ -56,8 +60,12 @@ BEGIN
         EXECUTE 'GRANT ' || one;
     END LOOP;
 
+    -- Nobody who serves calls changes the audit.
+    REVOKE UPDATE, DELETE, TRUNCATE ON audit, audit_default, audit_checkpoints FROM codelia_api, codelia_worker;
+
     -- Only the owner of a table may add and drop its partitions. These functions check what they are asked for.
-    FOREACH one IN ARRAY ARRAY['create_run_partitions(date)', 'drop_run_partition(text, date)'] LOOP
+    FOREACH one IN ARRAY ARRAY['create_run_partitions(date)', 'drop_run_partition(text, date)',
+                               'create_audit_partition(date)', 'drop_audit_partition(date)'] LOOP
         IF to_regprocedure(one) IS NOT NULL THEN
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
             EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);

@@ -37,5 +37,11 @@ recorded_events AS (
     INSERT INTO events (id, kind, tenant_id, session_id, run_id, worker_id, field, detail)
     SELECT e.id, e.kind, committed.tenant_id, committed.session_id, committed.id, $2, e.field, e.detail
     FROM committed, unnest($21::uuid[], $22::text[], $23::text[], $24::jsonb[]) AS e (id, kind, field, detail)
+),
+audited AS (
+    INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, worker_id, field, detail, mac)
+    SELECT $30, a.id, a.at, a.kind, committed.tenant_id, committed.session_id, committed.id, $2, a.field, a.detail, a.mac
+    FROM committed, unnest($31::uuid[], $32::timestamptz[], $33::text[], $34::text[], $35::text[], $36::bytea[])
+        AS a (id, at, kind, field, detail, mac)
 )
 SELECT attempt, started_at, ended_at AS "ended_at!", cancel_reason FROM committed

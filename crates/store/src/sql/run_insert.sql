@@ -66,6 +66,11 @@ waiting AS (
     SELECT a.id, $3, a.mode, coalesce(a.home_root, '00000000-0000-0000-0000-000000000000'), a.allow_data_loss
     FROM admitted a, inserted WHERE a.waits
     ON CONFLICT (session_id) DO NOTHING
+),
+-- The entry of the audit: nothing runs without one.
+audited AS (
+    INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, detail, mac)
+    SELECT $19, $20, $21, 'RUN_ADMITTED', $3, $2, $1, $22, $23, $24 FROM inserted
 )
 SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",

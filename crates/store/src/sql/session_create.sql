@@ -11,5 +11,9 @@ created AS (
     FROM used WHERE used.open < $10
     ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
     RETURNING id
+),
+audited AS (
+    INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, key_id, detail, mac)
+    SELECT $13, $14, $15, 'SESSION_CREATED', $2, $1, $16, $17, $18 FROM created
 )
 SELECT used.open AS "open!" FROM used, created

@@ -23,11 +23,12 @@ impl Store {
             .execute(&self.pools.upkeep)
             .await?;
         }
-        Ok(())
+        self.audit_partitions_create().await
     }
 
     /// Drops the partitions of days that no tenant keeps any more.
     pub(super) async fn run_partitions_drop(&self, keep: &Retention) -> Result<(), Error> {
+        self.audit_partitions_drop(keep.audit).await?;
         let (runs, output) = self.retention_longest(keep).await?;
         for (parent, day) in self.run_partitions_due(runs, output).await? {
             if parent == "ended_runs" {

@@ -6,9 +6,8 @@ use codelia_policy::display_duration;
 use codelia_types::{KeyId, TenantId};
 use serde_json::{Value, json};
 use sqlx::postgres::types::PgInterval;
-use uuid::Uuid;
 
-use crate::{Error, EventKind, Store, Tenant, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, Tenant, event, row};
 
 /// Rows of whole days are dropped at once from here on; below it they are deleted one by one.
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -127,26 +126,24 @@ impl Store {
         key: KeyId,
     ) -> Result<Option<Tenant>, Error> {
         let interval = |time: Option<Duration>| time.map(row::interval);
-        sqlx::query!(
-            "WITH updated AS (
-                 UPDATE tenants SET retention_runs = $2, retention_output = $3, retention_events = $4, retention_audit = $5
-                 WHERE id = $1
-                 RETURNING id
-             )
-             INSERT INTO events (id, kind, tenant_id, key_id, field, detail)
-             SELECT $6, $7, id, $8, 'retention', $9 FROM updated",
+        let mut tx = self.pools.runs.begin().await?;
+        let updated = sqlx::query!(
+            "UPDATE tenants SET retention_runs = $2, retention_output = $3, retention_events = $4, retention_audit = $5
+             WHERE id = $1",
             id.as_str(),
             interval(retention.runs) as _,
             interval(retention.output) as _,
             interval(retention.events) as _,
             interval(retention.audit) as _,
-            Uuid::now_v7(),
-            EventKind::RetentionSet.as_str(),
-            key.0,
-            retention.detail(),
         )
-        .execute(&self.pools.runs)
+        .execute(&mut *tx)
         .await?;
+        if updated.rows_affected() > 0 {
+            let field = Some("retention".to_owned());
+            let body = EventBody { kind: EventKind::RetentionSet, field, detail: retention.detail() };
+            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+        }
+        tx.commit().await?;
         self.tenant_get(id).await
     }
 

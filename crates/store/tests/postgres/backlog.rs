@@ -118,7 +118,7 @@ async fn long_queue_is_read_in_part() {
             store.run_list_queued(&worker.id, worker.incarnation, HeldSessions::All, 1000).await.unwrap();
         assert!(queued.len() > 100 && queued.iter().all(|(_, of, _)| *of == session.id));
         store.run_begin(run, &lease.token).await.unwrap().unwrap();
-        store.run_commit(run, &lease.token, &exited(0)).await.unwrap();
+        store.run_commit(fixture.names(run, &lease), &lease.token, &exited(0)).await.unwrap();
         store.run_cancel(&fixture.tenant, queued[1].0, &Cancellation::default()).await.unwrap().unwrap();
         assert!(store.run_expire_queued_any_tenant(100).await.unwrap() == 0);
         store.lease_sweep_any_tenant(100).await.unwrap();

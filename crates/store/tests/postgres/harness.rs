@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_store::{
-    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, SealedEnv,
-    Session, SessionCreated, Store,
+    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, RunRef,
+    SealedEnv, Session, SessionCreated, Store,
 };
 use codelia_tests::{
     Database,
     store_values::{exit, logical_run, logical_session, logical_worker},
 };
-use codelia_types::{Incarnation, LeaseToken, Mode, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{Incarnation, KeyId, LeaseToken, Mode, RunId, SessionId, TenantId, WorkerId};
 use uuid::Uuid;
 
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
@@ -125,6 +125,7 @@ impl Fixture {
         let new = NewSession {
             id: SessionId::generate(),
             tenant: &self.tenant,
+            key: KeyId::generate(),
             alias: request.alias,
             spec: &spec,
             labels: &BTreeMap::new(),
@@ -184,6 +185,7 @@ impl Fixture {
             // The database refuses every statement that ends a run and keeps them.
             secret_env: Some(&SECRET),
             check_quotas: true,
+            key: KeyId(Uuid::nil()),
             requested_by: None,
             traceparent: None,
             approval: None,
@@ -192,6 +194,10 @@ impl Fixture {
 
     pub(crate) async fn assigned(&self, worker: &Registered) -> Vec<AssignedRun> {
         self.store.run_list_assigned(&worker.id, worker.incarnation).await.unwrap()
+    }
+
+    pub(crate) fn names(&self, id: RunId, lease: &Lease) -> RunRef<'_> {
+        RunRef { id, session: lease.session, tenant: &self.tenant }
     }
 
     pub(crate) async fn commit(
@@ -205,7 +211,7 @@ impl Fixture {
             incarnation: worker.incarnation,
             epoch: lease.token.epoch,
         };
-        self.store.run_commit(run, &token, &exited(0)).await.map(drop)
+        self.store.run_commit(self.names(run, lease), &token, &exited(0)).await.map(drop)
     }
 
     pub(crate) async fn run(&self, id: RunId) -> codelia_store::Run {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod approval;
+mod audit;
 mod backlog;
 mod ending;
 mod failover;

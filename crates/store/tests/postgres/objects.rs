@@ -91,7 +91,7 @@ impl Setup {
     }
 
     async fn commit(&self, run: RunId, commit: &RunCommit) {
-        self.store.run_commit(run, &self.lease.token, commit).await.unwrap();
+        self.store.run_commit(self.fixture.names(run, &self.lease), &self.lease.token, commit).await.unwrap();
     }
 
     async fn read(&self, run: RunId, position: i64) -> Result<Vec<OutputChunk>, Error> {
@@ -284,7 +284,11 @@ async fn failed_write_stores_no_row_and_is_repeated() {
     let day = setup.scratch.join("output").join(day);
     fs::write(&day, b"in the way").unwrap();
     let commit = with_tail(large(0), 15);
-    let failed = setup.store.run_commit(run, &setup.lease.token, &commit).await.unwrap_err();
+    let failed = setup
+        .store
+        .run_commit(setup.fixture.names(run, &setup.lease), &setup.lease.token, &commit)
+        .await
+        .unwrap_err();
     assert!(failed.is_transient(), "{failed:?}");
     assert_eq!(setup.fixture.scalar("SELECT count(*) FROM live_runs").await, 1, "the run has not ended");
     fs::remove_file(&day).unwrap();

@@ -21,7 +21,7 @@ async fn output_reads_from_any_position() {
     let tail = vec![chunk(11, OutputStream::Stdout, 6, b"world")];
     let mut commit = codelia_store::RunCommit { tail, ..exited(0) };
     (commit.result.output_bytes, commit.result.output_total) = (16, 16);
-    fixture.store.run_commit(run, &lease.token, &commit).await.unwrap();
+    fixture.store.run_commit(fixture.names(run, &lease), &lease.token, &commit).await.unwrap();
 
     let read =
         async |position, max| fixture.store.output_read(&fixture.tenant, run, position, max).await.unwrap();

@@ -64,7 +64,7 @@ async fn slow_lists_delay_neither_runs_nor_lease() {
         let session = fixture.session().await;
         let lease = fixture.lease(&session, &worker).await.unwrap();
         let run = fixture.insert(session.id, 0).await;
-        fixture.store.run_commit(run, &lease.token, &exited(0)).await.unwrap();
+        fixture.store.run_commit(fixture.names(run, &lease), &lease.token, &exited(0)).await.unwrap();
         keeper.renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap();
     };
     assert!(ends_before(run, lists).await, "the lists still wait");

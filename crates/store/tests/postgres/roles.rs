@@ -65,6 +65,8 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("_sqlx_migrations", "SELECT"),
         // And to insert and withdraw: see the columns.
         ("approvals", "SELECT"),
+        ("audit", "INSERT"),
+        ("audit_checkpoints", "INSERT"),
         ("ended_runs", "INSERT SELECT"),
         ("ending_sessions", "DELETE INSERT SELECT"),
         ("events", "INSERT"),
@@ -81,6 +83,8 @@ async fn worker_and_auditor_hold_only_these_privileges() {
     assert_eq!(granted(&database, "codelia_worker").await, worker);
     let auditor = owned(&[
         ("approvals", "SELECT"),
+        ("audit", "SELECT"),
+        ("audit_checkpoints", "SELECT"),
         ("ended_runs", "SELECT"),
         ("events", "SELECT"),
         ("flag_revisions", "SELECT"),
@@ -90,7 +94,11 @@ async fn worker_and_auditor_hold_only_these_privileges() {
     ]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {
-        let expected = if table == "_sqlx_migrations" { "SELECT" } else { "DELETE INSERT SELECT UPDATE" };
+        let expected = match table.as_str() {
+            "_sqlx_migrations" => "SELECT",
+            "audit" | "audit_checkpoints" | "audit_default" => "INSERT SELECT",
+            _ => "DELETE INSERT SELECT UPDATE",
+        };
         assert_eq!(held, expected, "{table}");
     }
     database.end().await.unwrap();
@@ -108,6 +116,18 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_api", "TRUNCATE events"),
         ("codelia_api", "DELETE FROM _sqlx_migrations"),
         ("codelia_api", "CREATE ROLE planted"),
+        ("codelia_api", "UPDATE audit SET detail = 'planted'"),
+        ("codelia_api", "DELETE FROM audit"),
+        ("codelia_api", "DELETE FROM audit_default"),
+        ("codelia_api", "TRUNCATE audit"),
+        ("codelia_api", "UPDATE audit_checkpoints SET number = 1"),
+        ("codelia_api", "DELETE FROM audit_checkpoints"),
+        ("codelia_api", "ALTER TABLE audit DISABLE TRIGGER append_only"),
+        ("codelia_worker", "SELECT detail FROM audit"),
+        ("codelia_worker", "UPDATE audit SET detail = 'planted'"),
+        ("codelia_worker", "DELETE FROM audit"),
+        ("codelia_worker", "SELECT drop_audit_partition('2020-01-01')"),
+        ("codelia_auditor", "INSERT INTO audit DEFAULT VALUES"),
         ("codelia_worker", "SELECT FROM api_keys"),
         ("codelia_worker", "SELECT FROM tenants"),
         ("codelia_worker", "SELECT FROM events"),

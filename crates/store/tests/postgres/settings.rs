@@ -70,7 +70,7 @@ async fn equal_settings_are_stored_once() {
         assert_eq!(assigned.spec, specs[number]);
     }
     for (id, spec) in runs.iter().zip(&specs) {
-        fixture.store.run_commit(*id, &lease.token, &exited(0)).await.unwrap();
+        fixture.store.run_commit(fixture.names(*id, &lease), &lease.token, &exited(0)).await.unwrap();
         assert_spec(&fixture, *id, spec).await;
     }
     assert_eq!(stored(&fixture).await, (1, 3));

@@ -75,6 +75,16 @@ pub struct Metrics {
     pub(crate) build_info: Gauge<i64>,
 }
 
+fn cpu_seconds(meter: &Meter) -> Counter<f64> {
+    let counter = meter.f64_counter("codelia_run_cpu").with_unit("s");
+    counter.with_description("CPU time used by runs, by mode").build()
+}
+
+fn queue_age(meter: &Meter) -> Gauge<f64> {
+    let gauge = meter.f64_gauge("codelia_queue_age").with_unit("s");
+    gauge.with_description("Age of the oldest run that waits for a worker or a slot").build()
+}
+
 /// The instruments of this process. Call it after [`crate::init`]; values recorded before are lost.
 pub fn metrics() -> &'static Metrics {
     static METRICS: OnceLock<Metrics> = OnceLock::new();
@@ -118,11 +128,7 @@ impl Metrics {
             runs: counter("codelia_runs", "Finished runs, by outcome and mode"),
             runs_lost: counter("codelia_runs_lost", "Runs that ended as lost, by reason"),
             runs_retried: counter("codelia_runs_retried", "Runs of dead workers that were queued again"),
-            cpu_seconds: meter
-                .f64_counter("codelia_run_cpu")
-                .with_description("CPU time used by runs, by mode")
-                .with_unit("s")
-                .build(),
+            cpu_seconds: cpu_seconds(meter),
             read_bytes: counter("codelia_run_read_bytes", "Bytes read from devices by runs, by mode"),
             written_bytes: counter("codelia_run_written_bytes", "Bytes written to files by runs, by mode"),
             step_seconds: seconds("codelia_run_step", "Latency of each step of a run, by step"),
@@ -141,11 +147,7 @@ impl Metrics {
             egress: EgressMetrics::build(meter),
             flags: FlagMetrics::build(meter),
             queue_depth: gauge("codelia_queue_depth", "Runs waiting for a worker or a slot"),
-            queue_age: meter
-                .f64_gauge("codelia_queue_age")
-                .with_description("Age of the oldest run that waits for a worker or a slot")
-                .with_unit("s")
-                .build(),
+            queue_age: queue_age(meter),
             misplaced_rows: gauge(
                 "codelia_default_partition_rows",
                 "Rows of runs and output of days without a partition, up to 10000",

@@ -151,7 +151,7 @@ impl Executor {
         let committed = self.committed(run, report);
         let attempt = || {
             let committed = RunCommit { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
-            async move { self.store.run_commit(assigned.id, &run.lease, &committed).await }
+            async move { self.store.run_commit(assigned.names(), &run.lease, &committed).await }
         };
         let ended = retry_until_fenced("commit", run, attempt).await?;
         run.output.stored();

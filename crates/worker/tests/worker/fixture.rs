@@ -18,7 +18,7 @@ use codelia_store::{
 };
 use codelia_telemetry::task::background;
 use codelia_tests::{Database, Scratch, eventually, is_root, within};
-use codelia_types::{CommandSpec, Incarnation, Mode, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{CommandSpec, Incarnation, KeyId, Mode, RunId, SessionId, TenantId, WorkerId};
 use codelia_worker::{Error, Listen, Options, Service, UidRange};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
@@ -131,6 +131,7 @@ impl Fixture {
         let new = NewSession {
             id,
             tenant: &self.tenant,
+            key: KeyId::generate(),
             alias: None,
             spec: &spec,
             labels: &BTreeMap::new(),
@@ -165,6 +166,7 @@ impl Fixture {
             idempotency: None,
             secret_env: None,
             check_quotas: true,
+            key: KeyId::generate(),
             requested_by: None,
             traceparent: None,
             approval: None,

@@ -111,8 +111,10 @@ async fn serve(
     let stored = options::output(&loaded.config, directory.as_deref())?;
     let store = Store::connect(database.options.clone()).await.context("cannot connect to the database")?;
     store.migrate().await?;
-    let store = store.with_output(&stored).await?;
-    let started = start(loaded, data_dir, &store, &shutdown).await;
+    let config = with_secret_key(loaded, data_dir)?;
+    let key = options::secret_key(&config)?;
+    let store = store.with_output(&stored).await?.with_audit_key(key.as_ref())?;
+    let started = start(config, data_dir, &store, &shutdown).await;
     let result = match started {
         Ok(services) => services.run(loaded, data_dir, &shutdown, output).await,
         Err(error) => Err(error),
@@ -142,17 +144,22 @@ struct Banner {
     watches_limits: bool,
 }
 
+/// The configuration with free ports and, unless one is configured, this installation's own key.
+fn with_secret_key(loaded: &Loaded, data_dir: &DataDir) -> Result<Config> {
+    let mut config = with_free_ports(loaded);
+    if config.secrets.key_file.is_none() {
+        config.secrets.key_file = Some(data_dir.secret_key_file()?);
+    }
+    Ok(config)
+}
+
 async fn start(
-    loaded: &Loaded,
+    config: Config,
     data_dir: &DataDir,
     store: &Store,
     shutdown: &CancellationToken,
 ) -> Result<Services> {
-    let mut config = backends::watching_if_needed(&with_free_ports(loaded));
-    if config.secrets.key_file.is_none() {
-        config.secrets.key_file = Some(data_dir.secret_key_file()?);
-    }
-    let config = &config;
+    let config = &backends::watching_if_needed(&config);
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
     let probed = backends::probe(config, &backends).await;

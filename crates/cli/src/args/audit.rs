@@ -1,0 +1,48 @@
+//! Arguments of `codelia audit`.
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Every admitted and ended run, refusal, decision, key and change of an operator is an event. Listing needs
+a key with the scope `audit`.
+
+Examples:
+  codelia audit
+  codelia audit demo --kind RUN_ADMITTED
+  codelia audit --follow --json
+  codelia audit verify"
+)]
+pub(crate) struct Audit {
+    #[command(subcommand)]
+    pub(crate) command: Option<AuditCommand>,
+    /// List only the events of this session
+    #[arg(value_name = "SESSION")]
+    pub(crate) session: Option<String>,
+    /// List only events of this kind, such as RUN_ADMITTED
+    #[arg(long, value_name = "KIND", default_value = "", hide_default_value = true)]
+    pub(crate) kind: String,
+    /// List events that concern no tenant, such as flags (operators)
+    #[arg(long, conflicts_with = "session")]
+    pub(crate) installation: bool,
+    /// Print new events as they happen, oldest first, until interrupted
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// List at most this many events, newest first
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    pub(crate) limit: usize,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// Check that no event was changed, removed or added later (operators)
+    #[command(after_help = "\
+Reads the whole audit and checks the signature of each event and checkpoint. Exits with 1 if it finds a
+problem.
+
+Example:
+  codelia audit verify")]
+    Verify,
+}

@@ -1,0 +1,185 @@
+//! The audit: who did what, when, and what was decided. Rows are written in the statement that does
+//! what they tell, so nothing happens without its row.
+//!
+//! Each row carries a MAC over its content: nobody without the installation's key can change or add
+//! one. Each process is a writer of its own. Every second it lists the rows that it stored in a
+//! checkpoint, which is chained to its previous one and signed: so a row that is missing is found. A
+//! checkpoint also names the last checkpoints of other writers, so that the end of a chain cannot be
+//! cut off unseen.
+
+mod checkpoint;
+mod command;
+mod entry;
+mod list;
+mod retention;
+mod verify;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sqlx::PgExecutor;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+pub(crate) use self::command::command_detail;
+use self::{checkpoint::Chain, entry::AuditKeys};
+pub use self::{
+    entry::AuditEntry,
+    list::AuditFilter,
+    verify::{AuditProblem, AuditReport},
+};
+use crate::{Error, EventBody, EventSubject, SecretError, SecretKey, Store, row};
+
+/// The part of a process in the audit.
+#[derive(Debug)]
+pub(crate) struct AuditLog {
+    writer: Uuid,
+    keys: Option<AuditKeys>,
+    chain: Mutex<Chain>,
+    /// One checkpoint is made at a time.
+    checkpoint: tokio::sync::Mutex<()>,
+}
+
+/// An entry with its MAC, to be stored.
+#[derive(Debug)]
+pub(crate) struct NewEntry {
+    pub(crate) entry: AuditEntry,
+    pub(crate) mac: Option<Vec<u8>>,
+}
+
+/// Entries as arrays of columns, to insert them in one statement.
+pub(crate) struct Entries {
+    pub(crate) writer: Uuid,
+    pub(crate) ids: Vec<Uuid>,
+    pub(crate) times: Vec<OffsetDateTime>,
+    pub(crate) kinds: Vec<String>,
+    pub(crate) fields: Vec<Option<String>>,
+    pub(crate) details: Vec<String>,
+    pub(crate) macs: Vec<Option<Vec<u8>>>,
+}
+
+impl AuditLog {
+    /// A writer that signs nothing.
+    pub(crate) fn unsigned() -> Self {
+        Self { writer: Uuid::now_v7(), keys: None, chain: Mutex::default(), checkpoint: Default::default() }
+    }
+
+    /// An entry about this. The next checkpoint covers it if it is stored by then.
+    pub(crate) fn entry(&self, subject: &EventSubject, body: &EventBody) -> NewEntry {
+        let entry = AuditEntry::new(self.writer, subject, body);
+        let mac = self.keys.as_ref().map(|keys| {
+            let content = entry.content();
+            self.chain().add(entry.id, content);
+            keys.mac(&content)
+        });
+        NewEntry { entry, mac }
+    }
+
+    /// Entries about one subject.
+    pub(crate) fn entries<'a>(
+        &self,
+        subject: &EventSubject,
+        bodies: impl IntoIterator<Item = &'a EventBody>,
+    ) -> Entries {
+        let mut entries = Entries {
+            writer: self.writer,
+            ids: Vec::new(),
+            times: Vec::new(),
+            kinds: Vec::new(),
+            fields: Vec::new(),
+            details: Vec::new(),
+            macs: Vec::new(),
+        };
+        for body in bodies {
+            let NewEntry { entry, mac } = self.entry(subject, body);
+            entries.ids.push(entry.id);
+            entries.times.push(entry.at);
+            entries.kinds.push(entry.kind);
+            entries.fields.push(entry.field);
+            entries.details.push(entry.detail);
+            entries.macs.push(mac);
+        }
+        entries
+    }
+
+    fn chain(&self) -> MutexGuard<'_, Chain> {
+        self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// Signs the audit with keys that are derived from this one. Without a key its rows are not protected
+    /// from changes in the database.
+    ///
+    /// # Errors
+    /// [`SecretError::Cipher`].
+    pub fn with_audit_key(mut self, key: Option<&SecretKey>) -> Result<Self, SecretError> {
+        let keys = key.map(AuditKeys::derive).transpose()?;
+        self.audit = AuditLog { keys, ..AuditLog::unsigned() }.into();
+        Ok(self)
+    }
+
+    /// Records what happened, in the audit alone.
+    pub async fn audit_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
+        insert(&self.audit, &self.pools.runs, subject, body).await
+    }
+}
+
+/// See [`Store::audit_insert`].
+pub(crate) async fn insert(
+    log: &AuditLog,
+    executor: impl PgExecutor<'_>,
+    subject: &EventSubject,
+    body: &EventBody,
+) -> Result<(), Error> {
+    let NewEntry { entry, mac } = log.entry(subject, body);
+    sqlx::query!(
+        "INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        entry.writer,
+        entry.id,
+        entry.at,
+        entry.kind,
+        subject.tenant.as_ref().map(|id| id.as_str()),
+        subject.session.map(|id| id.0),
+        subject.run.map(|id| id.0),
+        subject.key.map(|id| id.0),
+        subject.worker.as_ref().map(|id| id.as_str()),
+        entry.field,
+        entry.detail,
+        mac,
+    )
+    .execute(executor)
+    .await?;
+    Ok(())
+}
+
+/// A row of the audit.
+struct AuditRow {
+    writer: Uuid,
+    id: Uuid,
+    at: OffsetDateTime,
+    kind: String,
+    tenant_id: Option<String>,
+    session_id: Option<Uuid>,
+    run_id: Option<Uuid>,
+    key_id: Option<Uuid>,
+    worker_id: Option<String>,
+    field: Option<String>,
+    detail: String,
+    mac: Option<Vec<u8>>,
+}
+
+impl AuditRow {
+    /// The entry and its MAC.
+    fn split(self) -> Result<(AuditEntry, Option<Vec<u8>>), Error> {
+        let subject = EventSubject {
+            tenant: self.tenant_id.map(|text| row::parse("audit.tenant_id", &text)).transpose()?,
+            session: self.session_id.map(codelia_types::SessionId),
+            run: self.run_id.map(codelia_types::RunId),
+            key: self.key_id.map(codelia_types::KeyId),
+            worker: self.worker_id.map(|text| row::parse("audit.worker_id", &text)).transpose()?,
+        };
+        let Self { writer, id, at, kind, field, detail, mac, .. } = self;
+        Ok((AuditEntry { writer, id, at, kind, subject, field, detail }, mac))
+    }
+}
