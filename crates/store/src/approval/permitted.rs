@@ -70,16 +70,21 @@ impl Permitted {
 }
 
 impl Store {
-    /// What the policy or the isolation floor of its tenant does not permit to a run any more.
+    /// What a person allowed to a run, and the policy or the isolation floor of its tenant does not permit
+    /// any more.
     pub async fn run_withdrawn(&self, run: &AssignedRun) -> Result<Option<Withdrawn>, Error> {
         let row = sqlx::query!(
             r#"SELECT lowest_isolation($1) AS isolation,
                       (SELECT policy -> 'network' -> 'mode' FROM tenant_policies
-                       WHERE tenant_id = $1 ORDER BY version DESC LIMIT 1) AS "mode: Json<Option<NetworkMode>>""#,
+                       WHERE tenant_id = $1 ORDER BY version DESC LIMIT 1) AS "mode: Json<Option<NetworkMode>>"
+               WHERE EXISTS (SELECT 1 FROM approvals WHERE run_id = $2 AND state = 'allowed')"#,
             run.tenant.as_str(),
+            run.id.0,
         )
-        .fetch_one(&self.pools.runs)
+        .fetch_optional(&self.pools.runs)
         .await?;
+        // What needed no approval was checked when the run was admitted.
+        let Some(row) = row else { return Ok(None) };
         let isolation = row.isolation.ok_or(Error::RowMissing { what: "tenant" })?;
         let permitted = Permitted {
             network: row.mode.and_then(|mode| mode.0).unwrap_or(NetworkMode::Host),

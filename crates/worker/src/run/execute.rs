@@ -198,7 +198,7 @@ impl Executor {
         }
     }
 
-    /// Whether a run that waited may still have what it was admitted with, or a person allowed to it.
+    /// Whether a run that waited may still have what a person allowed to it.
     async fn check_permitted(&self, run: &ActiveRun) -> Result<(), NotStarted> {
         let AssignedRun { spec, turn, .. } = &run.assigned;
         let has_network = spec.network.is_some_and(|network| network != NetworkMode::None);
