@@ -200,6 +200,8 @@ impl Cluster {
                 format!("unix:{}", self.scratch.join(&id).join("run/worker.sock").display()),
             )
             .env("CODELIA_WORKER_SLOTS", self.options.slots.to_string())
+            // They may name another number of slots.
+            .envs(self.options.settings.iter().map(|(name, value)| (name, value)))
             .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string())
             .env("CODELIA_WORKER_POLL_INTERVAL_MS", "200")
             .env("CODELIA_SANDBOX_ROOT", &root)
