@@ -81,7 +81,7 @@ impl AuditEvents {
         }
         let (events, next_page_token) = page.finish();
         if let (true, Some(id)) = (events.is_empty(), session) {
-            // A session without events is an error only if there is no such session.
+            // An existing session without events is not an error.
             session_lookup::find(&self.context.store, &caller.tenant, &SessionRef::Id(id)).await?;
         }
         Ok(v1::ListEventsResponse { events, next_page_token })

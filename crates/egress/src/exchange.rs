@@ -1,5 +1,5 @@
 //! Sends one HTTP request on and its response back. The connection ends then, so that it cannot
-//! carry a request for another host. Only a WebSocket goes on, after the destination has agreed.
+//! carry a request for another host. Only a WebSocket continues, after the destination has agreed.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 

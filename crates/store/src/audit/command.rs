@@ -1,4 +1,4 @@
-//! What the audit tells of a command: a hash, to compare, and the start of its text without secrets.
+//! What the audit records of a command: a hash, to compare, and the start of its text without secrets.
 
 use codelia_policy::RunSpec;
 use serde_json::{Value, json};
@@ -107,7 +107,7 @@ mod tests {
             assert!(!text.contains("hush"), "{text}");
             assert!(text.contains(REDACTED) && text.starts_with(argv[0]), "{text}");
         }
-        // Control: what is no secret stays.
+        // Control: other text is kept.
         assert_eq!(of(&["git", "clone", "https://example.com/a@b"]), "git clone https://example.com/a@b");
     }
 

@@ -274,7 +274,7 @@ async fn audit_stays_verifiable_after_retention() {
     append(&other, 1).await;
     let report = verify(&other).await;
     assert_eq!((report.checkpoints, report.problem_count), (2, 0), "{report:?}");
-    // Control: without the entry that tells of it, the chains begin too late.
+    // Control: without the entry that records the removal, the chains begin too late.
     fixture
         .database
         .execute("SET session_replication_role = replica; DELETE FROM audit WHERE kind = 'AUDIT_EXPIRED'")
