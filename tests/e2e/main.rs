@@ -20,6 +20,7 @@ mod configuration;
 mod connections;
 mod database_locks;
 mod database_roles;
+mod database_tls;
 mod dist;
 mod documents;
 mod drain;
