@@ -222,12 +222,11 @@ struct Pipe {
 }
 
 impl Pipe {
+    /// Fails for a user whose pipes hold too much already: through the small pipe that the kernel
+    /// gives then, bytes move slower than by copying.
     fn new() -> io::Result<Self> {
         let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        // A user whose pipes hold too much already gets small ones.
-        if let Err(error) = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES) {
-            tracing::debug!(%error, "pipe stays small");
-        }
+        rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES)?;
         Ok(Self { output, input })
     }
 }
