@@ -154,3 +154,24 @@ async fn detach_keys_are_configurable() -> Result<()> {
     exit(on_terminal(&cluster, &client, &["attach", "-t", &id])?, 0).await?;
     cluster.end().await
 }
+
+#[tokio::test]
+async fn attach_to_session_opens_a_shell() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    client.exec(&session.name, "echo 42 > answer").await?;
+    let mut terminal = on_terminal(&cluster, &client, &["attach", &session.session_id])?;
+    terminal.type_text("test -t 0 && echo \"the-answer-$(cat answer)\"\r")?;
+    terminal.shows("the-answer-42").await?;
+    exit(terminal, 9).await?;
+
+    let script = b"cat answer; exit 5";
+    let piped = Process::finish(cluster.cli(&client, &["attach", &session.session_id]), script).await?;
+    assert_eq!((piped.code, piped.stdout.as_str()), (Some(5), "42\n"), "{piped:?}");
+    let unknown = Process::finish(cluster.cli(&client, &["attach", "nothing"]), b"").await?;
+    assert!(unknown.stderr.contains("neither a session nor a run"), "{unknown:?}");
+    let nested = Process::finish(cluster.cli(&client, &["run", "--vm", "--", "true"]), b"").await?;
+    assert!(nested.stderr.contains("--vm: ") && nested.stderr.contains("--mode container"), "{nested:?}");
+    cluster.end().await
+}

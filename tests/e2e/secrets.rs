@@ -58,7 +58,7 @@ fn has_bytes(message: &impl Message, value: &str) -> bool {
 }
 
 async fn get(client: &Client, name: &str, include_env: bool) -> Result<Run, tonic::Status> {
-    let request = GetRunRequest { name: name.to_owned(), include_env, include_usage: false };
+    let request = GetRunRequest { name: name.to_owned(), include_env, ..Default::default() };
     Ok(client.runs().get_run(request).await?.into_inner().run.unwrap_or_default())
 }
 

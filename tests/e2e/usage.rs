@@ -76,6 +76,62 @@ async fn running_run_shows_what_it_uses() -> Result<()> {
 }
 
 #[tokio::test]
+async fn processes_of_session_are_listed() -> Result<()> {
+    let cluster = Cluster::start_with(ClusterOptions::default()).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let start = async |request: StartRunRequest| {
+        let mut exec = Exec::start(&client, request).await?;
+        exec.until("output", |seen| !seen.stdout.is_empty()).await?;
+        anyhow::Ok(exec)
+    };
+    let mut exec = start(open(&session.name, "sh -c 'sleep 1000; true' & echo begun; read x")).await?;
+    let name = exec.transcript.queued.as_ref().context("queued")?.name.clone();
+    let get = async |client: &Client| {
+        let request = GetRunRequest { name: name.clone(), include_processes: true, ..Default::default() };
+        client.runs().get_run(request).await
+    };
+    let found = eventually("the inner shell has started its command", || async {
+        let found = get(&client).await.ok()?.into_inner();
+        found.processes.iter().any(|process| process.command == "sleep 1000").then_some(found)
+    })
+    .await;
+    assert!(found.live_usage.is_none() && found.processes_unavailable.is_empty(), "{found:?}");
+    let sleep = found.processes.iter().find(|process| process.command == "sleep 1000").context("sleep")?;
+    let parent = found.processes.iter().find(|process| process.pid == sleep.parent_pid);
+    assert_eq!(parent.context("its parent")?.command, "sh -c sleep 1000; true", "{found:?}");
+    let shell = found.processes.iter().find(|process| process.command.contains("begun"));
+    assert_eq!(shell.context("the command")?.parent_pid, 0, "{found:?}");
+
+    let other = cluster.tenant("b").await?;
+    assert_eq!(refusal(&get(&other).await.expect_err("of another tenant")).code, Code::NotFound);
+    let shown = Process::finish(cluster.cli(&client, &["ps", &session.session_id]), b"").await?;
+    ensure!(shown.code == Some(0) && shown.stdout.contains("sleep 1000"), "{shown:?}");
+    let foreign = Process::finish(cluster.cli(&other, &["ps", &session.session_id]), b"").await?;
+    ensure!(foreign.code == Some(1) && !foreign.stdout.contains("sleep"), "{foreign:?}");
+
+    let mut request = open(&session.name, "sleep $PASSWORD & echo begun; read x");
+    if let Some(command) = &mut request.command {
+        command.secret_env = [("PASSWORD".to_owned(), "1002".to_owned())].into();
+    }
+    let mut secret = start(request).await?;
+    let listed = eventually("both runs are listed", || async {
+        let listed = cluster.cli(&client, &["ps", &session.session_id, "--json"]);
+        let listed = Process::finish(listed, b"").await.ok()?.stdout;
+        (listed.contains("sleep 1000") && listed.contains("[sleep]")).then_some(listed)
+    })
+    .await;
+    ensure!(!listed.contains("1002"), "a command line shows the secret: {listed}");
+
+    // Ending the session ends its runs.
+    let killed = Process::finish(cluster.cli(&client, &["kill", &session.session_id]), b"").await?;
+    assert_eq!((killed.code, killed.stdout.trim()), (Some(0), session.session_id.as_str()), "{killed:?}");
+    assert!(matches!(exec.finish().await?.outcome(), Kind::Canceled(_)));
+    assert!(matches!(secret.finish().await?.outcome(), Kind::Canceled(_)));
+    cluster.end().await
+}
+
+#[tokio::test]
 async fn near_limits_are_reported_once_and_recorded() -> Result<()> {
     let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let metrics = free_address().await?;

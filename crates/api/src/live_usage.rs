@@ -1,34 +1,29 @@
 //! What a running run uses at this moment: the worker that executes it reads that for one request.
 
-use codelia_proto::v1;
+use codelia_proto::internal::v1::GetRunUsageResponse;
 use codelia_store::{Run, RunState};
 
 use crate::{context::Context, status::ApiError};
 
-/// What a run uses, or why that is not known.
-#[derive(Debug, Default)]
-pub(crate) struct LiveUsage {
-    pub(crate) usage: Option<v1::LiveUsage>,
-    /// Empty with a usage.
-    pub(crate) unavailable: String,
-}
-
-impl LiveUsage {
-    fn unavailable(why: impl Into<String>) -> Self {
-        Self { usage: None, unavailable: why.into() }
-    }
+fn unavailable(why: &str) -> GetRunUsageResponse {
+    let [unavailable, processes_unavailable] = [why.to_owned(), why.to_owned()];
+    GetRunUsageResponse { unavailable, processes_unavailable, ..GetRunUsageResponse::default() }
 }
 
 /// Asks the worker that executes a run. If the run has ended meanwhile, reads it again.
-pub(crate) async fn of(context: &Context, run: &mut Run) -> Result<LiveUsage, ApiError> {
+pub(crate) async fn of(
+    context: &Context,
+    run: &mut Run,
+    include_processes: bool,
+) -> Result<GetRunUsageResponse, ApiError> {
     let (RunState::Running, Some(address)) = (run.state, run.worker_address.clone()) else {
         return Ok(not_running(run));
     };
-    match context.dispatch.usage(&address, run.id).await {
-        Ok(answer) => return Ok(LiveUsage { usage: answer.usage, unavailable: answer.unavailable }),
+    match context.dispatch.usage(&address, run.id, include_processes).await {
+        Ok(answer) => return Ok(answer),
         Err(error) if !error.is_unknown_run() => {
             tracing::warn!(%error, address, run = %run.id, "usage of the run not read");
-            return Ok(LiveUsage::unavailable("the worker that executes the run did not answer; try again"));
+            return Ok(unavailable("the worker that executes the run did not answer; try again"));
         }
         Err(_) => {}
     }
@@ -38,8 +33,8 @@ pub(crate) async fn of(context: &Context, run: &mut Run) -> Result<LiveUsage, Ap
     Ok(not_running(run))
 }
 
-fn not_running(run: &Run) -> LiveUsage {
-    LiveUsage::unavailable(match run.state {
+fn not_running(run: &Run) -> GetRunUsageResponse {
+    unavailable(match run.state {
         RunState::Queued => "the run is queued",
         RunState::Running => "its worker does not execute the run yet, or any more",
         RunState::Ended => "the run has ended: `run.usage` is what it used",

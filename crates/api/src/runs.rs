@@ -25,7 +25,7 @@ use crate::{
     cancel::{cancel_run, cancellation},
     context::Context,
     dispatch::Push,
-    live_usage::{self, LiveUsage},
+    live_usage,
     paging::Page,
     request::Deadline,
     resource_name::{self, RunName, SessionSelector},
@@ -374,25 +374,28 @@ impl RunService for Runs {
         request: Request<v1::GetRunRequest>,
     ) -> Result<Response<v1::GetRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let v1::GetRunRequest { name, include_env, include_usage } = request.into_inner();
+        let v1::GetRunRequest { name, include_env, include_usage, include_processes } = request.into_inner();
         let name = resource_name::run("name", &name)?;
         if include_env {
             auth::require_scope(&caller, Scope::Admin)?;
         }
         let mut run = self.find(&caller, name).await?;
-        let usage = match include_usage {
-            true => live_usage::of(&self.context, &mut run).await?,
-            false => LiveUsage::default(),
-        };
+        let mut response = v1::GetRunResponse::default();
+        if include_usage || include_processes {
+            let answer = live_usage::of(&self.context, &mut run, include_processes).await?;
+            if include_usage {
+                (response.live_usage, response.live_usage_unavailable) = (answer.usage, answer.unavailable);
+            }
+            if include_processes {
+                response.processes = answer.processes;
+                response.processes_unavailable = answer.processes_unavailable;
+            }
+        }
         let message = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
         let approval = self.context.store.approval_of_start(&caller.tenant, run.id).await;
         let approval = approval.map_err(ApiError::from)?.map(to_proto::approval);
-        let message = v1::Run { approval, ..shown(&caller, &run, message) };
-        Ok(Response::new(v1::GetRunResponse {
-            run: Some(message),
-            live_usage: usage.usage,
-            live_usage_unavailable: usage.unavailable,
-        }))
+        response.run = Some(v1::Run { approval, ..shown(&caller, &run, message) });
+        Ok(Response::new(response))
     }
 
     async fn list_runs(

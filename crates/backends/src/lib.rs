@@ -30,7 +30,10 @@ mod require;
 pub use backend::{
     Backend, Capabilities, EgressSockets, Gap, Launched, Prepared, Running, SandboxRemote, Stdio,
 };
-pub use codelia_sys::cgroup::{CgroupParent, CurrentUsage};
+pub use codelia_sys::{
+    cgroup::{CgroupParent, CurrentUsage},
+    process::ListedProcess,
+};
 pub use container::{ContainerOptions, container};
 pub use error::Error;
 pub use host_runtime::host_runtime;

@@ -1,8 +1,14 @@
 //! Reads what a running command uses, on demand.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use codelia_sys::cgroup::{CurrentUsage, GroupReader};
+use codelia_sys::{
+    cgroup::{CurrentUsage, GroupReader},
+    process::{self, ListedProcess},
+};
 
 use crate::Error;
 
@@ -38,5 +44,21 @@ impl UsageReader {
         };
         // codelia-init is one of them.
         Ok(CurrentUsage { tasks: usage.tasks.map(|tasks| tasks.saturating_sub(1)), ..usage })
+    }
+
+    /// The processes of the command, at most `max`, without `codelia-init`. `None` if there is no
+    /// control group that lists them.
+    ///
+    /// # Errors
+    /// The sandbox is gone, or its processes cannot be listed.
+    pub fn processes(&self, max: usize) -> Result<Option<Vec<ListedProcess>>, Error> {
+        let Source::Group(group) = &self.0 else { return Ok(None) };
+        let Some(mut pids) = group.processes()? else { return Ok(None) };
+        pids.truncate(max.saturating_add(1));
+        let mut listed = process::list(&pids);
+        // An id may belong to another sandbox's process by now: one that is still here was ours.
+        let still: HashSet<_> = group.processes()?.into_iter().flatten().collect();
+        listed.retain(|process| still.contains(&process.host_pid));
+        Ok(Some(listed))
     }
 }

@@ -55,6 +55,20 @@ pub(crate) fn run_with_usage(found: &v1::GetRunResponse) -> Value {
     json
 }
 
+/// A process of a run.
+pub(crate) fn run_process((run, process): &(String, v1::RunProcess)) -> Value {
+    json!({
+        "run_id": run,
+        "pid": process.pid,
+        "parent_pid": process.parent_pid,
+        "state": process.state,
+        "cpu_time_ns": nanos(process.cpu_time.as_ref()),
+        "memory_bytes": process.memory_bytes,
+        "threads": process.threads,
+        "command": process.command,
+    })
+}
+
 /// A session.
 pub(crate) fn session(session: &v1::Session) -> Value {
     json!({

@@ -63,6 +63,34 @@ pub(crate) async fn run(client: &Client, text: &str) -> Result<String> {
     Ok(run_name(&found.await?))
 }
 
+/// What an argument names, as a resource name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RunOrSession {
+    Run(String),
+    Session(String),
+}
+
+/// Finds a run by resource name, id or start of its id, or a session by resource name, id or alias. An
+/// alias that looks like the start of an id names its session.
+pub(crate) async fn run_or_session(client: &Client, text: &str) -> Result<RunOrSession> {
+    if text.contains("/runs/") {
+        return Ok(RunOrSession::Run(run_name(text)));
+    }
+    let session = session_name(text);
+    match client.sessions().get_session(GetSessionRequest { name: session.clone() }).await {
+        Ok(_) => return Ok(RunOrSession::Session(session)),
+        // No alias looks like this, or no session has it.
+        Err(status) if matches!(status.code(), Code::NotFound | Code::InvalidArgument) => {}
+        Err(status) => return Err(status.into()),
+    }
+    if !is_id(text) && !is_prefix(text) {
+        bail!(
+            "{text:?} is neither a session nor a run (`codelia session list` and `codelia ps --all` list them)"
+        );
+    }
+    run(client, text).await.map(RunOrSession::Run)
+}
+
 /// Returns the resource name of an approval given by resource name, id or start of its id.
 pub(crate) async fn approval(client: &Client, text: &str) -> Result<String> {
     if text.contains('/') || is_id(text) {

@@ -101,9 +101,14 @@ impl Dispatch {
         Ok(sent?.known)
     }
 
-    /// Has a worker read what a run uses.
-    pub(crate) async fn usage(&self, address: &str, run: RunId) -> Result<wire::GetRunUsageResponse, Error> {
-        let request = wire::GetRunUsageRequest { run_id: run.to_string() };
+    /// Has a worker read what a run uses, and its processes if they are wanted.
+    pub(crate) async fn usage(
+        &self,
+        address: &str,
+        run: RunId,
+        include_processes: bool,
+    ) -> Result<wire::GetRunUsageResponse, Error> {
+        let request = wire::GetRunUsageRequest { run_id: run.to_string(), include_processes };
         self.call(address, async |mut client| client.get_run_usage(request).await).await
     }
 

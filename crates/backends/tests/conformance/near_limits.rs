@@ -130,6 +130,14 @@ pub(crate) async fn running_command_shows_its_usage(mut fixture: Fixture) {
     assert_eq!(usage.tasks, Some(3), "the shell, sleep and perl: {usage:?}");
     assert!(usage.memory_bytes.unwrap() < 256 * MIB, "{usage:?}");
     assert!(usage.peak_memory_bytes.is_none_or(|peak| peak >= 40 * MIB), "{usage:?}");
+    // Only a control group lists them.
+    if let Some(listed) = command.running.usage_reader().unwrap().processes(10).unwrap() {
+        let [shell, below @ ..] = &listed[..] else { panic!("{listed:?}") };
+        assert_eq!((below.len(), shell.parent_pid), (2, 0), "{listed:?}");
+        assert!(below.iter().all(|process| process.parent_pid == shell.pid), "{listed:?}");
+        let perl = below.iter().find(|process| process.name == "perl").unwrap();
+        assert!(perl.memory_bytes >= 40 * MIB && perl.cpu_time >= Duration::from_millis(250), "{listed:?}");
+    }
     let finished = command.finish().await;
     assert_eq!(finished.near_limits, [], "the control: nothing is near its limit");
 }

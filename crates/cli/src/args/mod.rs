@@ -36,7 +36,7 @@ pub(crate) use self::{
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::Policy,
-    run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, TerminalArgs},
+    run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},

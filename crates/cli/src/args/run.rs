@@ -68,7 +68,7 @@ impl From<Exec> for Run {
 }
 
 /// Options of a run, whatever its session.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct RunOptions {
     /// Start the command in this directory: below the workspace, or /workspace/…
     #[arg(short, long, value_name = "DIR", default_value = "", hide_default_value = true)]
@@ -98,7 +98,7 @@ pub(crate) struct RunOptions {
 }
 
 /// How to leave a run's terminal.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct TerminalArgs {
     /// Detach from the terminal with these keys, such as ctrl-a,d; empty for none [default: client.detach_keys]
     #[arg(long, value_name = "KEYS")]
@@ -126,15 +126,18 @@ pub(crate) struct EnvArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exits like `codelia run`. Ctrl-C detaches, with -t ctrl-p ctrl-q; the run continues.
+Exits like `codelia run`. Ctrl-C detaches, with -t ctrl-p ctrl-q; the run continues. A session gets
+a shell, as a run of its own: `codelia exec SESSION -- …` chooses another command and its options.
 
 Examples:
+  codelia attach work                        open a shell in the session
   codelia attach $(codelia run -d -- make test)
   codelia attach -t $(codelia run -dt -- bash)
   codelia attach -i $(codelia run -di -- tar x) <files.tar")]
 pub(crate) struct Attach {
-    /// Id of the run, or its start
-    pub(crate) run: String,
+    /// Id of the run, or its start; or id or alias of a session, to open a shell in it
+    #[arg(value_name = "RUN|SESSION")]
+    pub(crate) target: String,
     /// Forward stdin to the run
     #[arg(short, long)]
     pub(crate) interactive: bool,
@@ -162,9 +165,12 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  codelia ps\n  codelia ps --usage\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
+    after_help = "Examples:\n  codelia ps\n  codelia ps work                            list the processes of the session\n  codelia ps --usage\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
 )]
 pub(crate) struct Ps {
+    /// List the processes of this run, or of all running runs of this session, instead of runs
+    #[arg(value_name = "RUN|SESSION", conflicts_with_all = ["all", "session", "all_tenants", "tenant", "labels", "usage"])]
+    pub(crate) target: Option<String>,
     /// Include runs that have ended
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -193,14 +199,15 @@ pub(crate) struct Ps {
 Examples:
   codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
   codelia kill 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f --grace 30s --reason 'wrong branch'
-  codelia kill --signal HUP 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+  codelia kill --signal HUP 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia kill work                          end the session, with its runs and files")]
 pub(crate) struct Kill {
     /// Send this signal to the command instead of canceling the run, by name or number
     #[arg(long, value_name = "SIGNAL", value_parser = signal, conflicts_with_all = ["reason", "grace", "tenant"])]
     pub(crate) signal: Option<i32>,
-    /// Ids of the runs, or the start of each; every run is tried
-    #[arg(required = true)]
-    pub(crate) runs: Vec<String>,
+    /// Ids of the runs, or the start of each; or ids or aliases of sessions, to end them; each is tried
+    #[arg(required = true, value_name = "RUN|SESSION")]
+    pub(crate) targets: Vec<String>,
     /// Cancel runs of this tenant, given by their ids; needs a key with the scope operator and --reason
     #[arg(long, value_name = "TENANT", requires = "reason")]
     pub(crate) tenant: Option<String>,

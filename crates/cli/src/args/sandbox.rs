@@ -14,6 +14,9 @@ pub(crate) struct NetworkArgs {
     /// Network access: none, proxy (only to allowed hosts) or host [default: the server's]
     #[arg(long, value_name = "MODE")]
     pub(crate) network: Option<NetworkMode>,
+    /// Allow the connections that the policy permits: the same as --network proxy
+    #[arg(long, conflicts_with = "network")]
+    pub(crate) allow_network: bool,
     /// Allow connections to this host: a name, *.NAME, an address or set:NAME; implies --network
     /// proxy (repeatable)
     #[arg(long = "allow-host", value_name = "HOST")]
@@ -26,7 +29,7 @@ pub(crate) struct NetworkArgs {
 impl NetworkArgs {
     /// The network mode that the flags request.
     pub(crate) fn requested_mode(&self) -> Option<NetworkMode> {
-        self.network.or((!self.hosts.is_empty()).then_some(NetworkMode::Proxy))
+        self.network.or((self.allow_network || !self.hosts.is_empty()).then_some(NetworkMode::Proxy))
     }
 }
 
@@ -47,7 +50,7 @@ pub(crate) struct FilesystemArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) overlay: Vec<PathBuf>,
     /// Deny access to this path (repeatable)
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", visible_alias = "blacklist")]
     pub(crate) deny: Vec<PathBuf>,
     /// Use the image of this profile in mode container, such as python
     #[arg(long, value_name = "NAME")]
@@ -55,7 +58,7 @@ pub(crate) struct FilesystemArgs {
 }
 
 /// Sandbox of a run or session. The server validates the values.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sandbox and limits")]
 pub(crate) struct SandboxArgs {
     /// Sandbox mode: logical, bwrap, nsjail or container [default: the server's]
@@ -93,6 +96,13 @@ pub(crate) struct SandboxArgs {
     /// Make retries safe: retrying with the same key returns the first result
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
+    // Sandboxes inside a sandbox are refused by name, with what to use instead.
+    #[arg(long, hide = true)]
+    pub(crate) containers: bool,
+    #[arg(long, hide = true)]
+    pub(crate) vm: bool,
+    #[arg(long, hide = true)]
+    pub(crate) allow_kvm: bool,
     #[command(flatten)]
     pub(crate) network: NetworkArgs,
     // Last: its heading also applies to what follows.

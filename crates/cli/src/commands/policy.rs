@@ -69,6 +69,7 @@ fn load(file: Option<&Path>) -> Result<Option<v1::Policy>> {
 
 /// Returns the policy that a run or session requests: its file, plus the flags.
 pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> {
+    refuse_nested(args)?;
     let file = args.policy_file.as_deref().map(read).transpose()?;
     let mut policy = file.clone().unwrap_or_default();
     apply_flags(&mut policy, &args.filesystem);
@@ -78,6 +79,20 @@ pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> 
     }
     policy.check_size().map_err(PolicyError::from).context("policy")?;
     Ok((file.is_some() || policy != Policy::default()).then(|| (&policy).into()))
+}
+
+/// No sandbox can hold another one yet.
+fn refuse_nested(args: &args::SandboxArgs) -> Result<()> {
+    for (is_set, name) in
+        [(args.containers, "--containers"), (args.vm, "--vm"), (args.allow_kvm, "--allow-kvm")]
+    {
+        anyhow::ensure!(
+            !is_set,
+            "{name}: containers and virtual machines inside a sandbox are not supported; to run the command \
+             itself in a container, use --mode container"
+        );
+    }
+    Ok(())
 }
 
 fn apply_flags(policy: &mut Policy, flags: &args::FilesystemArgs) {
@@ -179,7 +194,8 @@ mod tests {
         apply_network_flags(&mut policy, &args::NetworkArgs::default());
         assert_eq!(policy, Policy::default());
         policy.network.allowed_hosts = Some(vec!["a.example".to_owned()]);
-        let flags = args::NetworkArgs { hosts: vec!["set:pypi".to_owned()], ports: vec![443], network: None };
+        let flags =
+            args::NetworkArgs { hosts: vec!["set:pypi".to_owned()], ports: vec![443], ..Default::default() };
         assert_eq!(flags.requested_mode(), Some(codelia_types::NetworkMode::Proxy));
         apply_network_flags(&mut policy, &flags);
         let text = "network: {allowed_hosts: [a.example, 'set:pypi'], allowed_ports: [443]}";

@@ -31,7 +31,8 @@ use crate::{
     exec_stream::{ExecStream, Followed},
     exit_status,
     output::{self, Output},
-    record, resolve,
+    record,
+    resolve::{self, RunOrSession},
     signals::Signals,
     streams::Streams,
     terminal::{self, RawMode},
@@ -45,6 +46,9 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Idle time after which the server ends a session created for one run that was not closed.
 const SESSION_IDLE_TTL: Duration = Duration::from_secs(60);
+
+/// Not every sandbox has the better shell.
+const SHELL: &str = "if command -v bash >/dev/null; then exec bash; fi; exec sh";
 
 /// A signal arrived before the run was recorded, or the run could not be canceled.
 #[derive(Debug, thiserror::Error)]
@@ -93,8 +97,11 @@ pub(crate) async fn attach(
     args: &args::Attach,
     output: Output,
 ) -> Result<ExitCode> {
+    let name = match resolve::run_or_session(client, &args.target).await? {
+        RunOrSession::Run(name) => name,
+        RunOrSession::Session(name) => return open_shell(client, config, args, name, output).await,
+    };
     let mut signals = Signals::catch()?;
-    let name = resolve::run(client, &args.run).await?;
     let stdin = args.interactive || args.tty;
     if stdin {
         check_input(client, args, &name).await?;
@@ -111,6 +118,21 @@ pub(crate) async fn attach(
         output::write_message(&format!("codelia: {}", still_running(&name, args.tty)));
     }
     finish(followed, streams, output)
+}
+
+/// Runs a shell in a session: with a terminal if this process has one.
+async fn open_shell(
+    client: &Client,
+    config: &Config,
+    args: &args::Attach,
+    session: String,
+    output: Output,
+) -> Result<ExitCode> {
+    let terminal = args::TerminalArgs { detach_keys: args.terminal.detach_keys.clone() };
+    let tty = args.tty || (io::stdin().is_terminal() && io::stdout().is_terminal());
+    let options = args::RunOptions { interactive: true, tty, terminal, ..args::RunOptions::default() };
+    let command = ["sh", "-c", SHELL].map(str::to_owned).into();
+    run(client, config, &args::Run { session: Some(session), command, options }, output).await
 }
 
 /// What to forward to a run.

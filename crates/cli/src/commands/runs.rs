@@ -1,15 +1,16 @@
-//! `codelia ps` and `codelia kill`.
+//! `codelia ps` and `codelia kill`, of runs and sessions.
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        CancelRunRequest, CancelTenantRunRequest, GetRunRequest, GetRunResponse, ListRunsRequest,
-        ListTenantRunsRequest, LiveUsage, Run, RunState, SignalRunRequest,
+        CancelRunRequest, CancelTenantRunRequest, CloseSessionRequest, GetRunRequest, GetRunResponse,
+        ListRunsRequest, ListTenantRunsRequest, LiveUsage, Run, RunState, SignalRunRequest,
     },
 };
+use serde_json::Value;
 
 use crate::{
     args,
@@ -17,11 +18,16 @@ use crate::{
     each::Each,
     exit_status,
     output::{Output, write_message},
-    record, resolve, units,
+    record,
+    resolve::{self, RunOrSession},
+    units,
 };
 
 /// Lists runs, newest first.
 pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
+    if let Some(target) = &args.target {
+        return print_processes(client, args, target, output).await;
+    }
     if args.all_tenants || args.tenant.is_some() {
         return ps_of_tenants(client, args, output).await;
     }
@@ -99,6 +105,45 @@ fn usage_cells(usage: Option<&LiveUsage>) -> [String; 4] {
     ]
 }
 
+/// Lists the processes of a run, or of the running runs of a session.
+async fn print_processes(client: &Client, args: &args::Ps, target: &str, output: Output) -> Result<()> {
+    let runs = match resolve::run_or_session(client, target).await? {
+        RunOrSession::Run(name) => vec![name],
+        RunOrSession::Session(name) => {
+            let runs = list_in(client, args, name, RunState::Running).await?;
+            runs.into_iter().map(|run| run.name).collect()
+        }
+    };
+    let (mut rows, mut notes) = (Vec::new(), Vec::new());
+    for name in runs {
+        let request = GetRunRequest { name, include_processes: true, ..Default::default() };
+        let found = client.runs().get_run(request).await?.into_inner();
+        let run = found.run.context("the server sent no run")?.run_id;
+        if !found.processes_unavailable.is_empty() {
+            notes.push((run.clone(), found.processes_unavailable));
+        }
+        rows.extend(found.processes.into_iter().map(|process| (run.clone(), process)));
+    }
+    let short = record::short_ids(rows.iter().map(|(run, _)| run.as_str()));
+    let header = ["RUN", "PID", "PARENT", "STATE", "CPU", "MEMORY", "COMMAND"];
+    output.print_list(&header, &rows, record::run_process, |(run, process)| {
+        let cpu = record::millis(process.cpu_time.as_ref()).unwrap_or_default();
+        vec![
+            short(run),
+            process.pid.to_string(),
+            process.parent_pid.to_string(),
+            process.state.clone(),
+            format!("{:.1}s", cpu / 1000.0),
+            units::bytes(process.memory_bytes.unsigned_abs()),
+            plain(&process.command),
+        ]
+    })?;
+    for (run, why) in notes {
+        write_message(&format!("codelia: {run}: {why}"));
+    }
+    Ok(())
+}
+
 /// Lists the runs of all tenants, or of one, that have not ended.
 async fn ps_of_tenants(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
     let tenant = args.tenant.as_ref().map(|tenant| format!("tenants/{tenant}")).unwrap_or_default();
@@ -134,35 +179,51 @@ fn command(run: &Run) -> String {
 /// Cancels or signals runs.
 pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
-    for run in &args.runs {
-        let killed = match args.signal {
-            Some(number) => signal(client, run, number).await,
-            None => cancel(client, run, args).await,
-        };
-        let killed = client.explained(killed).await;
-        each.report(run, killed.map(|run| (record::run(&run), run.run_id)))?;
+    for target in &args.targets {
+        let killed = kill_one(client, target, args).await;
+        each.report(target, client.explained(killed).await)?;
     }
     each.finish()
 }
 
-async fn cancel(client: &Client, run: &str, args: &args::Kill) -> Result<Run> {
-    let grace = args.grace.map(duration_to_proto);
-    if let Some(tenant) = &args.tenant {
-        let name = format!("tenants/{tenant}/runs/{run}");
-        let request = CancelTenantRunRequest { name, reason: args.reason.clone(), grace };
-        let response = client.operator().cancel_tenant_run(request).await?;
-        return response.into_inner().run.context("the server sent no run");
-    }
-    let name = resolve::run(client, run).await?;
-    let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
-    let response = client.runs().cancel_run(request).await?;
-    response.into_inner().run.context("the server sent no run")
+/// Returns the record of what was killed, and its id.
+async fn kill_one(client: &Client, target: &str, args: &args::Kill) -> Result<(Value, String)> {
+    let run = match &args.tenant {
+        Some(tenant) => cancel_of_tenant(client, tenant, target, args).await?,
+        None => match (resolve::run_or_session(client, target).await?, args.signal) {
+            (RunOrSession::Run(name), Some(signal)) => {
+                let response = client.runs().signal_run(SignalRunRequest { name, signal }).await?;
+                response.into_inner().run
+            }
+            (RunOrSession::Run(name), None) => {
+                let grace = args.grace.map(duration_to_proto);
+                let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
+                client.runs().cancel_run(request).await?.into_inner().run
+            }
+            (RunOrSession::Session(name), None) if args.reason.is_empty() && args.grace.is_none() => {
+                let closed = client.sessions().close_session(CloseSessionRequest { name }).await?;
+                let session = closed.into_inner().session.context("the server sent no session")?;
+                return Ok((record::session(&session), session.session_id));
+            }
+            (RunOrSession::Session(_), _) => {
+                bail!("--signal, --reason and --grace are for runs (`codelia ps -s {target}` lists them)")
+            }
+        },
+    };
+    let run = run.context("the server sent no run")?;
+    Ok((record::run(&run), run.run_id))
 }
 
-async fn signal(client: &Client, run: &str, signal: i32) -> Result<Run> {
-    let request = SignalRunRequest { name: resolve::run(client, run).await?, signal };
-    let response = client.runs().signal_run(request).await?;
-    response.into_inner().run.context("the server sent no run")
+async fn cancel_of_tenant(
+    client: &Client,
+    tenant: &str,
+    run: &str,
+    args: &args::Kill,
+) -> Result<Option<Run>> {
+    let name = format!("tenants/{tenant}/runs/{run}");
+    let grace = args.grace.map(duration_to_proto);
+    let request = CancelTenantRunRequest { name, reason: args.reason.clone(), grace };
+    Ok(client.operator().cancel_tenant_run(request).await?.into_inner().run)
 }
 
 async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<Run>> {
@@ -170,6 +231,10 @@ async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<R
         Some(session) => resolve::session(client, session).await?,
         None => "sessions/-".to_owned(),
     };
+    list_in(client, args, parent, state).await
+}
+
+async fn list_in(client: &Client, args: &args::Ps, parent: String, state: RunState) -> Result<Vec<Run>> {
     let listed = pages(args.limit, async |page_token| {
         let request = ListRunsRequest {
             parent: parent.clone(),

@@ -137,6 +137,7 @@ impl<'a> Line<'a> {
         let source = match (argument.get_id().as_str(), self.command.get_name()) {
             ("session" | "sessions", _) => Source::Sessions,
             ("run" | "runs", _) => Source::Runs,
+            ("target" | "targets", "attach" | "ps" | "kill") => Source::RunsAndSessions,
             ("sources" | "destination" | "source" | "paths" | "path", _) => Source::Files,
             ("approval", _) => Source::Approvals,
             ("tenant", _) => Source::Tenants,

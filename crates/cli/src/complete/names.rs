@@ -21,6 +21,7 @@ const PAGE_SIZE: i32 = 200;
 pub(super) enum Source {
     Sessions,
     Runs,
+    RunsAndSessions,
     /// `SESSION:PATH`.
     Files,
     Approvals,
@@ -39,12 +40,8 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
     let client = Client::connect(&config::load(None, server)?).await?;
     match source {
         Source::Sessions => sessions(&client).await,
-        Source::Runs => {
-            let parent = "sessions/-".to_owned();
-            let request = ListRunsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
-            let runs = client.runs().list_runs(request).await?.into_inner().runs;
-            Ok(runs.into_iter().map(|run| run.run_id).collect())
-        }
+        Source::Runs => runs(&client).await,
+        Source::RunsAndSessions => Ok([sessions(&client).await?, runs(&client).await?].concat()),
         Source::Files => match current.split_once(':') {
             Some((session, path)) => files(&client, session, path).await,
             None => Ok(sessions(&client).await?.into_iter().map(|name| format!("{name}:")).collect()),
@@ -78,6 +75,13 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
         }
         Source::Contexts => Ok(Vec::new()),
     }
+}
+
+async fn runs(client: &Client) -> Result<Vec<String>> {
+    let parent = "sessions/-".to_owned();
+    let request = ListRunsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
+    let runs = client.runs().list_runs(request).await?.into_inner().runs;
+    Ok(runs.into_iter().map(|run| run.run_id).collect())
 }
 
 /// Open sessions by alias, or by id without one.

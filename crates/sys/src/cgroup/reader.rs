@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rustix::io::Errno;
+use rustix::{io::Errno, process::Pid};
 
 use super::{Group, group_dir::GroupDir};
-use crate::Error;
+use crate::{Error, process::parse_pids};
 
 /// What the processes of a cgroup use now. `None` is not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -77,6 +77,15 @@ impl GroupReader {
         let memory = dir.current_memory()?;
         let cached = if memory < from { 0 } else { dir.page_cache()? };
         Ok(Some(memory.saturating_sub(cached)))
+    }
+
+    /// The processes; `None` where those of the host are not those of the sandbox.
+    ///
+    /// # Errors
+    /// As [`GroupReader::read`].
+    pub fn processes(&self) -> Result<Option<Vec<Pid>>, Error> {
+        let Some(dir) = &self.pids else { return Ok(None) };
+        Ok(Some(parse_pids(&dir.read("cgroup.procs")?).collect()))
     }
 
     /// Number of processes and threads.

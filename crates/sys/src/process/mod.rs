@@ -1,6 +1,7 @@
 //! Processes: attributes of this one, fork and exec, killing, reaping.
 
 mod kill;
+mod list;
 mod reap;
 mod single_thread;
 mod tree;
@@ -21,6 +22,7 @@ use crate::Error;
 
 pub(crate) use kill::parse_pids;
 pub use kill::{PidFd, descendants, is_alive, kill, kill_all_others, signal_process_group};
+pub use list::{ListedProcess, list};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
 pub use single_thread::{SingleThread, exec};
 pub use tree::Tree;

@@ -8,6 +8,8 @@ use super::kill::children;
 use crate::Error;
 
 const KIB: u64 = 1024;
+/// Memory of a process in `status`, without mapped files.
+pub(super) const MEMORY: [&str; 3] = ["RssAnon:", "RssShmem:", "VmSwap:"];
 
 /// The unit of CPU time in `/proc` (`USER_HZ`), the same on all architectures that we support.
 const TICKS_PER_SECOND: u64 = 100;
@@ -55,10 +57,10 @@ impl Tree {
         let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let status = read("status");
         self.tasks += field(&status, "Threads:");
-        let bytes = kibibytes(&status, ["RssAnon:", "RssShmem:", "VmSwap:"]);
+        let bytes = kibibytes(&status, MEMORY);
         self.memory_bytes += bytes;
         self.memory.push((pid, bytes));
-        self.cpu_time += cpu_time(&read("stat"));
+        self.cpu_time += cpu_time(&read("stat"), 4);
     }
 
     /// Memory of all processes, with shared pages divided among those that share them. Slower.
@@ -75,22 +77,23 @@ impl Tree {
 }
 
 /// The sum of fields that are in KiB, in bytes.
-fn kibibytes(text: &str, names: [&str; 3]) -> u64 {
+pub(super) fn kibibytes(text: &str, names: [&str; 3]) -> u64 {
     names.iter().map(|name| field(text, name)).sum::<u64>() * KIB
 }
 
 /// A number behind its name at the beginning of a line; 0 if there is none.
-fn field(text: &str, name: &str) -> u64 {
+pub(super) fn field(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name));
     value.and_then(|value| value.split_ascii_whitespace().next()?.parse().ok()).unwrap_or_default()
 }
 
-/// The fields 14 to 17 of `stat`, counted from behind the name in parentheses, which may contain any
+/// The sum of fields of `stat` from 14 on: the process's own times are the first two, then come those of
+/// children that were waited for. Counted from behind the name in parentheses, which may contain any
 /// character.
-fn cpu_time(stat: &str) -> Duration {
+pub(super) fn cpu_time(stat: &str, fields: usize) -> Duration {
     let Some((_, behind_name)) = stat.rsplit_once(") ") else { return Duration::ZERO };
     let ticks: u64 =
-        behind_name.split(' ').skip(11).take(4).filter_map(|text| text.parse::<u64>().ok()).sum();
+        behind_name.split(' ').skip(11).take(fields).filter_map(|text| text.parse::<u64>().ok()).sum();
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 

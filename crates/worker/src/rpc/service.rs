@@ -164,12 +164,21 @@ impl WorkerService for RunService {
         &self,
         request: Request<GetRunUsageRequest>,
     ) -> Result<Response<GetRunUsageResponse>, Status> {
-        let run = self.runs.active(parse("run_id", &request.get_ref().run_id)?);
+        let GetRunUsageRequest { run_id, include_processes } = request.into_inner();
+        let run = self.runs.active(parse("run_id", &run_id)?);
         let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
-        Ok(Response::new(match live_usage::read(&run).await {
-            Ok(usage) => GetRunUsageResponse { usage: Some(usage), unavailable: String::new() },
-            Err(unavailable) => GetRunUsageResponse { usage: None, unavailable: unavailable.to_string() },
-        }))
+        let mut response = GetRunUsageResponse::default();
+        match live_usage::read(&run).await {
+            Ok(usage) => response.usage = Some(usage),
+            Err(unavailable) => response.unavailable = unavailable.to_string(),
+        }
+        if include_processes {
+            match live_usage::processes(&run).await {
+                Ok(processes) => response.processes = processes,
+                Err(unavailable) => response.processes_unavailable = unavailable.to_string(),
+            }
+        }
+        Ok(Response::new(response))
     }
 
     async fn close_session(

@@ -1,10 +1,18 @@
 //! What a run uses at this moment. Read only when a caller asks.
 
-use codelia_backends::{CurrentUsage, UsageReader};
-use codelia_proto::{duration_to_proto, v1::LiveUsage};
+use codelia_backends::{CurrentUsage, ListedProcess, UsageReader};
+use codelia_proto::{
+    duration_to_proto,
+    v1::{LiveUsage, RunProcess},
+};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::run::{active::ActiveRun, output_pacing::OutputPacing};
+
+/// Processes that are listed.
+const MAX_PROCESSES: usize = 1000;
+/// Characters of a command line that are shown.
+const MAX_COMMAND: usize = 512;
 
 /// Measures a command that was started.
 #[derive(Debug)]
@@ -23,25 +31,60 @@ pub(crate) enum Unavailable {
     Paced,
     #[error("mode {0} has no control group on this worker, which would count it (see `codelia doctor`)")]
     NotCounted(&'static str),
+    #[error("the processes cannot be listed in mode {0} on this worker: no control group has them all")]
+    NotListed(&'static str),
     #[error("the command has ended, and its result is not stored yet")]
     Ending,
 }
 
 /// Reads what a run uses.
 pub(crate) async fn read(run: &ActiveRun) -> Result<LiveUsage, Unavailable> {
+    let (started_at, usage) = ask(run, UsageReader::read).await?;
+    Ok(to_proto(usage, run.output.totals().written, started_at))
+}
+
+/// Lists the processes of a run. The command lines of one with secret variables may show them.
+pub(crate) async fn processes(run: &ActiveRun) -> Result<Vec<RunProcess>, Unavailable> {
+    let (_, listed) = ask(run, |reader| reader.processes(MAX_PROCESSES)).await?;
+    let spec = &run.assigned.spec;
+    let has_secrets = !spec.command.secret_env_names.is_empty();
+    let listed = listed.ok_or(Unavailable::NotListed(spec.mode.as_str()))?.into_iter();
+    Ok(listed.map(|process| process_to_proto(process, has_secrets)).collect())
+}
+
+/// Has the reader of a run read something on a thread that may block. Also returns when the command
+/// was started.
+async fn ask<T: Send + 'static>(
+    run: &ActiveRun,
+    question: impl FnOnce(&UsageReader) -> Result<T, codelia_backends::Error> + Send + 'static,
+) -> Result<(Instant, T), Unavailable> {
     let spec = &run.assigned.spec;
     if !OutputPacing::of(&spec.policy).is_immediate() {
         return Err(Unavailable::Paced);
     }
     let Meter { started_at, reader } = run.meter.get().ok_or(Unavailable::NotStarted)?;
     let reader = reader.clone().ok_or(Unavailable::NotCounted(spec.mode.as_str()))?;
-    let usage = spawn_blocking(move || reader.read()).await;
-    let usage = usage.map_err(|_| Unavailable::Ending)?.map_err(|error| {
+    let answer = spawn_blocking(move || question(&reader)).await;
+    let answer = answer.map_err(|_| Unavailable::Ending)?.map_err(|error| {
         // The group is removed before the result is stored.
         tracing::debug!(%error, run = %run.id(), "usage of the run not read");
         Unavailable::Ending
     })?;
-    Ok(to_proto(usage, run.output.totals().written, *started_at))
+    Ok((*started_at, answer))
+}
+
+fn process_to_proto(process: ListedProcess, has_secrets: bool) -> RunProcess {
+    let is_shown = !has_secrets && !process.command.is_empty();
+    let command = if is_shown { process.command } else { format!("[{}]", process.name) };
+    RunProcess {
+        pid: process.pid.cast_signed(),
+        parent_pid: process.parent_pid.cast_signed(),
+        state: process.state.to_string(),
+        cpu_time: Some(duration_to_proto(process.cpu_time)),
+        memory_bytes: process.memory_bytes.cast_signed(),
+        threads: process.threads.cast_signed(),
+        command: command.chars().take(MAX_COMMAND).collect(),
+    }
 }
 
 fn to_proto(usage: CurrentUsage, output_bytes: i64, started_at: Instant) -> LiveUsage {
