@@ -85,7 +85,7 @@ async fn processes_of_session_are_listed() -> Result<()> {
         exec.until("output", |seen| !seen.stdout.is_empty()).await?;
         anyhow::Ok(exec)
     };
-    let mut exec = start(open(&session.name, "sh -c 'sleep 1000; true' & echo begun; read x")).await?;
+    let exec = start(open(&session.name, "sh -c 'sleep 1000; true' & echo begun; read x")).await?;
     let name = exec.transcript.queued.as_ref().context("queued")?.name.clone();
     let get = async |client: &Client| {
         let request = GetRunRequest { name: name.clone(), include_processes: true, ..Default::default() };
@@ -114,7 +114,7 @@ async fn processes_of_session_are_listed() -> Result<()> {
     if let Some(command) = &mut request.command {
         command.secret_env = [("PASSWORD".to_owned(), "1002".to_owned())].into();
     }
-    let mut secret = start(request).await?;
+    let secret = start(request).await?;
     let listed = eventually("both runs are listed", || async {
         let listed = cluster.cli(&client, &["ps", &session.session_id, "--json"]);
         let listed = Process::finish(listed, b"").await.ok()?.stdout;
