@@ -22,14 +22,14 @@ const SECRET: &str = "open-sesame-4711";
 const PLAIN: &str = "plain-value-0815";
 
 /// Creates a key for secrets.
-fn key_file(scratch: &Scratch, name: &str) -> Result<PathBuf> {
+pub(crate) fn key_file(scratch: &Scratch, name: &str) -> Result<PathBuf> {
     let path = scratch.join(name);
     fs::write(&path, SecretKey::generate()?)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     Ok(path)
 }
 
-fn with_key(path: &Path) -> Vec<(&'static str, String)> {
+pub(crate) fn with_key(path: &Path) -> Vec<(&'static str, String)> {
     vec![("CODELIA_SECRETS_KEY_FILE", path.display().to_string())]
 }
 

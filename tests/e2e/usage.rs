@@ -11,10 +11,13 @@ use codelia_proto::{
     },
 };
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, ClusterOptions, Exec, Process, eventually, refusal, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, Exec, Process, Scratch, eventually, refusal, shell};
 use tonic::Code;
 
-use crate::service::{free_address, http_get};
+use crate::{
+    secrets::{key_file, with_key},
+    service::{free_address, http_get},
+};
 
 async fn get(client: &Client, name: &str) -> Result<GetRunResponse, tonic::Status> {
     let request = GetRunRequest { name: name.to_owned(), include_usage: true, ..Default::default() };
@@ -77,7 +80,9 @@ async fn running_run_shows_what_it_uses() -> Result<()> {
 
 #[tokio::test]
 async fn processes_of_session_are_listed() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions::default()).await?;
+    let scratch = Scratch::new()?;
+    let settings = with_key(&key_file(&scratch, "key")?);
+    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let start = async |request: StartRunRequest| {
