@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     Error, Store,
-    audit::{AuditLog, Entries, NewEntry},
+    audit::{self, AuditLog, EventColumns, Tables},
     row,
 };
 
@@ -90,10 +90,14 @@ pub enum EventKind {
     WorkerDrained,
     /// The audit of a day was deleted after its retention. In the audit alone.
     AuditExpired,
+    /// A key was used from an address, for the first time in an hour.
+    KeyUsed,
+    /// Calls with keys that are unknown, expired or of a suspended tenant were refused.
+    KeyRefused,
 }
 
 impl EventKind {
-    const ALL: [Self; 36] = [
+    const ALL: [Self; 38] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -130,6 +134,8 @@ impl EventKind {
         Self::QuotasSet,
         Self::WorkerDrained,
         Self::AuditExpired,
+        Self::KeyUsed,
+        Self::KeyRefused,
     ];
 
     /// Whether it is kept for audits: a decision of an operator or about an approval, or what a command
@@ -166,7 +172,9 @@ impl EventKind {
             | Self::TenantCreated
             | Self::QuotasSet
             | Self::WorkerDrained
-            | Self::AuditExpired => true,
+            | Self::AuditExpired
+            | Self::KeyUsed
+            | Self::KeyRefused => true,
         }
     }
 
@@ -215,6 +223,8 @@ impl EventKind {
             Self::QuotasSet => "QUOTAS_SET",
             Self::WorkerDrained => "WORKER_DRAINED",
             Self::AuditExpired => "AUDIT_EXPIRED",
+            Self::KeyUsed => "KEY_USED",
+            Self::KeyRefused => "KEY_REFUSED",
         }
     }
 }
@@ -289,10 +299,10 @@ pub(crate) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// The events have the ids of their entries in the audit.
-    pub(crate) fn new(bodies: &'a [EventBody], entries: &'a Entries) -> Self {
+    /// The rows have the ids of their rows in the audit.
+    pub(crate) fn new(bodies: &'a [EventBody], events: &'a EventColumns) -> Self {
         Self {
-            ids: &entries.ids[..bodies.len()],
+            ids: &events.ids[..bodies.len()],
             kinds: bodies.iter().map(|body| body.kind.as_str()).collect(),
             fields: bodies.iter().map(|body| body.field.as_deref()).collect(),
             details: bodies.iter().map(|body| &body.detail).collect(),
@@ -340,37 +350,14 @@ impl Store {
     }
 }
 
-/// Inserts an event and its entry of the audit.
+/// Inserts an event, in the audit too.
 pub(crate) async fn insert(
     log: &AuditLog,
     executor: impl PgExecutor<'_>,
     subject: &EventSubject,
     body: &EventBody,
 ) -> Result<(), Error> {
-    let NewEntry { entry, mac } = log.entry(subject, body);
-    sqlx::query!(
-        "WITH event AS (
-             INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
-             VALUES ($2, $4, $5, $6, $7, $8, $9, $10, $11::text::jsonb)
-         )
-         INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
-        entry.writer,
-        entry.id,
-        entry.at,
-        body.kind.as_str(),
-        subject.tenant.as_ref().map(TenantId::as_str),
-        subject.session.map(|id| id.0),
-        subject.run.map(|id| id.0),
-        subject.key.map(|id| id.0),
-        subject.worker.as_ref().map(WorkerId::as_str),
-        body.field,
-        entry.detail,
-        mac,
-    )
-    .execute(executor)
-    .await?;
-    Ok(())
+    audit::insert_into(Tables::AuditAndEvents, log, executor, subject, body).await
 }
 
 struct EventRow {

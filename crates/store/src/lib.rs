@@ -44,7 +44,7 @@ pub use approval::{
     Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
     MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, Revocation, RunToWake, Withdrawn,
 };
-pub use audit::{AuditEntry, AuditFilter, AuditProblem, AuditReport};
+pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport};
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use flag::{
@@ -153,7 +153,7 @@ impl Store {
         if let Err(error) = self.audit_checkpoint().await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "last entries of the audit have no checkpoint"
+                "last events of the audit have no checkpoint"
             );
         }
         self.pools.close().await;

@@ -1,7 +1,7 @@
 //! Deciding about approvals, and revoking grants.
 
 use codelia_types::{ApprovalId, KeyId, Mode, Outcome, Reason, Refusal, SessionId, TenantId};
-use sqlx::{PgConnection, types::Json};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
@@ -123,8 +123,8 @@ impl Store {
         let run = match (held, decision.allow) {
             (Some((run, _)), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(run),
             (Some(_), None) => {
-                let outcome = Json(denied_outcome(&approval));
-                expire::end_held(&mut tx, &[id.0], &[outcome]).await?;
+                let outcome = denied_outcome(&approval);
+                expire::end_held(&self.audit, &mut tx, &[(&approval, outcome)]).await?;
                 None
             }
             (None, _) => None,

@@ -3,7 +3,7 @@
 use codelia_policy::RunSpec;
 use serde_json::{Value, json};
 
-use super::entry::Hasher;
+use super::event::Hasher;
 
 /// Characters of a preview.
 const PREVIEW: usize = 100;
@@ -18,7 +18,7 @@ const SECRET_NAMES: [&str; 9] =
 const SECRET_STARTS: [&str; 10] =
     ["ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "sk-", "xoxb-", "xoxp-", "AKIA", "eyJ"];
 
-/// The details of the entry of a run.
+/// The details of the event of a run.
 pub(crate) fn command_detail(spec: &RunSpec) -> Value {
     let mut hash = Hasher::new("codelia command 1");
     spec.command.argv.iter().for_each(|argument| hash.bytes(argument.as_bytes()));

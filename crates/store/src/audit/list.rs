@@ -3,10 +3,10 @@
 use codelia_types::{SessionId, TenantId};
 use uuid::Uuid;
 
-use super::{AuditEntry, AuditRow};
+use super::{AuditEvent, AuditRow};
 use crate::{Error, EventKind, Store};
 
-/// Which entries to list.
+/// Which events to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// Of this session alone.
@@ -17,8 +17,8 @@ pub struct AuditFilter {
     pub before: Option<Uuid>,
 }
 
-/// Reads entries, newest first.
-macro_rules! list_entries {
+/// Reads events, newest first.
+macro_rules! list_events {
     ($store:ident, $condition:literal, $filter:ident, $($argument:expr),*) => {
         sqlx::query_as!(
             AuditRow,
@@ -36,18 +36,18 @@ macro_rules! list_entries {
 }
 
 impl Store {
-    /// Lists a tenant's entries, or with `None` those that concern no tenant, newest first.
+    /// Lists a tenant's events, or with `None` those that concern no tenant, newest first.
     pub async fn audit_list(
         &self,
         tenant: Option<&TenantId>,
         filter: &AuditFilter,
         limit: i64,
-    ) -> Result<Vec<AuditEntry>, Error> {
+    ) -> Result<Vec<AuditEvent>, Error> {
         let rows = match (tenant.map(TenantId::as_str), filter.session) {
-            (None, _) => list_entries!(self, "tenant_id IS NULL", filter, limit),
-            (Some(tenant), None) => list_entries!(self, "tenant_id = $4", filter, limit, tenant),
+            (None, _) => list_events!(self, "tenant_id IS NULL", filter, limit),
+            (Some(tenant), None) => list_events!(self, "tenant_id = $4", filter, limit, tenant),
             (Some(tenant), Some(session)) => {
-                list_entries!(
+                list_events!(
                     self,
                     "session_id = $5 AND tenant_id || '' = $4",
                     filter,

@@ -19,13 +19,17 @@ use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Store, row};
+use crate::{
+    Error, Store,
+    audit::{RunEnd, SignedEvent},
+    row,
+};
 
 pub use assignment::{AssignedRun, HeldSessions, RunCommit, RunRef};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub(crate) use list::{ordered, read_in_order};
 pub use queue::WaitReason;
-pub(crate) use queue::begin_queue_end;
+pub(crate) use queue::{EndingRun, begin_queue_end};
 pub(crate) use settings::KnownSettings;
 pub use summary::{RunSummary, SpecSummary};
 
@@ -223,16 +227,42 @@ impl Store {
         id: RunId,
         cancellation: &Cancellation,
     ) -> Result<Option<Run>, Error> {
-        sqlx::query_file!(
-            "src/sql/run_cancel.sql",
+        // The event of its end names the session.
+        let session = sqlx::query_scalar!(
+            "SELECT session_id FROM live_runs WHERE tenant_id || '' = $1 AND id = $2",
             tenant.as_str(),
             id.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        if let Some(session) = session {
+            let run = RunRef { id, session: SessionId(session), tenant };
+            self.run_cancel_live(run, cancellation).await?;
+        }
+        self.run_get(tenant, id).await
+    }
+
+    async fn run_cancel_live(&self, run: RunRef<'_>, cancellation: &Cancellation) -> Result<(), Error> {
+        let SignedEvent { event, mac } =
+            self.audit.run_end(RunEnd { run, worker: None, outcome: &Outcome::Canceled });
+        let ended = sqlx::query_file!(
+            "src/sql/run_cancel.sql",
+            run.tenant.as_str(),
+            run.id.0,
             cancellation.reason,
             cancellation.grace.map(row::interval) as _,
+            event.writer,
+            event.id,
+            event.at,
+            event.detail,
+            mac,
         )
         .execute(&self.pools.runs)
         .await?;
-        self.run_get(tenant, id).await
+        if ended.rows_affected() == 0 {
+            self.audit.forget(event.id);
+        }
+        Ok(())
     }
 
     /// Counts the queued runs of all tenants.

@@ -19,7 +19,7 @@ use crate::harness::{Fixture, LONG};
 const MOMENT: Duration = Duration::from_micros(1);
 const DAYS_200_IN_MILLIS: u128 = 200 * 24 * 3600 * 1000;
 
-fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
+pub(crate) fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
     NewApproval {
         id: ApprovalId::generate(),
         kind: ApprovalKind::NetworkProxy,
@@ -36,7 +36,7 @@ fn allow(scope: ApprovalScope) -> Decision {
     Decision { allow: Some(scope), key: KeyId::generate(), reason: Some("looks fine".into()), permitted }
 }
 
-fn deny() -> Decision {
+pub(crate) fn deny() -> Decision {
     Decision { allow: None, ..allow(ApprovalScope::Once) }
 }
 
@@ -46,7 +46,7 @@ fn proxy() -> Grant {
 
 impl Fixture {
     /// Inserts a run that waits for an approval.
-    async fn hold(&self, session: SessionId, new: &NewApproval) -> RunId {
+    pub(crate) async fn hold(&self, session: SessionId, new: &NewApproval) -> RunId {
         let run = NewRun { approval: Some(new), queue_timeout: MOMENT, ..self.new_run(session) };
         match self.store.run_insert(run, self.quotas).await.unwrap() {
             RunAdmission::Recorded { run, incarnation: None, .. } => {
@@ -61,7 +61,7 @@ impl Fixture {
         self.store.approval_decide(&self.tenant, id, decision).await.unwrap()
     }
 
-    async fn decided(&self, id: ApprovalId, decision: &Decision) -> Approval {
+    pub(crate) async fn decided(&self, id: ApprovalId, decision: &Decision) -> Approval {
         match self.decide(id, decision).await {
             DecisionResult::Decided { approval, .. } => *approval,
             other => panic!("{other:?}"),

@@ -21,6 +21,7 @@ mod quota;
 mod retention;
 mod roles;
 mod run;
+mod run_ends;
 mod session;
 mod settings;
 mod upkeep;

@@ -120,7 +120,7 @@ impl Executor {
     async fn abandon(&self, run: &ActiveRun) {
         let current = self.lease.current();
         while current.incarnation == run.lease.incarnation && !current.fence.is_cancelled() {
-            match self.store.run_abandon(run.id(), &run.lease).await {
+            match self.store.run_abandon(run.assigned.names(), &run.lease).await {
                 Ok(is_ended) => {
                     if is_ended {
                         metrics().runs_lost(LostReason::ResultRejected.as_str(), 1);

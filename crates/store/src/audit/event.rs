@@ -1,4 +1,4 @@
-//! What an audit entry covers, and the hashes over it.
+//! What an audit event covers, and the hashes over it.
 
 use ring::{
     digest::{self, Digest, SHA256},
@@ -16,7 +16,7 @@ pub(super) const HASH_LEN: usize = 32;
 /// A hash.
 pub(super) type Hash = [u8; HASH_LEN];
 
-/// The keys that sign entries and checkpoints, derived from the installation's key.
+/// The keys that sign events and checkpoints, derived from the installation's key.
 #[derive(Debug)]
 pub(super) struct AuditKeys {
     mac: hmac::Key,
@@ -48,12 +48,12 @@ impl AuditKeys {
     }
 }
 
-/// An entry of the audit: who did what, when, and what was decided.
+/// An event of the audit: who did what, when, and what was decided.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AuditEntry {
+pub struct AuditEvent {
     /// The process that wrote it.
     pub writer: Uuid,
-    /// The id. Later entries of a writer have greater ids.
+    /// The id. Later events of a writer have greater ids.
     pub id: Uuid,
     /// When it was written, by the clock of the writer.
     pub at: OffsetDateTime,
@@ -67,7 +67,7 @@ pub struct AuditEntry {
     pub detail: String,
 }
 
-impl AuditEntry {
+impl AuditEvent {
     pub(super) fn new(writer: Uuid, subject: &EventSubject, body: &EventBody) -> Self {
         let now = OffsetDateTime::now_utc();
         Self {
