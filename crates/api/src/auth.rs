@@ -29,6 +29,7 @@ use crate::{
     message::{LimitedBody, MessageRules, RequestRules},
     options::Options,
     rate_limit::RateLimits,
+    sign_ins::SignIns,
     status::ApiError,
     web,
 };
@@ -155,6 +156,7 @@ pub(crate) struct AuthLayer {
     unisolated_tenant: Option<TenantId>,
     keys: Arc<KeyGuard>,
     key_uses: Arc<KeyUses>,
+    sign_ins: Arc<SignIns>,
     calls: Arc<CallsInFlight>,
     rules: Arc<RequestRules>,
 }
@@ -167,6 +169,7 @@ impl AuthLayer {
             unisolated_tenant: options.unisolated_tenant.clone(),
             keys: Arc::new(KeyGuard::new(options.calls.failed_keys_per_minute)),
             key_uses: Arc::default(),
+            sign_ins: Arc::default(),
             calls: CallsInFlight::new(options.calls),
             rules: Arc::new(RequestRules::new(descriptors, options.calls.message_timeout)),
         }
@@ -180,11 +183,16 @@ impl AuthLayer {
         tracing::Span::current().record("tenant", caller.tenant.as_str());
         request.tenant.set(&caller.tenant);
         self.requests.check(&caller.tenant, per_second(caller.quotas.requests_per_second))?;
-        match standing {
-            KeyStanding::Valid => {}
-            KeyStanding::Expired => return Err(ApiError::KeyExpired),
-            KeyStanding::TenantSuspended => return Err(ApiError::TenantSuspended),
+        let refusal = match standing {
+            KeyStanding::Valid => None,
+            KeyStanding::Expired => Some(ApiError::KeyExpired),
+            KeyStanding::TenantSuspended => Some(ApiError::TenantSuspended),
+        };
+        if let Some(error) = refusal {
+            self.sign_ins.refused(&self.store, Some(&caller), request.source, &error);
+            return Err(error);
         }
+        self.sign_ins.used(&self.store, &caller, request.source).await?;
         if use_is_stale {
             self.key_uses.record(&self.store, &caller);
         }
@@ -194,6 +202,14 @@ impl AuthLayer {
     }
 
     async fn authenticate(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
+        let found = self.find_key(request).await;
+        if let Err(error @ (ApiError::Unauthenticated | ApiError::TooManyFailedKeys { .. })) = &found {
+            self.sign_ins.refused(&self.store, None, request.source, error);
+        }
+        found
+    }
+
+    async fn find_key(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
         let hash = request.key_hash.ok_or(ApiError::Unauthenticated)?;
         let lookup = self.keys.begin(hash, request.source, Instant::now())?;
         metrics().key_lookup();

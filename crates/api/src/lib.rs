@@ -42,6 +42,7 @@ mod service;
 mod session_cache;
 mod session_lookup;
 mod sessions;
+mod sign_ins;
 mod status;
 mod tenant_policies;
 mod to_proto;
