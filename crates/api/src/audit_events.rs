@@ -25,6 +25,7 @@ use crate::{
     resource_name::{self, SessionSelector},
     session_lookup,
     status::ApiError,
+    validate,
 };
 
 /// Between two messages about progress.
@@ -72,10 +73,17 @@ impl AuditEvents {
             "" => None,
             kind => Some(kind.parse().map_err(|()| ApiError::invalid("kind", "not a kind of event"))?),
         };
-        let mut filter = AuditFilter { session, kind, before: None };
+        let mut filter = AuditFilter {
+            session,
+            kind,
+            start: validate::time("start_time", wire.start_time)?,
+            end: validate::time("end_time", wire.end_time)?,
+            oldest_first: wire.oldest_first,
+            after: None,
+        };
         while let Some(limit) = page.batch() {
             self.context.list_turn(caller).await?;
-            filter.before = page.after;
+            filter.after = page.after;
             let rows = self.context.store.audit_list(tenant, &filter, limit).await?;
             page.add(rows, |event| (event.id, to_proto(event)));
         }

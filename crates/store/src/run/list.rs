@@ -99,7 +99,7 @@ impl Page {
 const LAST_TIME: OffsetDateTime = time::macros::datetime!(9999-01-01 00:00 UTC);
 
 /// The least id that is made at a time.
-pub(super) fn first_id(time: OffsetDateTime) -> Uuid {
+pub(crate) fn first_id(time: OffsetDateTime) -> Uuid {
     let millis = u128::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
     Uuid::from_u128(millis.min((1 << 48) - 1) << 80)
 }

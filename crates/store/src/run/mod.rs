@@ -27,7 +27,7 @@ use crate::{
 
 pub use assignment::{AssignedRun, HeldSessions, RunCommit, RunRef};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
-pub(crate) use list::{ordered, read_in_order};
+pub(crate) use list::{first_id, ordered, read_in_order};
 pub use queue::WaitReason;
 pub(crate) use queue::{EndingRun, begin_queue_end};
 pub(crate) use settings::KnownSettings;
