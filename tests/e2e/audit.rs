@@ -1,11 +1,20 @@
 //! The audit as operators and tenants use it: listed, verified, and whole after `kill -9`.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{AuditEvent, ListEventsRequest, VerifyEventsRequest, VerifyEventsResponse};
-use codelia_store::{Scope, SecretKey};
-use codelia_tests::{Client, Cluster, ClusterOptions, Scratch, eventually, refusal};
+use codelia_proto::v1::{
+    AuditEvent, CreateTenantRequest, Limits, ListEventsRequest, StartRunRequest, VerifyEventsRequest,
+    VerifyEventsResponse,
+};
+use codelia_store::{Quotas, Scope, SecretKey};
+use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, command, eventually, refusal};
 use futures::future::join_all;
 use rustix::process::Signal;
 use tonic::{Code, Status};
@@ -108,7 +117,7 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
                 client.exec(&session.name, "true").await.map(drop)
             }
         });
-        // With entries that no checkpoint has yet.
+        // With events that no checkpoint has yet.
         let admitted = "SELECT count(*) FROM audit WHERE kind = 'RUN_ADMITTED'";
         let before = cluster.database.number(admitted).await?;
         let (database, worker, api) =
@@ -136,6 +145,168 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
     let runs: BTreeSet<String> =
         list(&client, "sessions/-", "RUN_ADMITTED").await?.into_iter().map(|event| event.run_id).collect();
     let recorded = cluster.database.number("SELECT count(*) FROM runs").await?;
-    assert_eq!(i64::try_from(runs.len())?, recorded, "a run without its entry");
+    assert_eq!(i64::try_from(runs.len())?, recorded, "a run without its event");
     cluster.end().await.context("leftovers")
+}
+
+/// Two apis and two workers append events while one process after the other is killed. The number of
+/// events is that of `CODELIA_AUDIT_EVENTS`.
+#[tokio::test]
+async fn audit_verifies_after_many_kills() -> Result<()> {
+    let wanted: i64 = env::var("CODELIA_AUDIT_EVENTS").ok().map_or(Ok(2000), |text| text.parse())?;
+    let scratch = Scratch::new()?;
+    let mut cluster = signed_cluster(&scratch, 2).await?;
+    cluster.add_api().await?;
+    let operator = cluster.operator().await?;
+    let quotas = Quotas { requests_per_second: 1_000_000, ..Quotas::default() };
+    let client = cluster.tenant_with("a", quotas).await?;
+    let second = Client::connect(&cluster.endpoint(1), &client.secret).await?;
+    let session = client.session().await?;
+    let (done, started) = (AtomicBool::new(false), Instant::now());
+    // Refused runs are events of an api, the ends of other runs those of a worker.
+    let load = join_all((0..16).map(|number| {
+        let (client, session, done) = ([&client, &second][number % 2], &session.name, &done);
+        async move {
+            while !done.load(Ordering::Relaxed) {
+                let limits = Limits { memory_bytes: Some(1 << 60), ..Limits::default() };
+                let refused = StartRunRequest { limits: Some(limits), ..command(session, &["true"]) };
+                match number < 12 {
+                    true => drop(client.start(refused).await),
+                    false => drop(client.exec(session, "true").await),
+                }
+            }
+        }
+    }));
+    let count = "SELECT count(*) FROM audit";
+    let kills = async {
+        let mut kills = 0;
+        loop {
+            let events = cluster.database.number(count).await?;
+            if events >= wanted && kills >= 4 {
+                done.store(true, Ordering::Relaxed);
+                return anyhow::Ok((events, kills));
+            }
+            let next = (events + wanted / 20).min(wanted - 1);
+            let database = &cluster.database;
+            while database.number(count).await? < next {
+                tokio::task::yield_now().await;
+            }
+            let process = match kills % 4 {
+                0 | 2 => &mut cluster.workers[kills / 2 % 2].process,
+                number => &mut cluster.apis[number / 2].process,
+            };
+            process.signal(Signal::KILL)?;
+            process.exited().await?;
+            match kills % 4 {
+                0 | 2 => cluster.restart_worker(kills / 2 % 2).await?,
+                number => cluster.restart_api(number / 2).await?,
+            }
+            kills += 1;
+        }
+    };
+    let (_, killed) = tokio::join!(load, kills);
+    let (events, kills) = killed?;
+    let appended = started.elapsed();
+    let started = Instant::now();
+    let report = verify(&operator).await?;
+    println!(
+        "{events} events, {kills} kills in {appended:?}; verified in {:?}: {report:?}",
+        started.elapsed()
+    );
+    assert_eq!(report.problem_count, 0, "{report:?}");
+    assert!(report.events >= wanted && report.checkpoints > 0, "{report:?}");
+    let ended = "SELECT count(*) FROM ended_runs r
+                 WHERE (SELECT count(*) FROM audit a WHERE a.run_id = r.id AND a.kind = 'RUN_ENDED') <> 1";
+    assert_eq!(cluster.database.number(ended).await?, 0, "an end without its event");
+    cluster.end().await.context("leftovers")
+}
+
+/// Inserts events at once, with times within the last second.
+async fn burst(cluster: &Cluster, count: usize) -> Result<()> {
+    let insert = format!(
+        "INSERT INTO audit (writer, id, at, kind, tenant_id, detail)
+         SELECT gen_random_uuid(), (left(run_id_at(t)::text, 14) || right(gen_random_uuid()::text, 22))::uuid, t, 'BURST', 'a', '{{}}'
+         FROM (SELECT clock_timestamp() + number * interval '100 us' AS t FROM generate_series(1, {count}) AS number) AS times"
+    );
+    cluster.database.execute(&insert).await
+}
+
+#[tokio::test]
+async fn follow_and_export_miss_nothing() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let mut follow =
+        cluster.cli(&client, &["audit", "--follow", "--since", "1m", "--kind", "BURST", "--json"]);
+    follow.env("NO_COLOR", "1");
+    let mut follow = Process::start("follow", follow, cluster.directory())?;
+    let ids = |text: &str| -> Result<Vec<String>> {
+        let ids = text.lines().map(|line| -> Result<String> {
+            let event: serde_json::Value = serde_json::from_str(line)?;
+            Ok(event["event_id"].as_str().context("an id")?.to_owned())
+        });
+        ids.collect()
+    };
+    burst(&cluster, 2500).await?;
+    burst(&cluster, 2500).await?;
+    eventually("all are printed", || async { (follow.printed().lines().count() >= 5000).then_some(()) })
+        .await;
+    let followed = ids(&follow.printed())?;
+    assert_eq!(followed.len(), 5000, "each is printed once");
+    assert_eq!(followed.iter().collect::<BTreeSet<_>>().len(), 5000);
+    follow.signal(Signal::KILL)?;
+    follow.exited().await?;
+
+    let export = async |arguments: &[&str]| -> Result<Vec<String>> {
+        let arguments = [&["audit", "--kind", "BURST", "--json"], arguments].concat();
+        ids(&Process::finish(cluster.cli(&client, &arguments), b"").await?.stdout)
+    };
+    let exported = export(&["--since", "1h"]).await?;
+    assert_eq!(exported.iter().collect::<BTreeSet<_>>(), followed.iter().collect());
+    assert!(exported.is_sorted(), "oldest first");
+    assert!(export(&["--until", "1h"]).await?.is_empty());
+    assert!(
+        export(&["--since", "2020-01-01T00:00:00Z", "--until", "2020-01-02T00:00:00Z"]).await?.is_empty()
+    );
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn use_and_refusal_of_keys_are_recorded() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let operator = cluster.operator().await?;
+    client.session().await?;
+    client.session().await?;
+    let used = list(&client, "sessions/-", "KEY_USED").await?;
+    assert_eq!(used.len(), 1, "once an hour: {used:?}");
+    assert!(used[0].detail.contains("127.0.0.1") && !used[0].key_id.is_empty(), "{used:?}");
+
+    let wrong = client.with_secret(&format!("cdl_{}", "A".repeat(43)))?;
+    for _ in 0..50 {
+        wrong.session().await.expect_err("the key is wrong");
+    }
+    let request = ListEventsRequest {
+        parent: "sessions/-".into(),
+        kind: "KEY_REFUSED".into(),
+        of_installation: true,
+        ..ListEventsRequest::default()
+    };
+    let refused = eventually("a refusal is recorded", || async {
+        let events = operator.audit().list_events(request.clone()).await.ok()?.into_inner().events;
+        (!events.is_empty()).then_some(events)
+    })
+    .await;
+    assert_eq!(refused.len(), 1, "once a minute for each address: {refused:?}");
+    assert!(!format!("{refused:?}").contains("cdl_"), "{refused:?}");
+
+    // What became of a change is recorded, too.
+    let create = || CreateTenantRequest { tenant_id: "fresh".into(), ..CreateTenantRequest::default() };
+    operator.admin().create_tenant(create()).await?;
+    operator.admin().create_tenant(create()).await.expect_err("it exists");
+    let results = "SELECT count(*) FROM (
+                       SELECT string_agg(detail::json ->> 'result', ' ' ORDER BY id) AS listed
+                       FROM audit WHERE kind = 'TENANT_CREATED' AND tenant_id = 'fresh'
+                   ) AS results WHERE listed = 'begun done begun TENANT_EXISTS'";
+    assert_eq!(cluster.database.number(results).await?, 1);
+    cluster.end().await
 }

@@ -70,6 +70,7 @@ mod run_terminal;
 mod secrets;
 mod service;
 mod sessions;
+mod supervisor;
 mod systemd;
 mod tables;
 mod tenants;

@@ -147,6 +147,7 @@ async fn call(
         Command::Mkdir(args) => return files::mkdir(client, &args, output).await,
         Command::Mv(args) => files::mv(client, &args, output).await?,
         Command::Approvals(args) => approvals::approvals(client, args, output).await?,
+        Command::Supervisor(args) => commands::supervisor::supervisor(client, &args).await?,
         Command::Audit(args) => audit::audit(client, args, output).await?,
         Command::Session(command) => return session::session(client, command, output).await,
         Command::Policy(command) => policy::policy(client, command, output).await?,

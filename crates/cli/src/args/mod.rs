@@ -17,6 +17,7 @@ mod run;
 mod sandbox;
 mod server;
 mod session;
+mod supervisor;
 mod values;
 
 use std::path::PathBuf;
@@ -40,6 +41,7 @@ pub(crate) use self::{
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
+    supervisor::Supervisor,
 };
 use crate::exit_status::FAILURE;
 
@@ -149,6 +151,8 @@ are several.")]
     Kill(Kill),
     /// List, watch and decide what runs need a person's approval for
     Approvals(Approvals),
+    /// Let local programs decide about approvals, through a Unix socket
+    Supervisor(Supervisor),
     /// Show who did what and what was decided, and check that nothing of it was changed
     Audit(Audit),
     /// Manage sessions: workspaces that runs share

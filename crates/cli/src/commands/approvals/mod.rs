@@ -15,6 +15,8 @@ use crate::{
     record, resolve,
 };
 
+pub(crate) use watch::{RETRY_DELAY, is_transient};
+
 const NO_APPROVAL: &str = "the server sent no approval";
 
 /// Executes `codelia approvals`.
@@ -45,7 +47,7 @@ pub(crate) async fn approvals(client: &Client, args: args::Approvals, output: Ou
 }
 
 /// The sessions to list approvals of.
-async fn parent(client: &Client, session: Option<&str>) -> Result<String> {
+pub(crate) async fn parent(client: &Client, session: Option<&str>) -> Result<String> {
     match session {
         Some(session) => resolve::session(client, session).await,
         None => Ok("sessions/-".to_owned()),
@@ -86,7 +88,7 @@ async fn list(client: &Client, args: &ListApprovals, output: Output) -> Result<(
 }
 
 /// Decides about an approval: allows it for a scope, or denies it.
-async fn decide(
+pub(crate) async fn decide(
     client: &Client,
     name: String,
     allow: Option<ApprovalScope>,

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Between two attempts to connect again.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Decided approvals that are remembered, so that nothing is printed twice.
 const MAX_PRINTED: usize = 1000;
 const QUESTION: &str = "[a]llow once, for the [s]ession, for the [t]enant, [d]eny, or Enter to skip?";
@@ -57,7 +57,7 @@ pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Resu
 }
 
 /// Whether another call may succeed: the server is restarted, or the connection broke.
-fn is_transient(status: &Status) -> bool {
+pub(crate) fn is_transient(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted)
 }
 
