@@ -154,13 +154,17 @@ async fn first_decision_counts_whoever_gives_it() -> Result<()> {
     cluster.apis[0].process.signal(rustix::process::Signal::KILL)?;
     cluster.apis[0].process.exited().await?;
     cluster.restart_api(0).await?;
-    eventually("the supervisor is connected again", || async {
-        let persist =
-            json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "file", "persist": true });
-        early.send(persist).await.ok()?;
-        (early.event().await.ok()?["type"] == "event.audit").then_some(())
-    })
-    .await;
+    let persist = json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "file", "persist": true });
+    let decided = async {
+        // Refused while the supervisor is not connected again.
+        loop {
+            early.send(persist.clone()).await?;
+            if early.event().await?["type"] == "event.audit" {
+                return anyhow::Ok(());
+            }
+        }
+    };
+    within("the supervisor is connected again", decided).await?;
     assert_eq!(caller.watch_to_end(&held.run, 0).await?.outcome(), Exited(0));
     assert!(process.terminate().await?.success());
     cluster.end().await
