@@ -4,7 +4,10 @@ use std::{
     collections::BTreeSet,
     env, fs,
     os::unix::fs::PermissionsExt,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -160,19 +163,26 @@ async fn audit_verifies_after_many_kills() -> Result<()> {
     let operator = cluster.operator().await?;
     let quotas = Quotas { requests_per_second: 1_000_000, ..Quotas::default() };
     let client = cluster.tenant_with("a", quotas).await?;
-    let second = Client::connect(&cluster.endpoint(1), &client.secret).await?;
+    let endpoints = Mutex::new([cluster.endpoint(0), cluster.endpoint(1)]);
     let session = client.session().await?;
     let (done, started) = (AtomicBool::new(false), Instant::now());
     // Refused runs are events of an api, the ends of other runs those of a worker.
     let load = join_all((0..16).map(|number| {
-        let (client, session, done) = ([&client, &second][number % 2], &session.name, &done);
+        let (endpoints, secret, session, done) = (&endpoints, &client.secret, &session.name, &done);
         async move {
             while !done.load(Ordering::Relaxed) {
-                let limits = Limits { memory_bytes: Some(1 << 60), ..Limits::default() };
-                let refused = StartRunRequest { limits: Some(limits), ..command(session, &["true"]) };
-                match number < 12 {
-                    true => drop(client.start(refused).await),
-                    false => drop(client.exec(session, "true").await),
+                let endpoint = endpoints.lock().expect("not poisoned")[number % 2].clone();
+                let Ok(client) = Client::connect(&endpoint, secret).await else { continue };
+                // Until its api is killed; then it may be elsewhere.
+                while !done.load(Ordering::Relaxed)
+                    && endpoints.lock().expect("not poisoned")[number % 2] == endpoint
+                {
+                    let limits = Limits { memory_bytes: Some(1 << 60), ..Limits::default() };
+                    let refused = StartRunRequest { limits: Some(limits), ..command(session, &["true"]) };
+                    match number < 12 {
+                        true => drop(client.start(refused).await),
+                        false => drop(client.exec(session, "true").await),
+                    }
                 }
             }
         }
@@ -199,7 +209,10 @@ async fn audit_verifies_after_many_kills() -> Result<()> {
             process.exited().await?;
             match kills % 4 {
                 0 | 2 => cluster.restart_worker(kills / 2 % 2).await?,
-                number => cluster.restart_api(number / 2).await?,
+                number => {
+                    cluster.restart_api(number / 2).await?;
+                    endpoints.lock().expect("not poisoned")[number / 2] = cluster.endpoint(number / 2);
+                }
             }
             kills += 1;
         }
@@ -208,6 +221,7 @@ async fn audit_verifies_after_many_kills() -> Result<()> {
     let (events, kills) = killed?;
     let appended = started.elapsed();
     let started = Instant::now();
+    let operator = Client::connect(&cluster.endpoint(0), &operator.secret).await?;
     let report = verify(&operator).await?;
     println!(
         "{events} events, {kills} kills in {appended:?}; verified in {:?}: {report:?}",
@@ -225,7 +239,7 @@ async fn audit_verifies_after_many_kills() -> Result<()> {
 async fn burst(cluster: &Cluster, count: usize) -> Result<()> {
     let insert = format!(
         "INSERT INTO audit (writer, id, at, kind, tenant_id, detail)
-         SELECT gen_random_uuid(), (left(run_id_at(t)::text, 14) || right(gen_random_uuid()::text, 22))::uuid, t, 'BURST', 'a', '{{}}'
+         SELECT gen_random_uuid(), (left(run_id_at(t)::text, 14) || right(gen_random_uuid()::text, 22))::uuid, t, 'FILE_REFUSED', 'a', '{{}}'
          FROM (SELECT clock_timestamp() + number * interval '100 us' AS t FROM generate_series(1, {count}) AS number) AS times"
     );
     cluster.database.execute(&insert).await
@@ -236,7 +250,7 @@ async fn follow_and_export_miss_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let mut follow =
-        cluster.cli(&client, &["audit", "--follow", "--since", "1m", "--kind", "BURST", "--json"]);
+        cluster.cli(&client, &["audit", "--follow", "--since", "1m", "--kind", "FILE_REFUSED", "--json"]);
     follow.env("NO_COLOR", "1");
     let mut follow = Process::start("follow", follow, cluster.directory())?;
     let ids = |text: &str| -> Result<Vec<String>> {
@@ -257,7 +271,7 @@ async fn follow_and_export_miss_nothing() -> Result<()> {
     follow.exited().await?;
 
     let export = async |arguments: &[&str]| -> Result<Vec<String>> {
-        let arguments = [&["audit", "--kind", "BURST", "--json"], arguments].concat();
+        let arguments = [&["audit", "--kind", "FILE_REFUSED", "--json"], arguments].concat();
         ids(&Process::finish(cluster.cli(&client, &arguments), b"").await?.stdout)
     };
     let exported = export(&["--since", "1h"]).await?;
