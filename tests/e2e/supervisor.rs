@@ -48,7 +48,7 @@ async fn supervisor(cluster: &Cluster, decider: &Client, socket: &Path) -> Resul
     let path = socket.to_str().context("the path is text")?;
     let command = cluster.cli(decider, &["supervisor", "--socket", path]);
     let process = Process::start("supervisor", command, cluster.directory())?;
-    eventually("it listens", || async { process.read_log().contains("listening").then_some(()) }).await;
+    eventually("it listens", || async { UnixStream::connect(socket).await.ok() }).await;
     Ok(process)
 }
 
