@@ -33,6 +33,10 @@ pub struct Policy {
     pub environment: EnvironmentPolicy,
     /// The commands that are refused before they start. Not a security boundary.
     pub command: CommandPolicy,
+    /// Fields that the scopes below may set freely, such as `resources.max_memory_bytes`, within the
+    /// policy of the installation. Only a policy of a scope has it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub delegate: Vec<String>,
 }
 
 /// How much isolation a command needs, weakest first.

@@ -46,6 +46,8 @@ impl Policy {
             syscalls: self.syscalls.merge(&lower.syscalls),
             environment: self.environment.merge(&lower.environment),
             command: self.command.merge(&lower.command),
+            // Only scopes delegate: see `Scopes`.
+            delegate: Vec::new(),
         }
     }
 

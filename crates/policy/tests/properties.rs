@@ -6,10 +6,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
-    Ceilings, CommandPolicy, ContainerPolicy, EgressDecision, EgressRules, EnvironmentMode,
+    Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
     EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits,
     LimitsRequest, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
-    SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -181,9 +181,14 @@ fn policies() -> impl Strategy<Value = Policy> {
                     syscalls,
                     environment,
                     command,
+                    delegate: Vec::new(),
                 }
             },
         )
+}
+
+fn scoped([organisation, project, user]: &[Option<Policy>; 3]) -> Scopes<'_> {
+    Scopes { organisation: organisation.as_ref(), project: project.as_ref(), user: user.as_ref() }
 }
 
 fn spec(policy: Policy) -> RunSpec {
@@ -335,6 +340,65 @@ proptest! {
             let with = permission(&installation.merge(&tenant).merge(&session).network, host);
             prop_assert!(with <= without, "{}: {:?} instead of {:?}", host, with, without);
         }
+    }
+
+    #[test]
+    fn scopes_without_delegation_only_tighten(installation in policies(), scopes in [of(policies()), of(policies()), of(policies())]) {
+        let installation = installation.with_defaults();
+        let effective = scoped(&scopes).effective(&installation);
+        let merged = scopes.iter().flatten().fold(installation.clone(), |upper, lower| upper.merge(lower));
+        prop_assert_eq!(&effective, &merged);
+        let mut above = installation.merge(&Policy::default());
+        for count in 1..=3 {
+            let mut some = scopes.clone();
+            some[count..].fill(None);
+            let below = scoped(&some).effective(&installation);
+            is_tighter(&above, &below)?;
+            above = below;
+        }
+    }
+
+    #[test]
+    fn delegation_widens_only_delegated_fields(
+        installation in policies(),
+        scopes in [of(policies()), of(policies()), of(policies())],
+        delegated in prop::collection::vec(select(DELEGABLE_FIELDS), 0..4),
+        to_user in prop::collection::vec(select(DELEGABLE_FIELDS), 0..2),
+    ) {
+        let installation = installation.with_defaults();
+        let mut delegating = scopes.clone();
+        for (scope, fields) in [(0, &delegated), (1, &to_user)] {
+            if let Some(policy) = &mut delegating[scope] {
+                policy.delegate = fields.iter().map(|&field| field.to_owned()).collect();
+            }
+        }
+        let strict = scoped(&scopes).effective(&installation);
+        let effective = scoped(&delegating).effective(&installation);
+        // Never beyond the installation.
+        is_tighter(&installation, &effective)?;
+        // Never tighter than without delegation, and equal in every other field.
+        let (before, after) = (strict.set_fields(), effective.set_fields());
+        for field in before.keys().chain(after.keys()) {
+            let is_delegated = delegated.contains(&field.as_str()) || to_user.contains(&field.as_str());
+            prop_assert!(is_delegated || before.get(field) == after.get(field), "{field} changed");
+        }
+        // What a project delegates stays within its organisation, unless that delegates the field.
+        if delegated.is_empty() {
+            let organisation = scoped(&[scopes[0].clone(), None, None]).effective(&installation);
+            is_tighter(&organisation, &effective)?;
+        }
+    }
+
+    #[test]
+    fn delegation_gives_what_the_lower_scope_sets(memory in 1..9u64, more in 1..99u64, most in 1..99u64) {
+        let with = |memory| {
+            let resources = ResourcePolicy { max_memory_bytes: Some(memory), ..ResourcePolicy::default() };
+            Policy { resources, ..Policy::default() }
+        };
+        let mut organisation = with(memory);
+        organisation.delegate = vec!["resources.max_memory_bytes".to_owned()];
+        let effective = scoped(&[Some(organisation), Some(with(more)), None]).effective(&with(most));
+        prop_assert_eq!(effective.resources.max_memory_bytes, Some(more.min(most)));
     }
 
     #[test]

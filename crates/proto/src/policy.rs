@@ -37,6 +37,7 @@ impl TryFrom<v1::Policy> for Policy {
             syscalls: wire.syscalls.map(read_syscalls).transpose()?.unwrap_or_default(),
             environment: wire.environment.map(read_environment).transpose()?.unwrap_or_default(),
             command: wire.command.map(read_command).transpose()?.unwrap_or_default(),
+            delegate: wire.delegate,
         })
     }
 }
@@ -221,6 +222,7 @@ impl From<&Policy> for v1::Policy {
             syscalls: Some(write_syscalls(&policy.syscalls)),
             environment: Some(write_environment(&policy.environment)),
             command: Some(write_command(&policy.command)),
+            delegate: policy.delegate.clone(),
         }
     }
 }
@@ -339,6 +341,8 @@ impl From<Source> for v1::PolicySource {
         match source {
             Source::Default => Self::Default,
             Source::Tenant => Self::Tenant,
+            Source::Project => Self::Project,
+            Source::User => Self::User,
             Source::Session => Self::Session,
             Source::Run => Self::Run,
         }

@@ -216,8 +216,9 @@ fn calls() -> impl Strategy<Value = (SyscallPolicy, EnvironmentPolicy, CommandPo
 fn policy() -> impl Strategy<Value = Policy> {
     let level = of(select(IsolationLevel::ALL.to_vec()));
     let container = of(any::<String>()).prop_map(|profile| ContainerPolicy { profile });
-    (level, filesystem(), container, process(), network(), resources(), calls()).prop_map(
-        |(isolation_level, filesystem, container, process, network, resources, calls)| {
+    let delegate = prop::collection::vec(any::<String>(), 0..3);
+    (level, filesystem(), container, process(), network(), resources(), calls(), delegate).prop_map(
+        |(isolation_level, filesystem, container, process, network, resources, calls, delegate)| {
             let (syscalls, environment, command) = calls;
             Policy {
                 isolation_level,
@@ -229,6 +230,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 syscalls,
                 environment,
                 command,
+                delegate,
             }
         },
     )

@@ -44,6 +44,8 @@ pub enum EventKind {
     IsolationFloorSet,
     /// An operator set or cleared the policy of a tenant.
     TenantPolicySet,
+    /// A key set or deleted the policy of a project or user.
+    ScopePolicySet,
     /// An operator suspended a tenant.
     TenantSuspended,
     /// An operator ended the suspension of a tenant.
@@ -93,7 +95,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 36] = [
+    const ALL: [Self; 37] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -107,6 +109,7 @@ impl EventKind {
         Self::WorkerOutOfRotation,
         Self::IsolationFloorSet,
         Self::TenantPolicySet,
+        Self::ScopePolicySet,
         Self::TenantSuspended,
         Self::TenantResumed,
         Self::TenantDeleted,
@@ -144,6 +147,7 @@ impl EventKind {
             | Self::SandboxReceiptUnclean
             | Self::IsolationFloorSet
             | Self::TenantPolicySet
+            | Self::ScopePolicySet
             | Self::TenantSuspended
             | Self::TenantResumed
             | Self::TenantDeleted
@@ -192,6 +196,7 @@ impl EventKind {
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
             Self::IsolationFloorSet => "ISOLATION_FLOOR_SET",
             Self::TenantPolicySet => "TENANT_POLICY_SET",
+            Self::ScopePolicySet => "SCOPE_POLICY_SET",
             Self::TenantSuspended => "TENANT_SUSPENDED",
             Self::TenantResumed => "TENANT_RESUMED",
             Self::TenantDeleted => "TENANT_DELETED",

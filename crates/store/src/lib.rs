@@ -24,6 +24,7 @@ mod pools;
 mod recent_map;
 mod row;
 mod run;
+mod scope_policy;
 mod secret;
 mod session;
 mod tenant;
@@ -59,8 +60,11 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, Run, RunAdmission, RunCommit,
+    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, RecordedRun, Run, RunAdmission, RunCommit,
     RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
+};
+pub use scope_policy::{
+    MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet, ScopeRef,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
@@ -69,7 +73,7 @@ pub use session::{
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
-pub use tenant_policy::TenantPolicy;
+
 pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 

@@ -5,6 +5,7 @@ mod assignment;
 mod insert;
 mod list;
 mod queue;
+mod recorded;
 mod settings;
 mod summary;
 
@@ -26,6 +27,7 @@ pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub(crate) use list::{ordered, read_in_order};
 pub use queue::WaitReason;
 pub(crate) use queue::begin_queue_end;
+pub use recorded::RecordedRun;
 pub(crate) use settings::KnownSettings;
 pub use summary::{RunSummary, SpecSummary};
 

@@ -27,7 +27,8 @@ DECLARE
             'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies '
+        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '
+            'scope_policies, policy_versions '
             'TO codelia_auditor'
     ];
     found  record;
