@@ -58,6 +58,7 @@ mod output;
 mod output_objects;
 mod policy;
 mod policy_load;
+mod policy_scopes;
 mod pooler;
 mod processes;
 mod protocol;

@@ -96,7 +96,8 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
         _ => {
-            return of_admin(method, ids)
+            return of_scope_policies(method)
+                .or_else(|| of_admin(method, ids))
                 .or_else(|| of_operator(method, ids))
                 .or_else(|| of_flags(method))
                 .or_else(|| of_approvals(method, ids))
@@ -200,6 +201,35 @@ fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         .encode_to_vec()),
         _ => return None,
     })
+}
+
+/// Valid requests about the policies of scopes.
+fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
+    let (scope, name, reason) = (PolicyScope::Project.into(), "web".to_owned(), "because".to_owned());
+    let policy = Some(Policy { delegate: vec!["process.debug".to_owned()], ..Default::default() });
+    Some(vec![match method {
+        "codelia.v1.PolicyService.SetScopePolicy" => {
+            SetScopePolicyRequest { scope, name, policy, reason, expected_version: None }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.GetScopePolicy" => {
+            GetScopePolicyRequest { scope, name, version: 0 }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.DeleteScopePolicy" => {
+            DeleteScopePolicyRequest { scope, name: "none".into(), reason, expected_version: Some(1) }
+                .encode_to_vec()
+        }
+        "codelia.v1.PolicyService.RollbackScopePolicy" => {
+            RollbackScopePolicyRequest { scope, name, version: 1, reason }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.ListScopePolicyVersions" => {
+            ListScopePolicyVersionsRequest { scope, name, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.DryRunScopePolicy" => {
+            let since = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+            DryRunScopePolicyRequest { scope, name, policy, since, ..Default::default() }.encode_to_vec()
+        }
+        _ => return None,
+    }])
 }
 
 /// Valid requests of the flag service.

@@ -42,6 +42,7 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         || [ids.run.clone(), format!("sessions/-/runs/{}", ids.run.rsplit('/').next().unwrap_or_default())];
     let hour = || Some(prost_types::Duration { seconds: 3600, nanos: 0 });
     let exec = |kind| ExecRequest { kind: Some(kind) };
+    let scope = PolicyScope::Organisation.into();
     Some(match method {
         "codelia.v1.SessionService.CreateSession" => {
             Expected::Unmentioned(CreateSessionRequest::default().encode_to_vec())
@@ -92,6 +93,32 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         }
         "codelia.v1.PolicyService.ExplainPolicy" => {
             not_found(sessions().map(|session| ExplainPolicyRequest { session, ..Default::default() }))
+        }
+        "codelia.v1.PolicyService.SetScopePolicy" => not_found([SetScopePolicyRequest {
+            scope,
+            name: ids.tenant.clone(),
+            policy: Some(Policy::default()),
+            reason: "mine".into(),
+            expected_version: None,
+        }]),
+        "codelia.v1.PolicyService.GetScopePolicy" => {
+            not_found([GetScopePolicyRequest { scope, name: ids.tenant.clone(), version: 0 }])
+        }
+        "codelia.v1.PolicyService.DeleteScopePolicy" => {
+            let (name, reason) = (ids.tenant.clone(), "mine".into());
+            not_found([DeleteScopePolicyRequest { scope, name, reason, expected_version: None }])
+        }
+        "codelia.v1.PolicyService.RollbackScopePolicy" => {
+            let (name, reason) = (ids.tenant.clone(), "mine".into());
+            not_found([RollbackScopePolicyRequest { scope, name, version: 1, reason }])
+        }
+        "codelia.v1.PolicyService.ListScopePolicyVersions" => {
+            let name = ids.tenant.clone();
+            not_found([ListScopePolicyVersionsRequest { scope, name, ..Default::default() }])
+        }
+        "codelia.v1.PolicyService.DryRunScopePolicy" => {
+            let (name, policy) = (ids.tenant.clone(), Some(Policy::default()));
+            not_found([DryRunScopePolicyRequest { scope, name, policy, ..Default::default() }])
         }
         "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => {
             Expected::Unmentioned(Vec::new())

@@ -72,6 +72,8 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::OutputDataLost { .. }
         | ApiError::Approval(_)
         | ApiError::Flag(_)
+        | ApiError::PolicyChanged { .. }
+        | ApiError::TooManyPolicies
         | ApiError::NoSecretKey
         | ApiError::AuditUnsigned
         | ApiError::DeadlineExceeded

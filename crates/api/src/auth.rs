@@ -48,6 +48,14 @@ const OPERATOR_METHODS: [&str; 8] = [
 ];
 /// Methods of the approval service that take decisions.
 const DECIDING_METHODS: [&str; 2] = ["DecideApproval", "RevokeApproval"];
+/// Methods of the policy service whose handlers decide who may call them.
+const SCOPE_METHODS: [&str; 5] = [
+    "SetScopePolicy",
+    "GetScopePolicy",
+    "DeleteScopePolicy",
+    "RollbackScopePolicy",
+    "ListScopePolicyVersions",
+];
 /// Calls that may stay open as long as a run, or longer.
 const WATCHES: [&str; 3] = [
     "/codelia.v1.RunService/WatchRun",
@@ -136,6 +144,9 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.ApprovalService" => &[Scope::Run, Scope::Approve, Scope::Audit],
             "/codelia.v1.AuditService" if method == "VerifyEvents" => &[Scope::Operator],
             "/codelia.v1.AuditService" => &[Scope::Audit, Scope::Operator],
+            "/codelia.v1.PolicyService" if SCOPE_METHODS.contains(&method) => {
+                &[Scope::Run, Scope::Admin, Scope::Operator]
+            }
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],

@@ -38,6 +38,8 @@ mod retention;
 mod rules;
 mod run_stream;
 mod runs;
+mod scope_policies;
+mod scope_rules;
 mod service;
 mod session_cache;
 mod session_lookup;

@@ -98,6 +98,8 @@ fn max_bytes(path: &str) -> usize {
         | "SessionService/UpdateSession"
         | "PolicyService/CheckPolicy"
         | "PolicyService/ExplainPolicy"
+        | "PolicyService/SetScopePolicy"
+        | "PolicyService/DryRunScopePolicy"
         | "OperatorService/SetTenantPolicy" => MAX_POLICY,
         _ => MAX_PLAIN,
     }

@@ -31,6 +31,7 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
         limits: Some((&session.spec.limits).into()),
         policy: Some((&session.spec.policy).into()),
         allow_data_loss: session.allow_data_loss,
+        project: session.spec.scopes.project.unwrap_or_default(),
     }
 }
 

@@ -175,6 +175,24 @@ pub(crate) fn policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<P
     Ok(policy)
 }
 
+/// Validates a policy of a scope, which may delegate fields.
+pub(crate) fn scope_policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<Policy> {
+    let policy = Policy::try_from(wire.unwrap_or_default())?;
+    policy.validate_scope(ceilings)?;
+    Ok(policy)
+}
+
+/// Validates the name of a project; `None` if empty.
+pub(crate) fn project(field: &str, text: String) -> Checked<Option<String>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if !resource_name::is_alias(&text) {
+        return invalid(field, "must match `[a-z0-9-]{1,63}` and must not be `-` or a UUID");
+    }
+    Ok(Some(text))
+}
+
 fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {
     match duration_from_proto(wire) {
         Ok(Duration::ZERO) => invalid(field, "must be more than zero"),

@@ -74,6 +74,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "end_time": timestamp(session.end_time.as_ref()),
         "idle_ttl_ns": nanos(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
+        "project": non_empty(&session.project),
         "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),

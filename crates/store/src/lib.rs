@@ -60,11 +60,12 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, RecordedRun, Run, RunAdmission, RunCommit,
-    RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, RecordedRun, Run, RunAdmission,
+    RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
 };
 pub use scope_policy::{
-    MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet, ScopeRef,
+    MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet,
+    ScopeRef,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{

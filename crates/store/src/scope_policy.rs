@@ -151,7 +151,8 @@ impl Store {
         version: i64,
         new: &NewPolicyVersion<'_>,
     ) -> Result<(), Error> {
-        let mut detail = json!({ "version": version, "is_cleared": new.policy.is_none(), "reason": new.reason });
+        let mut detail =
+            json!({ "version": version, "is_cleared": new.policy.is_none(), "reason": new.reason });
         if let Some(restored) = new.restored {
             detail["restored"] = json!(restored);
         }

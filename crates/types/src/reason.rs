@@ -167,6 +167,12 @@ reasons! {
     TooManyFlags = "TOO_MANY_FLAGS",
         "the installation has as many mode flags as it may",
         "use one again that is off";
+    PolicyChanged = "POLICY_CHANGED",
+        "another version of the policy is in effect than the call expected; `version` names it",
+        "read the policy again (`codelia policy diff`), and repeat the change on it";
+    TooManyPolicies = "TOO_MANY_POLICIES",
+        "the tenant has as many projects or users with a policy as it may",
+        "use the name of one again whose policy is not needed any more";
     FlagOff = "FLAG_OFF",
         "the mode flag is off, so there is no rule to roll back",
         "name a revision to restore";

@@ -19,7 +19,6 @@ use crate::{
     resource_name,
     rules::{Rules, Start},
     status::ApiError,
-    tenant_policies::TenantRules,
     validate,
 };
 
@@ -80,7 +79,7 @@ impl RunRequest {
     pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
         let mode = self.mode.unwrap_or(session.mode);
         check_allowed(mode, rules, session.flags.floor)?;
-        let upper = under_tenant(&session.policy, rules)?;
+        let upper = under_tenant(session, rules)?;
         let policy = admit_policy(&self.policy, &upper, mode)?;
         let inherited = default_network(mode, rules.options);
         // The default of an isolating session does not apply to a run in mode `logical`, either.
@@ -182,6 +181,9 @@ pub(crate) struct SessionRequest {
     pub(crate) idle_ttl: Option<Duration>,
     pub(crate) allow_data_loss: bool,
     pub(crate) labels: BTreeMap<String, String>,
+    // Left out if absent, as above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) project: Option<String>,
 }
 
 impl SessionRequest {
@@ -199,6 +201,7 @@ impl SessionRequest {
             idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, max_ttl)?,
             allow_data_loss: wire.allow_data_loss,
             labels: validate::labels(wire.labels)?,
+            project: validate::project("project", wire.project)?,
         })
     }
 
@@ -236,6 +239,7 @@ impl SessionRequest {
             limits: self.limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
             requested_limits: self.limits.over(&caps),
             network: self.network.or(default),
+            scopes: rules.decided(&policy, self.project.clone()),
             policy,
             flags: SessionFlags { mode: flag, floor },
         })
@@ -268,8 +272,9 @@ pub(crate) fn admit_policy(requested: &Policy, upper: &Policy, mode: Mode) -> Re
 }
 
 /// The policy of a session under that of its tenant, which may have changed since.
-fn under_tenant<'a>(session: &'a Policy, rules: &Rules<'_>) -> Result<Cow<'a, Policy>, ApiError> {
-    let Some(TenantRules { own, .. }) = rules.tenant else { return Ok(Cow::Borrowed(session)) };
+fn under_tenant<'a>(spec: &'a SessionSpec, rules: &Rules<'_>) -> Result<Cow<'a, Policy>, ApiError> {
+    let session = &spec.policy;
+    let Some(own) = rules.tenant_policy(spec) else { return Ok(Cow::Borrowed(session)) };
     match (&own.container.profile, &session.container.profile) {
         (Some(now), Some(then)) if now != then => Err(ApiError::invalid(
             "policy.container.profile",

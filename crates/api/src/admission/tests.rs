@@ -40,6 +40,7 @@ pub(crate) fn rules(options: &Options) -> Rules<'_> {
         floor: IsolationLevel::None,
         ask_floor: None,
         tenant: None,
+        scopes: None,
     }
 }
 
@@ -65,6 +66,7 @@ pub(crate) fn session() -> SessionSpec {
         network: None,
         policy: Policy::default(),
         flags: SessionFlags::default(),
+        scopes: codelia_policy::SessionScopes::default(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use codelia_policy::IsolationLevel;
 use codelia_proto::timestamp_to_proto;
-use codelia_store::{Session, SessionEndReason};
+use codelia_store::{MAX_POLICY_NAMES, Session, SessionEndReason};
 use codelia_types::{Mode, SessionId};
 use time::OffsetDateTime;
 
@@ -75,6 +75,10 @@ pub(crate) enum ApiError {
     Approval(ApprovalError),
     /// A mode flag is not set or rolled back.
     Flag(FlagError),
+    /// Another version of a policy is in effect than expected; 0 for none.
+    PolicyChanged { version: i64 },
+    /// The tenant has as many projects or users with a policy as it may.
+    TooManyPolicies,
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
     /// The audit cannot be checked, since the installation has no key.
@@ -207,6 +211,13 @@ impl ApiError {
             }
             Self::Approval(error) => error.text(),
             Self::Flag(error) => error.text(),
+            Self::PolicyChanged { version: 0 } => "expected_version: there is no policy".into(),
+            Self::PolicyChanged { version } => {
+                format!("expected_version: version {version} is in effect; read it and repeat the change")
+            }
+            Self::TooManyPolicies => {
+                format!("the tenant has {MAX_POLICY_NAMES} of them; use a name again")
+            }
             Self::NoSecretKey => NO_SECRET_KEY.into(),
             Self::AuditUnsigned => AUDIT_UNSIGNED.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),

@@ -54,6 +54,8 @@ impl ApiError {
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
             Self::Approval(error) => error.code_and_reason(),
             Self::Flag(error) => error.code_and_reason(),
+            Self::PolicyChanged { .. } => (Code::Aborted, Reason::PolicyChanged),
+            Self::TooManyPolicies => (Code::ResourceExhausted, Reason::TooManyPolicies),
             Self::NoSecretKey | Self::AuditUnsigned => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
@@ -98,6 +100,8 @@ impl ApiError {
             | Self::CommandNotAllowed { .. }
             | Self::Approval(_)
             | Self::Flag(_)
+            | Self::PolicyChanged { .. }
+            | Self::TooManyPolicies
             | Self::NoSecretKey
             | Self::AuditUnsigned
             | Self::File(_)
@@ -140,6 +144,7 @@ impl ApiError {
             Self::TenantExists => named("field", "tenant_id"),
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
+            Self::PolicyChanged { version } => named("version", &version.to_string()),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
             | Self::ModeUnavailable { mode } => {
@@ -172,6 +177,7 @@ impl ApiError {
             Self::Unauthenticated
             | Self::KeyExpired
             | Self::TenantSuspended
+            | Self::TooManyPolicies
             | Self::WorkerDrainsItself
             | Self::TenantNotEmpty { .. }
             | Self::TenantDeleted

@@ -35,7 +35,7 @@ pub(crate) use self::{
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
-    policy::Policy,
+    policy::{Policy, ScopeArgs},
     run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, TerminalArgs},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
@@ -166,7 +166,7 @@ are several.")]
     Mkdir(Mkdir),
     /// Move or rename a file of a session
     Mv(Mv),
-    /// Validate and explain policies
+    /// Validate, explain, store and try policies
     #[command(subcommand)]
     Policy(Policy),
     /// Set up an installation in its database

@@ -13,6 +13,7 @@ use codelia_proto::v1::{
 use codelia_types::Mode;
 use serde_json::{Value, json};
 
+use super::policy_scopes;
 use crate::{
     args,
     client::Client,
@@ -24,17 +25,22 @@ use crate::{
 pub(crate) async fn policy(client: &Client, command: args::Policy, output: Output) -> Result<()> {
     match command {
         args::Policy::Check { file, mode } => check(client, &file, mode, output).await,
-        args::Policy::Explain { session, policy, mode } => {
+        args::Policy::Explain { session, policy, mode, project } => {
             let session = match &session {
                 Some(session) => resolve::session(client, session).await?,
                 None => String::new(),
             };
-            let request =
-                ExplainPolicyRequest { session, policy: load(policy.as_deref())?, mode: mode_to_proto(mode) };
+            let request = ExplainPolicyRequest {
+                session,
+                policy: load(policy.as_deref())?,
+                mode: mode_to_proto(mode),
+                project: project.unwrap_or_default(),
+            };
             let explained = client.policies().explain_policy(request).await?.into_inner();
             output.print(&to_json(&explained)?, &to_text(&explained))
         }
         args::Policy::Sets => sets(output),
+        stored => policy_scopes::stored(client, stored, output).await,
     }
 }
 
@@ -119,7 +125,7 @@ fn mode_to_proto(mode: Option<Mode>) -> i32 {
     mode.map_or(SandboxMode::Unspecified, SandboxMode::from).into()
 }
 
-fn policy_from_proto(policy: Option<v1::Policy>) -> Result<Policy, PolicyError> {
+pub(crate) fn policy_from_proto(policy: Option<v1::Policy>) -> Result<Policy, PolicyError> {
     Policy::try_from(policy.unwrap_or_default())
 }
 
@@ -164,6 +170,8 @@ fn source(source: PolicySource) -> &'static str {
         PolicySource::Unspecified => "",
         PolicySource::Default => "default",
         PolicySource::Tenant => "tenant",
+        PolicySource::Project => "project",
+        PolicySource::User => "user",
         PolicySource::Session => "session",
         PolicySource::Run => "run",
     }

@@ -21,6 +21,7 @@ mod quota;
 mod retention;
 mod roles;
 mod run;
+mod scope_policy;
 mod session;
 mod settings;
 mod upkeep;

@@ -311,6 +311,7 @@ mod tests {
                 network: None,
                 policy: Policy::default(),
                 flags: SessionFlags::default(),
+                scopes: codelia_policy::SessionScopes::default(),
             },
             has_files: false,
             retried: 0,

@@ -127,6 +127,7 @@ impl Fixture {
             network: None,
             policy: codelia_policy::Policy::default(),
             flags: codelia_policy::SessionFlags::default(),
+            scopes: codelia_policy::SessionScopes::default(),
         };
         let new = NewSession {
             id,
