@@ -10,7 +10,7 @@ use codelia_store::{
     Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store, WantedSessions, Withdrawn,
 };
 use codelia_tests::eventually;
-use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId};
+use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId, TenantId};
 use futures::future::join_all;
 use sqlx::Connection;
 
@@ -102,6 +102,15 @@ impl Fixture {
     }
 }
 
+/// Sets the policy of a tenant.
+async fn set_policy(store: &Store, tenant: &TenantId, policy: &Policy, key: KeyId) {
+    let policy = Some(policy);
+    let new =
+        codelia_store::NewPolicyVersion { policy, expected: None, restored: None, reason: "a test", key };
+    let set = store.scope_policy_set(&codelia_store::ScopeRef::organisation(tenant), new).await.unwrap();
+    assert!(matches!(set, codelia_store::ScopePolicySet::Set(_)), "{set:?}");
+}
+
 #[tokio::test]
 async fn two_deciders_at_once_only_one_wins() {
     let fixture = Fixture::new().await;
@@ -136,7 +145,7 @@ async fn withdrawn_permission_cannot_be_allowed() {
     let set_network = async |mode| {
         let network = NetworkPolicy { mode, ..NetworkPolicy::default() };
         let policy = Policy { network, ..Policy::default() };
-        store.tenant_set_policy(tenant, Some(&policy), "a test", key).await.unwrap().unwrap();
+        set_policy(store, tenant, &policy, key).await;
     };
     let set_floor = async |ask| {
         let levels = (IsolationLevel::Full, ask);
@@ -184,7 +193,7 @@ async fn withdrawn_permission_shows_when_run_begins() {
     assert_eq!(store.run_withdrawn(&run).await.unwrap(), None, "the control");
     let network = NetworkPolicy { mode: Some(NetworkMode::None), ..NetworkPolicy::default() };
     let policy = Policy { network, ..Policy::default() };
-    store.tenant_set_policy(tenant, Some(&policy), "a test", key).await.unwrap().unwrap();
+    set_policy(store, tenant, &policy, key).await;
     let withdrawn = store.run_withdrawn(&run).await.unwrap();
     assert_eq!(withdrawn, Some(Withdrawn::Network(NetworkMode::None)));
     run.spec.network = Some(NetworkMode::None);
