@@ -442,7 +442,7 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
     // Policy lists and names in responses may be empty.
     if matches!(
         field.parent_message().name(),
-        "FilesystemPolicy" | "NetworkPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
+        "Policy" | "FilesystemPolicy" | "NetworkPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
     ) || field.name().ends_with("env_names")
     {
         lists.retain(|list| !list.is_empty());

@@ -180,7 +180,7 @@ SELECT run_id_at(now() - number * interval '1 second'), tenant_id, session_id,
        CASE WHEN number % 10 = 0 THEN jsonb_set(spec, '{command,argv}', '["echo", "forbidden"]') ELSE spec END,
        settings_hash, summary, labels, attempt, now() - number * interval '1 second', now(), outcome
 FROM ended_runs, generate_series(1, 998) AS number
-WHERE id = (SELECT max(id) FROM ended_runs)"#;
+WHERE id = (SELECT id FROM ended_runs ORDER BY id DESC LIMIT 1)"#;
 
 #[tokio::test]
 async fn dry_run_names_what_1000_runs_would_lose() -> Result<()> {
