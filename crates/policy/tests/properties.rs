@@ -187,8 +187,14 @@ fn policies() -> impl Strategy<Value = Policy> {
         )
 }
 
-fn scoped([organisation, project, user]: &[Option<Policy>; 3]) -> Scopes<'_> {
-    Scopes { organisation: organisation.as_ref(), project: project.as_ref(), user: user.as_ref() }
+/// Policies of the three scopes, on the heap: their strategies are too large for a stack.
+fn scope_policies() -> impl Strategy<Value = Vec<Option<Policy>>> {
+    prop::collection::vec(of(policies().boxed()), 3)
+}
+
+fn scoped(policies: &[Option<Policy>]) -> Scopes<'_> {
+    let of = |scope: usize| policies.get(scope).and_then(Option::as_ref);
+    Scopes { organisation: of(0), project: of(1), user: of(2) }
 }
 
 fn spec(policy: Policy) -> RunSpec {
@@ -343,10 +349,10 @@ proptest! {
     }
 
     #[test]
-    fn scopes_without_delegation_only_tighten(installation in policies(), scopes in [of(policies()), of(policies()), of(policies())]) {
+    fn scopes_without_delegation_only_tighten(installation in policies().boxed(), scopes in scope_policies()) {
         let installation = installation.with_defaults();
         let effective = scoped(&scopes).effective(&installation);
-        let merged = scopes.iter().flatten().fold(installation.clone(), |upper, lower| upper.merge(lower));
+        let merged = scopes.iter().flatten().fold(installation.merge(&Policy::default()), |upper, lower| upper.merge(lower));
         prop_assert_eq!(&effective, &merged);
         let mut above = installation.merge(&Policy::default());
         for count in 1..=3 {
@@ -360,8 +366,8 @@ proptest! {
 
     #[test]
     fn delegation_widens_only_delegated_fields(
-        installation in policies(),
-        scopes in [of(policies()), of(policies()), of(policies())],
+        installation in policies().boxed(),
+        scopes in scope_policies(),
         delegated in prop::collection::vec(select(DELEGABLE_FIELDS), 0..4),
         to_user in prop::collection::vec(select(DELEGABLE_FIELDS), 0..2),
     ) {
