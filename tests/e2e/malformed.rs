@@ -99,6 +99,7 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             return of_admin(method, ids)
                 .or_else(|| of_operator(method, ids))
                 .or_else(|| of_flags(method))
+                .or_else(|| of_tools(method))
                 .or_else(|| of_approvals(method, ids))
                 .or_else(|| of_files(method, name()));
         }
@@ -200,6 +201,39 @@ fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         .encode_to_vec()),
         _ => return None,
     })
+}
+
+/// Valid requests of the tool service.
+fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
+    let (name, reason) = ("tools/formatter".to_owned(), "because".to_owned());
+    Some(vec![match method {
+        "codelia.v1.ToolService.RegisterTool" => {
+            let declaration = ToolDeclaration {
+                owner: "me".into(),
+                executables: vec!["black".into()],
+                command_pattern: Some("black **".into()),
+                policy: Some(Policy::default()),
+                transactional: false,
+            };
+            RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) }
+                .encode_to_vec()
+        }
+        "codelia.v1.ToolService.GetTool" => GetToolRequest { name }.encode_to_vec(),
+        "codelia.v1.ToolService.ListTools" => {
+            ListToolsRequest { parent: "tenants/operators".into(), ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.ToolService.DeleteTool" => DeleteToolRequest { name }.encode_to_vec(),
+        "codelia.v1.ToolService.ApproveToolLevel" => ApproveToolLevelRequest {
+            name,
+            version: 1,
+            level: IsolationLevel::IsolationLevel0.into(),
+            reason,
+        }
+        .encode_to_vec(),
+        "codelia.v1.ToolService.QuarantineTool" => QuarantineToolRequest { name, reason }.encode_to_vec(),
+        "codelia.v1.ToolService.ReleaseTool" => ReleaseToolRequest { name, reason }.encode_to_vec(),
+        _ => return None,
+    }])
 }
 
 /// Valid requests of the flag service.
@@ -497,7 +531,7 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let operator = cluster.operator().await?;
     // Methods without required fields.
     let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
-                    ListTenantRuns ListFlags VerifyEvents";
+                    ListTenantRuns ListFlags VerifyEvents ListTools";
     let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
     for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();

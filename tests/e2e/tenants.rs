@@ -112,7 +112,38 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
             not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
         }
-        _ => return of_files(method, ids).or_else(|| of_approvals(method, ids)),
+        _ => {
+            return of_files(method, ids)
+                .or_else(|| of_approvals(method, ids))
+                .or_else(|| of_tools(method, ids));
+        }
+    })
+}
+
+/// The table for the tool service: the other tenant has a tool `theirs`.
+fn of_tools(method: &str, ids: &Ids) -> Option<Expected> {
+    let name = format!("{}/tools/theirs", ids.tenant);
+    let names = || [name.clone(), "tools/theirs".to_owned()];
+    let reason = || "mine".to_owned();
+    Some(match method {
+        "codelia.v1.ToolService.RegisterTool" => {
+            let declaration =
+                ToolDeclaration { owner: "me".into(), executables: vec!["sh".into()], ..Default::default() };
+            let declaration = Some(declaration);
+            not_found([RegisterToolRequest { name, declaration, expected_version: None }])
+        }
+        "codelia.v1.ToolService.GetTool" => not_found(names().map(|name| GetToolRequest { name })),
+        "codelia.v1.ToolService.DeleteTool" => not_found(names().map(|name| DeleteToolRequest { name })),
+        "codelia.v1.ToolService.ListTools" => {
+            not_found([ListToolsRequest { parent: ids.tenant.clone(), ..Default::default() }])
+        }
+        "codelia.v1.ToolService.QuarantineTool" => {
+            not_found(names().map(|name| QuarantineToolRequest { name, reason: reason() }))
+        }
+        "codelia.v1.ToolService.ReleaseTool" => {
+            not_found(names().map(|name| ReleaseToolRequest { name, reason: reason() }))
+        }
+        _ => return None,
     })
 }
 
@@ -261,6 +292,11 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
             RollbackFlagRequest { name: "flags/mine".into(), reason: "mine".into(), revision: None }
                 .encode_to_vec()
         }
+        "codelia.v1.ToolService.ApproveToolLevel" => {
+            let name = format!("{}/tools/theirs", ids.tenant);
+            let level = IsolationLevel::IsolationLevel0.into();
+            ApproveToolLevelRequest { name, version: 1, level, reason: "mine".into() }.encode_to_vec()
+        }
         "codelia.v1.AdminService.UndrainWorker" => {
             UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }
@@ -294,6 +330,11 @@ async fn owned_by(cluster: &Cluster, client: &Client) -> Result<Ids> {
         ..Default::default()
     };
     let key = client.admin().create_key(request).await?.into_inner().key.unwrap_or_default();
+    let declaration =
+        ToolDeclaration { owner: "owner".into(), executables: vec!["sh".into()], ..Default::default() };
+    let name = "tools/theirs".to_owned();
+    let request = RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) };
+    client.tools().register_tool(request).await?;
     let alias = "sessions/secret-alias".into();
     let held = HeldRun::record(cluster, client, &session, "true", Duration::from_secs(600)).await?;
     Ok(Ids {

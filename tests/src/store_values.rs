@@ -50,6 +50,7 @@ pub fn logical_run() -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        tool: None,
     }
 }
 

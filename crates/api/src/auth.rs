@@ -136,6 +136,11 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.ApprovalService" => &[Scope::Run, Scope::Approve, Scope::Audit],
             "/codelia.v1.AuditService" if method == "VerifyEvents" => &[Scope::Operator],
             "/codelia.v1.AuditService" => &[Scope::Audit, Scope::Operator],
+            "/codelia.v1.ToolService" => match method {
+                "GetTool" | "ListTools" => &[Scope::Run, Scope::Admin, Scope::Audit, Scope::Operator],
+                "ApproveToolLevel" => &[Scope::Operator],
+                _ => &[Scope::Admin, Scope::Operator],
+            },
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],
@@ -309,6 +314,7 @@ mod tests {
             floor: IsolationLevel::Full,
             ask_floor: None,
             policy_version: None,
+            tools_version: 0,
         }
     }
 

@@ -45,6 +45,7 @@ mod sessions;
 mod status;
 mod tenant_policies;
 mod to_proto;
+mod tools;
 mod validate;
 mod web;
 

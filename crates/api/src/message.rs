@@ -98,7 +98,8 @@ fn max_bytes(path: &str) -> usize {
         | "SessionService/UpdateSession"
         | "PolicyService/CheckPolicy"
         | "PolicyService/ExplainPolicy"
-        | "OperatorService/SetTenantPolicy" => MAX_POLICY,
+        | "OperatorService/SetTenantPolicy"
+        | "ToolService/RegisterTool" => MAX_POLICY,
         _ => MAX_PLAIN,
     }
 }

@@ -60,6 +60,7 @@ list_requests!(
     ListSessionsRequest(labels),
     ListTenantRunsRequest(),
     ListTenantsRequest(),
+    ListToolsRequest(),
     ListWorkersRequest(),
 );
 

@@ -78,6 +78,8 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
         mode: v1::SandboxMode::from(run.spec.mode).into(),
         network: run.spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
         limits: Some((&run.spec.limits).into()),
+        level: v1::IsolationLevel::from(Some(run.spec.level())).into(),
+        tool: run.spec.tool.as_ref().map(|tool| tool.id.to_string()).unwrap_or_default(),
         ..run_without_spec(run)
     }
 }

@@ -8,11 +8,14 @@ use std::{
 
 use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy, display_duration};
 use codelia_proto::{duration_from_proto, v1};
-use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize, ToolId};
 use prost::Message;
 use time::OffsetDateTime;
 
-use crate::{resource_name, status::ApiError};
+use crate::{
+    resource_name::{self, TenantName},
+    status::ApiError,
+};
 
 const MAX_ARGS: usize = 10_000;
 const MAX_ENV: usize = 1_000;
@@ -229,6 +232,17 @@ pub(crate) fn idempotency_key(text: String) -> Checked<Option<String>> {
     at_most("idempotency_key", "bytes", text.len(), MAX_IDEMPOTENCY_KEY)?;
     no_nul("idempotency_key", &text)?;
     Ok((!text.is_empty()).then_some(text))
+}
+
+/// Validates the tool of a run, which belongs to the caller's tenant; `None` if empty.
+pub(crate) fn tool(name: &str) -> Checked<Option<ToolId>> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    match resource_name::tool("tool", name)? {
+        (TenantName::Own, id) => Ok(Some(id)),
+        (TenantName::Id(_), _) => invalid("tool", "must have the form `tools/{tool}`"),
+    }
 }
 
 /// Validates a display name.

@@ -154,6 +154,7 @@ async fn call(
         Command::Keys(command) => admin::keys(client, command, output).await?,
         Command::Workers(command) => admin::workers(client, command, output).await?,
         Command::Flags(command) => commands::flags::flags(client, command, output).await?,
+        Command::Tools(command) => commands::tools::tools(client, command, output).await?,
         Command::Info => info::info(client, output).await?,
         Command::Whoami => info::whoami(client, output).await?,
         other => anyhow::bail!("{other:?} is not a client command"),

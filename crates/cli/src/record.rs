@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use codelia_policy::{IsolationLevel, Policy};
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{Mode, NetworkMode};
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "secret_env_names": run.command.as_ref().map(|command| &command.secret_env_names),
         "sandbox_mode": mode(run.mode()),
         "isolation": isolation(run.mode()),
+        "level": run.level().to_level().map(IsolationLevel::as_str),
+        "tool": non_empty(&run.tool),
         "network": run.network().to_mode().map(NetworkMode::as_str),
         "sandbox_root": non_empty(&run.sandbox_root),
         "cancel_reason": non_empty(&run.cancel_reason),
@@ -270,6 +273,38 @@ pub(crate) fn flag(flag: &v1::Flag) -> Value {
             "failed_runs": numbers.failed_runs,
             "setup_p95_ms": millis(numbers.setup_p95.as_ref()),
         },
+    })
+}
+
+/// A tool.
+pub(crate) fn tool(tool: &v1::Tool) -> Value {
+    let declaration = tool.declaration.clone().unwrap_or_default();
+    let policy = declaration.policy.and_then(|policy| Policy::try_from(policy).ok());
+    json!({
+        "tool_id": tool.tool_id,
+        "name": tool.name,
+        "version": tool.version,
+        "level": tool.level().to_level().map(IsolationLevel::as_str),
+        "owner": declaration.owner,
+        "executables": declaration.executables,
+        "command_pattern": declaration.command_pattern,
+        "policy": policy,
+        "transactional": declaration.transactional,
+        "key_id": tool.key_id,
+        "create_time": timestamp(tool.create_time.as_ref()),
+        "update_time": timestamp(tool.update_time.as_ref()),
+        "approval": tool.approval.as_ref().map(|approval| json!({
+            "level": approval.level().to_level().map(IsolationLevel::as_str),
+            "reason": approval.reason,
+            "key_id": approval.key_id,
+            "create_time": timestamp(approval.create_time.as_ref()),
+        })),
+        "quarantine": tool.quarantine.as_ref().map(|quarantine| json!({
+            "reason": quarantine.reason,
+            "key_id": non_empty(&quarantine.key_id),
+            "run_id": non_empty(&quarantine.run_id),
+            "create_time": timestamp(quarantine.create_time.as_ref()),
+        })),
     })
 }
 

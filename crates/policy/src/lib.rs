@@ -35,6 +35,7 @@ mod runtime;
 mod secrets;
 pub mod size;
 pub mod syscalls;
+mod tool;
 mod validate;
 
 pub use document::{
@@ -60,8 +61,9 @@ pub use plan::{
     Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, egress_remedy,
     limits_remedy,
 };
-pub use run_spec::RunSpec;
+pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};
 pub use secrets::home_dirs;
 pub use size::TooLarge;
+pub use tool::{ToolDeclaration, ToolDocument, ToolError};
 pub use validate::PolicyError;

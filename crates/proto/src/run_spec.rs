@@ -1,6 +1,6 @@
 //! The specification of a run, as an api pushes it to a worker.
 
-use codelia_policy::{Policy, RunSpec};
+use codelia_policy::{Policy, RunSpec, RunTool};
 
 use crate::{
     error::{InvalidField, enum_value, required},
@@ -20,6 +20,11 @@ impl From<&RunSpec> for internal::RunSpec {
             requested_limits: Some((&spec.requested_limits).into()),
             policy: Some((&spec.policy).into()),
             ends_with_caller: spec.ends_with_caller,
+            tool: spec.tool.as_ref().map(|tool| internal::RunTool {
+                id: tool.id.to_string(),
+                version: tool.version,
+                level: v1::IsolationLevel::from(Some(tool.level)).into(),
+            }),
         }
     }
 }
@@ -42,6 +47,16 @@ impl TryFrom<internal::RunSpec> for RunSpec {
             requested_limits: requested.map_err(|error| error.within("requested_limits"))?,
             policy: policy.map_err(|error| InvalidField::from(error).within("policy"))?,
             ends_with_caller: wire.ends_with_caller,
+            tool: wire.tool.map(read_tool).transpose().map_err(|error| error.within("tool"))?,
         })
     }
+}
+
+fn read_tool(wire: internal::RunTool) -> Result<RunTool, InvalidField> {
+    let level: v1::IsolationLevel = enum_value("level", wire.level)?;
+    Ok(RunTool {
+        id: required("id", wire.id.parse().ok())?,
+        version: wire.version,
+        level: required("level", level.to_level())?,
+    })
 }

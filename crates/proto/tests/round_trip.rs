@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
     IsolationLevel, Limits, LimitsRequest, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
-    SyscallMode, SyscallPolicy,
+    RunTool, SyscallMode, SyscallPolicy,
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
@@ -234,6 +234,11 @@ fn policy() -> impl Strategy<Value = Policy> {
     )
 }
 
+fn tool() -> impl Strategy<Value = RunTool> {
+    ("[a-z0-9-]{1,63}", any::<i64>(), select(IsolationLevel::ALL.to_vec()))
+        .prop_map(|(id, version, level)| RunTool { id: id.parse().unwrap(), version, level })
+}
+
 fn spec() -> impl Strategy<Value = RunSpec> {
     (
         command(),
@@ -243,10 +248,20 @@ fn spec() -> impl Strategy<Value = RunSpec> {
         requested_limits(),
         policy(),
         any::<bool>(),
+        of(tool()),
     )
-        .prop_map(|(command, mode, network, limits, requested_limits, policy, ends_with_caller)| {
-            RunSpec { command, mode, network, limits, requested_limits, policy, ends_with_caller }
-        })
+        .prop_map(
+            |(command, mode, network, limits, requested_limits, policy, ends_with_caller, tool)| RunSpec {
+                command,
+                mode,
+                network,
+                limits,
+                requested_limits,
+                policy,
+                ends_with_caller,
+                tool,
+            },
+        )
 }
 
 fn outcome() -> impl Strategy<Value = Outcome> {
@@ -395,6 +410,7 @@ fn sample_spec() -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        tool: None,
     }
 }
 

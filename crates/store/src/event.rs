@@ -72,6 +72,16 @@ pub enum EventKind {
     FlagRolledBack,
     /// A mode flag exceeded its limits and rolled itself back.
     FlagGuardTripped,
+    /// An administrator registered a version of a tool.
+    ToolRegistered,
+    /// An administrator deleted a tool.
+    ToolDeleted,
+    /// An operator approved the isolation level of a tool, or withdrew that.
+    ToolLevelApproved,
+    /// An administrator, or Codelia because of a run, quarantined a tool.
+    ToolQuarantined,
+    /// An administrator ended the quarantine of a tool.
+    ToolReleased,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -93,7 +103,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 36] = [
+    const ALL: [Self; 41] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -121,6 +131,11 @@ impl EventKind {
         Self::FlagSet,
         Self::FlagRolledBack,
         Self::FlagGuardTripped,
+        Self::ToolRegistered,
+        Self::ToolDeleted,
+        Self::ToolLevelApproved,
+        Self::ToolQuarantined,
+        Self::ToolReleased,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -158,6 +173,11 @@ impl EventKind {
             | Self::FlagSet
             | Self::FlagRolledBack
             | Self::FlagGuardTripped
+            | Self::ToolRegistered
+            | Self::ToolDeleted
+            | Self::ToolLevelApproved
+            | Self::ToolQuarantined
+            | Self::ToolReleased
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -206,6 +226,11 @@ impl EventKind {
             Self::FlagSet => "FLAG_SET",
             Self::FlagRolledBack => "FLAG_ROLLED_BACK",
             Self::FlagGuardTripped => "FLAG_GUARD_TRIPPED",
+            Self::ToolRegistered => "TOOL_REGISTERED",
+            Self::ToolDeleted => "TOOL_DELETED",
+            Self::ToolLevelApproved => "TOOL_LEVEL_APPROVED",
+            Self::ToolQuarantined => "TOOL_QUARANTINED",
+            Self::ToolReleased => "TOOL_RELEASED",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",

@@ -29,6 +29,7 @@ mod session;
 mod tenant;
 mod tenant_lifecycle;
 mod tenant_policy;
+mod tool;
 mod upkeep;
 mod worker;
 
@@ -70,6 +71,9 @@ pub use session::{
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
 pub use tenant_policy::TenantPolicy;
+pub use tool::{
+    MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine, ToolWithdrawn,
+};
 pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 

@@ -16,7 +16,8 @@ mod violation;
 
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use id::{
-    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId,
+    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, ToolId,
+    WorkerId,
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};

@@ -176,6 +176,18 @@ reasons! {
     ApprovalNotPermitted = "APPROVAL_NOT_PERMITTED",
         "the installation or the tenant does not permit any more what the approval is about, or what the run asks for",
         "deny it or leave it out, or ask an operator to permit it again";
+    ToolQuarantined = "TOOL_QUARANTINED",
+        "the tool that the run names is quarantined; the message says why",
+        "look at the reason (`codelia tools show`); an administrator releases it (`codelia tools release`)";
+    ToolNotApproved = "TOOL_NOT_APPROVED",
+        "the tool declares less isolation than LEVEL_2, and no operator approved this version of it",
+        "ask an operator to approve it (`codelia tools approve`), or declare LEVEL_2";
+    ToolChanged = "TOOL_CHANGED",
+        "the tool has another version than the call expects, or was changed or deleted while the run waited",
+        "read the tool (`codelia tools show`) and repeat the call";
+    TooManyTools = "TOO_MANY_TOOLS",
+        "the tenant has as many tools as it may",
+        "delete tools that are not used";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
         "the policy does not allow the command; `rule` names the rule",
         "change the command, or the policy of the session";

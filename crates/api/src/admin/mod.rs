@@ -183,6 +183,7 @@ mod tests {
             floor: IsolationLevel::Full,
             ask_floor: None,
             policy_version: None,
+            tools_version: 0,
         }
     }
 

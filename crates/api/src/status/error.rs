@@ -8,7 +8,7 @@ use codelia_store::{Session, SessionEndReason};
 use codelia_types::{Mode, SessionId};
 use time::OffsetDateTime;
 
-use super::{approval::ApprovalError, file::FileError, flag::FlagError};
+use super::{approval::ApprovalError, file::FileError, flag::FlagError, tool::ToolError};
 
 const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
      to set `secrets.key_file` for every api and worker";
@@ -75,6 +75,8 @@ pub(crate) enum ApiError {
     Approval(ApprovalError),
     /// A mode flag is not set or rolled back.
     Flag(FlagError),
+    /// A tool may not be used or changed.
+    Tool(ToolError),
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
     /// The audit cannot be checked, since the installation has no key.
@@ -207,6 +209,7 @@ impl ApiError {
             }
             Self::Approval(error) => error.text(),
             Self::Flag(error) => error.text(),
+            Self::Tool(error) => error.text(),
             Self::NoSecretKey => NO_SECRET_KEY.into(),
             Self::AuditUnsigned => AUDIT_UNSIGNED.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),

@@ -54,6 +54,7 @@ impl ApiError {
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
             Self::Approval(error) => error.code_and_reason(),
             Self::Flag(error) => error.code_and_reason(),
+            Self::Tool(error) => error.code_and_reason(),
             Self::NoSecretKey | Self::AuditUnsigned => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
@@ -98,6 +99,7 @@ impl ApiError {
             | Self::CommandNotAllowed { .. }
             | Self::Approval(_)
             | Self::Flag(_)
+            | Self::Tool(_)
             | Self::NoSecretKey
             | Self::AuditUnsigned
             | Self::File(_)
@@ -140,6 +142,7 @@ impl ApiError {
             Self::TenantExists => named("field", "tenant_id"),
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
+            Self::Tool(error) => error.metadata(),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
             | Self::ModeUnavailable { mode } => {

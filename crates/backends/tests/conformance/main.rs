@@ -16,6 +16,7 @@ mod exceptions;
 mod harness;
 mod host_objects;
 mod leaks;
+mod levels;
 mod limits;
 mod near_limits;
 mod network;

@@ -9,7 +9,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Runs", &["run", "exec", "attach", "logs", "ps", "kill", "approvals"]),
     ("Sessions and files", &["session", "cp", "cat", "ls", "rm", "mkdir", "mv", "policy"]),
     ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
-    ("Administration", &["admin", "certs", "tenants", "keys", "workers", "flags", "audit"]),
+    ("Administration", &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"]),
     ("Command line", &["context", "config", "whoami", "info", "completions"]),
 ];
 const OTHER: &str = "Other commands";

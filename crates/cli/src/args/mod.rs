@@ -17,6 +17,7 @@ mod run;
 mod sandbox;
 mod server;
 mod session;
+mod tools;
 mod values;
 
 use std::path::PathBuf;
@@ -40,6 +41,7 @@ pub(crate) use self::{
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
+    tools::{ToolName, Tools},
 };
 use crate::exit_status::FAILURE;
 
@@ -187,6 +189,9 @@ are several.")]
     /// Choose the mode of new sessions at run time, and roll back
     #[command(subcommand)]
     Flags(Flags),
+    /// Manage tools: which commands belong to one, its policy, approval and quarantine
+    #[command(subcommand)]
+    Tools(Tools),
     /// Show the server's version, modes, limits and features
     Info,
     /// Show your key and tenant with its quotas and usage

@@ -84,6 +84,9 @@ pub(crate) struct RunOptions {
     pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) terminal: TerminalArgs,
+    /// Tool that the command belongs to: its policy applies, see `codelia tools`
+    #[arg(long, value_name = "TOOL")]
+    pub(crate) tool: Option<String>,
     /// Give up if no worker takes the run in this time [default: 10m, max: 1day]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) queue_timeout: Option<Duration>,

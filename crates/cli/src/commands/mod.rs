@@ -19,4 +19,5 @@ pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod session;
+pub(crate) mod tools;
 pub(crate) mod up;

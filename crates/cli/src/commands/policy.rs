@@ -53,13 +53,18 @@ pub(crate) fn sets(output: Output) -> Result<()> {
 pub(crate) fn read(file: &Path) -> Result<Policy> {
     let name = || file.display().to_string();
     let format = Format::of(file).with_context(name)?;
+    Policy::parse(&read_text(file)?, format).with_context(name)
+}
+
+/// Reads a file of bounded size.
+pub(crate) fn read_text(file: &Path) -> Result<String> {
+    let name = || file.display().to_string();
     // One byte more shows that the file is too large, whatever its size.
     let mut bounded = File::open(file).with_context(name)?.take(MAX_BYTES as u64 + 1);
     let mut bytes = Vec::new();
     bounded.read_to_end(&mut bytes).with_context(name)?;
     check_bytes(bytes.len()).map_err(ParseError::from).with_context(name)?;
-    let text = String::from_utf8(bytes).with_context(name)?;
-    Policy::parse(&text, format).with_context(name)
+    String::from_utf8(bytes).with_context(name)
 }
 
 /// Reads a policy file, if given, into its protobuf message.

@@ -249,6 +249,7 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         queue_timeout: args.options.queue_timeout.map(duration_to_proto),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy,
+        tool: args.options.tool.clone().unwrap_or_default(),
     })
 }
 

@@ -58,6 +58,7 @@ const HOSTNAME: &str = "codelia";
 ///     requested_limits: LimitsRequest::default(),
 ///     policy,
 ///     ends_with_caller: false,
+///     tool: None,
 /// };
 ///
 /// let target = PlanTarget {
@@ -240,7 +241,7 @@ impl Plan {
             profile: spec.policy.container.profile.clone(),
             network,
             egress: (network == NetworkMode::Proxy).then(|| EgressRules::from_policy(&spec.policy.network)),
-            security: Some(Security::from_policy(&spec.policy, host.enforceable)),
+            security: Some(Security::from_policy(&spec.policy, spec.level(), host.enforceable)),
         })
     }
 
@@ -324,6 +325,7 @@ mod tests {
             requested_limits,
             policy: Policy::default(),
             ends_with_caller: false,
+            tool: None,
         }
     }
 

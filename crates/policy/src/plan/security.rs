@@ -5,7 +5,7 @@ use std::{collections::HashSet, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Enforceable;
-use crate::{Policy, SyscallMode, syscalls};
+use crate::{IsolationLevel, Policy, SyscallMode, syscalls};
 
 /// The number of blocked system calls that ends a run, unless its policy sets another.
 pub(crate) const DEFAULT_VIOLATION_LIMIT: u32 = 50;
@@ -39,11 +39,11 @@ pub enum SyscallRules {
 }
 
 impl Security {
-    pub(super) fn from_policy(policy: &Policy, host: Enforceable) -> Self {
+    pub(super) fn from_policy(policy: &Policy, level: IsolationLevel, host: Enforceable) -> Self {
         let process = &policy.process;
         let debug = process.debug.unwrap_or(false);
         Self {
-            syscalls: SyscallRules::Allow(allowed_syscalls(policy, debug)),
+            syscalls: SyscallRules::Allow(allowed_syscalls(policy, level, debug)),
             violation_limit: host.violations.then(|| violation_limit(policy)),
             fork: process.allow_fork.unwrap_or(true),
             exec: process.allow_exec.unwrap_or(true),
@@ -57,13 +57,17 @@ pub(super) fn violation_limit(policy: &Policy) -> u32 {
     policy.syscalls.violation_limit.unwrap_or(DEFAULT_VIOLATION_LIMIT)
 }
 
-/// The default list, narrowed by the policy.
-fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
+/// The list of the level, narrowed by the policy.
+fn allowed_syscalls(policy: &Policy, level: IsolationLevel, debug: bool) -> Vec<String> {
+    let allowed = match level {
+        IsolationLevel::Full => syscalls::allowed(debug),
+        IsolationLevel::Process | IsolationLevel::None => syscalls::allowed_at_process_level(debug),
+    };
     let names: HashSet<_> = policy.syscalls.names.iter().collect();
     let is_kept = |name: &String| match policy.syscalls.mode {
         None => true,
         Some(SyscallMode::Allow) => names.contains(name),
         Some(SyscallMode::Deny) => !names.contains(name),
     };
-    syscalls::allowed(debug).into_iter().filter(is_kept).collect()
+    allowed.into_iter().filter(is_kept).collect()
 }

@@ -26,8 +26,9 @@ DECLARE
         'SELECT (flag_id, revision, runs, refused_runs, failed_runs, setups, sessions, refused_sessions), '
             'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
+        'SELECT (tenant_id, id, version, quarantine_reason, approved_version) ON tools TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies '
+        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, tools '
             'TO codelia_auditor'
     ];
     found  record;
@@ -73,8 +74,9 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- A worker may delete output only of a run that it hands back, and read only this of a tenant.
-    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)'] LOOP
+    -- A worker may delete output only of a run that it hands back, read only this of a tenant, and quarantine tools.
+    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)',
+                               'quarantine_tool(text, text, text, uuid, uuid)'] LOOP
         IF to_regprocedure(one) IS NOT NULL THEN
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
             EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);

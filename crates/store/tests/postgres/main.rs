@@ -23,4 +23,5 @@ mod roles;
 mod run;
 mod session;
 mod settings;
+mod tool;
 mod upkeep;

@@ -91,6 +91,7 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("flags", "SELECT"),
         ("run_settings", "SELECT"),
         ("tenant_policies", "SELECT"),
+        ("tools", "SELECT"),
     ]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {

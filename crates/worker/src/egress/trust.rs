@@ -97,6 +97,7 @@ mod tests {
             requested_limits: LimitsRequest::default(),
             policy: Policy::default(),
             ends_with_caller: false,
+            tool: None,
         };
         let (sandbox, session) = (RunId::generate(), SessionId::generate());
         let target = PlanTarget { sandbox, session, root: "/root".into() };

@@ -276,6 +276,7 @@ fn default_run_spec(spec: &SessionSpec) -> RunSpec {
         requested_limits: spec.requested_limits.clone(),
         policy: spec.policy.clone(),
         ends_with_caller: false,
+        tool: None,
     }
 }
 

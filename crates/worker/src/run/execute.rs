@@ -23,7 +23,9 @@ use crate::{
         stdio::{self, Ends},
     },
     sandbox::{
-        backends::{Backends, Denial, denial, failed, no_secrets, not_permitted, unenforceable},
+        backends::{
+            Backends, Denial, denial, failed, no_secrets, not_permitted, tool_withdrawn, unenforceable,
+        },
         receipts::Receipts,
         spare_maker::SpareMaker,
     },
@@ -198,9 +200,16 @@ impl Executor {
         }
     }
 
-    /// Whether a run that waited may still have what a person allowed to it.
+    /// Whether a run that waited may still use its tool, and have what a person allowed to it.
     async fn check_permitted(&self, run: &ActiveRun) -> Result<(), NotStarted> {
         let AssignedRun { spec, turn, .. } = &run.assigned;
+        if let (Some(tool), true) = (&spec.tool, *turn > 0) {
+            let read = || self.store.tool_withdrawn(&run.assigned, tool);
+            let read = retry_until_fenced("read tool", run, read);
+            if let Some(why) = read.await.map_err(NoResult::from)? {
+                return Err(tool_withdrawn(tool, why).into());
+            }
+        }
         let has_network = spec.network.is_some_and(|network| network != NetworkMode::None);
         if *turn == 0 || !(has_network || spec.mode == Mode::Logical) {
             return Ok(());
