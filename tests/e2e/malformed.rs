@@ -211,7 +211,7 @@ fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
             let declaration = ToolDeclaration {
                 owner: "me".into(),
                 executables: vec!["black".into()],
-                command_pattern: Some("black **".into()),
+                command_pattern: None,
                 policy: Some(Policy::default()),
                 transactional: false,
             };

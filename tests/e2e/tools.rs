@@ -4,6 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{outcome::Kind, *};
+use codelia_store::EventKind;
 use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, command, refusal, shell};
 use serde_json::Value;
 use tonic::{Code, Status};
@@ -64,11 +65,9 @@ async fn succeeds(client: &Client, session: &str, script: &str) -> Result<Run> {
     Ok(client.get_run(&run.name).await?)
 }
 
-async fn events(cluster: &Cluster, kind: &str) -> Result<i64> {
-    let query = format!(
-        "SELECT count(*) FROM audit WHERE kind = '{kind}' AND tenant_id = 'a' AND key_id IS NOT NULL"
-    );
-    cluster.database.number(&query).await
+async fn events(cluster: &Cluster, kind: EventKind) -> Result<usize> {
+    let events = cluster.store.event_list(&"a".parse()?, Some(kind), None, 100).await?;
+    Ok(events.into_iter().filter(|event| event.subject.key.is_some()).count())
 }
 
 #[tokio::test]
@@ -107,10 +106,13 @@ async fn unapproved_or_quarantined_tool_is_refused_by_every_api() -> Result<()> 
     changed.executables.push("bash".into());
     assert_eq!(register(&first, changed).await?.version, 2);
     assert_eq!(refused(&second, run()).await, "TOOL_NOT_APPROVED");
-    for (kind, count) in
-        [("TOOL_REGISTERED", 2), ("TOOL_LEVEL_APPROVED", 1), ("TOOL_QUARANTINED", 1), ("TOOL_RELEASED", 1)]
-    {
-        assert_eq!(events(&cluster, kind).await?, count, "{kind}");
+    for (kind, count) in [
+        (EventKind::ToolRegistered, 2),
+        (EventKind::ToolLevelApproved, 1),
+        (EventKind::ToolQuarantined, 1),
+        (EventKind::ToolReleased, 1),
+    ] {
+        assert_eq!(events(&cluster, kind).await?, count, "{kind:?}");
     }
     cluster.end().await
 }

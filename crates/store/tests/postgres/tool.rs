@@ -20,7 +20,7 @@ impl Fixture {
         ToolChange { tenant: &self.tenant, id, key: KeyId::generate() }
     }
 
-    async fn register(
+    async fn register_tool(
         &self,
         id: &ToolId,
         level: Option<IsolationLevel>,
@@ -30,8 +30,7 @@ impl Fixture {
     }
 
     async fn tools_version(&self) -> i64 {
-        let query = format!("SELECT tools_version FROM tenants WHERE id = '{}'", self.tenant);
-        self.database.number(&query).await.unwrap()
+        self.database.number("SELECT sum(tools_version)::bigint FROM tenants").await.unwrap()
     }
 
     async fn events_of(&self, kind: EventKind) -> usize {
@@ -43,11 +42,11 @@ impl Fixture {
 async fn changed_declaration_needs_expected_version_and_new_approval() {
     let fixture = Fixture::new().await;
     let id: ToolId = "fmt".parse().unwrap();
-    let created = fixture.register(&id, LEVEL_0, Some(0)).await.unwrap();
+    let created = fixture.register_tool(&id, LEVEL_0, Some(0)).await.unwrap();
     assert_eq!((created.version, created.is_approved()), (1, false));
-    assert_eq!(fixture.register(&id, LEVEL_0, Some(0)).await, Err(ToolNotChanged::Version(1)));
+    assert_eq!(fixture.register_tool(&id, LEVEL_0, Some(0)).await, Err(ToolNotChanged::Version(1)));
     let before = fixture.tools_version().await;
-    assert_eq!(fixture.register(&id, LEVEL_0, None).await.unwrap().version, 1, "nothing changed");
+    assert_eq!(fixture.register_tool(&id, LEVEL_0, None).await.unwrap().version, 1, "nothing changed");
     assert_eq!(fixture.tools_version().await, before);
 
     let approve =
@@ -77,13 +76,13 @@ async fn quarantine_stays_until_released() {
     let store = &fixture.store;
     let missing = store.tool_quarantine(fixture.change(&id), "x").await.unwrap();
     assert_eq!(missing, Err(ToolNotChanged::NotFound));
-    fixture.register(&id, None, None).await.unwrap();
+    fixture.register_tool(&id, None, None).await.unwrap();
     let before = fixture.tools_version().await;
     let first = store.tool_quarantine(fixture.change(&id), "first").await.unwrap().unwrap();
     assert!(first.quarantine.is_some() && fixture.tools_version().await > before);
     let second = store.tool_quarantine(fixture.change(&id), "second").await.unwrap().unwrap();
     assert_eq!(second.quarantine, first.quarantine, "the first reason is kept");
-    let changed = fixture.register(&id, LEVEL_0, None).await.unwrap();
+    let changed = fixture.register_tool(&id, LEVEL_0, None).await.unwrap();
     assert_eq!(changed.quarantine, first.quarantine, "another version does not help");
     let deleted = store.tool_delete(fixture.change(&id)).await.unwrap();
     assert_eq!(deleted, Err(ToolNotChanged::Quarantined("first".into())));
@@ -109,7 +108,7 @@ async fn waiting_run_learns_what_happened_to_its_tool() {
     let named = RunTool { id: id.clone(), version: 1, level: IsolationLevel::None };
     let withdrawn = || async { fixture.store.tool_withdrawn(&assigned, &named).await.unwrap() };
     assert_eq!(withdrawn().await, Some(ToolWithdrawn::Changed), "there is none");
-    fixture.register(&id, LEVEL_0, None).await.unwrap();
+    fixture.register_tool(&id, LEVEL_0, None).await.unwrap();
     assert_eq!(withdrawn().await, Some(ToolWithdrawn::NotApproved));
     let approved = (1, IsolationLevel::None);
     fixture.store.tool_approve(fixture.change(&id), approved, "ok").await.unwrap().unwrap();
@@ -130,8 +129,8 @@ async fn tenant_has_a_bounded_number_of_tools() {
     );
     fixture.database.execute(&fill).await.unwrap();
     let ids: [ToolId; 2] = ["first".parse().unwrap(), "second".parse().unwrap()];
-    fixture.register(&ids[0], None, None).await.unwrap();
-    assert_eq!(fixture.register(&ids[1], None, None).await, Err(ToolNotChanged::TooMany));
-    fixture.register(&ids[0], LEVEL_0, None).await.unwrap();
+    fixture.register_tool(&ids[0], None, None).await.unwrap();
+    assert_eq!(fixture.register_tool(&ids[1], None, None).await, Err(ToolNotChanged::TooMany));
+    fixture.register_tool(&ids[0], LEVEL_0, None).await.unwrap();
     fixture.end().await;
 }
