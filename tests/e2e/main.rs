@@ -24,6 +24,7 @@ mod dist;
 mod documents;
 mod drain;
 mod endpoints;
+mod escape;
 mod exec;
 mod failover;
 mod fairness;

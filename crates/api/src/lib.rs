@@ -9,6 +9,7 @@
 mod access_log;
 mod admin;
 mod admission;
+mod alerts;
 mod approvals;
 mod audit;
 mod audit_events;
@@ -49,6 +50,7 @@ mod tools;
 mod validate;
 mod web;
 
+pub use alerts::Webhook;
 pub use auth::{generate_secret, hash_secret, is_secret};
 pub use dispatch::Placement;
 pub use options::{CallLimits, Options, Timeouts};

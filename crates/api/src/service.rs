@@ -28,6 +28,7 @@ use tower::ServiceBuilder;
 
 use crate::{
     admin::Admin,
+    alerts,
     approvals::Approvals,
     audit_events::AuditEvents,
     auth::AuthLayer,
@@ -216,6 +217,8 @@ fn start_maintenance(
     tasks.critical("mode flags", flags::follow(context.clone(), shutdown.clone()));
     let store = context.store.clone();
     tasks.critical("audit checkpoints", async move { store.audit_checkpoints_run().await });
+    let webhook = context.options.webhook.clone();
+    tasks.critical("alerts", alerts::send(webhook, context.store.clone(), shutdown.clone()));
     tasks.critical("sweep", sweep(context.store.clone(), context.options.retention, shutdown.clone()));
     tasks
 }

@@ -82,6 +82,8 @@ pub enum EventKind {
     ToolQuarantined,
     /// An administrator ended the quarantine of a tool.
     ToolReleased,
+    /// A command tried to leave its sandbox. The store carries out a part of the response.
+    EscapeAttempt,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -103,7 +105,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 41] = [
+    const ALL: [Self; 42] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -136,6 +138,7 @@ impl EventKind {
         Self::ToolLevelApproved,
         Self::ToolQuarantined,
         Self::ToolReleased,
+        Self::EscapeAttempt,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -178,6 +181,7 @@ impl EventKind {
             | Self::ToolLevelApproved
             | Self::ToolQuarantined
             | Self::ToolReleased
+            | Self::EscapeAttempt
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -231,6 +235,7 @@ impl EventKind {
             Self::ToolLevelApproved => "TOOL_LEVEL_APPROVED",
             Self::ToolQuarantined => "TOOL_QUARANTINED",
             Self::ToolReleased => "TOOL_RELEASED",
+            Self::EscapeAttempt => "ESCAPE_ATTEMPT",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alert;
 mod approval;
 mod audit;
 mod error;
@@ -40,6 +41,7 @@ use objects::Objects;
 use pools::Pools;
 use run::KnownSettings;
 
+pub use alert::Alert;
 pub use approval::{
     Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
     Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,

@@ -38,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use egress::TrustError;
 pub use health::Health;
+pub use run::escape::{EscapeOptions, EscapeResponse, UnknownResponse};
 
 use egress::Egress;
 use lease::keeper;
@@ -78,6 +79,8 @@ pub struct Options {
     pub drain_grace: Duration,
     /// From the signal that asks a command to end to the one that kills it.
     pub kill_grace: Duration,
+    /// What is done when a command tries to leave its sandbox.
+    pub escape: EscapeOptions,
     /// How long rows are kept, unless their tenant has a retention of its own.
     pub retention: Retention,
     /// How long a file call may work. Reads and writes of content end by their own limits.

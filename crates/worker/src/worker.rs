@@ -201,6 +201,7 @@ impl Shared {
             egress: self.egress.clone(),
             flags: self.flags.clone(),
             kill_grace: options.kill_grace,
+            escape: options.escape,
             secret_key: options.secret_key.clone(),
         })
     }

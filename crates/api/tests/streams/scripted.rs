@@ -408,6 +408,7 @@ fn options() -> Options {
         calls: codelia_api::CallLimits::default(),
         cors_origins: codelia_api::CorsOrigins::None,
         access_log: false,
+        webhook: None,
         retention: codelia_store::Retention::default(),
     }
 }

@@ -74,6 +74,11 @@ BEGIN
         END IF;
     END LOOP;
 
+    -- Acts for a worker, with what its events say. It is a trigger and cannot be called.
+    IF to_regprocedure('respond_to_escape()') IS NOT NULL THEN
+        EXECUTE format('ALTER FUNCTION respond_to_escape() SECURITY DEFINER SET search_path = %I, pg_temp', schema);
+    END IF;
+
     -- A worker may delete output only of a run that it hands back, read only this of a tenant, and quarantine tools.
     FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)',
                                'quarantine_tool(text, text, text, uuid, uuid)'] LOOP

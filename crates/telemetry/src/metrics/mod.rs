@@ -57,6 +57,8 @@ pub struct Metrics {
     _setup_p95: ObservableGauge<f64>,
     pub(crate) sandboxes: Counter<u64>,
     pub(crate) violations: Counter<u64>,
+    pub(crate) escapes: Counter<u64>,
+    pub(crate) alerts: Counter<u64>,
     pub(crate) near_limits: Counter<u64>,
     pub(crate) egress: EgressMetrics,
     flags: FlagMetrics,
@@ -140,6 +142,14 @@ impl Metrics {
             setups,
             sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
+            escapes: counter(
+                "codelia_escape_indicators",
+                "Signs that a command tries to leave its sandbox, by type and severity",
+            ),
+            alerts: counter(
+                "codelia_alerts",
+                "Alerts for the webhook that were sent, or dropped after all attempts",
+            ),
             near_limits: counter(
                 "codelia_runs_near_limit",
                 "Runs that used 80 % of a limit, by resource; each run counts once for each",
@@ -256,6 +266,16 @@ impl Metrics {
     /// Counts a policy violation.
     pub fn violation(&self, kind: &str) {
         self.violations.add(1, &[KeyValue::new("kind", kind.to_owned())]);
+    }
+
+    /// Counts a sign that a command tries to leave its sandbox.
+    pub fn escape_indicator(&self, kind: &'static str, severity: &'static str) {
+        self.escapes.add(1, &[KeyValue::new("type", kind), KeyValue::new("severity", severity)]);
+    }
+
+    /// Counts an alert that was sent or given up.
+    pub fn alert(&self, result: &'static str) {
+        self.alerts.add(1, &[KeyValue::new("result", result)]);
     }
 
     /// Counts a run that got near a limit.

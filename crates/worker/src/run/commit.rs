@@ -197,7 +197,9 @@ impl Executor {
         let network = std::mem::take(&mut report.events);
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
-        let events = seen.chain(network).chain(events(&report)).collect();
+        let tail = run.output.unflushed().chunks;
+        let escape = run.escape.events(&self.escape, &run.assigned.spec, &network, &tail);
+        let events = seen.chain(network).chain(escape).chain(events(&report)).collect();
         let started =
             report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
         let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();
@@ -215,7 +217,7 @@ impl Executor {
             output_total: totals.written,
             violations,
         };
-        RunCommit { result, started_ago: None, tail: run.output.unflushed().chunks, events }
+        RunCommit { result, started_ago: None, tail, events }
     }
 }
 

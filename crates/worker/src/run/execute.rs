@@ -18,6 +18,7 @@ use crate::{
     run::{
         active::{ActiveRun, InputReceivers, Started},
         commit::Report,
+        escape::EscapeOptions,
         registry::RunRegistry,
         retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
@@ -49,6 +50,8 @@ pub(crate) struct Executor {
     pub(crate) flags: Arc<FlagTally>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
+    /// The responses to attempts to escape.
+    pub(crate) escape: EscapeOptions,
     /// Decrypts secret variables.
     pub(crate) secret_key: Option<SecretKey>,
 }

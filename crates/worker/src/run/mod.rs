@@ -4,6 +4,7 @@ pub(crate) mod active;
 pub(crate) mod attach;
 pub(crate) mod commit;
 pub(crate) mod dispatch;
+pub(crate) mod escape;
 pub(crate) mod execute;
 pub(crate) mod live_usage;
 pub(crate) mod near_limits;
