@@ -106,6 +106,16 @@ pub(crate) fn egress_plan(mode: Mode, init: &Path, host: Enforceable) -> Result<
     Ok(Plan { network: NetworkMode::Proxy, egress, ..plan })
 }
 
+/// The same with reads that wait for decisions.
+pub(crate) fn reads_plan(mode: Mode, init: &Path, host: Enforceable) -> Result<Plan, Error> {
+    let mut plan = isolated_plan(mode, init, host, None)?;
+    plan.mounts.push(Mount::Tmpfs { target: "/run".into(), size_bytes: MIB });
+    if let Some(security) = &mut plan.security {
+        security.asked_reads = vec!["/run".into()];
+    }
+    Ok(plan)
+}
+
 /// Runs `codelia-init --version`, which needs nothing else.
 pub(crate) async fn run(prepared: Box<dyn Prepared>, init: &Path) -> Result<(), Error> {
     let command = CommandSpec::new([init.display().to_string(), "--version".to_owned()]);

@@ -35,7 +35,7 @@ pub struct ExplainedField {
 /// Every field with a description of its default.
 const FIELDS: [(&str, &str); 49] = [
     ("isolation_level", "the level of the mode"),
-    ("filesystem.mode", "writes to read_write_paths reach the host"),
+    ("filesystem.mode", "writes to read_write_paths reach the host, and no read waits"),
     ("filesystem.root_path", "/workspace"),
     ("filesystem.read_only_paths", "none"),
     ("filesystem.read_write_paths", "none"),

@@ -29,7 +29,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
         |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, max_file_bytes)| {
             FilesystemPolicy {
-                mode: is_static.filter(|it| *it).map(|_| FilesystemMode::Static),
+                mode: is_static.map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
                 root_path: None,
                 read_only_paths,
                 read_write_paths,

@@ -45,6 +45,7 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, Polic
     let mode = match known("filesystem.mode", wire.mode)? {
         v1::FilesystemMode::Unspecified => None,
         v1::FilesystemMode::Static => Some(FilesystemMode::Static),
+        v1::FilesystemMode::Dynamic => Some(FilesystemMode::Dynamic),
     };
     Ok(FilesystemPolicy {
         mode,
@@ -229,6 +230,7 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
     let mode = match policy.mode {
         None => v1::FilesystemMode::Unspecified,
         Some(FilesystemMode::Static) => v1::FilesystemMode::Static,
+        Some(FilesystemMode::Dynamic) => v1::FilesystemMode::Dynamic,
     };
     v1::FilesystemPolicy {
         mode: mode.into(),

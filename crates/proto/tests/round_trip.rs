@@ -115,7 +115,7 @@ fn command() -> impl Strategy<Value = CommandSpec> {
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     (
-        of(Just(FilesystemMode::Static)),
+        of(prop_oneof![Just(FilesystemMode::Static), Just(FilesystemMode::Dynamic)]),
         of(Just(PathBuf::from("/workspace"))),
         (of(paths()), of(paths()), of(paths()), paths()),
         of(amount()),

@@ -77,11 +77,21 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
         view: None,
         expected: expected_environment(plan)?,
         executables: security.executables.clone(),
+        readable: (!security.asked_reads.is_empty()).then(|| readable(plan, &security.asked_reads)),
         shares_network: plan.network == NetworkMode::Host,
         filter: seccomp::filter(security)?.to_vec(),
         init_filter: seccomp::init_filter()?,
         notify: security.violation_limit.is_some(),
     })
+}
+
+/// What a command reads without a decision: all mounts but those that are asked for and what they
+/// cover.
+fn readable(plan: &Plan, asked: &[PathBuf]) -> Vec<PathBuf> {
+    let is_file_tree = |mount: &&Mount| !matches!(mount, Mount::Symlink { .. } | Mount::Hidden { .. });
+    let targets = plan.mounts.iter().filter(is_file_tree).map(Mount::target);
+    let is_free = |target: &&Path| !asked.iter().any(|asked| target.starts_with(asked));
+    targets.filter(is_free).map(Path::to_owned).collect()
 }
 
 fn expected_environment(plan: &Plan) -> Result<ExpectedEnvironment, Error> {

@@ -9,10 +9,12 @@ use super::{
     io::Direction,
     security::{DEFAULT_VIOLATION_LIMIT, violation_limit},
 };
-use crate::{EnvironmentMode, IsolationLevel, Limit, LimitsRequest, Policy};
+use crate::{EnvironmentMode, FilesystemMode, IsolationLevel, Limit, LimitsRequest, Policy};
 
 pub(super) const NETWORK: &str = "network";
 pub(super) const OVERLAY_PATHS: &str = "policy.filesystem.overlay_paths";
+pub(super) const READ_ONLY_PATHS: &str = "policy.filesystem.read_only_paths";
+const FILESYSTEM_MODE: &str = "policy.filesystem.mode";
 const ISOLATION_LEVEL: &str = "policy.isolation_level";
 const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
 const MAX_TOTAL_BYTES: &str = "policy.filesystem.max_total_bytes";
@@ -31,11 +33,11 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
     let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let requested = [
         (ISOLATION_LEVEL, policy.isolation_level > Some(IsolationLevel::None)),
-        ("policy.filesystem.read_only_paths", has_paths(&files.read_only_paths)),
+        (READ_ONLY_PATHS, has_paths(&files.read_only_paths)),
         (READ_WRITE_PATHS, has_paths(&files.read_write_paths)),
         (OVERLAY_PATHS, has_paths(&files.overlay_paths)),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
-        ("policy.filesystem.mode", files.mode.is_some()),
+        (FILESYSTEM_MODE, files.mode.is_some()),
         (PROFILE, policy.container.profile.is_some()),
         (CPUS, policy.resources.cpus.is_some()),
         (MAX_TOTAL_BYTES, files.max_total_bytes.is_some()),
@@ -85,6 +87,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
             "policy.syscalls.violation_limit",
             host.violations || violation_limit(policy) == DEFAULT_VIOLATION_LIMIT,
         ),
+        (FILESYSTEM_MODE, files.mode != Some(FilesystemMode::Dynamic) || can_ask(mode, host)),
         (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
         (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
         (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
@@ -101,6 +104,12 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         fields.find_map(|(field, direction)| (!is_enforced(direction)).then_some(field))
     };
     enforced.into_iter().find_map(|(field, is_enforced)| (!is_enforced).then_some(field)).or_else(rate_limit)
+}
+
+/// Whether reads of a command can wait for decisions. An image is one tree with its own files, of which
+/// Landlock can leave out nothing.
+fn can_ask(mode: Mode, host: Enforceable) -> bool {
+    host.asked_reads && host.violations && mode != Mode::Container
 }
 
 /// The network of an isolated command. Names the field that this host, or mode `host`, cannot enforce.
@@ -168,6 +177,13 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
         NETWORK_EXECUTABLES => {
             Some("start the programs that need no network in runs of their own, with network none")
         }
+        FILESYSTEM_MODE if mode != Mode::Logical => Some(
+            "use mode bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)",
+        ),
+        READ_ONLY_PATHS if mode != Mode::Logical => Some(
+            "in filesystem.mode dynamic, leave out paths that are part of the runtime, such as /usr: every \
+             command reads them",
+        ),
         _ if limits.iter().any(|limit| limit.field() == field) => Some(limits_remedy(mode, watches)),
         _ if !field.starts_with("policy.network.") => None,
         _ if mode == Mode::Logical => Some(ISOLATE),

@@ -16,7 +16,7 @@ use codelia_types::{Mode, NetworkMode, RunId, SessionId};
 use serde::{Deserialize, Serialize};
 
 use self::check::{
-    OVERLAY_PATHS, check_logical, check_logical_network, isolated_network, remedy, unenforceable_field,
+    OVERLAY_PATHS, READ_ONLY_PATHS, check_logical, check_logical_network, isolated_network, remedy, unenforceable_field,
     unenforced_limits, unwatchable_limits, watched_limits,
 };
 use crate::{
@@ -222,11 +222,16 @@ impl Plan {
             return Err(refuse(OVERLAY_PATHS));
         }
         let network = isolated_network(spec.mode, spec.network, &spec.policy, host.enforceable)?;
+        let mounts = mounts(&root, spec, network, &host.runtime, ids);
+        let security = Security::from_policy(&spec.policy, host.enforceable, &mounts);
+        if asks_for_the_runtime(&security, &mounts) {
+            return Err(refuse(READ_ONLY_PATHS));
+        }
         Ok(Self {
             sandbox,
             session,
             mode: spec.mode,
-            mounts: mounts(&root, spec, network, &host.runtime, ids),
+            mounts,
             root,
             workspace: WORKSPACE.into(),
             ids: Some(ids),
@@ -240,7 +245,7 @@ impl Plan {
             profile: spec.policy.container.profile.clone(),
             network,
             egress: (network == NetworkMode::Proxy).then(|| EgressRules::from_policy(&spec.policy.network)),
-            security: Some(Security::from_policy(&spec.policy, host.enforceable)),
+            security: Some(security),
         })
     }
 
@@ -283,6 +288,15 @@ impl Plan {
     }
 }
 
+/// Whether a path whose reads are asked for is part of what every command reads.
+fn asks_for_the_runtime(security: &Security, mounts: &[Mount]) -> bool {
+    let is_runtime = |asked: &PathBuf| {
+        let contains = |mount: &Mount| matches!(mount, Mount::Runtime { path } if asked.starts_with(path));
+        mounts.iter().any(contains)
+    };
+    security.asked_reads.iter().any(is_runtime)
+}
+
 fn fields(limits: &[Limit]) -> Vec<String> {
     limits.iter().map(|limit| limit.field().to_owned()).collect()
 }
@@ -313,7 +327,7 @@ mod tests {
     use codelia_types::CommandSpec;
 
     use super::*;
-    use crate::{LimitsRequest, SyscallMode, syscalls};
+    use crate::{FilesystemMode, LimitsRequest, SyscallMode, syscalls};
 
     fn spec(requested_limits: LimitsRequest, network: Option<NetworkMode>) -> RunSpec {
         RunSpec {
@@ -575,6 +589,29 @@ mod tests {
             hidden.iter().map(|mount| mount.target()).collect::<Vec<_>>(),
             ["/usr/bin/sh", "/usr/sbin"].map(Path::new)
         );
+    }
+
+    #[test]
+    fn dynamic_mode_asks_for_what_the_policy_opens() {
+        let mut policy = Policy::default();
+        policy.filesystem.mode = Some(FilesystemMode::Dynamic);
+        policy.filesystem.read_only_paths = Some(vec!["/opt".into(), "/srv/a".into()]);
+        let host = HostInfo::fully_capable();
+        let asked = |plan: Plan| plan.security.unwrap().asked_reads;
+        let plan = isolated(policy.clone(), None, &host).unwrap();
+        assert!(asked(plan).contains(&PathBuf::from("/opt")));
+        policy.filesystem.read_only_paths = Some(vec!["/usr/share/doc".into()]);
+        let error = isolated(policy.clone(), None, &host).unwrap_err();
+        assert_eq!(error.field, READ_ONLY_PATHS);
+        assert!(error.to_string().contains("part of the runtime"), "{error}");
+        policy.filesystem.mode = None;
+        assert!(asked(isolated(policy.clone(), None, &host).unwrap()).is_empty());
+        policy.filesystem.mode = Some(FilesystemMode::Dynamic);
+        for (mode, can_ask) in [(Mode::Container, true), (Mode::Bwrap, false)] {
+            let host = Enforceable { asked_reads: can_ask, ..Enforceable::EVERYTHING };
+            assert_eq!(check::unenforceable_field(mode, &policy, host), Some("policy.filesystem.mode"));
+        }
+        assert_eq!(Plan::check(Mode::Logical, None, &policy).unwrap_err().field, READ_ONLY_PATHS);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{collections::HashSet, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Enforceable;
-use crate::{Policy, SyscallMode, syscalls};
+use crate::{FilesystemMode, Mount, Policy, SyscallMode, syscalls};
 
 /// The number of blocked system calls that ends a run, unless its policy sets another.
 pub(crate) const DEFAULT_VIOLATION_LIMIT: u32 = 50;
@@ -26,6 +26,9 @@ pub struct Security {
     pub executables: Option<Vec<PathBuf>>,
     /// Whether the command's processes may trace each other.
     pub debug: bool,
+    /// Paths below which the first read of a file waits for a decision. Empty if no read waits.
+    #[serde(default)]
+    pub asked_reads: Vec<PathBuf>,
 }
 
 /// A system call filter.
@@ -39,7 +42,7 @@ pub enum SyscallRules {
 }
 
 impl Security {
-    pub(super) fn from_policy(policy: &Policy, host: Enforceable) -> Self {
+    pub(super) fn from_policy(policy: &Policy, host: Enforceable, mounts: &[Mount]) -> Self {
         let process = &policy.process;
         let debug = process.debug.unwrap_or(false);
         Self {
@@ -49,8 +52,18 @@ impl Security {
             exec: process.allow_exec.unwrap_or(true),
             executables: process.allowed_executables.clone(),
             debug,
+            asked_reads: asked_reads(policy, mounts),
         }
     }
+}
+
+/// What the policy opens of the host, in mode `dynamic`.
+fn asked_reads(policy: &Policy, mounts: &[Mount]) -> Vec<PathBuf> {
+    if policy.filesystem.mode != Some(FilesystemMode::Dynamic) {
+        return Vec::new();
+    }
+    let opened = mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: false, .. }));
+    opened.map(|mount| mount.target().to_owned()).collect()
 }
 
 pub(super) fn violation_limit(policy: &Policy) -> u32 {
