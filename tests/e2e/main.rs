@@ -63,6 +63,7 @@ mod processes;
 mod protocol;
 mod queueing;
 mod quotas;
+mod reads;
 mod retention;
 mod rolling;
 mod run_cli;

@@ -2,7 +2,7 @@
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Approval, ApprovalKind, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk, OutputStream,
+    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk, OutputStream,
     Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState, SpecSummary, Tenant,
     TenantUsage, Worker, WorkerState,
 };
@@ -306,6 +306,16 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
         revoke_time: approval.revoked.map(|(at, _)| timestamp_to_proto(at)),
         revoked_by: text(approval.revoked.map(|(_, key)| key)),
         revoke_reason: approval.revoke_reason.unwrap_or_default(),
+        path: approval.path,
+        reach: approval_reach(approval.reach).into(),
+    }
+}
+
+fn approval_reach(reach: Option<ApprovalReach>) -> v1::ApprovalReach {
+    match reach {
+        None => v1::ApprovalReach::Unspecified,
+        Some(ApprovalReach::File) => v1::ApprovalReach::File,
+        Some(ApprovalReach::Directory) => v1::ApprovalReach::Directory,
     }
 }
 
@@ -315,6 +325,7 @@ fn approval_kind(kind: ApprovalKind) -> v1::ApprovalKind {
         ApprovalKind::NetworkHost => v1::ApprovalKind::NetworkHost,
         ApprovalKind::EgressHost => v1::ApprovalKind::EgressHost,
         ApprovalKind::Isolation => v1::ApprovalKind::Isolation,
+        ApprovalKind::FileRead => v1::ApprovalKind::FileRead,
     }
 }
 

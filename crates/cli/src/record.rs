@@ -90,6 +90,8 @@ pub(crate) fn approval(approval: &v1::Approval) -> Value {
         "kind": approval_kind(approval),
         "host": non_empty(&approval.host),
         "port": Some(approval.port).filter(|port| *port != 0),
+        "path": non_empty(&approval.path),
+        "reach": approval_reach(approval),
         "message": approval.message,
         "state": approval_state(approval),
         "scope": approval_scope(approval),
@@ -130,6 +132,7 @@ pub(crate) fn approval_kind(approval: &v1::Approval) -> &'static str {
         v1::ApprovalKind::NetworkHost => "network_host",
         v1::ApprovalKind::EgressHost => "egress_host",
         v1::ApprovalKind::Isolation => "isolation",
+        v1::ApprovalKind::FileRead => "file_read",
     }
 }
 
@@ -141,6 +144,15 @@ pub(crate) fn approval_state(approval: &v1::Approval) -> &'static str {
         v1::ApprovalState::Allowed => "allowed",
         v1::ApprovalState::Denied => "denied",
         v1::ApprovalState::Expired => "expired",
+    }
+}
+
+/// Name of the files that an approval is decided for; `None` unless it is about one and decided.
+pub(crate) fn approval_reach(approval: &v1::Approval) -> Option<&'static str> {
+    match approval.reach() {
+        v1::ApprovalReach::Unspecified => None,
+        v1::ApprovalReach::File => Some("file"),
+        v1::ApprovalReach::Directory => Some("directory"),
     }
 }
 

@@ -11,6 +11,7 @@ mod files;
 mod health;
 mod lease;
 mod loops;
+mod reads;
 mod rpc;
 mod run;
 mod sandbox;
@@ -96,6 +97,8 @@ pub struct Options {
     pub open_files: u64,
     /// The egress proxy of runs with network mode `proxy`.
     pub egress: EgressOptions,
+    /// A read that waits for a decision is denied after this time.
+    pub read_timeout: Duration,
     /// Where control groups are created.
     pub cgroup_parent: CgroupParent,
 }

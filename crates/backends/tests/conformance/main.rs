@@ -23,6 +23,7 @@ mod overlays;
 mod policies;
 mod pools;
 mod programs;
+mod reads;
 #[path = "../../../../tests/src/require.rs"]
 mod require;
 mod setup_check;

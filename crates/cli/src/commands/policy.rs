@@ -85,6 +85,9 @@ fn apply_flags(policy: &mut Policy, flags: &args::FilesystemArgs) {
     if flags.is_static {
         filesystem.mode = Some(FilesystemMode::Static);
     }
+    if flags.dynamic {
+        filesystem.mode = Some(FilesystemMode::Dynamic);
+    }
     let lists = [
         (&mut filesystem.read_only_paths, &flags.ro),
         (&mut filesystem.read_write_paths, &flags.rw),
@@ -205,5 +208,7 @@ mod tests {
             "filesystem: {mode: static, read_only_paths: [/r], overlay_paths: [/a, /b], denied_paths: [/r/d]}
 container: {profile: python}";
         assert_eq!(policy, Policy::parse(text, Format::Yaml).unwrap());
+        apply_flags(&mut policy, &args::FilesystemArgs { dynamic: true, ..Default::default() });
+        assert_eq!(policy.filesystem.mode, Some(FilesystemMode::Dynamic));
     }
 }

@@ -140,6 +140,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.container_image", "CODELIA_SANDBOX_CONTAINER_IMAGE", Text).or("codelia-base"),
     key("sandbox.container_images", "CODELIA_SANDBOX_CONTAINER_IMAGES", Text).or("node=codelia-node,python=codelia-python,rust=codelia-rust"),
     key("sandbox.init", "CODELIA_INIT", Text).unset("codelia-init next to codelia"),
+    key("sandbox.read_timeout", "CODELIA_SANDBOX_READ_TIMEOUT", Text).or("2m"),
     key("egress.resolvers", "CODELIA_EGRESS_RESOLVERS", Text).or(""),
     key("egress.private_addresses", "CODELIA_EGRESS_PRIVATE_ADDRESSES", Text).or(""),
     key("egress.upstream", "CODELIA_EGRESS_UPSTREAM", Text).unset("connections are direct"),

@@ -208,6 +208,9 @@ pub(crate) struct Sandbox {
     #[serde(deserialize_with = "pairs")]
     pub(crate) container_images: BTreeMap<String, String>,
     pub(crate) init: Option<PathBuf>,
+    /// How long a read waits for a decision.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) read_timeout: Duration,
 }
 
 /// Default and highest limits of runs. Without a value, a maximum is the built-in one.

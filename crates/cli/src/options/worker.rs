@@ -44,6 +44,7 @@ pub(crate) fn worker(
         poll_interval: Duration::from_millis(worker.poll_interval_ms.get()),
         drain_grace: shutdown_grace(config, defaults),
         kill_grace: KILL_GRACE,
+        read_timeout: config.sandbox.read_timeout,
         retention: retention(config)?,
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),

@@ -19,7 +19,7 @@ DECLARE
         'INSERT, SELECT (writer, id) ON audit TO codelia_worker',
         'INSERT, SELECT (writer, number, at) ON audit_checkpoints TO codelia_worker',
         -- A worker requests and withdraws; the constraints of the table make an allowed row impossible with these columns.
-        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at), '
+        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, path, requested_by, message, expires_at), '
             'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
         'SELECT, UPDATE (location) ON output_store TO codelia_worker',
         -- A worker adds what happened under a flag, and cannot change the flag.

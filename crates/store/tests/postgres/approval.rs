@@ -33,7 +33,8 @@ fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
 
 fn allow(scope: ApprovalScope) -> Decision {
     let permitted = Permitted { network: NetworkMode::Host, isolation: IsolationLevel::None };
-    Decision { allow: Some(scope), key: KeyId::generate(), reason: Some("looks fine".into()), permitted }
+    let reason = Some("looks fine".into());
+    Decision { allow: Some(scope), reach: None, key: KeyId::generate(), reason, permitted }
 }
 
 fn deny() -> Decision {
@@ -89,6 +90,7 @@ impl Fixture {
             kind: ApprovalKind::EgressHost,
             host: host.into(),
             port: 443,
+            path: String::new(),
             message: format!("connect to {host}:443"),
             timeout: LONG,
         }
@@ -467,6 +469,42 @@ async fn running_run_requests_once_and_gets_decision() {
     assert_eq!(ask(&port).await.state, ApprovalState::Pending, "another port is another subject");
     fixture.store.approval_withdraw(port.run).await.unwrap();
     assert_eq!(fixture.store.approvals_decided(&[ask(&other).await.id]).await.unwrap().len(), 1);
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn decision_about_file_has_a_reach() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let run = fixture.asking_run(session.id).await;
+    let ask = |path: &str| {
+        let request = ApprovalRequest {
+            kind: ApprovalKind::FileRead,
+            port: 0,
+            path: path.into(),
+            ..fixture.request(session.id, run, "")
+        };
+        let store = &fixture.store;
+        async move { store.approval_request(&request).await.unwrap() }
+    };
+    let (one, other) = (ask("/opt/one").await, ask("/opt/a/other").await);
+    assert_ne!(one.id, other.id, "another file is another subject");
+    assert_eq!((ask("/opt/one").await.id, one.path.as_str(), one.reach), (one.id, "/opt/one", None));
+    let one = fixture.decided(one.id, &allow(ApprovalScope::Session)).await;
+    assert_eq!(one.reach, Some(ApprovalReach::File), "the least is the default");
+    let below = Decision { reach: Some(ApprovalReach::Directory), ..allow(ApprovalScope::Tenant) };
+    let other = fixture.decided(other.id, &below).await;
+    assert_eq!(other.reach, Some(ApprovalReach::Directory));
+    let grants = |session| fixture.store.approval_read_grants(&fixture.tenant, session);
+    let file = ReadGrant { path: "/opt/one".into(), reach: ApprovalReach::File };
+    let directory = ReadGrant { path: "/opt/a/other".into(), reach: ApprovalReach::Directory };
+    let mut own = grants(session.id).await.unwrap();
+    own.sort_by(|one, other| one.path.cmp(&other.path));
+    assert_eq!(own, [directory.clone(), file]);
+    assert_eq!(grants(SessionId::generate()).await.unwrap(), [directory], "granted to the tenant");
+    let host = fixture.store.approval_request(&fixture.request(session.id, run, "a.example")).await.unwrap();
+    let result = fixture.store.approval_decide(&fixture.tenant, host.id, &below).await.unwrap();
+    assert!(matches!(result, DecisionResult::NotDecided(NotDecided::NoPath)), "{result:?}");
     fixture.end().await;
 }
 

@@ -55,7 +55,7 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started, network } = command;
+        let StartedCommand { mut running, stdio, started, network, reads } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
@@ -79,6 +79,10 @@ impl Executor {
             (Some(_), Err(LeaseLost)) | (None, _) => None,
         };
         let receipt = running.destroy().await;
+        // Its calls have ended; what nobody decided about is withdrawn in the background.
+        if let Some(reads) = reads {
+            reads.detach();
+        }
         self.receipts.record(receipt);
         if let Some(violations) = violations {
             all_collected(violations).await;

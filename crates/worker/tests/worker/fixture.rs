@@ -318,6 +318,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         poll_interval: Duration::from_millis(100),
         drain_grace: settings.drain_grace,
         kill_grace: Duration::from_millis(200),
+        read_timeout: Duration::from_secs(60),
         retention: codelia_store::Retention::default(),
         file_call_timeout: settings.file_call_timeout,
         min_free_memory_bytes: 0,
