@@ -7,7 +7,7 @@ ALTER TABLE approvals
     ADD COLUMN path text NOT NULL DEFAULT '' CHECK (octet_length(path) <= 1024),
     -- The file, or all files below its directory. Null unless it is decided and has a path.
     ADD COLUMN reach text CHECK (reach IN ('file', 'directory')),
-    ADD CONSTRAINT approvals_reach_check CHECK (reach IS NULL OR (path <> '' AND state IN ('allowed', 'denied')));
+    ADD CONSTRAINT approvals_decided_reach_check CHECK (reach IS NULL OR (path <> '' AND state IN ('allowed', 'denied')));
 
 DROP INDEX approvals_by_run;
 CREATE INDEX approvals_by_run ON approvals (run_id, kind, host, port, path, id);

@@ -10,8 +10,9 @@ use codelia_proto::v1::{
     outcome::Kind,
 };
 use codelia_store::Scope;
-use codelia_tests::{Client, Cluster, Scratch, Transcript, eventually, refusal, shell};
+use codelia_tests::{Client, Cluster, Scratch, Transcript, available, eventually, is_root, refusal, shell};
 use rustix::process::Signal;
+use tempfile::TempDir;
 
 use crate::isolation::isolating_with;
 
@@ -22,17 +23,18 @@ struct Place {
     decider: Client,
     /// The directory, with the files `one` and `two`.
     files: PathBuf,
-    _scratch: Scratch,
+    _host: TempDir,
 }
 
 impl Place {
     async fn start(mut settings: Vec<(&'static str, String)>) -> Result<Option<Self>> {
-        let scratch = Scratch::new()?;
-        let files = scratch.join("host");
-        fs::create_dir(&files)?;
-        for directory in [scratch.join("."), files.clone()] {
-            fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+        // Not in /tmp, of which a sandbox has its own.
+        if !available("root", (!is_root()).then_some("only root can write to /srv")) {
+            return Ok(None);
         }
+        let (scratch, host) = (Scratch::new()?, tempfile::tempdir_in("/srv")?);
+        let files = host.path().to_owned();
+        fs::set_permissions(&files, fs::Permissions::from_mode(0o755))?;
         for name in ["one", "two"] {
             fs::write(files.join(name), format!("content of {name}\n"))?;
         }
@@ -42,7 +44,7 @@ impl Place {
         let Some(cluster) = isolating_with("bwrap", 1, settings).await? else { return Ok(None) };
         let caller = cluster.tenant("a").await?;
         let decider = caller.with_secret(&cluster.key("a", &[Scope::Approve]).await?)?;
-        Ok(Some(Self { cluster, caller, decider, files, _scratch: scratch }))
+        Ok(Some(Self { cluster, caller, decider, files, _host: host }))
     }
 
     /// A session whose reads wait.

@@ -2,9 +2,9 @@
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk, OutputStream,
-    Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState, SpecSummary, Tenant,
-    TenantUsage, Worker, WorkerState,
+    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk,
+    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState,
+    SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::{CommandSpec, Mode, Outcome};
 

@@ -40,9 +40,10 @@ use pools::Pools;
 use run::KnownSettings;
 
 pub use approval::{
-    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
-    Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
-    MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Revocation, RunToWake, Withdrawn,
+    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
+    ApprovalStatus, Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN,
+    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Revocation,
+    RunToWake, Withdrawn,
 };
 pub use audit::{AuditEntry, AuditFilter, AuditProblem, AuditReport};
 pub use error::Error;

@@ -89,6 +89,16 @@ pub fn respond(listener: impl AsFd, call: Notification, response: Response) -> R
     }
 }
 
+/// Asks the kernel to continue callers on the processor of the responder, which saves the wake-up of
+/// another one. Has no effect on kernels before 6.6.
+pub fn wake_on_same_processor(listener: impl AsFd) {
+    /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`.
+    const SYNC_WAKE_UP: libc::c_ulong = 1;
+    let listener = listener.as_fd().as_raw_fd();
+    // SAFETY: takes a number, no pointer.
+    unsafe { libc::ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+}
+
 /// Whether the call still waits: its thread has not ended, and its id names no other one.
 ///
 /// # Errors

@@ -38,8 +38,7 @@ pub fn read_name(task: u32, address: u64) -> Result<CString, Errno> {
     // One part for each page: of a part that is not mapped, nothing is read.
     let first = PAGE - base % PAGE;
     let second = base.checked_add(first).ok_or(Errno::FAULT)?;
-    let parts =
-        [RemoteIoVec { base, len: first }, RemoteIoVec { base: second, len: MAX_NAME - first }];
+    let parts = [RemoteIoVec { base, len: first }, RemoteIoVec { base: second, len: MAX_NAME - first }];
     let mut bytes = [0; MAX_NAME];
     let task = Pid::from_raw(task.try_into().map_err(|_| Errno::SRCH)?);
     let read = process_vm_readv(task, &mut [IoSliceMut::new(&mut bytes)], &parts);

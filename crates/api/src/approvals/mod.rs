@@ -8,8 +8,8 @@ use std::{pin::Pin, sync::Arc};
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::{self, approval_service_server::ApprovalService};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult, Permitted,
-    Revocation, RunToWake,
+    Approval, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult,
+    Permitted, Revocation, RunToWake,
 };
 use codelia_telemetry::task;
 use codelia_types::{ApprovalId, NetworkMode, SessionId};

@@ -77,7 +77,7 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
         view: None,
         expected: expected_environment(plan)?,
         executables: security.executables.clone(),
-        readable: (!security.asked_reads.is_empty()).then(|| readable(plan, &security.asked_reads)),
+        readable: readable(plan, security)?,
         shares_network: plan.network == NetworkMode::Host,
         filter: seccomp::filter(security)?.to_vec(),
         init_filter: seccomp::init_filter()?,
@@ -85,13 +85,17 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
     })
 }
 
-/// What a command reads without a decision: all mounts but those that are asked for and what they
-/// cover.
-fn readable(plan: &Plan, asked: &[PathBuf]) -> Vec<PathBuf> {
-    let is_file_tree = |mount: &&Mount| !matches!(mount, Mount::Symlink { .. } | Mount::Hidden { .. });
-    let targets = plan.mounts.iter().filter(is_file_tree).map(Mount::target);
-    let is_free = |target: &&Path| !asked.iter().any(|asked| target.starts_with(asked));
-    targets.filter(is_free).map(Path::to_owned).collect()
+/// What a command may read without a decision; `None` if no read waits. Landlock grants whole trees, so
+/// that nothing below one of them can wait.
+fn readable(plan: &Plan, security: &Security) -> Result<Option<Vec<PathBuf>>, Error> {
+    if security.asked_reads.is_empty() {
+        return Ok(None);
+    }
+    let free = security.free_reads(&plan.mounts);
+    if security.asked_reads.iter().any(|asked| free.iter().any(|free| asked.starts_with(free))) {
+        return Err(Error::Unenforceable { field: "policy.filesystem.read_only_paths" });
+    }
+    Ok(Some(free))
 }
 
 fn expected_environment(plan: &Plan) -> Result<ExpectedEnvironment, Error> {

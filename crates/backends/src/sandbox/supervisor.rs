@@ -177,6 +177,7 @@ impl Responder {
 
     /// The same on a thread.
     fn run_blocking(mut self) {
+        listener::wake_on_same_processor(&self.listener);
         while self.remaining > 0 {
             match self.next_blocking() {
                 Ok(Some(call)) => self.handle_logged(call),

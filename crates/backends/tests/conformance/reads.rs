@@ -52,14 +52,20 @@ fn session_with_probe(fixture: &Fixture) -> Option<Session> {
 /// A host directory with files that everyone may read: `open/file` holds `fine`, `closed/file` holds
 /// `treasure`.
 fn host_directory() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let dir = directory_outside_tmp();
     for (name, text) in [("open", "fine\n"), ("closed", "treasure\n")] {
         fs::create_dir(dir.path().join(name)).unwrap();
         for file in ["file", "second", "third"] {
             fs::write(dir.path().join(name).join(file), text).unwrap();
         }
     }
+    dir
+}
+
+/// A directory where the sandbox has nothing of its own.
+fn directory_outside_tmp() -> TempDir {
+    let dir = tempfile::tempdir_in("/srv").unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     dir
 }
 
@@ -241,7 +247,9 @@ async fn no_name_leads_around_a_decision(mut fixture: Fixture) {
         fixture.ask_for(&[dir.path()]);
         let denied =
             fixture.run_allowing(&fixture.session(), &["sh", "-c", &script], Path::new("/nowhere")).await;
-        if denied.stdout.contains("treasure") || denied.stdout.lines().any(str::is_empty) && !what.contains("redirection") {
+        if denied.stdout.contains("treasure")
+            || denied.stdout.lines().any(str::is_empty) && !what.contains("redirection")
+        {
             wrong.push(format!("{what}: {denied:?}"));
         }
         // The control. A root process of the sandbox cannot be entered, and nothing opens for writing.
@@ -272,28 +280,30 @@ async fn no_race_leads_around_a_decision(mut fixture: Fixture) {
     ];
     for attack in attacks {
         fixture.ask_for(&[dir.path()]);
-        let finished = fixture.run_allowing(&session, attack, &open).await;
+        let argv = [attack, &["2000"]].concat();
+        let finished = fixture.run_allowing(&session, &argv, &open).await;
         assert!(!finished.stdout.contains("treasure"), "{attack:?} reached an unapproved file");
         if attack.len() == 4 {
             assert!(finished.stdout.contains("fine"), "{attack:?} reads what is allowed: {finished:?}");
         }
         fixture.policy.filesystem.mode = None;
-        let control = fixture.run(&session, attack).await;
+        let control = fixture.run(&session, &[attack, &["20000000"]].concat()).await;
         assert!(control.stdout.contains("treasure"), "control of {attack:?}: {control:?}");
     }
 }
 
 /// The same directory at two paths: a decision about one is none about the other.
 async fn alias_of_a_directory_is_asked_for(mut fixture: Fixture) {
-    let (dir, alias) = (host_directory(), tempfile::tempdir().unwrap());
-    fs::set_permissions(alias.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let mounted = Command::new("mount").arg("--bind").args([&dir.path().join("closed"), alias.path()]).status();
+    let (dir, alias) = (host_directory(), directory_outside_tmp());
+    let mounted =
+        Command::new("mount").arg("--bind").args([&dir.path().join("closed"), alias.path()]).status();
     let is_mounted = mounted.is_ok_and(|status| status.success());
     if !available("root", (!is_mounted).then_some("only root can mount")) {
         return;
     }
     fixture.ask_for(&[dir.path(), alias.path()]);
-    let script = format!("cat {}/file; cat {}/closed/file; true", alias.path().display(), dir.path().display());
+    let script =
+        format!("cat {}/file; cat {}/closed/file; true", alias.path().display(), dir.path().display());
     let argv = ["sh", "-c", &script];
     let finished = fixture.run_allowing(&fixture.session(), &argv, &dir.path().join("closed")).await;
     let through_alias = fixture.run_allowing(&fixture.session(), &argv, Path::new("/nowhere")).await;

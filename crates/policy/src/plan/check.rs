@@ -181,8 +181,7 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
             "use mode bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)",
         ),
         READ_ONLY_PATHS if mode != Mode::Logical => Some(
-            "in filesystem.mode dynamic, leave out paths that are part of the runtime, such as /usr: every \
-             command reads them",
+            "in filesystem.mode dynamic, leave out paths below what every command reads, such as /usr and /tmp",
         ),
         _ if limits.iter().any(|limit| limit.field() == field) => Some(limits_remedy(mode, watches)),
         _ if !field.starts_with("policy.network.") => None,

@@ -16,8 +16,8 @@ use codelia_types::{Mode, NetworkMode, RunId, SessionId};
 use serde::{Deserialize, Serialize};
 
 use self::check::{
-    OVERLAY_PATHS, READ_ONLY_PATHS, check_logical, check_logical_network, isolated_network, remedy, unenforceable_field,
-    unenforced_limits, unwatchable_limits, watched_limits,
+    OVERLAY_PATHS, READ_ONLY_PATHS, check_logical, check_logical_network, isolated_network, remedy,
+    unenforceable_field, unenforced_limits, unwatchable_limits, watched_limits,
 };
 use crate::{
     EgressRules, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
@@ -224,7 +224,7 @@ impl Plan {
         let network = isolated_network(spec.mode, spec.network, &spec.policy, host.enforceable)?;
         let mounts = mounts(&root, spec, network, &host.runtime, ids);
         let security = Security::from_policy(&spec.policy, host.enforceable, &mounts);
-        if asks_for_the_runtime(&security, &mounts) {
+        if asks_for_free_files(&security, &mounts) {
             return Err(refuse(READ_ONLY_PATHS));
         }
         Ok(Self {
@@ -288,13 +288,10 @@ impl Plan {
     }
 }
 
-/// Whether a path whose reads are asked for is part of what every command reads.
-fn asks_for_the_runtime(security: &Security, mounts: &[Mount]) -> bool {
-    let is_runtime = |asked: &PathBuf| {
-        let contains = |mount: &Mount| matches!(mount, Mount::Runtime { path } if asked.starts_with(path));
-        mounts.iter().any(contains)
-    };
-    security.asked_reads.iter().any(is_runtime)
+/// Whether a path whose reads are asked for is below one that every command reads.
+fn asks_for_free_files(security: &Security, mounts: &[Mount]) -> bool {
+    let free = security.free_reads(mounts);
+    security.asked_reads.iter().any(|asked| free.iter().any(|free| asked.starts_with(free)))
 }
 
 fn fields(limits: &[Limit]) -> Vec<String> {
@@ -603,7 +600,7 @@ mod tests {
         policy.filesystem.read_only_paths = Some(vec!["/usr/share/doc".into()]);
         let error = isolated(policy.clone(), None, &host).unwrap_err();
         assert_eq!(error.field, READ_ONLY_PATHS);
-        assert!(error.to_string().contains("part of the runtime"), "{error}");
+        assert!(error.to_string().contains("such as /usr"), "{error}");
         policy.filesystem.mode = None;
         assert!(asked(isolated(policy.clone(), None, &host).unwrap()).is_empty());
         policy.filesystem.mode = Some(FilesystemMode::Dynamic);

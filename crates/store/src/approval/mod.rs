@@ -35,8 +35,6 @@ pub const MAX_OF_RUN: i64 = 256;
 pub const MAX_GRANTS: i64 = 1000;
 /// Bytes of a message or a reason.
 pub const MAX_APPROVAL_TEXT: usize = 1000;
-/// Bytes of a path.
-pub const MAX_APPROVAL_PATH: usize = 1024;
 
 /// Defines an enum that the database stores as a word.
 macro_rules! words {

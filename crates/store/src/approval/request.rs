@@ -6,8 +6,8 @@ use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId};
 use sqlx::PgConnection;
 
 use super::{
-    Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, expire,
-    port, select_approvals, shortened,
+    Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
+    MAX_PENDING_OF_TENANT, expire, port, select_approvals, shortened,
 };
 use crate::{Error, EventKind, Store, audit::AuditLog, event, row};
 
@@ -45,8 +45,7 @@ pub struct ApprovalRequest {
     pub host: String,
     /// The port that it is about; 0 if the kind has none.
     pub port: u16,
-    /// The file that it is about, at most [`MAX_APPROVAL_PATH`](super::MAX_APPROVAL_PATH) bytes; empty
-    /// if the kind has none.
+    /// The file that it is about, at most 1024 bytes; empty if the kind has none.
     pub path: String,
     /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
     pub message: String,
@@ -150,7 +149,7 @@ impl Store {
         session: SessionId,
     ) -> Result<Vec<ReadGrant>, Error> {
         let rows = sqlx::query!(
-            r#"SELECT DISTINCT path, reach AS "reach!" FROM approvals
+            r#"SELECT DISTINCT path, coalesce(reach, 'file') AS "reach!" FROM approvals
                WHERE tenant_id = $1 AND kind = $3 AND state = 'allowed' AND scope <> 'once'
                  AND revoked_at IS NULL AND (scope = 'tenant' OR session_id = $2)
                LIMIT $4"#,

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use codelia_policy::{IsolationLevel, NetworkPolicy, Policy};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
-    Cancellation, Decision, DecisionResult, Error, EventKind, Grant, HeldSessions, MAX_OF_RUN,
-    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options, Permitted,
-    Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store, WantedSessions, Withdrawn,
+    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
+    ApprovalStatus, Cancellation, Decision, DecisionResult, Error, EventKind, Grant, HeldSessions,
+    MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options,
+    Permitted, ReadGrant, Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store,
+    WantedSessions, Withdrawn,
 };
 use codelia_tests::eventually;
 use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId};

@@ -317,7 +317,8 @@ impl Executor {
         let Some(reads) = sandbox.take_reads() else { return Ok(None) };
         let AssignedRun { id, session, tenant, .. } = &run.assigned;
         let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
-        let read = retry_until_fenced("read grants", run, || self.store.approval_read_grants(tenant, *session));
+        let read =
+            retry_until_fenced("read grants", run, || self.store.approval_read_grants(tenant, *session));
         let grants = read.await.map_err(NoResult::from)?;
         Ok(Some(reads::start(&self.store, subject, reads, grants, self.read_timeout)))
     }

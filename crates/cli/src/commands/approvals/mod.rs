@@ -4,8 +4,8 @@ mod watch;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    Approval, ApprovalDecision, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalState, DecideApprovalRequest,
-    ListApprovalsRequest, RevokeApprovalRequest,
+    Approval, ApprovalDecision, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalState,
+    DecideApprovalRequest, ListApprovalsRequest, RevokeApprovalRequest,
 };
 
 use crate::{
