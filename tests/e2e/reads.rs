@@ -24,6 +24,8 @@ struct Place {
     /// The directory, with the files `one` and `two`.
     files: PathBuf,
     _host: TempDir,
+    /// Holds the policy, which a restarted process reads again.
+    _scratch: Scratch,
 }
 
 impl Place {
@@ -44,7 +46,7 @@ impl Place {
         let Some(cluster) = isolating_with("bwrap", 1, settings).await? else { return Ok(None) };
         let caller = cluster.tenant("a").await?;
         let decider = caller.with_secret(&cluster.key("a", &[Scope::Approve]).await?)?;
-        Ok(Some(Self { cluster, caller, decider, files, _host: host }))
+        Ok(Some(Self { cluster, caller, decider, files, _host: host, _scratch: scratch }))
     }
 
     /// A session whose reads wait.

@@ -476,7 +476,8 @@ async fn running_run_requests_once_and_gets_decision() {
 #[tokio::test]
 async fn decision_about_file_has_a_reach() {
     let fixture = Fixture::new().await;
-    let session = fixture.session().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.asking_run(session.id).await;
     let ask = |path: &str| {
         let request = ApprovalRequest {
