@@ -225,6 +225,9 @@ async fn waiting_read_survives_api_and_dies_with_worker() -> Result<()> {
     place.cluster.apis[0].process.signal(Signal::KILL)?;
     place.cluster.apis[0].process.exited().await?;
     place.cluster.restart_api(0).await?;
+    let endpoint = place.cluster.endpoint(0);
+    place.caller = Client::connect(&endpoint, &place.caller.secret).await?;
+    place.decider = Client::connect(&endpoint, &place.decider.secret).await?;
     place.allow(&run, ApprovalScope::Once, ApprovalReach::File).await?;
     let done = place.result(&run).await?;
     ensure!(done.stdout_text() == "content of one\nover\n", "{done:?}");

@@ -19,20 +19,26 @@ use crate::{
     require::available,
 };
 
+/// Names a directory that is not in `/tmp`, for a user who cannot write to `/srv`.
+pub(crate) const OUTSIDE_TMP: &str = "CODELIA_TEST_OUTSIDE_TMP";
+
 /// Its name in a session's directory.
 const NAME: &str = "reads_probe";
 
-static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/conformance/reads_probe.c");
-    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(NAME);
-    let new = target.with_extension(std::process::id().to_string());
+/// The program, compiled once for each test process. `None` without a compiler.
+static PROGRAM: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| {
+    let source = std::env::temp_dir().join(format!("{NAME}-{}.c", std::process::id()));
+    fs::write(&source, include_str!("reads_probe.c")).unwrap();
+    let target = std::env::temp_dir().join(format!("{NAME}-{}", std::process::id()));
     let flags = ["-O1", "-w", "-pthread", "-static", "-o"];
-    let compiled = Command::new("cc").args(flags).arg(&new).arg(source).status();
+    let compiled = Command::new("cc").args(flags).arg(&target).arg(&source).status();
+    fs::remove_file(source).unwrap();
     if !compiled.is_ok_and(|status| status.success()) {
         return None;
     }
-    fs::rename(new, &target).unwrap();
-    Some(target)
+    let program = fs::read(&target).unwrap();
+    fs::remove_file(target).unwrap();
+    Some(program)
 });
 
 /// Creates a session with the probe in it, or returns `None` if it cannot be compiled.
@@ -43,7 +49,7 @@ fn session_with_probe(fixture: &Fixture) -> Option<Session> {
     }
     let session = fixture.session();
     let path = session.dir.join(NAME);
-    fs::copy(PROGRAM.as_ref()?, &path).unwrap();
+    fs::write(&path, PROGRAM.as_ref()?).unwrap();
     fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     session.chown(&path);
     Some(session)
@@ -64,7 +70,8 @@ fn host_directory() -> TempDir {
 
 /// A directory where the sandbox has nothing of its own.
 fn directory_outside_tmp() -> TempDir {
-    let dir = tempfile::tempdir_in("/srv").unwrap();
+    let parent = std::env::var_os(OUTSIDE_TMP).unwrap_or("/srv".into());
+    let dir = tempfile::tempdir_in(parent).unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     dir
 }
