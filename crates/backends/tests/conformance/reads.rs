@@ -1,13 +1,7 @@
 //! Reads that wait for a person's decision: what they wait for, what each decision does, and that no
 //! way around it leads to a byte that nobody allowed. Each attack must succeed where no read waits.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::LazyLock,
-};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command, sync::LazyLock};
 
 use codelia_backends::{AskedReads, ReadDecision};
 use codelia_policy::FilesystemMode;
