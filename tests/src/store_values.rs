@@ -50,6 +50,7 @@ pub fn logical_run() -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        transaction: None,
     }
 }
 
@@ -69,5 +70,6 @@ pub fn exit(code: i32) -> RunResult {
         output_truncated: false,
         output_total: 0,
         violations: Violations::default(),
+        changes: None,
     }
 }

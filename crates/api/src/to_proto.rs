@@ -78,6 +78,7 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
         mode: v1::SandboxMode::from(run.spec.mode).into(),
         network: run.spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
         limits: Some((&run.spec.limits).into()),
+        transaction: run.spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
         ..run_without_spec(run)
     }
 }
@@ -120,6 +121,7 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         watched: run.watched.clone(),
         violations: violations(run).collect(),
         violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
+        changes: run.changes.as_ref().map(Into::into),
         ..v1::Run::default()
     }
 }

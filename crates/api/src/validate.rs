@@ -8,7 +8,7 @@ use std::{
 
 use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy, display_duration};
 use codelia_proto::{duration_from_proto, v1};
-use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize, TransactionMode};
 use prost::Message;
 use time::OffsetDateTime;
 
@@ -256,6 +256,11 @@ pub(crate) fn mode(number: i32) -> Checked<Option<Mode>> {
 /// Validates a network mode; `None` if unset.
 pub(crate) fn network(number: i32) -> Checked<Option<NetworkMode>> {
     enum_value::<v1::NetworkMode>("network", number).map(v1::NetworkMode::to_mode)
+}
+
+/// Validates a transaction mode; `None` if unset.
+pub(crate) fn transaction(number: i32) -> Checked<Option<TransactionMode>> {
+    enum_value::<v1::TransactionMode>("transaction", number).map(v1::TransactionMode::to_mode)
 }
 
 /// Validates an enum value: unknown numbers are rejected, not ignored.

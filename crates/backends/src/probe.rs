@@ -77,6 +77,7 @@ pub(crate) fn isolated_plan(
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        transaction: None,
     };
     spec.policy.process.allowed_executables = only_executable.map(|path| vec![path.to_owned()]);
     let enforceable = Enforceable { violations: host.violations, ..Enforceable::EVERYTHING };

@@ -40,8 +40,8 @@ use self::{
     args::{Cli, Command},
     client::Client,
     commands::{
-        admin, approvals, audit, bootstrap, certs, context, doctor, egress, files, info, logs, policy, run,
-        runs, serve, session, up,
+        admin, approvals, audit, bootstrap, certs, context, diff, doctor, egress, files, info, logs, policy,
+        run, runs, serve, session, up,
     },
     config::Flag,
     output::{Output, StdoutClosed},
@@ -138,6 +138,7 @@ async fn call(
         Command::Exec(args) => return run::run(client, config, &(*args).into(), output).await,
         Command::Attach(args) => return run::attach(client, config, &args, output).await,
         Command::Logs(args) => logs::logs(client, &args, output).await?,
+        Command::Diff(args) => diff::diff(client, &args, output).await?,
         Command::Ps(args) => runs::ps(client, &args, output).await?,
         Command::Kill(args) => return runs::kill(client, &args, output).await,
         Command::Cp(args) => return files::cp(client, &args, output).await,

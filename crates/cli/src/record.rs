@@ -36,6 +36,8 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "usage": run.usage.as_ref().map(usage),
         "violations": run.violations.iter().map(violation).collect::<Vec<_>>(),
         "violation_count": run.violation_count,
+        "transaction": transaction(run.transaction()),
+        "changes": run.changes.as_ref().map(changes),
         "receipt": run.receipt.as_ref().map(receipt),
         "output_bytes": run.output_bytes,
         "output_truncated": run.output_truncated,
@@ -45,6 +47,61 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "attempt": run.attempt,
         "labels": run.labels,
     })
+}
+
+fn transaction(mode: v1::TransactionMode) -> Option<&'static str> {
+    match mode {
+        v1::TransactionMode::Unspecified => None,
+        v1::TransactionMode::Apply => Some("apply"),
+        v1::TransactionMode::Preview => Some("preview"),
+    }
+}
+
+/// What a transactional run changed.
+pub(crate) fn changes(changes: &v1::Changes) -> Value {
+    json!({
+        "state": changes_state(changes.state()),
+        "added": changes.added,
+        "changed": changes.changed,
+        "removed": changes.removed,
+        "entries": changes.entries.iter().map(change).collect::<Vec<_>>(),
+    })
+}
+
+/// Whether changes are in the workspace.
+pub(crate) fn changes_state(state: v1::ChangesState) -> &'static str {
+    match state {
+        v1::ChangesState::Applied => "applied",
+        v1::ChangesState::Dropped | v1::ChangesState::Unspecified => "dropped",
+    }
+}
+
+fn change(change: &v1::Change) -> Value {
+    json!({
+        "kind": change_kind(change.kind()),
+        "type": changed_file(change.file_kind()),
+        "path": change.path,
+        "size_bytes": change.size_bytes,
+    })
+}
+
+/// What happened to a file.
+pub(crate) fn change_kind(kind: v1::ChangeKind) -> &'static str {
+    match kind {
+        v1::ChangeKind::Added => "added",
+        v1::ChangeKind::Changed | v1::ChangeKind::Unspecified => "changed",
+        v1::ChangeKind::Removed => "removed",
+    }
+}
+
+/// The type of a changed file.
+pub(crate) fn changed_file(kind: v1::FileKind) -> &'static str {
+    match kind {
+        v1::FileKind::Regular => "file",
+        v1::FileKind::Directory => "directory",
+        v1::FileKind::Symlink => "symlink",
+        v1::FileKind::Special | v1::FileKind::Unspecified => "special",
+    }
 }
 
 /// A run with what it uses now.

@@ -68,6 +68,9 @@ pub struct Overlay {
     pub name: String,
     /// Paths below the source to hide, without symlinks in them.
     pub hidden: Vec<PathBuf>,
+    /// Whether the source is the session's workspace, and its changes are of one run: the files keep
+    /// their owners, and nothing is durable before the worker makes it so.
+    pub is_transaction: bool,
 }
 
 /// The directory of the mount points, in the directory of the layers.

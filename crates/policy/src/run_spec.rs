@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use codelia_types::{CommandSpec, Mode, NetworkMode};
+use codelia_types::{CommandSpec, Mode, NetworkMode, TransactionMode};
 
 use crate::{Limits, LimitsRequest, Policy};
 
@@ -28,6 +28,9 @@ pub struct RunSpec {
     pub policy: Policy,
     /// Whether the run is canceled when the call that started it ends.
     pub ends_with_caller: bool,
+    /// What becomes of its changes to the workspace. `None` changes it directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transaction: Option<TransactionMode>,
 }
 
 impl RunSpec {

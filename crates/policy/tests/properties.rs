@@ -195,6 +195,7 @@ fn spec(policy: Policy) -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy,
         ends_with_caller: false,
+        transaction: None,
     }
 }
 

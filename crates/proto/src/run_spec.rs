@@ -20,6 +20,7 @@ impl From<&RunSpec> for internal::RunSpec {
             requested_limits: Some((&spec.requested_limits).into()),
             policy: Some((&spec.policy).into()),
             ends_with_caller: spec.ends_with_caller,
+            transaction: spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
         }
     }
 }
@@ -30,6 +31,7 @@ impl TryFrom<internal::RunSpec> for RunSpec {
     fn try_from(wire: internal::RunSpec) -> Result<Self, InvalidField> {
         let mode: v1::SandboxMode = enum_value("mode", wire.mode)?;
         let network: v1::NetworkMode = enum_value("network", wire.network)?;
+        let transaction: v1::TransactionMode = enum_value("transaction", wire.transaction)?;
         let command = read_command(required("command", wire.command)?);
         let limits = read_limits(&required("limits", wire.limits)?);
         let requested = read_requested_limits(&required("requested_limits", wire.requested_limits)?);
@@ -42,6 +44,7 @@ impl TryFrom<internal::RunSpec> for RunSpec {
             requested_limits: requested.map_err(|error| error.within("requested_limits"))?,
             policy: policy.map_err(|error| InvalidField::from(error).within("policy"))?,
             ends_with_caller: wire.ends_with_caller,
+            transaction: transaction.to_mode(),
         })
     }
 }

@@ -11,8 +11,9 @@ use codelia_policy::{
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
-    CommandSpec, CountedViolation, EndedRun, LostReason, Mode, NetworkMode, NetworkUsage, Outcome, Reason,
-    Receipt, Refusal, RunResult, TerminalSize, Usage, Violation, Violations,
+    Change, ChangeKind, ChangedFile, Changes, ChangesState, CommandSpec, CountedViolation, EndedRun,
+    LostReason, Mode, NetworkMode, NetworkUsage, Outcome, Reason, Receipt, Refusal, RunResult, TerminalSize,
+    TransactionMode, Usage, Violation, Violations,
 };
 use proptest::{
     array::uniform6,
@@ -243,10 +244,22 @@ fn spec() -> impl Strategy<Value = RunSpec> {
         requested_limits(),
         policy(),
         any::<bool>(),
+        of(select(vec![TransactionMode::Apply, TransactionMode::Preview])),
     )
-        .prop_map(|(command, mode, network, limits, requested_limits, policy, ends_with_caller)| {
-            RunSpec { command, mode, network, limits, requested_limits, policy, ends_with_caller }
-        })
+        .prop_map(
+            |(command, mode, network, limits, requested_limits, policy, ends_with_caller, transaction)| {
+                RunSpec {
+                    command,
+                    mode,
+                    network,
+                    limits,
+                    requested_limits,
+                    policy,
+                    ends_with_caller,
+                    transaction,
+                }
+            },
+        )
 }
 
 fn outcome() -> impl Strategy<Value = Outcome> {
@@ -314,6 +327,18 @@ fn violations() -> impl Strategy<Value = Violations> {
     (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })
 }
 
+fn changes() -> impl Strategy<Value = Changes> {
+    let kinds = select(vec![ChangeKind::Added, ChangeKind::Changed, ChangeKind::Removed]);
+    let files =
+        vec![ChangedFile::Regular, ChangedFile::Directory, ChangedFile::Symlink, ChangedFile::Special];
+    let change = (kinds, select(files), amount(), any::<String>())
+        .prop_map(|(kind, file, size, path)| Change { kind, file, size, path });
+    let state = select(vec![ChangesState::Applied, ChangesState::Dropped]);
+    (state, amount(), amount(), amount(), vec(change, 0..4)).prop_map(
+        |(state, added, changed, removed, entries)| Changes { state, added, changed, removed, entries },
+    )
+}
+
 fn result() -> impl Strategy<Value = RunResult> {
     let output = (any::<i64>(), any::<bool>(), any::<i64>());
     (
@@ -325,7 +350,7 @@ fn result() -> impl Strategy<Value = RunResult> {
         any::<bool>(),
         (texts(), texts()),
         output,
-        violations(),
+        (violations(), of(changes())),
     )
         .prop_map(
             |(
@@ -337,7 +362,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                 prepared,
                 (unenforced, watched),
                 output,
-                violations,
+                (violations, changes),
             )| {
                 RunResult {
                     outcome,
@@ -352,6 +377,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                     output_truncated: output.1,
                     output_total: output.2,
                     violations,
+                    changes,
                 }
             },
         )
@@ -395,6 +421,7 @@ fn sample_spec() -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        transaction: None,
     }
 }
 
@@ -413,6 +440,7 @@ fn sample_ended() -> EndedRun {
             output_truncated: false,
             output_total: 0,
             violations: Violations::default(),
+            changes: None,
         },
         attempt: 1,
         started_at: None,

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod changes;
 mod command;
 mod id;
 mod lease;
@@ -14,6 +15,7 @@ mod reason;
 mod result;
 mod violation;
 
+pub use changes::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use id::{
     ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId,

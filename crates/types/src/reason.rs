@@ -186,6 +186,9 @@ reasons! {
         "`secret_env` cannot be encrypted or decrypted: api or worker has no key for secrets, or another one",
         "ask an operator to set the same `secrets.key_file` for every api and worker";
     // Whether a run starts.
+    SessionBusy = "SESSION_BUSY",
+        "a transactional run is alone in its session, and another run or file call did not end in time",
+        "retry when it has ended, or use another session";
     ExecutableNotFound = "EXECUTABLE_NOT_FOUND",
         "the program was not found in the sandbox",
         "check `argv[0]` and `PATH`, or choose an image or a policy with the program";

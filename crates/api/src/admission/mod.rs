@@ -10,7 +10,7 @@ use codelia_policy::{
 };
 use codelia_proto::v1;
 use codelia_store::{SecretKey, SessionRef, SessionSpec, Store};
-use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId, TransactionMode};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -44,6 +44,8 @@ pub(crate) struct RunRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue_timeout: Option<Duration>,
     pub(crate) ends_with_caller: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transaction: Option<TransactionMode>,
 }
 
 impl RunRequest {
@@ -73,6 +75,7 @@ impl RunRequest {
                 rules.options.timeouts.max_queue,
             )?,
             ends_with_caller,
+            transaction: validate::transaction(wire.transaction)?,
         })
     }
 
@@ -86,6 +89,9 @@ impl RunRequest {
         // The default of an isolating session does not apply to a run in mode `logical`, either.
         let inherited = if mode == Mode::Logical { None } else { session.network.or(inherited) };
         let network = admit_network(self.network, inherited, &policy, mode, rules.options)?;
+        if self.transaction.is_some() {
+            Plan::check_transaction(mode, &policy)?;
+        }
         self.check_command(&policy)?;
         let caps = policy.caps();
         let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
@@ -104,6 +110,7 @@ impl RunRequest {
             requested_limits,
             policy,
             ends_with_caller: self.ends_with_caller,
+            transaction: self.transaction,
         })
     }
 
@@ -164,6 +171,7 @@ impl RunRequest {
             retries: 0,
             queue_timeout: None,
             ends_with_caller: false,
+            transaction: None,
         }
     }
 }

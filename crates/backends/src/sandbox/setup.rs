@@ -120,7 +120,7 @@ fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
         },
         // One tool copies the files.
         Mount::Runtime { path } => ExpectedMount { is_optional: !path.is_dir(), ..expected(false, None) },
-        Mount::Overlay { .. } => expected(true, Some("overlay")),
+        Mount::Overlay { .. } | Mount::Transaction { .. } => expected(true, Some("overlay")),
         Mount::Tmpfs { .. } => expected(true, Some("tmpfs")),
         Mount::Proc => expected(true, Some("proc")),
         Mount::Dev => ExpectedMount { file_system: Some("tmpfs".to_owned()), ..ExpectedMount::default() },

@@ -180,6 +180,7 @@ impl Fixture {
             requested_limits: LimitsRequest::default(),
             policy: self.policy.clone(),
             ends_with_caller: false,
+            transaction: None,
         };
         match spec.mode {
             Mode::Logical => {

@@ -36,7 +36,7 @@ pub(crate) use self::{
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::Policy,
-    run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, TerminalArgs},
+    run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
@@ -143,6 +143,8 @@ are several.")]
     Attach(Attach),
     /// Print the output of a run
     Logs(Logs),
+    /// List what a transactional run changed in its workspace
+    Diff(Diff),
     /// List runs
     Ps(Ps),
     /// Cancel runs

@@ -6,6 +6,7 @@ pub(crate) mod audit;
 pub(crate) mod bootstrap;
 pub(crate) mod certs;
 pub(crate) mod context;
+pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod drain;
 pub(crate) mod egress;

@@ -13,6 +13,7 @@ use crate::{EnvironmentMode, IsolationLevel, Limit, LimitsRequest, Policy};
 
 pub(super) const NETWORK: &str = "network";
 pub(super) const OVERLAY_PATHS: &str = "policy.filesystem.overlay_paths";
+const TRANSACTION: &str = "transaction";
 const ISOLATION_LEVEL: &str = "policy.isolation_level";
 const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
 const MAX_TOTAL_BYTES: &str = "policy.filesystem.max_total_bytes";
@@ -63,6 +64,24 @@ pub(super) fn check_logical_network(requested: Option<NetworkMode>) -> Result<()
             Err(PlanError { field: NETWORK, mode: Mode::Logical, remedy: Some(ISOLATE) })
         }
         Some(NetworkMode::Host) | None => Ok(()),
+    }
+}
+
+/// Refuses a transactional run that a mode on this host cannot keep apart from its workspace.
+pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) -> Result<(), PlanError> {
+    let refuse = |remedy| Err(PlanError { field: TRANSACTION, mode, remedy: Some(remedy) });
+    let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+    let files = &policy.filesystem;
+    match mode {
+        Mode::Logical | Mode::Container => refuse("use mode bwrap or nsjail"),
+        _ if has_paths(&files.read_write_paths) || has_paths(&files.overlay_paths) => refuse(
+            "leave out policy.filesystem.read_write_paths and overlay_paths, whose changes could not be dropped",
+        ),
+        _ if !host.overlays => refuse(
+            "use a kernel that lets the worker mount overlays, with sessions on ext4, xfs or btrfs \
+             (`codelia doctor`)",
+        ),
+        Mode::Bwrap | Mode::Nsjail => Ok(()),
     }
 }
 

@@ -236,6 +236,7 @@ impl Store {
             &entries.fields as _,
             &entries.details,
             &entries.macs as _,
+            result.changes.as_ref().map(Json) as _,
         )
         .fetch_optional(&self.pools.runs)
         .await?;
@@ -262,12 +263,15 @@ impl Store {
             key: None,
             worker: Some(lease.worker.clone()),
         };
-        let RunResult { outcome, violations, .. } = &commit.result;
+        let RunResult { outcome, violations, changes, .. } = &commit.result;
         let detail = json!({
             "outcome": outcome.kind(),
             "exit_code": match outcome { Outcome::Exited(code) => Some(code), _ => None },
             "duration_ms": commit.started_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
             "violations": violations.total,
+            "changes": changes.as_ref().map(|changes| json!({
+                "state": changes.state, "added": changes.added, "changed": changes.changed, "removed": changes.removed,
+            })),
         });
         let end = EventBody::new(EventKind::RunEnded, detail);
         self.audit.entries(&subject, commit.events.iter().chain([&end]))
@@ -288,6 +292,29 @@ impl Store {
         .fetch_optional(&self.pools.runs)
         .await?;
         Ok(stored)
+    }
+
+    /// Whether the changes that a transactional run prepared under a lease are to be applied. `None` if the
+    /// run has not ended.
+    pub async fn run_changes_applied_any_tenant(
+        &self,
+        id: RunId,
+        epoch: LeaseEpoch,
+    ) -> Result<Option<bool>, Error> {
+        let is_live =
+            sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM live_runs WHERE id = $1) AS "is_live!""#, id.0)
+                .fetch_one(&self.pools.runs)
+                .await?;
+        // A run that ends in between is found by the second statement.
+        let is_applied = sqlx::query_scalar!(
+            r#"SELECT coalesce(changes ->> 'state' = 'applied', false) AS "is_applied!" FROM ended_runs
+               WHERE id = $1 AND lease_epoch = $2"#,
+            id.0,
+            epoch.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        Ok(is_applied.or((!is_live).then_some(false)))
     }
 
     /// Ends a run as lost because its result cannot be stored. Returns `false` if the run is no longer

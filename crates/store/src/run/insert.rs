@@ -326,6 +326,7 @@ impl Run {
             output_truncated: false,
             output_total: None,
             violations: Violations::default(),
+            changes: None,
             worker_address: None,
         }
     }

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use codelia_types::{Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations};
+use codelia_types::{Changes, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations};
 use sqlx::{PgConnection, Postgres, Transaction, types::Json};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -42,7 +42,8 @@ macro_rules! select_summaries {
                CASE WHEN octet_length(r.outcome #>> '{detail,message}') > 1024
                     THEN jsonb_set(r.outcome, '{detail,message}', to_jsonb(left(r.outcome #>> '{detail,message}', 256) || '…'))
                     ELSE r.outcome END AS "outcome: Json<Outcome>",
-               jsonb_set(r.violations, '{seen}', '[]') AS "violations: Json<Violations>""#,
+               jsonb_set(r.violations, '{seen}', '[]') AS "violations: Json<Violations>",
+               jsonb_set(r.changes, '{entries}', '[]') AS "changes: Json<Changes>""#,
             $condition,
             $($argument),*
         )

@@ -12,8 +12,8 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    ApprovalId, EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations,
-    WorkerId,
+    ApprovalId, Changes, EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage,
+    Violations, WorkerId,
 };
 use sqlx::types::Json;
 use time::OffsetDateTime;
@@ -38,7 +38,7 @@ macro_rules! select_runs {
                      NULL::bigint AS setup_micros, NULL::boolean AS prepared, NULL::text[] AS unenforced,
                      NULL::text[] AS watched, NULL::jsonb AS outcome, NULL::jsonb AS usage, NULL::jsonb AS receipt,
                      0::bigint AS output_bytes, false AS output_truncated, NULL::bigint AS output_total,
-                     NULL::jsonb AS violations
+                     NULL::jsonb AS violations, NULL::jsonb AS changes
               FROM live_runs) AS r",
             $($rest)*
         )
@@ -124,6 +124,8 @@ pub struct Run<Spec = RunSpec> {
     pub output_total: Option<i64>,
     /// Violations of its policy.
     pub violations: Violations,
+    /// What it changed, if it was transactional and started.
+    pub changes: Option<Changes>,
     /// Address of its worker, while it runs on a live one.
     pub worker_address: Option<String>,
 }
@@ -198,7 +200,8 @@ impl Store {
                     $table WholeRow,
                     r#"r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
                            AS "spec!: Json<RunSpec>",
-                       r.outcome AS "outcome: Json<Outcome>", r.violations AS "violations: Json<Violations>""#,
+                       r.outcome AS "outcome: Json<Outcome>", r.violations AS "violations: Json<Violations>",
+                       r.changes AS "changes: Json<Changes>""#,
                     "r.tenant_id || '' = $1 AND r.id = $2",
                     tenant.as_str(),
                     id.0,
@@ -279,6 +282,7 @@ impl Run {
             output_truncated: result.output_truncated,
             output_total: Some(result.output_total),
             violations: result.violations,
+            changes: result.changes,
             worker_address: None,
             ..self.clone()
         })
@@ -315,6 +319,7 @@ struct RunRow<Spec> {
     output_truncated: bool,
     output_total: Option<i64>,
     violations: Option<Json<Violations>>,
+    changes: Option<Json<Changes>>,
     worker_address: Option<String>,
 }
 
@@ -350,6 +355,7 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             output_truncated: row.output_truncated,
             output_total: row.output_total,
             violations: row.violations.map(|json| json.0).unwrap_or_default(),
+            changes: row.changes.map(|json| json.0),
             worker_address: row.worker_address,
         })
     }

@@ -61,6 +61,7 @@ mod tests {
             requested_limits: LimitsRequest::default(),
             policy: Policy::default(),
             ends_with_caller: false,
+            transaction: None,
         });
         (summary.argv, summary.argv_truncated)
     }

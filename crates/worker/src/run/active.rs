@@ -213,6 +213,7 @@ pub(crate) mod tests {
             requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller,
+            transaction: None,
         };
         AssignedRun {
             id: RunId::generate(),

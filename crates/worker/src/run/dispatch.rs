@@ -232,7 +232,12 @@ impl Dispatcher {
     /// Executes a run. Its slot is free again when its sandbox is gone, before the result is
     /// committed.
     async fn execute(self: Arc<Self>, run: Arc<ActiveRun>, inputs: InputReceivers, slot: Option<Slot>) {
-        let result = self.executor.execute(&run, inputs).await;
+        // Until the run is concluded: its changes are applied then.
+        let (result, _use) = match self.executor.enter_workspace(&run).await {
+            Ok(use_of_workspace) => (self.executor.execute(&run, inputs).await, use_of_workspace),
+            Err(denial) => (Ok(denial.into()), None),
+        };
+        let result = self.executor.settle_changes(&run, result).await;
         run.output.close();
         drop(slot);
         if self.executor.conclude(&run, result).await == Conclusion::NotHeld {

@@ -217,7 +217,8 @@ impl Executor {
         let session = *session;
         let ids = self.sessions.ids(session).ok_or(NoResult::NotHeld)?;
         let target = PlanTarget { sandbox: run.id(), session, root: self.root.session(session) };
-        Ok(self.backends.plan_for(tenant, target, spec, ids).await?)
+        let (plan, permit) = self.backends.plan_for(tenant, target, spec, ids).await?;
+        Ok((self.with_transaction(run, plan).await?, permit))
     }
 
     /// Records the host paths that the command may write to: its files there outlive the session, so

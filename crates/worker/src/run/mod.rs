@@ -16,4 +16,5 @@ pub(crate) mod slots;
 pub(crate) mod stdio;
 pub(crate) mod streams;
 pub(crate) mod supervise;
+mod transaction;
 pub(crate) mod violations;

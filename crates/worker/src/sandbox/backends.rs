@@ -276,6 +276,7 @@ mod tests {
             requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
+            transaction: None,
         };
         let session = SessionId(uuid::Uuid::nil());
         Plan::logical(

@@ -341,5 +341,6 @@ pub(crate) fn shell(script: &str) -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: codelia_policy::Policy::default(),
         ends_with_caller: false,
+        transaction: None,
     }
 }
