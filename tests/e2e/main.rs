@@ -75,6 +75,7 @@ mod tables;
 mod tenants;
 mod time_limits;
 mod tls;
+mod transactions;
 mod undrain;
 mod up;
 mod update;

@@ -95,6 +95,8 @@ pub(crate) struct RunOptions {
     /// Like --transactional, but always drop the changes
     #[arg(long, conflicts_with = "transactional")]
     pub(crate) preview: bool,
+    #[command(flatten)]
+    pub(crate) nested: NestedArgs,
     /// Restart the command at most this many times if its worker dies
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) retries: i32,
@@ -103,6 +105,28 @@ pub(crate) struct RunOptions {
     pub(crate) env: EnvArgs,
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
+}
+
+/// Sandboxes inside the sandbox. No mode can enforce one, so each is refused by its name.
+#[derive(Debug, Args)]
+pub(crate) struct NestedArgs {
+    /// Allow containers in the sandbox; refused: no mode can enforce it
+    #[arg(long)]
+    pub(crate) containers: bool,
+    /// Allow virtual machines in the sandbox; refused: no mode can enforce it
+    #[arg(long)]
+    pub(crate) vm: bool,
+    /// Allow /dev/kvm in the sandbox; refused: no mode can enforce it
+    #[arg(long)]
+    pub(crate) allow_kvm: bool,
+}
+
+impl NestedArgs {
+    /// The first option that was given.
+    pub(crate) fn first(&self) -> Option<&'static str> {
+        let given = [("--containers", self.containers), ("--vm", self.vm), ("--allow-kvm", self.allow_kvm)];
+        given.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
+    }
 }
 
 /// How to leave a run's terminal.

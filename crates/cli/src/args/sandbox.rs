@@ -14,6 +14,9 @@ pub(crate) struct NetworkArgs {
     /// Network access: none, proxy (only to allowed hosts) or host [default: the server's]
     #[arg(long, value_name = "MODE")]
     pub(crate) network: Option<NetworkMode>,
+    /// Request the host's network: the same as --network host
+    #[arg(long, conflicts_with_all = ["network", "hosts"])]
+    pub(crate) allow_network: bool,
     /// Allow connections to this host: a name, *.NAME, an address or set:NAME; implies --network
     /// proxy (repeatable)
     #[arg(long = "allow-host", value_name = "HOST")]
@@ -26,7 +29,8 @@ pub(crate) struct NetworkArgs {
 impl NetworkArgs {
     /// The network mode that the flags request.
     pub(crate) fn requested_mode(&self) -> Option<NetworkMode> {
-        self.network.or((!self.hosts.is_empty()).then_some(NetworkMode::Proxy))
+        let host = self.allow_network.then_some(NetworkMode::Host);
+        self.network.or(host).or((!self.hosts.is_empty()).then_some(NetworkMode::Proxy))
     }
 }
 
@@ -47,7 +51,7 @@ pub(crate) struct FilesystemArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) overlay: Vec<PathBuf>,
     /// Deny access to this path (repeatable)
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, visible_alias = "blacklist", value_name = "PATH")]
     pub(crate) deny: Vec<PathBuf>,
     /// Use the image of this profile in mode container, such as python
     #[arg(long, value_name = "NAME")]

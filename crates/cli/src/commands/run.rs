@@ -235,6 +235,9 @@ async fn close_temporary_session(client: &Client, args: &args::Run, session: &st
 
 /// The request for a run, without its session: what is wrong with it is reported before one is created.
 fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
+    if let Some(name) = args.options.nested.first() {
+        anyhow::bail!("{name}: no sandbox mode can enforce it; leave it out, or run the tool on the host");
+    }
     let sandbox = &args.options.sandbox;
     // A session created for this run already has the policy.
     let policy = if args.session.is_some() { policy::requested(sandbox)? } else { None };
