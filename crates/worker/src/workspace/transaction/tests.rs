@@ -174,14 +174,14 @@ fn apply_stopped_at_any_step_is_finished_later() {
     let (before, after) = {
         let fixture = changed();
         let before = tree(&fixture.lower(""));
-        fixture.prepare();
+        fixture.transaction.scan().unwrap();
         fixture.transaction.apply().unwrap();
         (before, tree(&fixture.lower("")))
     };
     let mut halves = 0;
     for stop in 0.. {
         let fixture = changed();
-        fixture.prepare();
+        fixture.transaction.scan().unwrap();
         let steps = Cell::new(0);
         let stopped = fixture.transaction.apply_while(&|| {
             steps.set(steps.get() + 1);
