@@ -291,5 +291,7 @@ async fn cost_of_changes_is_printed() -> Result<()> {
         }
         client.close(&session).await?;
     }
+    // Removing many files takes a while.
+    nothing_is_left(&cluster).await;
     cluster.end().await
 }
