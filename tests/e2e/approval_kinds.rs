@@ -79,6 +79,7 @@ async fn decide(
         decision: decision.into(),
         scope: scope.into(),
         reason: "checked".into(),
+        ..DecideApprovalRequest::default()
     };
     let decided = client.approvals().decide_approval(request).await?.into_inner();
     decided.approval.ok_or_else(|| Status::internal("no approval"))

@@ -54,6 +54,7 @@ async fn decide(
         decision: decision.into(),
         scope: scope.into(),
         reason: "checked".into(),
+        ..DecideApprovalRequest::default()
     };
     let response = within("decide", client.approvals().decide_approval(request)).await?;
     response.into_inner().approval.ok_or_else(|| Status::internal("no approval"))

@@ -1,11 +1,20 @@
 //! The audit as operators and tenants use it: listed, verified, and whole after `kill -9`.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{AuditEvent, ListEventsRequest, VerifyEventsRequest, VerifyEventsResponse};
+use codelia_proto::v1::{
+    AuditEvent, CloseSessionRequest, CreateTenantRequest, ListEventsRequest, Quotas, UpdateQuotasRequest,
+    VerifyEventsRequest, VerifyEventsResponse,
+};
 use codelia_store::{Scope, SecretKey};
-use codelia_tests::{Client, Cluster, ClusterOptions, Scratch, eventually, refusal};
+use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, eventually, refusal};
 use futures::future::join_all;
 use rustix::process::Signal;
 use tonic::{Code, Status};
@@ -108,7 +117,7 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
                 client.exec(&session.name, "true").await.map(drop)
             }
         });
-        // With entries that no checkpoint has yet.
+        // With events that no checkpoint has yet.
         let admitted = "SELECT count(*) FROM audit WHERE kind = 'RUN_ADMITTED'";
         let before = cluster.database.number(admitted).await?;
         let (database, worker, api) =
@@ -136,6 +145,175 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
     let runs: BTreeSet<String> =
         list(&client, "sessions/-", "RUN_ADMITTED").await?.into_iter().map(|event| event.run_id).collect();
     let recorded = cluster.database.number("SELECT count(*) FROM runs").await?;
-    assert_eq!(i64::try_from(runs.len())?, recorded, "a run without its entry");
+    assert_eq!(i64::try_from(runs.len())?, recorded, "a run without its event");
     cluster.end().await.context("leftovers")
+}
+
+/// Appends events until told to stop: an operator's changes and runs, through one api. Calls fail while
+/// that api is dead.
+async fn append(operator: Client, client: Client, done: &AtomicBool) {
+    let changes = async {
+        while !done.load(Ordering::Relaxed) {
+            let quotas = Some(Quotas { sessions: Some(1000), ..Default::default() });
+            let request = UpdateQuotasRequest { name: "tenants/a".into(), quotas, update_mask: None };
+            if operator.admin().update_quotas(request).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    let runs = async {
+        while !done.load(Ordering::Relaxed) {
+            let Ok(session) = client.session().await else {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            };
+            let _ = client.exec(&session.name, "true").await;
+            let _ = client.sessions().close_session(CloseSessionRequest { name: session.name }).await;
+        }
+    };
+    tokio::join!(changes, runs);
+}
+
+/// Two apis and two workers append events while one after the other is killed. `CODELIA_AUDIT_EVENTS` is
+/// how many.
+#[tokio::test]
+async fn audit_is_valid_after_many_kills() -> Result<()> {
+    let wanted: i64 = env::var("CODELIA_AUDIT_EVENTS").ok().map_or(Ok(600), |text| text.parse())?;
+    let scratch = Scratch::new()?;
+    let mut cluster = signed_cluster(&scratch, 2).await?;
+    // Restarted ones listen on the same ports.
+    cluster.add_api_with(&[]).await?;
+    cluster.add_api_with(&[]).await?;
+    let (operator, client) = (cluster.operator().await?, cluster.tenant("a").await?);
+    let mut clients = Vec::new();
+    for number in [1, 2, 1, 2, 1, 2] {
+        let endpoint = cluster.endpoint(number);
+        let operator = Client::connect(&endpoint, &operator.secret).await?;
+        clients.push((operator, Client::connect(&endpoint, &client.secret).await?));
+    }
+    let (done, started) = (AtomicBool::new(false), Instant::now());
+    let load = join_all(clients.into_iter().map(|(operator, client)| append(operator, client, &done)));
+    let kills = async {
+        for kill in 1..=8 {
+            let database = &cluster.database;
+            while database.number("SELECT count(*) FROM audit").await? < wanted * kill / 8 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let number = usize::try_from(kill / 2 % 2)?;
+            let is_api = kill % 2 == 0;
+            let process = match is_api {
+                true => &mut cluster.apis[number + 1].process,
+                false => &mut cluster.workers[number].process,
+            };
+            process.signal(Signal::KILL)?;
+            process.exited().await?;
+            match is_api {
+                true => cluster.restart_api(number + 1).await?,
+                false => cluster.restart_worker(number).await?,
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        anyhow::Ok(())
+    };
+    let (_, killed) = tokio::join!(load, kills);
+    killed?;
+    let (appended, started) = (started.elapsed(), Instant::now());
+    let report = verify(&operator).await?;
+    println!("{} events in {appended:?}, verified in {:?}: {report:?}", report.events, started.elapsed());
+    assert_eq!(report.problem_count, 0, "{report:?}");
+    assert!(report.events >= wanted && report.writers >= 8, "{report:?}");
+    let ended = "SELECT count(*) FROM ended_runs r
+                 WHERE (SELECT count(*) FROM audit a WHERE a.run_id = r.id AND a.kind = 'RUN_ENDED') <> 1";
+    assert_eq!(cluster.database.number(ended).await?, 0, "ends of runs without exactly one event");
+    cluster.end().await.context("leftovers")
+}
+
+/// Inserts events at once, with times within the last second.
+async fn burst(cluster: &Cluster, count: usize) -> Result<()> {
+    let insert = format!(
+        "INSERT INTO audit (writer, id, at, kind, tenant_id, detail)
+         SELECT gen_random_uuid(), (left(run_id_at(t)::text, 14) || right(gen_random_uuid()::text, 22))::uuid, t, 'FILE_REFUSED', 'a', '{{}}'
+         FROM (SELECT clock_timestamp() + number * interval '100 us' AS t FROM generate_series(1, {count}) AS number) AS times"
+    );
+    cluster.database.execute(&insert).await
+}
+
+#[tokio::test]
+async fn follow_and_export_miss_nothing() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let mut follow =
+        cluster.cli(&client, &["audit", "--follow", "--since", "1m", "--kind", "FILE_REFUSED", "--json"]);
+    follow.env("NO_COLOR", "1");
+    let mut follow = Process::start("follow", follow, cluster.directory())?;
+    let ids = |text: &str| -> Result<Vec<String>> {
+        let ids = text.lines().map(|line| -> Result<String> {
+            let event: serde_json::Value = serde_json::from_str(line)?;
+            Ok(event["event_id"].as_str().context("an id")?.to_owned())
+        });
+        ids.collect()
+    };
+    burst(&cluster, 2500).await?;
+    burst(&cluster, 2500).await?;
+    eventually("all are printed", || async { (follow.printed().lines().count() >= 5000).then_some(()) })
+        .await;
+    let followed = ids(&follow.printed())?;
+    assert_eq!(followed.len(), 5000, "each is printed once");
+    assert_eq!(followed.iter().collect::<BTreeSet<_>>().len(), 5000);
+    follow.signal(Signal::KILL)?;
+    follow.exited().await?;
+
+    let export = async |arguments: &[&str]| -> Result<Vec<String>> {
+        let arguments = [&["audit", "--kind", "FILE_REFUSED", "--json"], arguments].concat();
+        ids(&Process::finish(cluster.cli(&client, &arguments), b"").await?.stdout)
+    };
+    let exported = export(&["--since", "1h"]).await?;
+    assert_eq!(exported.iter().collect::<BTreeSet<_>>(), followed.iter().collect());
+    assert!(exported.is_sorted(), "oldest first");
+    assert!(export(&["--until", "1h"]).await?.is_empty());
+    assert!(
+        export(&["--since", "2020-01-01T00:00:00Z", "--until", "2020-01-02T00:00:00Z"]).await?.is_empty()
+    );
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn use_and_refusal_of_keys_are_recorded() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let operator = cluster.operator().await?;
+    client.session().await?;
+    client.session().await?;
+    let used = list(&client, "sessions/-", "KEY_USED").await?;
+    assert_eq!(used.len(), 1, "once an hour: {used:?}");
+    assert!(used[0].detail.contains("127.0.0.1") && !used[0].key_id.is_empty(), "{used:?}");
+
+    let wrong = client.with_secret(&format!("cdl_{}", "A".repeat(43)))?;
+    for _ in 0..50 {
+        wrong.session().await.expect_err("the key is wrong");
+    }
+    let request = ListEventsRequest {
+        parent: "sessions/-".into(),
+        kind: "KEY_REFUSED".into(),
+        of_installation: true,
+        ..ListEventsRequest::default()
+    };
+    let refused = eventually("a refusal is recorded", || async {
+        let events = operator.audit().list_events(request.clone()).await.ok()?.into_inner().events;
+        (!events.is_empty()).then_some(events)
+    })
+    .await;
+    assert_eq!(refused.len(), 1, "once a minute for each address: {refused:?}");
+    assert!(!format!("{refused:?}").contains("cdl_"), "{refused:?}");
+
+    // What became of a change is recorded, too.
+    let create = || CreateTenantRequest { tenant_id: "fresh".into(), ..CreateTenantRequest::default() };
+    operator.admin().create_tenant(create()).await?;
+    operator.admin().create_tenant(create()).await.expect_err("it exists");
+    let results = "SELECT count(*) FROM (
+                       SELECT string_agg(detail::json ->> 'result', ' ' ORDER BY id) AS listed
+                       FROM audit WHERE kind = 'TENANT_CREATED' AND tenant_id = 'fresh'
+                   ) AS results WHERE listed = 'begun done begun TENANT_EXISTS'";
+    assert_eq!(cluster.database.number(results).await?, 1);
+    cluster.end().await
 }

@@ -23,8 +23,9 @@ const TEST_ROOTS: [(&str, &str); 7] = [
 ];
 
 /// Macros that generate a test from each name they are given.
-const TEST_MACROS: [&str; 5] = [
+const TEST_MACROS: [&str; 6] = [
     "in_every_mode!(",
+    "in_modes_that_ask!(",
     "in_every_shared_kernel!(",
     "in_mode!(",
     "with_every_engine!(",

@@ -96,9 +96,11 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
         _ => {
-            return of_admin(method, ids)
+            return of_scope_policies(method)
+                .or_else(|| of_admin(method, ids))
                 .or_else(|| of_operator(method, ids))
                 .or_else(|| of_flags(method))
+                .or_else(|| of_tools(method))
                 .or_else(|| of_approvals(method, ids))
                 .or_else(|| of_files(method, name()));
         }
@@ -200,6 +202,68 @@ fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         .encode_to_vec()),
         _ => return None,
     })
+}
+
+/// Valid requests of the tool service.
+fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
+    let (name, reason) = ("tools/formatter".to_owned(), "because".to_owned());
+    Some(vec![match method {
+        "codelia.v1.ToolService.RegisterTool" => {
+            let declaration = ToolDeclaration {
+                owner: "me".into(),
+                executables: vec!["black".into()],
+                command_pattern: None,
+                policy: Some(Policy::default()),
+                transactional: false,
+            };
+            RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) }
+                .encode_to_vec()
+        }
+        "codelia.v1.ToolService.GetTool" => GetToolRequest { name }.encode_to_vec(),
+        "codelia.v1.ToolService.ListTools" => {
+            ListToolsRequest { parent: "tenants/operators".into(), ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.ToolService.DeleteTool" => DeleteToolRequest { name }.encode_to_vec(),
+        "codelia.v1.ToolService.ApproveToolLevel" => ApproveToolLevelRequest {
+            name,
+            version: 1,
+            level: IsolationLevel::IsolationLevel0.into(),
+            reason,
+        }
+        .encode_to_vec(),
+        "codelia.v1.ToolService.QuarantineTool" => QuarantineToolRequest { name, reason }.encode_to_vec(),
+        "codelia.v1.ToolService.ReleaseTool" => ReleaseToolRequest { name, reason }.encode_to_vec(),
+        _ => return None,
+    }])
+}
+
+/// Valid requests about the policies of scopes.
+fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
+    let (scope, name, reason) = (PolicyScope::Project.into(), "web".to_owned(), "because".to_owned());
+    let policy = Some(Policy { delegate: vec!["process.debug".to_owned()], ..Default::default() });
+    Some(vec![match method {
+        "codelia.v1.PolicyService.SetScopePolicy" => {
+            SetScopePolicyRequest { scope, name, policy, reason, expected_version: None }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.GetScopePolicy" => {
+            GetScopePolicyRequest { scope, name, version: 0 }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.DeleteScopePolicy" => {
+            DeleteScopePolicyRequest { scope, name: "none".into(), reason, expected_version: Some(1) }
+                .encode_to_vec()
+        }
+        "codelia.v1.PolicyService.RollbackScopePolicy" => {
+            RollbackScopePolicyRequest { scope, name, version: 1, reason }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.ListScopePolicyVersions" => {
+            ListScopePolicyVersionsRequest { scope, name, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.DryRunScopePolicy" => {
+            let since = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+            DryRunScopePolicyRequest { scope, name, policy, since, ..Default::default() }.encode_to_vec()
+        }
+        _ => return None,
+    }])
 }
 
 /// Valid requests of the flag service.
@@ -412,7 +476,7 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
     // Policy lists and names in responses may be empty.
     if matches!(
         field.parent_message().name(),
-        "FilesystemPolicy" | "NetworkPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
+        "Policy" | "FilesystemPolicy" | "NetworkPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
     ) || field.name().ends_with("env_names")
     {
         lists.retain(|list| !list.is_empty());
@@ -497,7 +561,7 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let operator = cluster.operator().await?;
     // Methods without required fields.
     let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
-                    ListTenantRuns ListFlags VerifyEvents";
+                    ListTenantRuns ListFlags VerifyEvents ListTools";
     let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
     for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();

@@ -30,7 +30,7 @@ async fn kill_tries_and_reports_each_run() -> Result<()> {
     assert_eq!(first, &format!("error: run \"{absent}\" not found"));
     assert_eq!(second, &run.run_id);
     assert_eq!(third, "error: run \"018f4e1c-7b2a-7c\" not found");
-    assert!(fourth.starts_with("error: run \"nonsense\" not found: expected a run's id"), "{fourth}");
+    assert!(fourth.starts_with("error: \"nonsense\" is neither a session nor a run"), "{fourth}");
     let ended = client.watch_to_end(&run.name, 0).await?;
     assert!(matches!(ended.outcome(), codelia_proto::v1::outcome::Kind::Canceled(_)));
 

@@ -20,6 +20,7 @@ async fn allow(client: &Client, run: &Run, scope: ApprovalScope) -> Result<Appro
         decision: ApprovalDecision::Allow.into(),
         scope: scope.into(),
         reason: String::new(),
+        ..DecideApprovalRequest::default()
     };
     client.approvals().decide_approval(request).await?.into_inner().approval.context("an approval")
 }

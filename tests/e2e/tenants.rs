@@ -96,6 +96,53 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => {
             Expected::Unmentioned(Vec::new())
         }
+        _ => {
+            return of_files(method, ids)
+                .or_else(|| of_scope_policies(method, ids))
+                .or_else(|| of_admin(method, ids))
+                .or_else(|| of_approvals(method, ids))
+                .or_else(|| of_tools(method, ids));
+        }
+    })
+}
+
+/// The table for the policies of scopes.
+fn of_scope_policies(method: &str, ids: &Ids) -> Option<Expected> {
+    let scope = PolicyScope::Organisation.into();
+    Some(match method {
+        "codelia.v1.PolicyService.SetScopePolicy" => not_found([SetScopePolicyRequest {
+            scope,
+            name: ids.tenant.clone(),
+            policy: Some(Policy::default()),
+            reason: "mine".into(),
+            expected_version: None,
+        }]),
+        "codelia.v1.PolicyService.GetScopePolicy" => {
+            not_found([GetScopePolicyRequest { scope, name: ids.tenant.clone(), version: 0 }])
+        }
+        "codelia.v1.PolicyService.DeleteScopePolicy" => {
+            let (name, reason) = (ids.tenant.clone(), "mine".into());
+            not_found([DeleteScopePolicyRequest { scope, name, reason, expected_version: None }])
+        }
+        "codelia.v1.PolicyService.RollbackScopePolicy" => {
+            let (name, reason) = (ids.tenant.clone(), "mine".into());
+            not_found([RollbackScopePolicyRequest { scope, name, version: 1, reason }])
+        }
+        "codelia.v1.PolicyService.ListScopePolicyVersions" => {
+            let name = ids.tenant.clone();
+            not_found([ListScopePolicyVersionsRequest { scope, name, ..Default::default() }])
+        }
+        "codelia.v1.PolicyService.DryRunScopePolicy" => {
+            let (name, policy) = (ids.tenant.clone(), Some(Policy::default()));
+            not_found([DryRunScopePolicyRequest { scope, name, policy, ..Default::default() }])
+        }
+        _ => return None,
+    })
+}
+
+/// The table for the admin service.
+fn of_admin(method: &str, ids: &Ids) -> Option<Expected> {
+    Some(match method {
         "codelia.v1.AdminService.GetTenant" => not_found([GetTenantRequest { name: ids.tenant.clone() }]),
         "codelia.v1.AdminService.ListTenants" => {
             Expected::Unmentioned(ListTenantsRequest::default().encode_to_vec())
@@ -112,7 +159,34 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
             not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
         }
-        _ => return of_files(method, ids).or_else(|| of_approvals(method, ids)),
+        _ => return None,
+    })
+}
+
+/// The table for the tool service: the other tenant has a tool `theirs`.
+fn of_tools(method: &str, ids: &Ids) -> Option<Expected> {
+    let name = format!("{}/tools/theirs", ids.tenant);
+    let names = || [name.clone(), "tools/theirs".to_owned()];
+    let reason = || "mine".to_owned();
+    Some(match method {
+        "codelia.v1.ToolService.RegisterTool" => {
+            let declaration =
+                ToolDeclaration { owner: "me".into(), executables: vec!["sh".into()], ..Default::default() };
+            let declaration = Some(declaration);
+            not_found([RegisterToolRequest { name, declaration, expected_version: None }])
+        }
+        "codelia.v1.ToolService.GetTool" => not_found(names().map(|name| GetToolRequest { name })),
+        "codelia.v1.ToolService.DeleteTool" => not_found(names().map(|name| DeleteToolRequest { name })),
+        "codelia.v1.ToolService.ListTools" => {
+            not_found([ListToolsRequest { parent: ids.tenant.clone(), ..Default::default() }])
+        }
+        "codelia.v1.ToolService.QuarantineTool" => {
+            not_found(names().map(|name| QuarantineToolRequest { name, reason: reason() }))
+        }
+        "codelia.v1.ToolService.ReleaseTool" => {
+            not_found(names().map(|name| ReleaseToolRequest { name, reason: reason() }))
+        }
+        _ => return None,
     })
 }
 
@@ -261,6 +335,11 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
             RollbackFlagRequest { name: "flags/mine".into(), reason: "mine".into(), revision: None }
                 .encode_to_vec()
         }
+        "codelia.v1.ToolService.ApproveToolLevel" => {
+            let name = format!("{}/tools/theirs", ids.tenant);
+            let level = IsolationLevel::IsolationLevel0.into();
+            ApproveToolLevelRequest { name, version: 1, level, reason: "mine".into() }.encode_to_vec()
+        }
         "codelia.v1.AdminService.UndrainWorker" => {
             UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }
@@ -294,6 +373,11 @@ async fn owned_by(cluster: &Cluster, client: &Client) -> Result<Ids> {
         ..Default::default()
     };
     let key = client.admin().create_key(request).await?.into_inner().key.unwrap_or_default();
+    let declaration =
+        ToolDeclaration { owner: "owner".into(), executables: vec!["sh".into()], ..Default::default() };
+    let name = "tools/theirs".to_owned();
+    let request = RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) };
+    client.tools().register_tool(request).await?;
     let alias = "sessions/secret-alias".into();
     let held = HeldRun::record(cluster, client, &session, "true", Duration::from_secs(600)).await?;
     Ok(Ids {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Limits, LimitsRequest, Policy, RunSpec, SessionFlags};
+use codelia_policy::{Limits, LimitsRequest, Policy, RunSpec, SessionFlags, SessionScopes};
 use codelia_store::{NewWorker, SessionSpec};
 use codelia_types::{
     CommandSpec, Incarnation, Mode, Outcome, Receipt, RunResult, Usage, Violations, WorkerId,
@@ -36,6 +36,7 @@ pub fn logical_session() -> SessionSpec {
         network: None,
         policy: Policy::default(),
         flags: SessionFlags::default(),
+        scopes: SessionScopes::default(),
     }
 }
 
@@ -50,6 +51,8 @@ pub fn logical_run() -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     }
 }
 
@@ -69,5 +72,6 @@ pub fn exit(code: i32) -> RunResult {
         output_truncated: false,
         output_total: 0,
         violations: Violations::default(),
+        changes: None,
     }
 }

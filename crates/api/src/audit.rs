@@ -4,10 +4,10 @@
 use codelia_store::{Caller, EventBody, EventKind, EventSubject, SessionRef, Store};
 use serde_json::json;
 
-use crate::status::{ApiError, ApprovalError};
+use crate::status::{ApiError, ApprovalError, ToolError};
 
 /// Fields whose refusal is an access decision; in any other field it is a mistake of the caller.
-const AUDITED_FIELDS: [&str; 4] = ["policy", "limits", "mode", "network"];
+const AUDITED_FIELDS: [&str; 5] = ["policy", "limits", "mode", "network", "tool"];
 
 /// Records the error if it is a refusal. A failure of the store is logged and does not change the
 /// response.
@@ -47,6 +47,9 @@ fn audited_field(error: &ApiError) -> Option<String> {
             Some("mode".to_owned())
         }
         ApiError::Approval(ApprovalError::TooMany { .. }) => Some("network".to_owned()),
+        ApiError::Tool(ToolError::Quarantined { .. } | ToolError::NotApproved { .. }) => {
+            Some("tool".to_owned())
+        }
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
         ApiError::File(error) => error.denied_by(),
         ApiError::NotFound { .. }
@@ -72,6 +75,9 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::OutputDataLost { .. }
         | ApiError::Approval(_)
         | ApiError::Flag(_)
+        | ApiError::Tool(ToolError::Changed { .. } | ToolError::TooMany)
+        | ApiError::PolicyChanged { .. }
+        | ApiError::TooManyPolicies
         | ApiError::NoSecretKey
         | ApiError::AuditUnsigned
         | ApiError::DeadlineExceeded

@@ -6,7 +6,7 @@ use codelia_proto::{
     timestamp_to_proto,
     v1::{self, audit_service_server::AuditService},
 };
-use codelia_store::{AuditEntry, AuditFilter, AuditReport, Caller, Scope, SessionRef};
+use codelia_store::{AuditEvent, AuditFilter, AuditReport, Caller, Scope, SessionRef};
 use codelia_telemetry::task;
 use codelia_types::SessionId;
 use futures::Stream;
@@ -25,6 +25,7 @@ use crate::{
     resource_name::{self, SessionSelector},
     session_lookup,
     status::ApiError,
+    validate,
 };
 
 /// Between two messages about progress.
@@ -72,12 +73,19 @@ impl AuditEvents {
             "" => None,
             kind => Some(kind.parse().map_err(|()| ApiError::invalid("kind", "not a kind of event"))?),
         };
-        let mut filter = AuditFilter { session, kind, before: None };
+        let mut filter = AuditFilter {
+            session,
+            kind,
+            start: validate::time("start_time", wire.start_time)?,
+            end: validate::time("end_time", wire.end_time)?,
+            oldest_first: wire.oldest_first,
+            after: None,
+        };
         while let Some(limit) = page.batch() {
             self.context.list_turn(caller).await?;
-            filter.before = page.after;
+            filter.after = page.after;
             let rows = self.context.store.audit_list(tenant, &filter, limit).await?;
-            page.add(rows, |entry| (entry.id, to_proto(entry)));
+            page.add(rows, |event| (event.id, to_proto(event)));
         }
         let (events, next_page_token) = page.finish();
         if let (true, Some(id)) = (events.is_empty(), session) {
@@ -88,21 +96,21 @@ impl AuditEvents {
     }
 }
 
-fn to_proto(entry: AuditEntry) -> v1::AuditEvent {
-    let subject = entry.subject;
+fn to_proto(event: AuditEvent) -> v1::AuditEvent {
+    let subject = event.subject;
     let text = |id: Option<String>| id.unwrap_or_default();
     v1::AuditEvent {
-        event_id: entry.id.to_string(),
-        writer_id: entry.writer.to_string(),
-        create_time: Some(timestamp_to_proto(entry.at)),
-        kind: entry.kind,
+        event_id: event.id.to_string(),
+        writer_id: event.writer.to_string(),
+        create_time: Some(timestamp_to_proto(event.at)),
+        kind: event.kind,
         tenant_id: text(subject.tenant.map(|id| id.to_string())),
         session_id: text(subject.session.map(|id| id.to_string())),
         run_id: text(subject.run.map(|id| id.to_string())),
         key_id: text(subject.key.map(|id| id.to_string())),
         worker_id: text(subject.worker.map(|id| id.to_string())),
-        field: text(entry.field),
-        detail: entry.detail,
+        field: text(event.field),
+        detail: event.detail,
     }
 }
 
@@ -112,7 +120,7 @@ fn response(report: &AuditReport, done: bool) -> v1::VerifyEventsResponse {
         done,
         writers: count(report.writers),
         checkpoints: count(report.checkpoints),
-        events: count(report.entries),
+        events: count(report.events),
         unlisted_events: count(report.unlisted),
         unsigned_events: count(report.unsigned),
         problem_count: count(report.problem_count),

@@ -29,6 +29,7 @@ use crate::{
     message::{LimitedBody, MessageRules, RequestRules},
     options::Options,
     rate_limit::RateLimits,
+    sign_ins::SignIns,
     status::ApiError,
     web,
 };
@@ -48,6 +49,14 @@ const OPERATOR_METHODS: [&str; 8] = [
 ];
 /// Methods of the approval service that take decisions.
 const DECIDING_METHODS: [&str; 2] = ["DecideApproval", "RevokeApproval"];
+/// Methods of the policy service whose handlers decide who may call them.
+const SCOPE_METHODS: [&str; 5] = [
+    "SetScopePolicy",
+    "GetScopePolicy",
+    "DeleteScopePolicy",
+    "RollbackScopePolicy",
+    "ListScopePolicyVersions",
+];
 /// Calls that may stay open as long as a run, or longer.
 const WATCHES: [&str; 3] = [
     "/codelia.v1.RunService/WatchRun",
@@ -136,6 +145,14 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.ApprovalService" => &[Scope::Run, Scope::Approve, Scope::Audit],
             "/codelia.v1.AuditService" if method == "VerifyEvents" => &[Scope::Operator],
             "/codelia.v1.AuditService" => &[Scope::Audit, Scope::Operator],
+            "/codelia.v1.ToolService" => match method {
+                "GetTool" | "ListTools" => &[Scope::Run, Scope::Admin, Scope::Audit, Scope::Operator],
+                "ApproveToolLevel" => &[Scope::Operator],
+                _ => &[Scope::Admin, Scope::Operator],
+            },
+            "/codelia.v1.PolicyService" if SCOPE_METHODS.contains(&method) => {
+                &[Scope::Run, Scope::Admin, Scope::Operator]
+            }
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],
@@ -155,6 +172,7 @@ pub(crate) struct AuthLayer {
     unisolated_tenant: Option<TenantId>,
     keys: Arc<KeyGuard>,
     key_uses: Arc<KeyUses>,
+    sign_ins: Arc<SignIns>,
     calls: Arc<CallsInFlight>,
     rules: Arc<RequestRules>,
 }
@@ -167,6 +185,7 @@ impl AuthLayer {
             unisolated_tenant: options.unisolated_tenant.clone(),
             keys: Arc::new(KeyGuard::new(options.calls.failed_keys_per_minute)),
             key_uses: Arc::default(),
+            sign_ins: Arc::default(),
             calls: CallsInFlight::new(options.calls),
             rules: Arc::new(RequestRules::new(descriptors, options.calls.message_timeout)),
         }
@@ -180,11 +199,16 @@ impl AuthLayer {
         tracing::Span::current().record("tenant", caller.tenant.as_str());
         request.tenant.set(&caller.tenant);
         self.requests.check(&caller.tenant, per_second(caller.quotas.requests_per_second))?;
-        match standing {
-            KeyStanding::Valid => {}
-            KeyStanding::Expired => return Err(ApiError::KeyExpired),
-            KeyStanding::TenantSuspended => return Err(ApiError::TenantSuspended),
+        let refusal = match standing {
+            KeyStanding::Valid => None,
+            KeyStanding::Expired => Some(ApiError::KeyExpired),
+            KeyStanding::TenantSuspended => Some(ApiError::TenantSuspended),
+        };
+        if let Some(error) = refusal {
+            self.sign_ins.refused(&self.store, Some(&caller), request.source, &error);
+            return Err(error);
         }
+        self.sign_ins.used(&self.store, &caller, request.source).await?;
         if use_is_stale {
             self.key_uses.record(&self.store, &caller);
         }
@@ -194,6 +218,14 @@ impl AuthLayer {
     }
 
     async fn authenticate(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
+        let found = self.find_key(request).await;
+        if let Err(error @ (ApiError::Unauthenticated | ApiError::TooManyFailedKeys { .. })) = &found {
+            self.sign_ins.refused(&self.store, None, request.source, error);
+        }
+        found
+    }
+
+    async fn find_key(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
         let hash = request.key_hash.ok_or(ApiError::Unauthenticated)?;
         let lookup = self.keys.begin(hash, request.source, Instant::now())?;
         metrics().key_lookup();
@@ -309,6 +341,7 @@ mod tests {
             floor: IsolationLevel::Full,
             ask_floor: None,
             policy_version: None,
+            tools_version: 0,
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
     session_cache::SessionCache,
     status::ApiError,
     tenant_policies::TenantPolicies,
+    tools::ToolCache,
 };
 
 /// State that all services of the server share.
@@ -28,6 +29,8 @@ pub(crate) struct Context {
     /// The rules of mode flags.
     pub(crate) flags: FlagRules,
     pub(crate) tenant_policies: TenantPolicies,
+    /// Tools that runs named lately.
+    pub(crate) tools: ToolCache,
     pub(crate) output_quota: OutputQuota,
     pub(crate) run_quota: RunQuota,
     /// How fast each tenant may read lists.

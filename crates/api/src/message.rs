@@ -98,7 +98,10 @@ fn max_bytes(path: &str) -> usize {
         | "SessionService/UpdateSession"
         | "PolicyService/CheckPolicy"
         | "PolicyService/ExplainPolicy"
-        | "OperatorService/SetTenantPolicy" => MAX_POLICY,
+        | "PolicyService/SetScopePolicy"
+        | "PolicyService/DryRunScopePolicy"
+        | "OperatorService/SetTenantPolicy"
+        | "ToolService/RegisterTool" => MAX_POLICY,
         _ => MAX_PLAIN,
     }
 }
@@ -375,7 +378,7 @@ mod tests {
             .method_paths()
             .filter(|path| rules.of(path, Framing::Prefixed).max_bytes > MAX_PLAIN)
             .collect();
-        assert_eq!(large.len(), 9, "{large:?}");
+        assert_eq!(large.len(), 12, "{large:?}");
         assert_eq!(rules.of("/grpc.health.v1.Health/Check", Framing::Prefixed).max_bytes, MAX_WITHOUT_KEY);
         assert_eq!(rules.of("/codelia.v1.RunService/Exec", Framing::Prefixed).pace, Pace::EachFrame);
         assert_eq!(rules.of("/codelia.v1.RunService/WatchRun", Framing::Prefixed).pace, Pace::Whole);

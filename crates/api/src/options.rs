@@ -7,7 +7,7 @@ use codelia_server::TlsFiles;
 use codelia_store::{Retention, SecretKey};
 use codelia_types::{Mode, NetworkMode, TenantId};
 
-use crate::{dispatch::Placement, web::CorsOrigins};
+use crate::{alerts::Webhook, dispatch::Placement, web::CorsOrigins};
 
 /// Settings of the server, chosen by the operator.
 #[derive(Debug, Clone)]
@@ -52,6 +52,8 @@ pub struct Options {
     pub cors_origins: CorsOrigins,
     /// Whether to log a line for each call.
     pub access_log: bool,
+    /// Where alerts about attempts to escape are sent.
+    pub webhook: Option<Webhook>,
     /// How long rows are kept, unless their tenant has a retention of its own.
     pub retention: Retention,
 }

@@ -50,6 +50,7 @@ macro_rules! list_requests {
 }
 
 list_requests!(
+    DryRunScopePolicyRequest(),
     ListApprovalsRequest(),
     ListEventsRequest(),
     ListFilesRequest(),
@@ -57,9 +58,11 @@ list_requests!(
     ListFlagsRequest(),
     ListKeysRequest(),
     ListRunsRequest(labels),
+    ListScopePolicyVersionsRequest(),
     ListSessionsRequest(labels),
     ListTenantRunsRequest(),
     ListTenantsRequest(),
+    ListToolsRequest(),
     ListWorkersRequest(),
 );
 

@@ -1,8 +1,9 @@
-//! `PolicyService`: checks policies and explains the effective one. Read-only.
+//! `PolicyService`: checks policies and explains the effective one. `scope_policies.rs` has the stored
+//! ones.
 
 use std::sync::Arc;
 
-use codelia_policy::{HostInfo, Ids, Plan, PlanTarget, Policy, RunSpec};
+use codelia_policy::{ExplainedField, HostInfo, Ids, Plan, PlanTarget, Policy, RunSpec, Source};
 use codelia_proto::v1::{self, policy_service_server::PolicyService};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::{Mode, RunId, SessionId};
@@ -14,6 +15,7 @@ use crate::{
     context::Context,
     resource_name,
     rules::Rules,
+    scope_rules::ScopePolicies,
     session_lookup,
     status::ApiError,
     validate,
@@ -48,16 +50,23 @@ impl Policies {
         wire: v1::ExplainPolicyRequest,
     ) -> Result<v1::ExplainPolicyResponse, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
+        let project = validate::project("project", wire.project)?;
         if wire.session.is_empty() {
+            let scopes = ScopePolicies::of_new(&self.context.store, caller, project.as_deref()).await?;
+            let is_large = is_large || scopes.is_large();
             let explain = move |rules: &Rules<'_>| {
+                let rules = &rules.under(scopes);
                 let policy = validate::policy(wire.policy, &rules.ceilings)?;
                 let mode = validate::mode(wire.mode)?;
-                let request = SessionRequest { mode, policy, ..SessionRequest::default() };
+                let request = SessionRequest { mode, policy, project, ..SessionRequest::default() };
                 let session = request.to_spec(rules)?;
                 let request = RunRequest::without_command(None, Policy::default());
                 explain(&session, &Policy::default(), &request.to_spec(&session, rules)?, rules)
             };
             return self.context.with_policy(caller, is_large, explain).await;
+        }
+        if project.is_some() {
+            return Err(ApiError::invalid("project", "only for a new session; leave out the session"));
         }
         let name = resource_name::session("session", &wire.session)?;
         let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?.spec;
@@ -77,11 +86,16 @@ fn explain(
     run: &RunSpec,
     rules: &Rules<'_>,
 ) -> Result<v1::ExplainPolicyResponse, ApiError> {
-    let upper = rules.tenant.map(|tenant| (&rules.options.policy, &tenant.own));
+    let own = rules.tenant_policy(session);
+    let upper = own.as_deref().map(|own| (&rules.options.policy, own));
+    let source = |explained: &ExplainedField| match session.scopes.sources.get(&explained.field) {
+        Some(source) if explained.source == Source::Session => *source,
+        _ => explained.source,
+    };
     let fields = session.policy.explain(upper, requested).into_iter().map(|explained| v1::PolicyField {
+        source: v1::PolicySource::from(source(&explained)).into(),
         field: explained.field,
         value: explained.value,
-        source: v1::PolicySource::from(explained.source).into(),
     });
     Ok(v1::ExplainPolicyResponse {
         policy: Some((&run.policy).into()),
@@ -124,5 +138,57 @@ impl PolicyService for Policies {
     ) -> Result<Response<v1::ExplainPolicyResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         Ok(Response::new(self.explain(&caller, request.into_inner()).await?))
+    }
+
+    async fn set_scope_policy(
+        &self,
+        request: Request<v1::SetScopePolicyRequest>,
+    ) -> Result<Response<v1::SetScopePolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let scope_policy = Some(self.set(&caller, request.into_inner()).await?);
+        Ok(Response::new(v1::SetScopePolicyResponse { scope_policy }))
+    }
+
+    async fn get_scope_policy(
+        &self,
+        request: Request<v1::GetScopePolicyRequest>,
+    ) -> Result<Response<v1::GetScopePolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let scope_policy = Some(self.get(&caller, request.into_inner()).await?);
+        Ok(Response::new(v1::GetScopePolicyResponse { scope_policy }))
+    }
+
+    async fn delete_scope_policy(
+        &self,
+        request: Request<v1::DeleteScopePolicyRequest>,
+    ) -> Result<Response<v1::DeleteScopePolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let scope_policy = Some(self.delete(&caller, request.into_inner()).await?);
+        Ok(Response::new(v1::DeleteScopePolicyResponse { scope_policy }))
+    }
+
+    async fn rollback_scope_policy(
+        &self,
+        request: Request<v1::RollbackScopePolicyRequest>,
+    ) -> Result<Response<v1::RollbackScopePolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let scope_policy = Some(self.roll_back(&caller, request.into_inner()).await?);
+        Ok(Response::new(v1::RollbackScopePolicyResponse { scope_policy }))
+    }
+
+    async fn list_scope_policy_versions(
+        &self,
+        request: Request<v1::ListScopePolicyVersionsRequest>,
+    ) -> Result<Response<v1::ListScopePolicyVersionsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.history(&caller, request.into_inner()).await?))
+    }
+
+    async fn dry_run_scope_policy(
+        &self,
+        request: Request<v1::DryRunScopePolicyRequest>,
+    ) -> Result<Response<v1::DryRunScopePolicyResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.dry_run(&caller, request.into_inner()).await?))
     }
 }

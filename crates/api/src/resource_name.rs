@@ -1,9 +1,10 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
-//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`, `flags/{f}`. The last id alone is accepted as well, without what is
+//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`, `flags/{f}`,
+//! `tools/{t}`, `tenants/{t}/tools/{t}`. The last id alone is accepted as well, without what is
 //! before it, except for a run of a tenant. Pure.
 
 use codelia_store::SessionRef;
-use codelia_types::{ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, ToolId, WorkerId};
 
 use crate::status::ApiError;
 
@@ -111,6 +112,16 @@ pub(crate) fn flag(field: &str, name: &str) -> Result<FlagId, ApiError> {
         _ => None,
     }
     .ok_or_else(|| malformed(field, "flags/{flag}"))
+}
+
+/// Parses the name of a tool.
+pub(crate) fn tool(field: &str, name: &str) -> Result<(TenantName, ToolId), ApiError> {
+    match segments(name).as_slice() {
+        ["tenants", tenant, "tools", id] => tenant_segment(tenant).zip(id.parse().ok()),
+        ["tools", id] | [id] => id.parse().ok().map(|id| (TenantName::Own, id)),
+        _ => None,
+    }
+    .ok_or_else(|| malformed(field, "tools/{tool}"))
 }
 
 /// Parses the name of an approval.

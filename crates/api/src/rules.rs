@@ -1,10 +1,12 @@
 //! What the requests of a caller are checked against, and the limits of runs that request none.
 
+use std::borrow::Cow;
+
 use codelia_policy::{Ceilings, IsolationLevel, Limits, LimitsRequest, Policy};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::CommandSpec;
 
-use crate::{options::Options, tenant_policies::TenantRules};
+use crate::{options::Options, scope_rules::ScopeRules, tenant_policies::TenantRules};
 
 /// What the requests of a caller are checked against.
 #[derive(Debug)]
@@ -16,6 +18,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) ask_floor: Option<IsolationLevel>,
     /// The tenant's own policy, if it has one.
     pub(crate) tenant: Option<&'a TenantRules>,
+    /// The policies of the session's project and user, if it has one of them.
+    pub(crate) scopes: Option<ScopeRules>,
 }
 
 /// How a run is started, which decides about its default timeout.
@@ -42,12 +46,22 @@ impl Start {
 impl<'a> Rules<'a> {
     pub(crate) fn of(caller: &Caller, options: &'a Options, tenant: Option<&'a TenantRules>) -> Self {
         let ceilings = options.ceilings.of_tenant(&caller.max_limits);
-        Self { options, ceilings, floor: caller.floor, ask_floor: caller.ask_floor, tenant }
+        Self { options, ceilings, floor: caller.floor, ask_floor: caller.ask_floor, tenant, scopes: None }
     }
 
-    /// The policy that sessions start from: the installation's, tightened by the tenant's.
-    pub(crate) fn policy(&self) -> &'a Policy {
-        self.tenant.map_or(&self.options.policy, |tenant| &tenant.effective)
+    /// The policy that sessions start from: the installation's, tightened by those of the scopes.
+    pub(crate) fn policy(&self) -> &Policy {
+        match (&self.scopes, self.tenant) {
+            (Some(scopes), _) => &scopes.effective,
+            (None, Some(tenant)) => &tenant.effective,
+            (None, None) => &self.options.policy,
+        }
+    }
+
+    /// The own policy of the tenant for a session: without what it delegated when the session was
+    /// created, if it still does.
+    pub(crate) fn tenant_policy(&self, session: &SessionSpec) -> Option<Cow<'a, Policy>> {
+        self.tenant.map(|tenant| tenant.own.without(&session.scopes.delegated))
     }
 
     /// The ceilings under a policy with these caps.

@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
-use codelia_policy::RunSpec;
+use codelia_policy::{IsolationLevel, RunSpec};
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{
     Caller, EventKind, Grant, NewApproval, NewRun, Quotas, Run, RunAdmission, RunFilter, RunState, Scope,
@@ -80,14 +80,18 @@ impl Runs {
         recorded
     }
 
-    async fn admit(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
-        let Context { options, store, session_cache, output_quota, run_quota, .. } = &*self.context;
+    async fn admit(&self, caller: &Caller, mut request: RunRequest) -> Result<RecordedRun, ApiError> {
+        let Context { options, store, session_cache, output_quota, run_quota, tools, .. } = &*self.context;
         let begun = Instant::now();
         let name = request.session.clone();
         let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await? else {
             return Err(session_lookup::missing(store, &caller.tenant, &name).await);
         };
-        let is_large = request.policy.is_large() || session_spec.policy.is_large();
+        if let Some(tool) = &request.tool {
+            request.declared = Some(tools.get(store, caller, tool).await?);
+        }
+        let of_tool = request.declared.as_ref().is_some_and(|tool| tool.declaration.policy.is_large());
+        let is_large = of_tool || request.policy.is_large() || session_spec.policy.is_large();
         let upper = session_spec.clone();
         let specify = move |rules: &Rules<'_>| {
             let spec = request.to_spec(&upper, rules)?;
@@ -102,7 +106,9 @@ impl Runs {
         let hash = request.fingerprint(&caller.tenant, secret_key)?;
         let secret_env = secret_key.map(|key| key.seal(id, &request.secret_env)).transpose();
         let secret_env = secret_env.map_err(ApiError::internal)?;
-        let approval = self.approval(caller, session, &spec).await?;
+        // An operator decided about the level of an approved tool.
+        let floor = request.approved_level().map_or(caller.floor, |level| level.min(caller.floor));
+        let approval = self.approval(caller, session, &spec, floor).await?;
         let admitted = Instant::now();
         metrics().step(Step::Admit, admitted - begun);
         let Quotas { concurrent_runs, queued_runs, .. } = caller.quotas;
@@ -152,9 +158,10 @@ impl Runs {
         caller: &Caller,
         session: SessionId,
         spec: &RunSpec,
+        floor: IsolationLevel,
     ) -> Result<Option<NewApproval>, ApiError> {
         let Context { options, store, .. } = &*self.context;
-        let Some(need) = approval_needed(spec, options, caller.floor) else { return Ok(None) };
+        let Some(need) = approval_needed(spec, options, floor) else { return Ok(None) };
         let Grant { kind, host, port } = &need.grant;
         let may_be_granted = !kind.is_once_only();
         if may_be_granted && store.approval_granted(&caller.tenant, session, &need.grant).await?.is_some() {

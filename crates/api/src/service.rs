@@ -10,6 +10,7 @@ use codelia_proto::{
         flag_service_server::FlagServiceServer, info_service_server::InfoServiceServer,
         operator_service_server::OperatorServiceServer, policy_service_server::PolicyServiceServer,
         run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
+        tool_service_server::ToolServiceServer,
     },
 };
 use codelia_server::{TlsError, TlsFiles, TlsIdentity, Transport};
@@ -27,6 +28,7 @@ use tower::ServiceBuilder;
 
 use crate::{
     admin::Admin,
+    alerts,
     approvals::Approvals,
     audit_events::AuditEvents,
     auth::AuthLayer,
@@ -47,6 +49,7 @@ use crate::{
     session_cache::SessionCache,
     sessions::Sessions,
     tenant_policies::TenantPolicies,
+    tools::{ToolCache, Tools},
     web::{Schema, WebLayer, to_grpc},
 };
 
@@ -114,6 +117,7 @@ impl Service {
             session_cache: SessionCache::default(),
             flags: FlagRules::default(),
             tenant_policies: TenantPolicies::default(),
+            tools: ToolCache::default(),
             output_quota: OutputQuota::default(),
             list_reads: RateLimits::default(),
             run_quota: RunQuota::default(),
@@ -213,6 +217,10 @@ fn start_maintenance(
     tasks.critical("mode flags", flags::follow(context.clone(), shutdown.clone()));
     let store = context.store.clone();
     tasks.critical("audit checkpoints", async move { store.audit_checkpoints_run().await });
+    let webhook = context.options.webhook.clone();
+    if let Some(webhook) = webhook {
+        tasks.critical("alerts", alerts::send(webhook, context.store.clone()));
+    }
     tasks.critical("sweep", sweep(context.store.clone(), context.options.retention, shutdown.clone()));
     tasks
 }
@@ -247,6 +255,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(InfoServiceServer::new(Info { context: context.clone() }))
         .add_service(OperatorServiceServer::new(Operator { context: context.clone() }))
         .add_service(FlagServiceServer::new(Flags { context: context.clone() }))
+        .add_service(ToolServiceServer::new(Tools { context: context.clone() }))
 }
 
 /// Adds reflection in version v1, and in v1alpha for older tools.

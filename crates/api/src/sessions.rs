@@ -23,6 +23,7 @@ use crate::{
     paging::Page,
     resource_name,
     rules::Rules,
+    scope_rules::ScopePolicies,
     session_lookup,
     status::ApiError,
     to_proto, validate,
@@ -56,7 +57,10 @@ impl Sessions {
         let id = SessionId::generate();
         let subject = FlagSubject { session: id, tenant: &caller.tenant, labels: &request.labels };
         let choice = flags.choose(store, subject, caller.floor).await?;
+        let scopes = ScopePolicies::of_new(store, caller, request.project.as_deref()).await?;
+        let is_large = is_large || scopes.is_large();
         let admit = move |rules: &Rules<'_>| {
+            let rules = &rules.under(scopes);
             let spec = request.to_flagged_spec(rules, &choice);
             let spec = spec.map_err(|error| (request.refused_by(rules, &choice, &error), error));
             Ok((spec, fingerprint(&request)?, request))
@@ -180,8 +184,11 @@ impl Sessions {
     ) -> Result<NetworkPolicy, ApiError> {
         let session = session_lookup::find(&self.context.store, &caller.tenant, name).await?;
         let wire = v1::Policy { network: Some(wire), ..v1::Policy::default() };
-        let is_large = validate::is_large_policy(Some(&wire)) || session.spec.policy.is_large();
+        let scopes = ScopePolicies::of_session(&self.context.store, &session).await?;
+        let is_large =
+            validate::is_large_policy(Some(&wire)) || session.spec.policy.is_large() || scopes.is_large();
         let change = move |rules: &Rules<'_>| {
+            let rules = rules.under(scopes);
             let requested = validate::policy(Some(wire), &rules.ceilings)?.network;
             changed_network(&session, &requested, rules.policy())
         };

@@ -8,7 +8,7 @@ use std::{
 
 use codelia_policy::{Plan, Policy};
 use codelia_proto::{timestamp_to_proto, v1};
-use codelia_store::{Caller, TenantPolicy};
+use codelia_store::{Caller, NewPolicyVersion, PolicyVersion, ScopePolicySet, ScopeRef};
 use codelia_types::{Mode, TenantId};
 
 use crate::{
@@ -53,7 +53,8 @@ impl TenantPolicies {
         if let Some(rules) = self.cached(&caller.tenant, version) {
             return Ok(rules);
         }
-        let found = context.store.tenant_policy(&caller.tenant, Some(version)).await?;
+        let found =
+            context.store.scope_policy(&ScopeRef::organisation(&caller.tenant), Some(version)).await?;
         let found = found.ok_or_else(|| ApiError::internal("the policy of the tenant is missing"))?;
         let rules = match found.policy {
             None => None,
@@ -99,14 +100,14 @@ impl Operator {
             wire.policy.ok_or_else(|| ApiError::invalid("policy", "required; or clear the policy"))?;
         let check = move |rules: &Rules<'_>| {
             let options = rules.options;
-            let policy = validate::policy(Some(policy), &options.ceilings.of_tenant(&tenant.max_limits))?;
+            let ceilings = options.ceilings.of_tenant(&tenant.max_limits);
+            let policy = validate::scope_policy(Some(policy), &ceilings)?;
             policy.check_tenant(&options.policy, options.default_network)?;
             check_enforceable(&options.policy.merge(&policy))?;
             Ok(policy)
         };
         let policy = self.context.with_policy(caller, is_large, check).await?;
-        let set = store.tenant_set_policy(&id, Some(&policy), &reason, caller.key).await?;
-        Ok(to_proto(&id, set.ok_or_else(|| tenant_not_found(&id))?))
+        Ok(to_proto(&id, self.store_policy(caller, &id, Some(&policy), &reason).await?))
     }
 
     pub(crate) async fn clear_policy(
@@ -116,8 +117,24 @@ impl Operator {
     ) -> Result<v1::TenantPolicy, ApiError> {
         let id = tenant_id(caller, &wire.name)?;
         let reason = validate::reason(wire.reason)?;
-        let cleared = self.context.store.tenant_set_policy(&id, None, &reason, caller.key).await?;
-        Ok(to_proto(&id, cleared.ok_or_else(|| tenant_not_found(&id))?))
+        Ok(to_proto(&id, self.store_policy(caller, &id, None, &reason).await?))
+    }
+
+    async fn store_policy(
+        &self,
+        caller: &Caller,
+        id: &TenantId,
+        policy: Option<&Policy>,
+        reason: &str,
+    ) -> Result<PolicyVersion, ApiError> {
+        let new = NewPolicyVersion { policy, expected: None, restored: None, reason, key: caller.key };
+        match self.context.store.scope_policy_set(&ScopeRef::organisation(id), new).await? {
+            ScopePolicySet::Set(set) => Ok(*set),
+            ScopePolicySet::NoTenant => Err(tenant_not_found(id)),
+            ScopePolicySet::Changed(_) | ScopePolicySet::TooMany => {
+                Err(ApiError::internal("the policy of a tenant was not set"))
+            }
+        }
     }
 
     pub(crate) async fn get_policy(
@@ -131,7 +148,7 @@ impl Operator {
         }
         let store = &self.context.store;
         let version = Some(wire.version).filter(|version| *version != 0);
-        if let Some(found) = store.tenant_policy(&id, version).await? {
+        if let Some(found) = store.scope_policy(&ScopeRef::organisation(&id), version).await? {
             return Ok(to_proto(&id, found));
         }
         store.tenant_get(&id).await?.ok_or_else(|| tenant_not_found(&id))?;
@@ -150,7 +167,7 @@ fn tenant_id(caller: &Caller, name: &str) -> Result<TenantId, ApiError> {
 }
 
 /// Refuses a policy that no mode can enforce: no session could be created under it.
-fn check_enforceable(policy: &Policy) -> Result<(), ApiError> {
+pub(crate) fn check_enforceable(policy: &Policy) -> Result<(), ApiError> {
     policy.network.check_size().map_err(codelia_policy::PolicyError::from)?;
     let check = |mode: Mode| {
         policy
@@ -162,7 +179,7 @@ fn check_enforceable(policy: &Policy) -> Result<(), ApiError> {
     if Mode::ALL.into_iter().any(|mode| check(mode).is_ok()) { Ok(()) } else { first }
 }
 
-fn to_proto(tenant: &TenantId, set: TenantPolicy) -> v1::TenantPolicy {
+fn to_proto(tenant: &TenantId, set: PolicyVersion) -> v1::TenantPolicy {
     v1::TenantPolicy {
         tenant_id: tenant.to_string(),
         version: set.version,

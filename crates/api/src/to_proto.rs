@@ -2,9 +2,9 @@
 
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Approval, ApprovalKind, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk, OutputStream,
-    Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState, SpecSummary, Tenant,
-    TenantUsage, Worker, WorkerState,
+    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk,
+    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState,
+    SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::{CommandSpec, Mode, Outcome};
 
@@ -31,6 +31,7 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
         limits: Some((&session.spec.limits).into()),
         policy: Some((&session.spec.policy).into()),
         allow_data_loss: session.allow_data_loss,
+        project: session.spec.scopes.project.unwrap_or_default(),
     }
 }
 
@@ -78,6 +79,9 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
         mode: v1::SandboxMode::from(run.spec.mode).into(),
         network: run.spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
         limits: Some((&run.spec.limits).into()),
+        level: v1::IsolationLevel::from(Some(run.spec.level())).into(),
+        tool: run.spec.tool.as_ref().map(|tool| tool.id.to_string()).unwrap_or_default(),
+        transaction: run.spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
         ..run_without_spec(run)
     }
 }
@@ -120,6 +124,7 @@ fn run_without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         watched: run.watched.clone(),
         violations: violations(run).collect(),
         violation_count: i64::try_from(run.violations.total).unwrap_or(i64::MAX),
+        changes: run.changes.as_ref().map(Into::into),
         ..v1::Run::default()
     }
 }
@@ -306,6 +311,16 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
         revoke_time: approval.revoked.map(|(at, _)| timestamp_to_proto(at)),
         revoked_by: text(approval.revoked.map(|(_, key)| key)),
         revoke_reason: approval.revoke_reason.unwrap_or_default(),
+        path: approval.path,
+        reach: approval_reach(approval.reach).into(),
+    }
+}
+
+fn approval_reach(reach: Option<ApprovalReach>) -> v1::ApprovalReach {
+    match reach {
+        None => v1::ApprovalReach::Unspecified,
+        Some(ApprovalReach::File) => v1::ApprovalReach::File,
+        Some(ApprovalReach::Directory) => v1::ApprovalReach::Directory,
     }
 }
 
@@ -315,6 +330,7 @@ fn approval_kind(kind: ApprovalKind) -> v1::ApprovalKind {
         ApprovalKind::NetworkHost => v1::ApprovalKind::NetworkHost,
         ApprovalKind::EgressHost => v1::ApprovalKind::EgressHost,
         ApprovalKind::Isolation => v1::ApprovalKind::Isolation,
+        ApprovalKind::FileRead => v1::ApprovalKind::FileRead,
     }
 }
 

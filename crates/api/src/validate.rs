@@ -8,11 +8,14 @@ use std::{
 
 use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy, display_duration};
 use codelia_proto::{duration_from_proto, v1};
-use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize, ToolId, TransactionMode};
 use prost::Message;
 use time::OffsetDateTime;
 
-use crate::{resource_name, status::ApiError};
+use crate::{
+    resource_name::{self, TenantName},
+    status::ApiError,
+};
 
 const MAX_ARGS: usize = 10_000;
 const MAX_ENV: usize = 1_000;
@@ -175,6 +178,24 @@ pub(crate) fn policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<P
     Ok(policy)
 }
 
+/// Validates a policy of a scope, which may delegate fields.
+pub(crate) fn scope_policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Checked<Policy> {
+    let policy = Policy::try_from(wire.unwrap_or_default())?;
+    policy.validate_scope(ceilings)?;
+    Ok(policy)
+}
+
+/// Validates the name of a project; `None` if empty.
+pub(crate) fn project(field: &str, text: String) -> Checked<Option<String>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if !resource_name::is_alias(&text) {
+        return invalid(field, "must match `[a-z0-9-]{1,63}` and must not be `-` or a UUID");
+    }
+    Ok(Some(text))
+}
+
 fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {
     match duration_from_proto(wire) {
         Ok(Duration::ZERO) => invalid(field, "must be more than zero"),
@@ -231,6 +252,17 @@ pub(crate) fn idempotency_key(text: String) -> Checked<Option<String>> {
     Ok((!text.is_empty()).then_some(text))
 }
 
+/// Validates the tool of a run, which belongs to the caller's tenant; `None` if empty.
+pub(crate) fn tool(name: &str) -> Checked<Option<ToolId>> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    match resource_name::tool("tool", name)? {
+        (TenantName::Own, id) => Ok(Some(id)),
+        (TenantName::Id(_), _) => invalid("tool", "must have the form `tools/{tool}`"),
+    }
+}
+
 /// Validates a display name.
 pub(crate) fn display_name(text: String) -> Checked<String> {
     at_most("display_name", "bytes", text.len(), MAX_DISPLAY_NAME)?;
@@ -256,6 +288,11 @@ pub(crate) fn mode(number: i32) -> Checked<Option<Mode>> {
 /// Validates a network mode; `None` if unset.
 pub(crate) fn network(number: i32) -> Checked<Option<NetworkMode>> {
     enum_value::<v1::NetworkMode>("network", number).map(v1::NetworkMode::to_mode)
+}
+
+/// Validates a transaction mode; `None` if unset.
+pub(crate) fn transaction(number: i32) -> Checked<Option<TransactionMode>> {
+    enum_value::<v1::TransactionMode>("transaction", number).map(v1::TransactionMode::to_mode)
 }
 
 /// Validates an enum value: unknown numbers are rejected, not ignored.

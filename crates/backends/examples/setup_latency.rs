@@ -131,6 +131,8 @@ fn plan(mode: Mode, network: NetworkMode, session: &Path, host: &HostInfo) -> Pl
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     };
     let target =
         PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: session.to_owned() };

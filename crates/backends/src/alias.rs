@@ -23,7 +23,7 @@ use crate::Error;
 pub(crate) async fn hide<'a>(plan: &'a Plan, secrets: &[PathBuf]) -> Result<Cow<'a, Plan>, Error> {
     let is_affected = |mount: &Mount| match mount {
         Mount::Hidden { .. } => true,
-        Mount::Bind { source, .. } | Mount::Overlay { source, .. } => {
+        Mount::Bind { source, .. } | Mount::Overlay { source, .. } | Mount::Transaction { source, .. } => {
             secrets.iter().any(|secret| secret.starts_with(source))
         }
         _ => false,
@@ -46,8 +46,10 @@ fn find(plan: &Plan, secrets: &[PathBuf], table: &MountAliases) -> BTreeSet<Path
         plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).map(Mount::target).collect();
     let mut shown: BTreeMap<PathBuf, Vec<&Path>> = BTreeMap::new();
     for mount in &plan.mounts {
-        if let Mount::Bind { source, .. } | Mount::Overlay { source, .. } | Mount::Runtime { path: source } =
-            mount
+        if let Mount::Bind { source, .. }
+        | Mount::Overlay { source, .. }
+        | Mount::Transaction { source, .. }
+        | Mount::Runtime { path: source } = mount
             && let Ok(source) = source.canonicalize()
         {
             shown.entry(source).or_default().push(mount.target());

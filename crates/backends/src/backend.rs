@@ -7,7 +7,7 @@ use codelia_policy::{Enforceable, Plan};
 use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, Receipt, TerminalSize, Usage, Violation};
 use tokio::sync::mpsc;
 
-use crate::{Error, UsageReader};
+use crate::{AskedReads, Error, UsageReader};
 
 /// One mode of isolation. To add a mode, implement this trait and run the conformance suite
 /// (`tests/conformance`) against it.
@@ -109,6 +109,12 @@ pub trait Prepared: Send + Sync + std::fmt::Debug {
     /// Takes the sockets that the egress proxy serves. `None` unless the plan's network is `proxy`,
     /// and on the second call.
     fn take_egress(&mut self) -> Option<EgressSockets> {
+        None
+    }
+
+    /// Takes the reads that wait for decisions. `None` unless the plan has reads that are asked for,
+    /// and on the second call. If nobody decides, such reads wait until the command is killed.
+    fn take_reads(&mut self) -> Option<AskedReads> {
         None
     }
 

@@ -93,6 +93,13 @@ pub(crate) fn executables_gap(error: &Error) -> Gap {
     }
 }
 
+pub(crate) fn reads_gap(error: &Error) -> Gap {
+    Gap {
+        missing: format!("reads that wait for decisions: {error}"),
+        remedy: "use a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)".to_owned(),
+    }
+}
+
 pub(crate) fn egress_gap(mode: Mode, error: &Error) -> Gap {
     Gap { missing: format!("network mode proxy: {error}"), remedy: egress_remedy(mode).to_owned() }
 }

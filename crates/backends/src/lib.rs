@@ -39,6 +39,9 @@ pub use error::Error;
 pub use host_runtime::host_runtime;
 pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};
-pub use sandbox::cgroups::can_enforce_limits;
+pub use sandbox::{
+    cgroups::can_enforce_limits,
+    reads::{AskedReads, ReadDecision},
+};
 pub use tool::{ToolOptions, bwrap::bwrap, nsjail::nsjail};
 pub use usage_reader::UsageReader;

@@ -118,6 +118,7 @@ fn in_mount(mount: &Mount, rest: &Path, target: &Path, even_if_absent: bool) -> 
         Mount::Bind { source, target: mounted, writable } => {
             in_bind(source, mounted, rest, *writable && even_if_absent)
         }
+        Mount::Transaction { source, target: mounted, .. } => in_bind(source, mounted, rest, even_if_absent),
         Mount::Runtime { path } => in_bind(path, path, rest, false),
         // Paths below were left out when the overlay was mounted.
         Mount::Overlay { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::Directory(target.to_owned())),

@@ -77,6 +77,8 @@ pub(crate) fn isolated_plan(
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     };
     spec.policy.process.allowed_executables = only_executable.map(|path| vec![path.to_owned()]);
     let enforceable = Enforceable { violations: host.violations, ..Enforceable::EVERYTHING };
@@ -104,6 +106,16 @@ pub(crate) fn egress_plan(mode: Mode, init: &Path, host: Enforceable) -> Result<
     let plan = isolated_plan(mode, init, host, None)?;
     let egress = Some(EgressRules::from_policy(&NetworkPolicy::default()));
     Ok(Plan { network: NetworkMode::Proxy, egress, ..plan })
+}
+
+/// The same with reads that wait for decisions.
+pub(crate) fn reads_plan(mode: Mode, init: &Path, host: Enforceable) -> Result<Plan, Error> {
+    let mut plan = isolated_plan(mode, init, host, None)?;
+    plan.mounts.push(Mount::Tmpfs { target: "/run".into(), size_bytes: MIB });
+    if let Some(security) = &mut plan.security {
+        security.asked_reads = vec!["/run".into()];
+    }
+    Ok(plan)
 }
 
 /// Runs `codelia-init --version`, which needs nothing else.

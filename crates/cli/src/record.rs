@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use codelia_policy::{IsolationLevel, Policy};
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{Mode, NetworkMode};
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "secret_env_names": run.command.as_ref().map(|command| &command.secret_env_names),
         "sandbox_mode": mode(run.mode()),
         "isolation": isolation(run.mode()),
+        "level": run.level().to_level().map(IsolationLevel::as_str),
+        "tool": non_empty(&run.tool),
         "network": run.network().to_mode().map(NetworkMode::as_str),
         "sandbox_root": non_empty(&run.sandbox_root),
         "cancel_reason": non_empty(&run.cancel_reason),
@@ -36,6 +39,8 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "usage": run.usage.as_ref().map(usage),
         "violations": run.violations.iter().map(violation).collect::<Vec<_>>(),
         "violation_count": run.violation_count,
+        "transaction": transaction(run.transaction()),
+        "changes": run.changes.as_ref().map(changes),
         "receipt": run.receipt.as_ref().map(receipt),
         "output_bytes": run.output_bytes,
         "output_truncated": run.output_truncated,
@@ -45,6 +50,61 @@ pub(crate) fn run(run: &v1::Run) -> Value {
         "attempt": run.attempt,
         "labels": run.labels,
     })
+}
+
+fn transaction(mode: v1::TransactionMode) -> Option<&'static str> {
+    match mode {
+        v1::TransactionMode::Unspecified => None,
+        v1::TransactionMode::Apply => Some("apply"),
+        v1::TransactionMode::Preview => Some("preview"),
+    }
+}
+
+/// What a transactional run changed.
+pub(crate) fn changes(changes: &v1::Changes) -> Value {
+    json!({
+        "state": changes_state(changes.state()),
+        "added": changes.added,
+        "changed": changes.changed,
+        "removed": changes.removed,
+        "entries": changes.entries.iter().map(change).collect::<Vec<_>>(),
+    })
+}
+
+/// Whether changes are in the workspace.
+pub(crate) fn changes_state(state: v1::ChangesState) -> &'static str {
+    match state {
+        v1::ChangesState::Applied => "applied",
+        v1::ChangesState::Dropped | v1::ChangesState::Unspecified => "dropped",
+    }
+}
+
+fn change(change: &v1::Change) -> Value {
+    json!({
+        "kind": change_kind(change.kind()),
+        "type": changed_file(change.file_kind()),
+        "path": change.path,
+        "size_bytes": change.size_bytes,
+    })
+}
+
+/// What happened to a file.
+pub(crate) fn change_kind(kind: v1::ChangeKind) -> &'static str {
+    match kind {
+        v1::ChangeKind::Added => "added",
+        v1::ChangeKind::Changed | v1::ChangeKind::Unspecified => "changed",
+        v1::ChangeKind::Removed => "removed",
+    }
+}
+
+/// The type of a changed file.
+pub(crate) fn changed_file(kind: v1::FileKind) -> &'static str {
+    match kind {
+        v1::FileKind::Regular => "file",
+        v1::FileKind::Directory => "directory",
+        v1::FileKind::Symlink => "symlink",
+        v1::FileKind::Special | v1::FileKind::Unspecified => "special",
+    }
 }
 
 /// A run with what it uses now.
@@ -88,6 +148,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "end_time": timestamp(session.end_time.as_ref()),
         "idle_ttl_ns": nanos(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
+        "project": non_empty(&session.project),
         "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),
@@ -104,6 +165,8 @@ pub(crate) fn approval(approval: &v1::Approval) -> Value {
         "kind": approval_kind(approval),
         "host": non_empty(&approval.host),
         "port": Some(approval.port).filter(|port| *port != 0),
+        "path": non_empty(&approval.path),
+        "reach": approval_reach(approval),
         "message": approval.message,
         "state": approval_state(approval),
         "scope": approval_scope(approval),
@@ -144,6 +207,7 @@ pub(crate) fn approval_kind(approval: &v1::Approval) -> &'static str {
         v1::ApprovalKind::NetworkHost => "network_host",
         v1::ApprovalKind::EgressHost => "egress_host",
         v1::ApprovalKind::Isolation => "isolation",
+        v1::ApprovalKind::FileRead => "file_read",
     }
 }
 
@@ -155,6 +219,15 @@ pub(crate) fn approval_state(approval: &v1::Approval) -> &'static str {
         v1::ApprovalState::Allowed => "allowed",
         v1::ApprovalState::Denied => "denied",
         v1::ApprovalState::Expired => "expired",
+    }
+}
+
+/// Name of the files that an approval is decided for; `None` unless it is about one and decided.
+pub(crate) fn approval_reach(approval: &v1::Approval) -> Option<&'static str> {
+    match approval.reach() {
+        v1::ApprovalReach::Unspecified => None,
+        v1::ApprovalReach::File => Some("file"),
+        v1::ApprovalReach::Directory => Some("directory"),
     }
 }
 
@@ -284,6 +357,38 @@ pub(crate) fn flag(flag: &v1::Flag) -> Value {
             "failed_runs": numbers.failed_runs,
             "setup_p95_ms": millis(numbers.setup_p95.as_ref()),
         },
+    })
+}
+
+/// A tool.
+pub(crate) fn tool(tool: &v1::Tool) -> Value {
+    let declaration = tool.declaration.clone().unwrap_or_default();
+    let policy = declaration.policy.and_then(|policy| Policy::try_from(policy).ok());
+    json!({
+        "tool_id": tool.tool_id,
+        "name": tool.name,
+        "version": tool.version,
+        "level": tool.level().to_level().map(IsolationLevel::as_str),
+        "owner": declaration.owner,
+        "executables": declaration.executables,
+        "command_pattern": declaration.command_pattern,
+        "policy": policy,
+        "transactional": declaration.transactional,
+        "key_id": tool.key_id,
+        "create_time": timestamp(tool.create_time.as_ref()),
+        "update_time": timestamp(tool.update_time.as_ref()),
+        "approval": tool.approval.as_ref().map(|approval| json!({
+            "level": approval.level().to_level().map(IsolationLevel::as_str),
+            "reason": approval.reason,
+            "key_id": approval.key_id,
+            "create_time": timestamp(approval.create_time.as_ref()),
+        })),
+        "quarantine": tool.quarantine.as_ref().map(|quarantine| json!({
+            "reason": quarantine.reason,
+            "key_id": non_empty(&quarantine.key_id),
+            "run_id": non_empty(&quarantine.run_id),
+            "create_time": timestamp(quarantine.create_time.as_ref()),
+        })),
     })
 }
 

@@ -83,6 +83,9 @@ fn restrict(setup: &Setup) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure
     if let Some(executables) = &security.executables {
         restrict::execution(executables).map_err(at(Step::RestrictExecution))?;
     }
+    if let Some(paths) = &security.readable {
+        restrict::reading(paths).map_err(at(Step::RestrictReading))?;
+    }
     if security.shares_network {
         // Older kernels cannot; the sandbox is as the threat model says then.
         landlock::scope_abstract_sockets().map(drop).map_err(at(Step::ScopeSockets))?;

@@ -6,7 +6,7 @@ use std::{
     io::{self, Stdin},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::{DirBuilderExt, PermissionsExt, chown},
+        unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
     },
     path::{Path, PathBuf},
 };
@@ -61,6 +61,13 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     let (upper, work) = (layer.join("upper"), layer.join("work"));
     make_directory(&layer, 0o700).map_err(at_io(Step::OverlayLayers))?;
     make_directory(&work, 0o700).map_err(at_io(Step::OverlayLayers))?;
+    if one.is_transaction {
+        make_copy_of_directory(&upper, &one.source).map_err(at_io(Step::OverlayLayers))?;
+        let open = |path: &Path| overlay::open_directory(path).map_err(at(Step::OverlayMount));
+        let (source, upper, work) = (open(&one.source)?, open(&upper)?, open(&work)?);
+        return overlay::mount_volatile_overlay(&source, &upper, &work, &target)
+            .map_err(at(Step::OverlayMount));
+    }
     make_session_directory(&upper, 0o755, request).map_err(at_io(Step::OverlayLayers))?;
     let hidden = mounts.join(format!("hidden {}", one.name));
     make_hidden_layer(&hidden, request, one).map_err(at_io(Step::OverlayHide))?;
@@ -105,6 +112,17 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result.and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode))),
     }
+}
+
+/// Creates an empty directory with the mode and owner of another one.
+fn make_copy_of_directory(path: &Path, other: &Path) -> io::Result<()> {
+    let metadata = fs::symlink_metadata(other)?;
+    make_directory(path, 0o700)?;
+    if process::own_uid() == 0 {
+        chown(path, Some(metadata.uid()), Some(metadata.gid()))?;
+    }
+    // Last: a change of the owner clears bits.
+    fs::set_permissions(path, Permissions::from_mode(metadata.mode() & 0o7777))
 }
 
 /// Creates a directory of the session's user. One that exists keeps its owner and mode.

@@ -68,6 +68,9 @@ pub struct Overlay {
     pub name: String,
     /// Paths below the source to hide, without symlinks in them.
     pub hidden: Vec<PathBuf>,
+    /// Whether the source is the session's workspace, and its changes are of one run: the files keep
+    /// their owners, and nothing is durable before the worker makes it so.
+    pub is_transaction: bool,
 }
 
 /// The directory of the mount points, in the directory of the layers.
@@ -125,6 +128,9 @@ pub struct SecuritySetup {
     pub expected: ExpectedEnvironment,
     /// The only files that may be executed; `None` for any.
     pub executables: Option<Vec<PathBuf>>,
+    /// The only paths below which files may be read and executed; `None` for any.
+    #[serde(default)]
+    pub readable: Option<Vec<PathBuf>>,
     /// Whether the network is the host's, so that its abstract sockets must be kept out of reach.
     pub shares_network: bool,
     /// The seccomp filter, one BPF instruction per word in memory layout.
@@ -394,6 +400,8 @@ pub enum Step {
     UnblockSignals,
     /// Restrict which files may be executed.
     RestrictExecution,
+    /// Restrict which files may be read.
+    RestrictReading,
     /// Keep the command from abstract sockets of the host.
     ScopeSockets,
     /// Install the seccomp filter.

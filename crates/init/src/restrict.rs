@@ -1,10 +1,10 @@
 //! Irrevocable restrictions: dropping init's privileges and system calls, and limiting what the
-//! command's process may execute.
+//! command's process may execute and read.
 
 use std::{fs::File, path::PathBuf};
 
 use codelia_init::{ExpectedEnvironment, Failure, Setup, Step};
-use codelia_sys::{Errno, capability, elf, landlock::ExecAllowlist, seccomp};
+use codelia_sys::{Errno, capability, elf, landlock::FileAllowlist, seccomp};
 
 use crate::setup::at;
 
@@ -31,7 +31,7 @@ pub(crate) fn supervision(setup: &Setup) -> Result<(), Failure> {
 /// Lets this process execute only these files and the loaders that they need. The interpreter of a
 /// script is a program like any other and must be listed.
 pub(crate) fn execution(executables: &[PathBuf]) -> Result<(), Errno> {
-    let allowlist = ExecAllowlist::new()?;
+    let allowlist = FileAllowlist::of_executables()?;
     for path in executables {
         allowlist.allow(path)?;
         let program = File::open(path).ok().and_then(|file| elf::read(&file));
@@ -39,5 +39,13 @@ pub(crate) fn execution(executables: &[PathBuf]) -> Result<(), Errno> {
             allowlist.allow(&loader)?;
         }
     }
+    allowlist.restrict_self()
+}
+
+/// Lets this process read and execute only what is below these paths. Other files are read only
+/// through descriptors that the backend passes in.
+pub(crate) fn reading(paths: &[PathBuf]) -> Result<(), Errno> {
+    let allowlist = FileAllowlist::of_readable()?;
+    paths.iter().try_for_each(|path| allowlist.allow(path))?;
     allowlist.restrict_self()
 }

@@ -33,6 +33,10 @@ pub struct Policy {
     pub environment: EnvironmentPolicy,
     /// The commands that are refused before they start. Not a security boundary.
     pub command: CommandPolicy,
+    /// Fields that the scopes below may set freely, such as `resources.max_memory_bytes`, within the
+    /// policy of the installation. Only a policy of a scope has it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub delegate: Vec<String>,
 }
 
 /// How much isolation a command needs, weakest first.
@@ -90,20 +94,24 @@ impl FromStr for IsolationLevel {
     }
 }
 
-/// Whether a command may change host files.
+/// Whether a command may change host files, and whether it may read them without asking. Least strict
+/// first: each mode has the restrictions of the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FilesystemMode {
     /// Never modify host files: `read_write_paths` must be empty, and changes in `overlay_paths` stay
     /// in the session.
     Static,
+    /// The first read of a file below `read_only_paths` waits for a person's decision.
+    /// `overlay_paths` must be empty too.
+    Dynamic,
 }
 
 /// The host files that a command sees, in addition to the read-only runtime and its workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FilesystemPolicy {
-    /// Whether the command may change host files.
+    /// Whether the command may change host files, and read them without asking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<FilesystemMode>,
     /// The path of the session's directory in the sandbox. Must be `/workspace`.

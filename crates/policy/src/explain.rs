@@ -15,6 +15,10 @@ pub enum Source {
     Default,
     /// The policy of the tenant, or the one above or below after the tenant's tightened it.
     Tenant,
+    /// The policy of the session's project.
+    Project,
+    /// The policy of the user that created the session.
+    User,
     /// The session's policy, which includes the installation's.
     Session,
     /// The run's policy, or the session's after the run's tightened it.
@@ -33,9 +37,9 @@ pub struct ExplainedField {
 }
 
 /// Every field with a description of its default.
-const FIELDS: [(&str, &str); 49] = [
+pub(crate) const FIELDS: [(&str, &str); 49] = [
     ("isolation_level", "the level of the mode"),
-    ("filesystem.mode", "writes to read_write_paths reach the host"),
+    ("filesystem.mode", "writes to read_write_paths reach the host, and no read waits"),
     ("filesystem.root_path", "/workspace"),
     ("filesystem.read_only_paths", "none"),
     ("filesystem.read_write_paths", "none"),
@@ -118,7 +122,8 @@ impl Policy {
     }
 
     /// The fields that this policy sets, by path, with sorted lists.
-    fn set_fields(&self) -> BTreeMap<String, Value> {
+    #[must_use]
+    pub fn set_fields(&self) -> BTreeMap<String, Value> {
         let mut set = BTreeMap::new();
         // Serializing cannot fail: a policy consists of maps with text keys.
         let Ok(Value::Object(groups)) = serde_json::to_value(self.merge(&Self::default())) else {
@@ -143,6 +148,8 @@ impl fmt::Display for Source {
         f.write_str(match self {
             Self::Default => "default",
             Self::Tenant => "tenant",
+            Self::Project => "project",
+            Self::User => "user",
             Self::Session => "session",
             Self::Run => "run",
         })

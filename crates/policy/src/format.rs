@@ -85,13 +85,10 @@ impl Policy {
     /// # Errors
     /// Names the field that is unknown or has a wrong type.
     pub fn parse(text: &str, format: Format) -> Result<Self, ParseError> {
-        check_bytes(text.len())?;
-        match format {
-            Format::Json => read(&mut serde_json::Deserializer::from_str(text)),
-            Format::Yaml if text.trim().is_empty() => Ok(Self::default()),
-            Format::Yaml => read(serde_yaml_ng::Deserializer::from_str(text)),
-            Format::Toml => read(toml::Deserializer::parse(text).map_err(|error| document(&error))?),
+        if format == Format::Yaml && text.trim().is_empty() {
+            return Ok(Self::default());
         }
+        parse(text, format)
     }
 
     /// Writes a policy as text.
@@ -108,11 +105,21 @@ impl Policy {
     }
 }
 
-fn read<'de, D>(deserializer: D) -> Result<Policy, ParseError>
+/// Parses a document of bounded length.
+pub(crate) fn parse<T: DeserializeOwned>(text: &str, format: Format) -> Result<T, ParseError> {
+    check_bytes(text.len())?;
+    match format {
+        Format::Json => read(&mut serde_json::Deserializer::from_str(text)),
+        Format::Yaml => read(serde_yaml_ng::Deserializer::from_str(text)),
+        Format::Toml => read(toml::Deserializer::parse(text).map_err(|error| document(&error))?),
+    }
+}
+
+fn read<'de, D, T>(deserializer: D) -> Result<T, ParseError>
 where
     D: serde::Deserializer<'de>,
     D::Error: fmt::Display,
-    Policy: DeserializeOwned,
+    T: DeserializeOwned,
 {
     serde_path_to_error::deserialize(deserializer).map_err(|error| {
         let field = error.path().to_string();

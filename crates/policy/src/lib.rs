@@ -6,7 +6,8 @@
 //! 2. [`Policy::validate`] refuses what is too large ([`size`]), out of range or contradicts itself,
 //!    and [`Policy::check_within`] what the policy above does not allow. An error names the field.
 //! 3. [`Policy::merge`] combines the policies of installation, session and run. Merging only
-//!    tightens. [`Policy::explain`] shows the source of each field of the result.
+//!    tightens. [`Scopes`] are the policies between installation and session, which may delegate
+//!    fields. [`DryRun`] shows what a policy would change for a run. [`Policy::explain`] shows the source of each field of the result.
 //! 4. [`LimitsRequest::resolve`] turns requested limits into [`Limits`], within the [`Ceilings`].
 //! 5. [`Plan::isolated`] and [`Plan::logical`] make the effective policy concrete for one sandbox.
 //!    See [`Plan`] for an example.
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod document;
+mod dry_run;
 mod duration_text;
 mod egress;
 mod explain;
@@ -32,15 +34,18 @@ mod path_trie;
 mod plan;
 mod run_spec;
 mod runtime;
+mod scopes;
 mod secrets;
 pub mod size;
 pub mod syscalls;
+mod tool;
 mod validate;
 
 pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
     IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
 };
+pub use dry_run::{DryRun, DryRunResult};
 pub use egress::{
     CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS,
     EgressDecision, EgressLimits, EgressRules,
@@ -53,15 +58,17 @@ pub use flags::{
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use host_sets::{HOST_SETS, HostSet};
 pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest, display_duration};
-pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir};
+pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;
 pub use plan::{
     Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, egress_remedy,
     limits_remedy,
 };
-pub use run_spec::RunSpec;
+pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};
+pub use scopes::{DELEGABLE_FIELDS, PolicyScope, Scopes, SessionScopes};
 pub use secrets::home_dirs;
 pub use size::TooLarge;
+pub use tool::{ToolDeclaration, ToolDocument, ToolError};
 pub use validate::PolicyError;

@@ -46,6 +46,8 @@ impl Policy {
             syscalls: self.syscalls.merge(&lower.syscalls),
             environment: self.environment.merge(&lower.environment),
             command: self.command.merge(&lower.command),
+            // Only scopes delegate: see `Scopes`.
+            delegate: Vec::new(),
         }
     }
 
@@ -80,20 +82,18 @@ impl Policy {
 
 impl FilesystemPolicy {
     fn merge(&self, lower: &Self) -> Self {
-        let mode = self.mode.or(lower.mode);
+        // No mode is less strict than any.
+        let mode = self.mode.max(lower.mode);
         // Only equal paths: the command could have replaced a path below a writable one with a symlink.
         let read_write = intersect(&self.read_write_paths, &lower.read_write_paths, equal);
+        // Only equal paths: a session's changes belong to one path, not to paths above or below it.
+        let overlay = intersect(&self.overlay_paths, &lower.overlay_paths, equal);
         Self {
             mode,
             root_path: self.root_path.clone().or_else(|| lower.root_path.clone()),
             read_only_paths: intersect(&self.read_only_paths, &lower.read_only_paths, below),
-            read_write_paths: if mode == Some(FilesystemMode::Static) {
-                Some(Vec::new())
-            } else {
-                read_write
-            },
-            // Only equal paths: a session's changes belong to one path, not to paths above or below it.
-            overlay_paths: intersect(&self.overlay_paths, &lower.overlay_paths, equal),
+            read_write_paths: if mode.is_some() { Some(Vec::new()) } else { read_write },
+            overlay_paths: if mode == Some(FilesystemMode::Dynamic) { Some(Vec::new()) } else { overlay },
             denied_paths: union(&self.denied_paths, &lower.denied_paths),
             max_file_bytes: min(self.max_file_bytes, lower.max_file_bytes),
             max_total_bytes: min(self.max_total_bytes, lower.max_total_bytes),
@@ -354,6 +354,18 @@ mod tests {
         for merged in [writable.merge(&fixed), fixed.merge(&writable)] {
             assert_eq!(merged.filesystem.mode, Some(FilesystemMode::Static));
             assert_eq!(merged.filesystem.read_write_paths, Some(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn dynamic_mode_wins_and_removes_overlays() {
+        let (mut overlaid, mut asking) = (Policy::default(), Policy::default());
+        overlaid.filesystem.mode = Some(FilesystemMode::Static);
+        overlaid.filesystem.overlay_paths = Some(vec!["/srv".into()]);
+        asking.filesystem.mode = Some(FilesystemMode::Dynamic);
+        for merged in [overlaid.merge(&asking), asking.merge(&overlaid)] {
+            assert_eq!(merged.filesystem.mode, Some(FilesystemMode::Dynamic));
+            assert_eq!(merged.filesystem.overlay_paths, Some(Vec::new()));
         }
     }
 

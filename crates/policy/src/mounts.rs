@@ -46,6 +46,15 @@ pub enum Mount {
         /// The directory on the host that keeps the session's changes. Its name encodes the source.
         layer: PathBuf,
     },
+    /// The workspace under a layer that takes the changes of one transactional run.
+    Transaction {
+        /// The session's directory on the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// The directory on the host that takes the changes.
+        layer: PathBuf,
+    },
     /// A private, size-limited temporary file system.
     Tmpfs {
         /// Inside.
@@ -90,6 +99,14 @@ pub fn overlays_dir(root: &Path) -> PathBuf {
 
 /// The suffix of the overlay directory's name, after the name of the session's directory.
 const OVERLAYS_SUFFIX: &str = ".overlays";
+
+/// The directory with the changes of a session's transactional runs, next to the session's directory.
+#[must_use]
+pub fn transactions_dir(root: &Path) -> PathBuf {
+    let mut name = root.as_os_str().to_owned();
+    name.push(".transactions");
+    name.into()
+}
 
 /// Encodes a path as the name of one file.
 pub(crate) fn overlay_name(path: &Path) -> String {
@@ -219,6 +236,7 @@ impl Mount {
             Self::Bind { target, .. }
             | Self::Tmpfs { target, .. }
             | Self::Overlay { target, .. }
+            | Self::Transaction { target, .. }
             | Self::Symlink { target, .. }
             | Self::File { target, .. }
             | Self::Hidden { target, .. } => target,
@@ -244,6 +262,9 @@ impl fmt::Display for Mount {
             Self::Runtime { .. } => write!(f, "{target} read-only, private view of the host's"),
             Self::Overlay { source, .. } => {
                 write!(f, "{target} read-write from {}, changes stay in the session", source.display())
+            }
+            Self::Transaction { source, .. } => {
+                write!(f, "{target} read-write from {}, changes are applied or dropped", source.display())
             }
             Self::Tmpfs { size_bytes, .. } => write!(f, "{target} private, {size_bytes} bytes"),
             Self::Proc => write!(f, "{target} private"),

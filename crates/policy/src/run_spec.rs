@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use codelia_types::{CommandSpec, Mode, NetworkMode};
+use codelia_types::{CommandSpec, Mode, NetworkMode, ToolId, TransactionMode};
 
-use crate::{Limits, LimitsRequest, Policy};
+use crate::{IsolationLevel, Limits, LimitsRequest, Policy};
 
 /// A run as the api admitted it: everything that a worker needs to execute it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,24 @@ pub struct RunSpec {
     pub policy: Policy,
     /// Whether the run is canceled when the call that started it ends.
     pub ends_with_caller: bool,
+    /// What becomes of its changes to the workspace. `None` changes it directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transaction: Option<TransactionMode>,
+    /// The tool that the command belongs to. Absent if the run names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool: Option<RunTool>,
+}
+
+/// The tool of a run, as it was when the run was admitted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunTool {
+    /// The tool.
+    pub id: ToolId,
+    /// The version of its declaration.
+    pub version: i64,
+    /// The isolation that the run gets in an isolating mode: less than [`IsolationLevel::Full`] only if an
+    /// operator approved it.
+    pub level: IsolationLevel,
 }
 
 impl RunSpec {
@@ -35,5 +53,12 @@ impl RunSpec {
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.limits.timeout
+    }
+
+    /// The isolation of the run.
+    #[must_use]
+    pub fn level(&self) -> IsolationLevel {
+        let of_mode = IsolationLevel::of(self.mode);
+        self.tool.as_ref().map_or(of_mode, |tool| of_mode.min(tool.level))
     }
 }

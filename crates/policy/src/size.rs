@@ -114,7 +114,7 @@ impl Policy {
     }
 
     /// The number of entries of the lists that are neither paths to mount nor patterns.
-    fn other_lists(&self) -> [(&'static str, usize); 10] {
+    fn other_lists(&self) -> [(&'static str, usize); 11] {
         fn entries<T>(list: &Option<Vec<T>>) -> usize {
             list.as_ref().map_or(0, Vec::len)
         }
@@ -129,11 +129,12 @@ impl Policy {
             ("resources.cpus", entries(&self.resources.cpus)),
             ("syscalls.names", self.syscalls.names.len()),
             ("environment.names", entries(&self.environment.names)),
+            ("delegate", self.delegate.len()),
         ]
     }
 
     /// The lists of names.
-    fn names(&self) -> [(&'static str, &[String]); 6] {
+    fn names(&self) -> [(&'static str, &[String]); 7] {
         let [allowed, ask, blocked] = self.network.host_lists();
         [
             allowed,
@@ -142,6 +143,7 @@ impl Policy {
             ("network.credentials", self.network.credentials.as_deref().unwrap_or_default()),
             ("syscalls.names", &self.syscalls.names),
             ("environment.names", self.environment.names.as_deref().unwrap_or_default()),
+            ("delegate", &self.delegate),
         ]
     }
 

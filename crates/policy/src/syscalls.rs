@@ -141,6 +141,23 @@ const NEVER: &[&[&str]] = &[
     ],
 ];
 
+/// What `LEVEL_1` allows in addition: calls that are not needed by most programs, and neither leave the
+/// sandbox nor change the host. All of them are in [`NEVER`].
+#[rustfmt::skip]
+const PROCESS_LEVEL: &[&str] = &[
+    "name_to_handle_at", "statmount", "listmount", "memfd_secret", "ustat", "sysfs", "remap_file_pages",
+    "mbind", "set_mempolicy", "set_mempolicy_home_node", "migrate_pages", "move_pages", "process_madvise",
+    "process_mrelease", "modify_ldt", "set_thread_area", "get_thread_area", "lsm_get_self_attr",
+    "lsm_list_modules", "setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_getattr", "file_setattr",
+];
+
+/// The names of the system calls that `LEVEL_1` allows: those of the default list and all others that
+/// are not dangerous.
+#[must_use]
+pub fn allowed_at_process_level(debug: bool) -> Vec<String> {
+    allowed(debug).into_iter().chain(PROCESS_LEVEL.iter().map(|&name| name.to_owned())).collect()
+}
+
 /// The names of the system calls that are allowed by default.
 #[must_use]
 pub fn allowed(debug: bool) -> Vec<String> {
@@ -197,6 +214,16 @@ mod tests {
         ] {
             assert!(!allowed(false).iter().any(|allowed| allowed == name), "{name}");
             assert!(is_known(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn process_level_adds_no_dangerous_call() {
+        assert!(PROCESS_LEVEL.iter().all(|name| NEVER.iter().any(|group| group.contains(name))));
+        let dangerous = "kexec_load open_by_handle_at perf_event_open bpf userfaultfd io_uring_setup mount umount2 \
+                         pivot_root chroot unshare setns clone3 keyctl ptrace init_module reboot sync";
+        for name in dangerous.split_whitespace() {
+            assert!(!allowed_at_process_level(false).iter().any(|allowed| allowed == name), "{name}");
         }
     }
 

@@ -41,6 +41,8 @@ fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
         requested_limits: LimitsRequest::default(),
         policy,
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     };
     let ids = Ids { uid: 1, gid: 1 };
     let target =

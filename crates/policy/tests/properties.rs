@@ -6,10 +6,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
-    Ceilings, CommandPolicy, ContainerPolicy, EgressDecision, EgressRules, EnvironmentMode,
+    Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
     EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits,
     LimitsRequest, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
-    SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -29,7 +29,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
         |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, max_file_bytes)| {
             FilesystemPolicy {
-                mode: is_static.filter(|it| *it).map(|_| FilesystemMode::Static),
+                mode: is_static.map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
                 root_path: None,
                 read_only_paths,
                 read_write_paths,
@@ -166,7 +166,8 @@ fn environment_and_command() -> impl Strategy<Value = (EnvironmentPolicy, Comman
     )
 }
 
-fn policies() -> impl Strategy<Value = Policy> {
+/// Boxed: several of them at once would not fit on the stack of a test.
+fn policies() -> BoxedStrategy<Policy> {
     let level = of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
     (level, filesystem(), process(), network(), resources(), syscall_policy(), environment_and_command())
         .prop_map(
@@ -181,9 +182,21 @@ fn policies() -> impl Strategy<Value = Policy> {
                     syscalls,
                     environment,
                     command,
+                    delegate: Vec::new(),
                 }
             },
         )
+        .boxed()
+}
+
+/// Policies of the three scopes, on the heap: their strategies are too large for a stack.
+fn scope_policies() -> impl Strategy<Value = Vec<Option<Policy>>> {
+    prop::collection::vec(of(policies().boxed()), 3)
+}
+
+fn scoped(policies: &[Option<Policy>]) -> Scopes<'_> {
+    let of = |scope: usize| policies.get(scope).and_then(Option::as_ref);
+    Scopes { organisation: of(0), project: of(1), user: of(2) }
 }
 
 fn spec(policy: Policy) -> RunSpec {
@@ -195,6 +208,8 @@ fn spec(policy: Policy) -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy,
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     }
 }
 
@@ -335,6 +350,65 @@ proptest! {
             let with = permission(&installation.merge(&tenant).merge(&session).network, host);
             prop_assert!(with <= without, "{}: {:?} instead of {:?}", host, with, without);
         }
+    }
+
+    #[test]
+    fn scopes_without_delegation_only_tighten(installation in policies().boxed(), scopes in scope_policies()) {
+        let installation = installation.with_defaults();
+        let effective = scoped(&scopes).effective(&installation);
+        let merged = scopes.iter().flatten().fold(installation.merge(&Policy::default()), |upper, lower| upper.merge(lower));
+        prop_assert_eq!(&effective, &merged);
+        let mut above = installation.merge(&Policy::default());
+        for count in 1..=3 {
+            let mut some = scopes.clone();
+            some[count..].fill(None);
+            let below = scoped(&some).effective(&installation);
+            is_tighter(&above, &below)?;
+            above = below;
+        }
+    }
+
+    #[test]
+    fn delegation_widens_only_delegated_fields(
+        installation in policies().boxed(),
+        scopes in scope_policies(),
+        delegated in prop::collection::vec(select(DELEGABLE_FIELDS), 0..4),
+        to_user in prop::collection::vec(select(DELEGABLE_FIELDS), 0..2),
+    ) {
+        let installation = installation.with_defaults();
+        let mut delegating = scopes.clone();
+        for (scope, fields) in [(0, &delegated), (1, &to_user)] {
+            if let Some(policy) = &mut delegating[scope] {
+                policy.delegate = fields.iter().map(|&field| field.to_owned()).collect();
+            }
+        }
+        let strict = scoped(&scopes).effective(&installation);
+        let effective = scoped(&delegating).effective(&installation);
+        // Never beyond the installation.
+        is_tighter(&installation, &effective)?;
+        // Never tighter than without delegation, and equal in every other field.
+        let (before, after) = (strict.set_fields(), effective.set_fields());
+        for field in before.keys().chain(after.keys()) {
+            let is_delegated = delegated.contains(&field.as_str()) || to_user.contains(&field.as_str());
+            prop_assert!(is_delegated || before.get(field) == after.get(field), "{field} changed");
+        }
+        // What a project delegates stays within its organisation, unless that delegates the field.
+        if delegated.is_empty() {
+            let organisation = scoped(&[scopes[0].clone(), None, None]).effective(&installation);
+            is_tighter(&organisation, &effective)?;
+        }
+    }
+
+    #[test]
+    fn delegation_gives_what_the_lower_scope_sets(memory in 1..9u64, more in 1..99u64, most in 1..99u64) {
+        let with = |memory| {
+            let resources = ResourcePolicy { max_memory_bytes: Some(memory), ..ResourcePolicy::default() };
+            Policy { resources, ..Policy::default() }
+        };
+        let mut organisation = with(memory);
+        organisation.delegate = vec!["resources.max_memory_bytes".to_owned()];
+        let effective = scoped(&[Some(organisation), Some(with(more)), None]).effective(&with(most));
+        prop_assert_eq!(effective.resources.max_memory_bytes, Some(more.min(most)));
     }
 
     #[test]

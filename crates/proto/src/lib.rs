@@ -22,6 +22,7 @@ pub mod internal {
     }
 }
 
+mod changes;
 mod error;
 mod policy;
 mod run;

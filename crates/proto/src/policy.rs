@@ -37,6 +37,7 @@ impl TryFrom<v1::Policy> for Policy {
             syscalls: wire.syscalls.map(read_syscalls).transpose()?.unwrap_or_default(),
             environment: wire.environment.map(read_environment).transpose()?.unwrap_or_default(),
             command: wire.command.map(read_command).transpose()?.unwrap_or_default(),
+            delegate: wire.delegate,
         })
     }
 }
@@ -45,6 +46,7 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, Polic
     let mode = match known("filesystem.mode", wire.mode)? {
         v1::FilesystemMode::Unspecified => None,
         v1::FilesystemMode::Static => Some(FilesystemMode::Static),
+        v1::FilesystemMode::Dynamic => Some(FilesystemMode::Dynamic),
     };
     Ok(FilesystemPolicy {
         mode,
@@ -221,6 +223,7 @@ impl From<&Policy> for v1::Policy {
             syscalls: Some(write_syscalls(&policy.syscalls)),
             environment: Some(write_environment(&policy.environment)),
             command: Some(write_command(&policy.command)),
+            delegate: policy.delegate.clone(),
         }
     }
 }
@@ -229,6 +232,7 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
     let mode = match policy.mode {
         None => v1::FilesystemMode::Unspecified,
         Some(FilesystemMode::Static) => v1::FilesystemMode::Static,
+        Some(FilesystemMode::Dynamic) => v1::FilesystemMode::Dynamic,
     };
     v1::FilesystemPolicy {
         mode: mode.into(),
@@ -339,6 +343,8 @@ impl From<Source> for v1::PolicySource {
         match source {
             Source::Default => Self::Default,
             Source::Tenant => Self::Tenant,
+            Source::Project => Self::Project,
+            Source::User => Self::User,
             Source::Session => Self::Session,
             Source::Run => Self::Run,
         }

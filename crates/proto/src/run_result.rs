@@ -3,6 +3,7 @@
 use codelia_types::{EndedRun, RunResult, Violations};
 
 use crate::{
+    changes::read_changes,
     duration_to_proto,
     error::{InvalidField, integer, required},
     internal::v1 as internal,
@@ -27,6 +28,7 @@ impl From<&RunResult> for internal::RunResult {
             output_total_bytes: result.output_total,
             violations: result.violations.seen.iter().map(Into::into).collect(),
             violation_count: result.violations.total.cast_signed(),
+            changes: result.changes.as_ref().map(Into::into),
         }
     }
 }
@@ -42,6 +44,7 @@ impl TryFrom<internal::RunResult> for RunResult {
         let violation =
             |(at, wire)| read_violation(wire).map_err(|error| error.within(&format!("violations[{at}]")));
         let seen = wire.violations.into_iter().enumerate().map(violation).collect::<Result<_, _>>()?;
+        let changes = wire.changes.map(read_changes).transpose();
         Ok(Self {
             outcome: outcome.map_err(|error| error.within("outcome"))?,
             usage: usage.map_err(|error| error.within("usage"))?,
@@ -55,6 +58,7 @@ impl TryFrom<internal::RunResult> for RunResult {
             output_truncated: wire.output_truncated,
             output_total: wire.output_total_bytes,
             violations: Violations { seen, total: integer("violation_count", wire.violation_count)? },
+            changes: changes.map_err(|error| error.within("changes"))?,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The specification of a run, as an api pushes it to a worker.
 
-use codelia_policy::{Policy, RunSpec};
+use codelia_policy::{Policy, RunSpec, RunTool};
 
 use crate::{
     error::{InvalidField, enum_value, required},
@@ -20,6 +20,12 @@ impl From<&RunSpec> for internal::RunSpec {
             requested_limits: Some((&spec.requested_limits).into()),
             policy: Some((&spec.policy).into()),
             ends_with_caller: spec.ends_with_caller,
+            tool: spec.tool.as_ref().map(|tool| internal::RunTool {
+                id: tool.id.to_string(),
+                version: tool.version,
+                level: v1::IsolationLevel::from(Some(tool.level)).into(),
+            }),
+            transaction: spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
         }
     }
 }
@@ -30,6 +36,7 @@ impl TryFrom<internal::RunSpec> for RunSpec {
     fn try_from(wire: internal::RunSpec) -> Result<Self, InvalidField> {
         let mode: v1::SandboxMode = enum_value("mode", wire.mode)?;
         let network: v1::NetworkMode = enum_value("network", wire.network)?;
+        let transaction: v1::TransactionMode = enum_value("transaction", wire.transaction)?;
         let command = read_command(required("command", wire.command)?);
         let limits = read_limits(&required("limits", wire.limits)?);
         let requested = read_requested_limits(&required("requested_limits", wire.requested_limits)?);
@@ -42,6 +49,17 @@ impl TryFrom<internal::RunSpec> for RunSpec {
             requested_limits: requested.map_err(|error| error.within("requested_limits"))?,
             policy: policy.map_err(|error| InvalidField::from(error).within("policy"))?,
             ends_with_caller: wire.ends_with_caller,
+            tool: wire.tool.map(read_tool).transpose().map_err(|error| error.within("tool"))?,
+            transaction: transaction.to_mode(),
         })
     }
+}
+
+fn read_tool(wire: internal::RunTool) -> Result<RunTool, InvalidField> {
+    let level: v1::IsolationLevel = enum_value("level", wire.level)?;
+    Ok(RunTool {
+        id: required("id", wire.id.parse().ok())?,
+        version: wire.version,
+        level: required("level", level.to_level())?,
+    })
 }

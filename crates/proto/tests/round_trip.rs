@@ -7,12 +7,13 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
     IsolationLevel, Limits, LimitsRequest, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
-    SyscallMode, SyscallPolicy,
+    RunTool, SyscallMode, SyscallPolicy,
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
-    CommandSpec, CountedViolation, EndedRun, LostReason, Mode, NetworkMode, NetworkUsage, Outcome, Reason,
-    Receipt, Refusal, RunResult, TerminalSize, Usage, Violation, Violations,
+    Change, ChangeKind, ChangedFile, Changes, ChangesState, CommandSpec, CountedViolation, EndedRun,
+    LostReason, Mode, NetworkMode, NetworkUsage, Outcome, Reason, Receipt, Refusal, RunResult, TerminalSize,
+    TransactionMode, Usage, Violation, Violations,
 };
 use proptest::{
     array::uniform6,
@@ -115,7 +116,7 @@ fn command() -> impl Strategy<Value = CommandSpec> {
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     (
-        of(Just(FilesystemMode::Static)),
+        of(prop_oneof![Just(FilesystemMode::Static), Just(FilesystemMode::Dynamic)]),
         of(Just(PathBuf::from("/workspace"))),
         (of(paths()), of(paths()), of(paths()), paths()),
         of(amount()),
@@ -216,8 +217,9 @@ fn calls() -> impl Strategy<Value = (SyscallPolicy, EnvironmentPolicy, CommandPo
 fn policy() -> impl Strategy<Value = Policy> {
     let level = of(select(IsolationLevel::ALL.to_vec()));
     let container = of(any::<String>()).prop_map(|profile| ContainerPolicy { profile });
-    (level, filesystem(), container, process(), network(), resources(), calls()).prop_map(
-        |(isolation_level, filesystem, container, process, network, resources, calls)| {
+    let delegate = prop::collection::vec(any::<String>(), 0..3);
+    (level, filesystem(), container, process(), network(), resources(), calls(), delegate).prop_map(
+        |(isolation_level, filesystem, container, process, network, resources, calls, delegate)| {
             let (syscalls, environment, command) = calls;
             Policy {
                 isolation_level,
@@ -229,9 +231,15 @@ fn policy() -> impl Strategy<Value = Policy> {
                 syscalls,
                 environment,
                 command,
+                delegate,
             }
         },
     )
+}
+
+fn tool() -> impl Strategy<Value = RunTool> {
+    ("[a-z0-9-]{1,63}", any::<i64>(), select(IsolationLevel::ALL.to_vec()))
+        .prop_map(|(id, version, level)| RunTool { id: id.parse().unwrap(), version, level })
 }
 
 fn spec() -> impl Strategy<Value = RunSpec> {
@@ -243,10 +251,34 @@ fn spec() -> impl Strategy<Value = RunSpec> {
         requested_limits(),
         policy(),
         any::<bool>(),
+        of(tool()),
+        of(select(vec![TransactionMode::Apply, TransactionMode::Preview])),
     )
-        .prop_map(|(command, mode, network, limits, requested_limits, policy, ends_with_caller)| {
-            RunSpec { command, mode, network, limits, requested_limits, policy, ends_with_caller }
-        })
+        .prop_map(
+            |(
+                command,
+                mode,
+                network,
+                limits,
+                requested_limits,
+                policy,
+                ends_with_caller,
+                tool,
+                transaction,
+            )| {
+                RunSpec {
+                    command,
+                    mode,
+                    network,
+                    limits,
+                    requested_limits,
+                    policy,
+                    ends_with_caller,
+                    tool,
+                    transaction,
+                }
+            },
+        )
 }
 
 fn outcome() -> impl Strategy<Value = Outcome> {
@@ -314,6 +346,18 @@ fn violations() -> impl Strategy<Value = Violations> {
     (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })
 }
 
+fn changes() -> impl Strategy<Value = Changes> {
+    let kinds = select(vec![ChangeKind::Added, ChangeKind::Changed, ChangeKind::Removed]);
+    let files =
+        vec![ChangedFile::Regular, ChangedFile::Directory, ChangedFile::Symlink, ChangedFile::Special];
+    let change = (kinds, select(files), amount(), any::<String>())
+        .prop_map(|(kind, file, size, path)| Change { kind, file, size, path });
+    let state = select(vec![ChangesState::Applied, ChangesState::Dropped]);
+    (state, amount(), amount(), amount(), vec(change, 0..4)).prop_map(
+        |(state, added, changed, removed, entries)| Changes { state, added, changed, removed, entries },
+    )
+}
+
 fn result() -> impl Strategy<Value = RunResult> {
     let output = (any::<i64>(), any::<bool>(), any::<i64>());
     (
@@ -325,7 +369,7 @@ fn result() -> impl Strategy<Value = RunResult> {
         any::<bool>(),
         (texts(), texts()),
         output,
-        violations(),
+        (violations(), of(changes())),
     )
         .prop_map(
             |(
@@ -337,7 +381,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                 prepared,
                 (unenforced, watched),
                 output,
-                violations,
+                (violations, changes),
             )| {
                 RunResult {
                     outcome,
@@ -352,6 +396,7 @@ fn result() -> impl Strategy<Value = RunResult> {
                     output_truncated: output.1,
                     output_total: output.2,
                     violations,
+                    changes,
                 }
             },
         )
@@ -395,6 +440,8 @@ fn sample_spec() -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: Policy::default(),
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     }
 }
 
@@ -413,6 +460,7 @@ fn sample_ended() -> EndedRun {
             output_truncated: false,
             output_total: 0,
             violations: Violations::default(),
+            changes: None,
         },
         attempt: 1,
         started_at: None,

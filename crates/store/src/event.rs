@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     Error, Store,
-    audit::{AuditLog, Entries, NewEntry},
+    audit::{self, AuditLog, EventColumns, Tables},
     row,
 };
 
@@ -44,6 +44,8 @@ pub enum EventKind {
     IsolationFloorSet,
     /// An operator set or cleared the policy of a tenant.
     TenantPolicySet,
+    /// A key set or deleted the policy of a project or user.
+    ScopePolicySet,
     /// An operator suspended a tenant.
     TenantSuspended,
     /// An operator ended the suspension of a tenant.
@@ -72,6 +74,18 @@ pub enum EventKind {
     FlagRolledBack,
     /// A mode flag exceeded its limits and rolled itself back.
     FlagGuardTripped,
+    /// An administrator registered a version of a tool.
+    ToolRegistered,
+    /// An administrator deleted a tool.
+    ToolDeleted,
+    /// An operator approved the isolation level of a tool, or withdrew that.
+    ToolLevelApproved,
+    /// An administrator, or Codelia because of a run, quarantined a tool.
+    ToolQuarantined,
+    /// An administrator ended the quarantine of a tool.
+    ToolReleased,
+    /// A command tried to leave its sandbox. The store carries out a part of the response.
+    EscapeAttempt,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -90,10 +104,14 @@ pub enum EventKind {
     WorkerDrained,
     /// The audit of a day was deleted after its retention. In the audit alone.
     AuditExpired,
+    /// A key was used from an address, for the first time in an hour.
+    KeyUsed,
+    /// Calls with keys that are unknown, expired or of a suspended tenant were refused.
+    KeyRefused,
 }
 
 impl EventKind {
-    const ALL: [Self; 36] = [
+    const ALL: [Self; 45] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -107,6 +125,7 @@ impl EventKind {
         Self::WorkerOutOfRotation,
         Self::IsolationFloorSet,
         Self::TenantPolicySet,
+        Self::ScopePolicySet,
         Self::TenantSuspended,
         Self::TenantResumed,
         Self::TenantDeleted,
@@ -121,6 +140,12 @@ impl EventKind {
         Self::FlagSet,
         Self::FlagRolledBack,
         Self::FlagGuardTripped,
+        Self::ToolRegistered,
+        Self::ToolDeleted,
+        Self::ToolLevelApproved,
+        Self::ToolQuarantined,
+        Self::ToolReleased,
+        Self::EscapeAttempt,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -130,6 +155,8 @@ impl EventKind {
         Self::QuotasSet,
         Self::WorkerDrained,
         Self::AuditExpired,
+        Self::KeyUsed,
+        Self::KeyRefused,
     ];
 
     /// Whether it is kept for audits: a decision of an operator or about an approval, or what a command
@@ -144,6 +171,7 @@ impl EventKind {
             | Self::SandboxReceiptUnclean
             | Self::IsolationFloorSet
             | Self::TenantPolicySet
+            | Self::ScopePolicySet
             | Self::TenantSuspended
             | Self::TenantResumed
             | Self::TenantDeleted
@@ -158,6 +186,12 @@ impl EventKind {
             | Self::FlagSet
             | Self::FlagRolledBack
             | Self::FlagGuardTripped
+            | Self::ToolRegistered
+            | Self::ToolDeleted
+            | Self::ToolLevelApproved
+            | Self::ToolQuarantined
+            | Self::ToolReleased
+            | Self::EscapeAttempt
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -166,7 +200,9 @@ impl EventKind {
             | Self::TenantCreated
             | Self::QuotasSet
             | Self::WorkerDrained
-            | Self::AuditExpired => true,
+            | Self::AuditExpired
+            | Self::KeyUsed
+            | Self::KeyRefused => true,
         }
     }
 
@@ -192,6 +228,7 @@ impl EventKind {
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",
             Self::IsolationFloorSet => "ISOLATION_FLOOR_SET",
             Self::TenantPolicySet => "TENANT_POLICY_SET",
+            Self::ScopePolicySet => "SCOPE_POLICY_SET",
             Self::TenantSuspended => "TENANT_SUSPENDED",
             Self::TenantResumed => "TENANT_RESUMED",
             Self::TenantDeleted => "TENANT_DELETED",
@@ -206,6 +243,12 @@ impl EventKind {
             Self::FlagSet => "FLAG_SET",
             Self::FlagRolledBack => "FLAG_ROLLED_BACK",
             Self::FlagGuardTripped => "FLAG_GUARD_TRIPPED",
+            Self::ToolRegistered => "TOOL_REGISTERED",
+            Self::ToolDeleted => "TOOL_DELETED",
+            Self::ToolLevelApproved => "TOOL_LEVEL_APPROVED",
+            Self::ToolQuarantined => "TOOL_QUARANTINED",
+            Self::ToolReleased => "TOOL_RELEASED",
+            Self::EscapeAttempt => "ESCAPE_ATTEMPT",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",
@@ -215,6 +258,8 @@ impl EventKind {
             Self::QuotasSet => "QUOTAS_SET",
             Self::WorkerDrained => "WORKER_DRAINED",
             Self::AuditExpired => "AUDIT_EXPIRED",
+            Self::KeyUsed => "KEY_USED",
+            Self::KeyRefused => "KEY_REFUSED",
         }
     }
 }
@@ -289,10 +334,10 @@ pub(crate) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// The events have the ids of their entries in the audit.
-    pub(crate) fn new(bodies: &'a [EventBody], entries: &'a Entries) -> Self {
+    /// The rows have the ids of their rows in the audit.
+    pub(crate) fn new(bodies: &'a [EventBody], events: &'a EventColumns) -> Self {
         Self {
-            ids: &entries.ids[..bodies.len()],
+            ids: &events.ids[..bodies.len()],
             kinds: bodies.iter().map(|body| body.kind.as_str()).collect(),
             fields: bodies.iter().map(|body| body.field.as_deref()).collect(),
             details: bodies.iter().map(|body| &body.detail).collect(),
@@ -340,37 +385,14 @@ impl Store {
     }
 }
 
-/// Inserts an event and its entry of the audit.
+/// Inserts an event, in the audit too.
 pub(crate) async fn insert(
     log: &AuditLog,
     executor: impl PgExecutor<'_>,
     subject: &EventSubject,
     body: &EventBody,
 ) -> Result<(), Error> {
-    let NewEntry { entry, mac } = log.entry(subject, body);
-    sqlx::query!(
-        "WITH event AS (
-             INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
-             VALUES ($2, $4, $5, $6, $7, $8, $9, $10, $11::text::jsonb)
-         )
-         INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
-        entry.writer,
-        entry.id,
-        entry.at,
-        body.kind.as_str(),
-        subject.tenant.as_ref().map(TenantId::as_str),
-        subject.session.map(|id| id.0),
-        subject.run.map(|id| id.0),
-        subject.key.map(|id| id.0),
-        subject.worker.as_ref().map(WorkerId::as_str),
-        body.field,
-        entry.detail,
-        mac,
-    )
-    .execute(executor)
-    .await?;
-    Ok(())
+    audit::insert_into(Tables::AuditAndEvents, log, executor, subject, body).await
 }
 
 struct EventRow {

@@ -130,6 +130,8 @@ pub struct Caller {
     pub ask_floor: Option<IsolationLevel>,
     /// The version of the tenant's policy, if it ever had one.
     pub policy_version: Option<i64>,
+    /// The version of all tools of the tenant.
+    pub tools_version: i64,
 }
 
 /// What [`Store::operator_bootstrap`] did.
@@ -202,7 +204,7 @@ impl Store {
         let row = sqlx::query!(
             r#"SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
                       t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor,
-                      t.isolation_ask_floor,
+                      t.isolation_ask_floor, t.tools_version,
                       (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
                        ORDER BY p.version DESC LIMIT 1) AS policy_version,
                       t.max_limits AS "max_limits: Json<LimitsRequest>",
@@ -239,6 +241,7 @@ impl Store {
                 .map(|level| row::parse("tenants.isolation_ask_floor", &level))
                 .transpose()?,
             policy_version: row.policy_version,
+            tools_version: row.tools_version,
         };
         Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale }))
     }

@@ -1,11 +1,17 @@
 //! The lease columns of `sessions`, and the fate of runs whose lease ends.
 
-use codelia_types::{Incarnation, LeaseEpoch, LeaseToken, SessionId, TenantId, WorkerId};
+use codelia_types::{
+    Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, SessionId, TenantId, WorkerId,
+};
 
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::{Error, SessionSpec, Store, row, run};
+use crate::{
+    Error, RunRef, SessionSpec, Store,
+    audit::{AuditLog, RunEnd, RunEnds},
+    row, run,
+};
 
 /// A worker's lease on a session.
 #[derive(Debug, Clone)]
@@ -89,13 +95,15 @@ impl Store {
             .await?;
         let (mut has_files, mut retried, mut lost) = (false, 0, 0);
         if acquired.lease_epoch > 1 {
-            let orphans = sqlx::query_scalar!(
-                "SELECT id FROM live_runs WHERE session_id = $1 AND state = 'running' FOR UPDATE",
+            let orphans = sqlx::query_as!(
+                OrphanRow,
+                "SELECT id, session_id, tenant_id, worker_id FROM live_runs
+                 WHERE session_id = $1 AND state = 'running' FOR UPDATE",
                 session.0
             )
             .fetch_all(&mut *tx)
             .await?;
-            (retried, lost) = resolve_orphan_runs(&mut tx, &orphans).await?;
+            (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, orphans).await?;
             has_files = !acquired.allow_data_loss && may_have_files(&mut tx, session).await?;
         }
         tx.commit().await?;
@@ -213,7 +221,7 @@ impl Store {
         mark_all_expired(&mut tx).await?;
         let sessions = end_dead_leases(&mut tx, limit).await?;
         let orphans = lock_orphans(&mut tx, limit).await?;
-        let (retried, lost) = resolve_orphan_runs(&mut tx, &orphans).await?;
+        let (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, orphans).await?;
         offer_lost_roots(&mut tx, limit).await?;
         tx.commit().await?;
         Ok(SweepReport { sessions, retried, lost })
@@ -330,7 +338,7 @@ async fn offer_lost_roots(tx: &mut PgConnection, limit: i64) -> Result<(), Error
 /// Locks runs whose worker is dead, with their sessions: a session that ends or is released at the
 /// same time must see the runs that are queued again. Skips locked rows: another transaction is
 /// committing or resolving them.
-async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<Uuid>, Error> {
+async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<OrphanRow>, Error> {
     let found = sqlx::query_file!("src/sql/orphan_runs_find.sql", limit).fetch_all(&mut *tx).await?;
     if found.is_empty() {
         return Ok(Vec::new());
@@ -343,8 +351,10 @@ async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<Uuid>, Er
     )
     .fetch_all(&mut *tx)
     .await?;
-    let locked = sqlx::query_scalar!(
-        "SELECT id FROM live_runs WHERE id = ANY ($1) AND session_id = ANY ($2) AND state = 'running'
+    let locked = sqlx::query_as!(
+        OrphanRow,
+        "SELECT id, session_id, tenant_id, worker_id FROM live_runs
+         WHERE id = ANY ($1) AND session_id = ANY ($2) AND state = 'running'
          FOR UPDATE SKIP LOCKED",
         &runs,
         &sessions,
@@ -354,12 +364,48 @@ async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<Uuid>, Er
     Ok(locked)
 }
 
+/// A run whose worker may be dead.
+struct OrphanRow {
+    id: Uuid,
+    session_id: Uuid,
+    tenant_id: String,
+    worker_id: Option<String>,
+}
+
 /// Ends or requeues those of the runs whose worker is dead. The caller has locked their sessions.
 /// Returns how many were retried and lost.
-async fn resolve_orphan_runs(tx: &mut PgConnection, runs: &[Uuid]) -> Result<(u64, u64), Error> {
-    if runs.is_empty() {
+async fn resolve_orphan_runs(
+    log: &AuditLog,
+    tx: &mut PgConnection,
+    orphans: Vec<OrphanRow>,
+) -> Result<(u64, u64), Error> {
+    if orphans.is_empty() {
         return Ok((0, 0));
     }
-    let row = sqlx::query_file!("src/sql/orphan_runs_resolve.sql", runs).fetch_one(tx).await?;
+    let outcome = Outcome::Lost(LostReason::WorkerLost);
+    let orphans = orphans
+        .into_iter()
+        .map(|row| {
+            let tenant: TenantId = row::parse("live_runs.tenant_id", &row.tenant_id)?;
+            let worker: Option<WorkerId> =
+                row.worker_id.map(|text| row::parse("live_runs.worker_id", &text)).transpose()?;
+            Ok((RunId(row.id), SessionId(row.session_id), tenant, worker))
+        })
+        .collect::<Result<Vec<_>, Error>>()?;
+    let RunEnds { runs, events } = log.run_ends(orphans.iter().map(|(id, session, tenant, worker)| {
+        let run = RunRef { id: *id, session: *session, tenant };
+        RunEnd { run, worker: worker.as_ref(), outcome: &outcome }
+    }));
+    let row = sqlx::query_file!(
+        "src/sql/orphan_runs_resolve.sql",
+        &runs,
+        events.writer,
+        &events.ids,
+        &events.times,
+        &events.details,
+        &events.macs as _,
+    )
+    .fetch_one(tx)
+    .await?;
     Ok((row.retried.unsigned_abs(), row.lost.unsigned_abs()))
 }

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alert;
 mod approval;
 mod audit;
 mod error;
@@ -24,11 +25,13 @@ mod pools;
 mod recent_map;
 mod row;
 mod run;
+mod scope_policy;
 mod secret;
 mod session;
 mod tenant;
 mod tenant_lifecycle;
 mod tenant_policy;
+mod tool;
 mod upkeep;
 mod worker;
 
@@ -39,12 +42,14 @@ use objects::Objects;
 use pools::Pools;
 use run::KnownSettings;
 
+pub use alert::Alert;
 pub use approval::{
-    Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
-    Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
-    MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, Revocation, RunToWake, Withdrawn,
+    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
+    ApprovalStatus, Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN,
+    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Revocation,
+    RunToWake, Withdrawn,
 };
-pub use audit::{AuditEntry, AuditFilter, AuditProblem, AuditReport};
+pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport};
 pub use error::Error;
 pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use flag::{
@@ -59,8 +64,12 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, Run, RunAdmission, RunCommit,
-    RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, RecordedRun, Run, RunAdmission,
+    RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
+};
+pub use scope_policy::{
+    MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet,
+    ScopeRef,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
@@ -69,7 +78,9 @@ pub use session::{
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
-pub use tenant_policy::TenantPolicy;
+pub use tool::{
+    MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine, ToolWithdrawn,
+};
 pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
@@ -153,7 +164,7 @@ impl Store {
         if let Err(error) = self.audit_checkpoint().await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "last entries of the audit have no checkpoint"
+                "last events of the audit have no checkpoint"
             );
         }
         self.pools.close().await;

@@ -1,10 +1,12 @@
 //! Suspended and deleted tenants. Marking a tenant is one statement; a sweep does the rest, so that
 //! what was admitted just before is found as well.
 
-use codelia_types::{KeyId, TenantId};
+use codelia_types::{KeyId, Outcome, TenantId};
 use serde_json::json;
 
-use crate::{Error, EventBody, EventKind, EventSubject, Store, Tenant, event};
+use crate::{
+    Error, EventBody, EventKind, EventSubject, Store, Tenant, audit::RunEnds, event, run::EndingRun,
+};
 
 /// The reason of canceled runs, which their tenant reads.
 const CANCEL_REASON: &str = "the tenant is suspended";
@@ -116,11 +118,25 @@ impl Store {
     }
 
     async fn cancel_runs_of_suspended(&self, limit: i64) -> Result<(), Error> {
+        let due = sqlx::query!(
+            r#"SELECT r.id, r.session_id, r.tenant_id FROM tenants t JOIN live_runs r ON r.tenant_id = t.id
+               WHERE t.suspended_at IS NOT NULL AND (r.state <> 'running' OR r.cancel_requested_at IS NULL)
+               LIMIT $1"#,
+            limit,
+        )
+        .fetch_all(&self.pools.upkeep)
+        .await?;
+        let ending = due
+            .into_iter()
+            .map(|row| EndingRun::new(row.id, row.session_id, &row.tenant_id, Outcome::Canceled))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let RunEnds { runs, events } = self.audit.run_ends(ending.iter().map(EndingRun::end));
         sqlx::query!(
             r#"WITH due AS (
                    SELECT r.id, r.state FROM tenants t JOIN live_runs r ON r.tenant_id = t.id
-                   WHERE t.suspended_at IS NOT NULL AND (r.state <> 'running' OR r.cancel_requested_at IS NULL)
-                   LIMIT $1 FOR UPDATE OF r SKIP LOCKED
+                   WHERE r.id = ANY ($1::uuid[])
+                     AND t.suspended_at IS NOT NULL AND (r.state <> 'running' OR r.cancel_requested_at IS NULL)
+                   FOR UPDATE OF r SKIP LOCKED
                ),
                requested AS (
                    UPDATE live_runs r SET cancel_requested_at = now(), cancel_reason = $2
@@ -132,16 +148,28 @@ impl Store {
                withdrawn AS (
                    UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now(), reason = $2
                    WHERE id = ANY (ARRAY(SELECT approval_id FROM canceled WHERE approval_id IS NOT NULL)) AND state = 'pending'
+               ),
+               ended AS (
+                   INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
+                                           cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
+                   SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
+                          coalesce(cancel_requested_at, now()),
+                          CASE WHEN cancel_requested_at IS NULL THEN $2 ELSE cancel_reason END,
+                          created_at, now(), '{"kind": "canceled"}'
+                   FROM canceled
+                   RETURNING id, tenant_id, session_id
                )
-               INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                                       cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
-               SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                      coalesce(cancel_requested_at, now()),
-                      CASE WHEN cancel_requested_at IS NULL THEN $2 ELSE cancel_reason END,
-                      created_at, now(), '{"kind": "canceled"}'
-               FROM canceled"#,
-            limit,
+               INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, detail, mac)
+               SELECT $3, a.id, a.at, 'RUN_ENDED', e.tenant_id, e.session_id, e.id, a.detail, a.mac
+               FROM ended e JOIN unnest($1, $4::uuid[], $5::timestamptz[], $6::text[], $7::bytea[])
+                   AS a (run, id, at, detail, mac) ON a.run = e.id"#,
+            &runs,
             CANCEL_REASON,
+            events.writer,
+            &events.ids,
+            &events.times,
+            &events.details,
+            &events.macs as _,
         )
         .execute(&self.pools.upkeep)
         .await?;

@@ -166,12 +166,25 @@ pub enum Readiness {
 pub fn poll_readable(fd: impl AsFd) -> Result<Readiness, Errno> {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    let events = fds[0].revents();
-    Ok(match (events.contains(PollFlags::IN), events.is_empty()) {
+    Ok(readiness(fds[0].revents()))
+}
+
+/// Waits until one of two descriptors can be read.
+///
+/// # Errors
+/// As `poll(2)`.
+pub fn wait_readable(first: impl AsFd, second: impl AsFd) -> Result<[Readiness; 2], Errno> {
+    let mut fds = [PollFd::new(&first, PollFlags::IN), PollFd::new(&second, PollFlags::IN)];
+    rustix::event::poll(&mut fds, None)?;
+    Ok([0, 1].map(|index| readiness(fds[index].revents())))
+}
+
+fn readiness(events: PollFlags) -> Readiness {
+    match (events.contains(PollFlags::IN), events.is_empty()) {
         (true, _) => Readiness::Readable,
         (false, true) => Readiness::Pending,
         (false, false) => Readiness::Closed,
-    })
+    }
 }
 
 /// Whether a socket is at end of file: the peer stopped writing and all its data was read.

@@ -1,8 +1,11 @@
-//! Landlock: which files may be executed, and which abstract sockets may be reached.
+//! Landlock: which files may be executed or read, and which abstract sockets may be reached.
 //!
 //! The kernel checks the right to execute when it opens a file to execute it: the program, a script's
 //! interpreter, a dynamic program's loader. It does not check when a program maps a file (shared
 //! libraries) or reads one (a script passed to an interpreter), nor for files without a name.
+//!
+//! It checks the right to read when a file is opened to read or execute it. A descriptor that another
+//! process opened and passed in reads without that right.
 
 use std::{
     mem::size_of,
@@ -17,6 +20,7 @@ use rustix::{
 };
 
 const ACCESS_EXECUTE: u64 = 1 << 0;
+const ACCESS_READ_FILE: u64 = 1 << 2;
 /// Linking and renaming into another directory. Every ruleset that does not grant this denies it.
 const ACCESS_REFER: u64 = 1 << 13;
 const RULE_PATH_BENEATH: libc::c_int = 1;
@@ -39,19 +43,34 @@ struct PathBeneath {
     parent: RawFd,
 }
 
-/// A ruleset of the files that may be executed, not enforced yet.
+/// A ruleset of files, not enforced yet.
 #[derive(Debug)]
-pub struct ExecAllowlist(OwnedFd);
+pub struct FileAllowlist {
+    ruleset: OwnedFd,
+    access: u64,
+}
 
-impl ExecAllowlist {
-    /// Creates a ruleset that allows no file.
+impl FileAllowlist {
+    /// Creates a ruleset that allows no file to be executed.
     ///
     /// # Errors
     /// As `landlock_create_ruleset(2)`: a kernel without Landlock, or older than 5.19.
-    pub fn new() -> Result<Self, Errno> {
-        let handled_access_fs = ACCESS_EXECUTE | ACCESS_REFER;
+    pub fn of_executables() -> Result<Self, Errno> {
+        Self::new(ACCESS_EXECUTE)
+    }
+
+    /// Creates a ruleset that allows no file to be read or executed. Directories can be listed.
+    ///
+    /// # Errors
+    /// As `landlock_create_ruleset(2)`: a kernel without Landlock, or older than 5.19.
+    pub fn of_readable() -> Result<Self, Errno> {
+        Self::new(ACCESS_READ_FILE | ACCESS_EXECUTE)
+    }
+
+    fn new(access: u64) -> Result<Self, Errno> {
+        let handled_access_fs = access | ACCESS_REFER;
         let attributes = RulesetAttributes { handled_access_fs, ..RulesetAttributes::default() };
-        let ruleset = Self(create_ruleset(&attributes, size_of::<u64>())?);
+        let ruleset = Self { ruleset: create_ruleset(&attributes, size_of::<u64>())?, access };
         ruleset.grant(ACCESS_REFER, Path::new("/"))?;
         Ok(ruleset)
     }
@@ -61,7 +80,7 @@ impl ExecAllowlist {
     /// # Errors
     /// As `open(2)` and `landlock_add_rule(2)`.
     pub fn allow(&self, path: &Path) -> Result<(), Errno> {
-        match self.grant(ACCESS_EXECUTE, path) {
+        match self.grant(self.access, path) {
             Err(Errno::NOENT) => Ok(()),
             result => result,
         }
@@ -74,7 +93,7 @@ impl ExecAllowlist {
         let result = unsafe {
             libc::syscall(
                 libc::SYS_landlock_add_rule,
-                self.0.as_raw_fd(),
+                self.ruleset.as_raw_fd(),
                 RULE_PATH_BENEATH,
                 &raw const rule,
                 0,
@@ -88,7 +107,7 @@ impl ExecAllowlist {
     /// # Errors
     /// As `landlock_restrict_self(2)`.
     pub fn restrict_self(self) -> Result<(), Errno> {
-        restrict_self(&self.0)
+        restrict_self(&self.ruleset)
     }
 }
 

@@ -28,6 +28,7 @@ pub mod rlimit;
 pub mod seccomp;
 pub mod signal;
 pub mod spawn;
+pub mod task_files;
 
 #[cfg(test)]
 #[path = "../../../tests/src/require.rs"]

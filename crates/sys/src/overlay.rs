@@ -159,9 +159,35 @@ pub fn mount_overlay(
     work: &OwnedFd,
     target: &Path,
 ) -> Result<(), Errno> {
-    let path = |directory: &OwnedFd| format!("/proc/self/fd/{}", directory.as_raw_fd());
-    let mut options =
-        format!("lowerdir={}:{},upperdir={},workdir={}", path(hidden), path(lower), path(upper), path(work));
+    let layers = format!("{}:{}", fd_path(hidden), fd_path(lower));
+    mount_layers(&layers, upper, work, target, "")
+}
+
+/// Mounts an overlay whose changes are not written to the disk by a sync of it or by its end.
+///
+/// # Errors
+/// As `mount(2)`.
+pub fn mount_volatile_overlay(
+    lower: &OwnedFd,
+    upper: &OwnedFd,
+    work: &OwnedFd,
+    target: &Path,
+) -> Result<(), Errno> {
+    mount_layers(&fd_path(lower), upper, work, target, ",volatile")
+}
+
+fn fd_path(directory: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", directory.as_raw_fd())
+}
+
+fn mount_layers(
+    lower: &str,
+    upper: &OwnedFd,
+    work: &OwnedFd,
+    target: &Path,
+    more: &str,
+) -> Result<(), Errno> {
+    let mut options = format!("lowerdir={lower},upperdir={},workdir={}{more}", fd_path(upper), fd_path(work));
     if process::own_uid() != 0 {
         options.push_str(",userxattr");
     } else {

@@ -2,7 +2,7 @@
 
 use std::{
     mem::zeroed,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
 use nix::libc;
@@ -89,8 +89,73 @@ pub fn respond(listener: impl AsFd, call: Notification, response: Response) -> R
     }
 }
 
+/// Asks the kernel to continue callers on the processor of the responder, which saves the wake-up of
+/// another one. Has no effect on kernels before 6.6.
+pub fn wake_on_same_processor(listener: impl AsFd) {
+    /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`.
+    const SYNC_WAKE_UP: libc::c_ulong = 1;
+    let listener = listener.as_fd().as_raw_fd();
+    // SAFETY: takes a number, no pointer.
+    unsafe { libc::ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+}
+
+/// Whether the call still waits: its thread has not ended, and its id names no other one.
+///
+/// # Errors
+/// As `ioctl(SECCOMP_IOCTL_NOTIF_ID_VALID)`.
+pub fn is_waiting(listener: impl AsFd, call: Notification) -> Result<bool, Errno> {
+    let mut id = call.id;
+    match ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw mut id) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Responds to a notification with a copy of a descriptor: the call returns its number. Succeeds if
+/// the calling process has ended. The errors that the calling process can cause, such as too many
+/// open files, become those of its call.
+///
+/// # Errors
+/// As `ioctl(SECCOMP_IOCTL_NOTIF_ADDFD)`.
+pub fn respond_with(
+    listener: impl AsFd,
+    call: Notification,
+    fd: BorrowedFd<'_>,
+    close_on_exec: bool,
+) -> Result<(), Errno> {
+    let mut message = libc::seccomp_notif_addfd {
+        id: call.id,
+        flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
+        // The kernel only has unsigned fields here.
+        srcfd: fd.as_raw_fd() as u32,
+        newfd: 0,
+        newfd_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
+    };
+    match add_fd(&listener, &mut message) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+            respond(listener, call, Response::Fail(errno))
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+fn add_fd(listener: impl AsFd, message: &mut libc::seccomp_notif_addfd) -> Result<(), Errno> {
+    // SAFETY: the struct belongs to the request and lives until the call returns.
+    let result = unsafe {
+        libc::ioctl(
+            listener.as_fd().as_raw_fd(),
+            libc::SECCOMP_IOCTL_NOTIF_ADDFD,
+            std::ptr::from_mut(message),
+        )
+    };
+    // It returns the number of the new descriptor.
+    if result >= 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+}
+
 fn ioctl<T>(listener: impl AsFd, request: libc::Ioctl, argument: *mut T) -> Result<(), Errno> {
-    // SAFETY: both callers pass the struct that belongs to their request, of the size encoded in
+    // SAFETY: all callers pass the struct that belongs to their request, of the size encoded in
     // the request number; it lives until the call returns.
     let result = unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), request, argument) };
     if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }

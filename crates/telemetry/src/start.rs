@@ -35,6 +35,9 @@ impl Metrics {
         for quota in QUOTAS {
             self.quota_refusals.add(0, &one_label("quota", quota));
         }
+        for result in ["sent", "dropped"] {
+            self.escape.add_alerts(0, result);
+        }
         self.key_lookups.add(0, &[]);
         self.calls_changed(0);
         self.watchers_changed(0);
@@ -57,6 +60,11 @@ impl Metrics {
         }
         for kind in VIOLATIONS {
             self.violations.add(0, &one_label("kind", kind));
+        }
+        for (kind, severity) in
+            [("SYSCALL", "low"), ("SYSCALL", "critical"), ("PROCESS", "critical"), ("NETWORK", "high")]
+        {
+            self.escape.add_indicators(0, kind, severity);
         }
         for resource in Resource::ALL {
             self.near_limits.add(0, &one_label("resource", resource.as_str()));

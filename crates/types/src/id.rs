@@ -104,6 +104,8 @@ name_id!(/// A tenant: `[a-z0-9-]{1,63}`.
     TenantId, "tenant");
 name_id!(/// A mode flag: `[a-z0-9-]{1,63}`.
     FlagId, "flag");
+name_id!(/// A tool of a tenant: `[a-z0-9-]{1,63}`.
+    ToolId, "tool");
 name_id!(/// A worker. It keeps its id across restarts: `[a-z0-9-]{1,63}`.
     WorkerId, "worker");
 

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod changes;
 mod command;
 mod id;
 mod lease;
@@ -14,9 +15,11 @@ mod reason;
 mod result;
 mod violation;
 
+pub use changes::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use id::{
-    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, WorkerId,
+    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, ToolId,
+    WorkerId,
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};

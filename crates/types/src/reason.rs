@@ -167,6 +167,12 @@ reasons! {
     TooManyFlags = "TOO_MANY_FLAGS",
         "the installation has as many mode flags as it may",
         "use one again that is off";
+    PolicyChanged = "POLICY_CHANGED",
+        "another version of the policy is in effect than the call expected; `version` names it",
+        "read the policy again (`codelia policy diff`), and repeat the change on it";
+    TooManyPolicies = "TOO_MANY_POLICIES",
+        "the tenant has as many projects or users with a policy as it may",
+        "use the name of one again whose policy is not needed any more";
     FlagOff = "FLAG_OFF",
         "the mode flag is off, so there is no rule to roll back",
         "name a revision to restore";
@@ -176,6 +182,18 @@ reasons! {
     ApprovalNotPermitted = "APPROVAL_NOT_PERMITTED",
         "the installation or the tenant does not permit any more what the approval is about, or what the run asks for",
         "deny it or leave it out, or ask an operator to permit it again";
+    ToolQuarantined = "TOOL_QUARANTINED",
+        "the tool that the run names is quarantined; the message says why",
+        "look at the reason (`codelia tools show`); an administrator releases it (`codelia tools release`)";
+    ToolNotApproved = "TOOL_NOT_APPROVED",
+        "the tool declares less isolation than LEVEL_2, and no operator approved this version of it",
+        "ask an operator to approve it (`codelia tools approve`), or declare LEVEL_2";
+    ToolChanged = "TOOL_CHANGED",
+        "the tool has another version than the call expects, or was changed or deleted while the run waited",
+        "read the tool (`codelia tools show`) and repeat the call";
+    TooManyTools = "TOO_MANY_TOOLS",
+        "the tenant has as many tools as it may",
+        "delete tools that are not used";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
         "the policy does not allow the command; `rule` names the rule",
         "change the command, or the policy of the session";
@@ -186,6 +204,9 @@ reasons! {
         "`secret_env` cannot be encrypted or decrypted: api or worker has no key for secrets, or another one",
         "ask an operator to set the same `secrets.key_file` for every api and worker";
     // Whether a run starts.
+    SessionBusy = "SESSION_BUSY",
+        "a transactional run is alone in its session, and another run or file call did not end in time",
+        "retry when it has ended, or use another session";
     ExecutableNotFound = "EXECUTABLE_NOT_FOUND",
         "the program was not found in the sandbox",
         "check `argv[0]` and `PATH`, or choose an image or a policy with the program";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::{Outcome, Receipt, Usage, Violations};
+use crate::{Changes, Outcome, Receipt, Usage, Violations};
 
 /// The result of a run, as the store keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,8 @@ pub struct RunResult {
     pub output_total: i64,
     /// The attempts to violate the policy.
     pub violations: Violations,
+    /// What a transactional run changed. `None` if it was not one, or did not start.
+    pub changes: Option<Changes>,
 }
 
 /// A committed result with its attempt and times. It completes a run that was read before its end.

@@ -11,6 +11,7 @@ mod files;
 mod health;
 mod lease;
 mod loops;
+mod reads;
 mod rpc;
 mod run;
 mod sandbox;
@@ -38,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use egress::TrustError;
 pub use health::Health;
+pub use run::escape::{EscapeOptions, EscapeResponse, UnknownResponse};
 
 use egress::Egress;
 use lease::keeper;
@@ -78,6 +80,8 @@ pub struct Options {
     pub drain_grace: Duration,
     /// From the signal that asks a command to end to the one that kills it.
     pub kill_grace: Duration,
+    /// What is done when a command tries to leave its sandbox.
+    pub escape: EscapeOptions,
     /// How long rows are kept, unless their tenant has a retention of its own.
     pub retention: Retention,
     /// How long a file call may work. Reads and writes of content end by their own limits.
@@ -96,6 +100,8 @@ pub struct Options {
     pub open_files: u64,
     /// The egress proxy of runs with network mode `proxy`.
     pub egress: EgressOptions,
+    /// A read that waits for a decision is denied after this time.
+    pub read_timeout: Duration,
     /// Where control groups are created.
     pub cgroup_parent: CgroupParent,
 }

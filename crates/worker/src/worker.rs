@@ -201,6 +201,8 @@ impl Shared {
             egress: self.egress.clone(),
             flags: self.flags.clone(),
             kill_grace: options.kill_grace,
+            read_timeout: options.read_timeout,
+            escape: options.escape,
             secret_key: options.secret_key.clone(),
         })
     }

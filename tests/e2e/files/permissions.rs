@@ -80,6 +80,7 @@ async fn with_policy(
         network: None,
         policy: Policy { filesystem, ..Policy::default() },
         flags: SessionFlags::default(),
+        scopes: codelia_policy::SessionScopes::default(),
     };
     let id = SessionId::generate();
     let new = NewSession {

@@ -56,6 +56,7 @@ async fn decide(
         decision: decision.into(),
         scope: scope.into(),
         reason: "checked".into(),
+        ..DecideApprovalRequest::default()
     };
     client.approvals().decide_approval(request).await?;
     Ok(())

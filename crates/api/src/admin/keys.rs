@@ -6,7 +6,7 @@ use codelia_types::KeyId;
 use serde_json::json;
 use time::OffsetDateTime;
 
-use super::{Admin, administered_tenant, tenant_not_found};
+use super::{Admin, Change, administered_tenant, tenant_not_found};
 use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto, validate};
 
 impl Admin {
@@ -24,9 +24,12 @@ impl Admin {
         let (tenant, display_name, scopes) = (&tenant, &display_name, &scopes);
         let names: Vec<_> = scopes.iter().map(|scope| scope.as_str()).collect();
         let detail = json!({ "display_name": display_name, "scopes": names });
-        self.audit(caller, EventKind::KeyCreated, Some(tenant), detail).await?;
+        let change = Change { kind: EventKind::KeyCreated, tenant: Some(tenant), detail };
         let new = NewKey { tenant, display_name, secret_hash, scopes, expires_at };
-        let key = self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(tenant))?;
+        let key = self.audited(caller, change, async {
+            self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(tenant))
+        });
+        let key = key.await?;
         Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
     }
 
@@ -50,9 +53,12 @@ impl Admin {
     pub(super) async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
         let (tenant, id) = resource_name::key("name", name)?;
         let tenant = administered_tenant(caller, tenant)?;
-        self.audit(caller, EventKind::KeyRevoked, Some(&tenant), json!({ "key": id })).await?;
-        let key = self.context.store.key_revoke(&tenant, id).await?;
-        Ok(to_proto::key(key.ok_or_else(|| ApiError::not_found("key", id))?))
+        let change =
+            Change { kind: EventKind::KeyRevoked, tenant: Some(&tenant), detail: json!({ "key": id }) };
+        let key = self.audited(caller, change, async {
+            self.context.store.key_revoke(&tenant, id).await?.ok_or_else(|| ApiError::not_found("key", id))
+        });
+        Ok(to_proto::key(key.await?))
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use codelia_proto::v1::{self, admin_service_server::AdminService};
 use codelia_store::{Caller, EventBody, EventKind, EventSubject, Scope};
 use codelia_types::TenantId;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tonic::{Request, Response, Status};
 
 use crate::{auth, context::Context, resource_name::TenantName, status::ApiError};
@@ -21,18 +21,39 @@ pub(crate) struct Admin {
     pub(crate) context: Arc<Context>,
 }
 
+/// A change that the audit records twice.
+struct Change<'a> {
+    kind: EventKind,
+    tenant: Option<&'a TenantId>,
+    detail: Value,
+}
+
 impl Admin {
-    /// Records in the audit what a caller is about to do. It is refused if that fails.
-    async fn audit(
+    /// Records what a caller is about to do, does it, and records what became of it. Without the first
+    /// record nothing is done. Without the second, the first says that it may have been done.
+    async fn audited<T>(
         &self,
         caller: &Caller,
-        kind: EventKind,
-        tenant: Option<&TenantId>,
-        detail: Value,
-    ) -> Result<(), ApiError> {
+        change: Change<'_>,
+        work: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        self.audit(caller, &change, "begun").await?;
+        let result = work.await;
+        let reason = result.as_ref().map_or_else(|error| error.reason().as_str(), |_| "done");
+        if let Err(error) = self.audit(caller, &change, reason).await {
+            tracing::warn!(%error, kind = change.kind.as_str(), "cannot record the result of a change");
+        }
+        result
+    }
+
+    async fn audit(&self, caller: &Caller, change: &Change<'_>, result: &str) -> Result<(), ApiError> {
+        let Change { kind, tenant, detail } = change;
+        let mut detail = detail.clone();
+        detail["result"] = json!(result);
         let subject =
             EventSubject { key: Some(caller.key), tenant: tenant.cloned(), ..EventSubject::default() };
-        Ok(self.context.store.audit_insert(&subject, &EventBody { kind, field: None, detail }).await?)
+        let body = EventBody { kind: *kind, field: None, detail };
+        Ok(self.context.store.audit_insert(&subject, &body).await?)
     }
 }
 
@@ -183,6 +204,7 @@ mod tests {
             floor: IsolationLevel::Full,
             ask_floor: None,
             policy_version: None,
+            tools_version: 0,
         }
     }
 

@@ -8,7 +8,7 @@ use codelia_store::{Caller, EventKind, Quotas, QuotasChange, Scope, Tenant};
 use codelia_types::TenantId;
 use serde_json::json;
 
-use super::{Admin, administered_tenant, tenant_not_found};
+use super::{Admin, Change, administered_tenant, tenant_not_found};
 use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto, validate};
 
 /// The longest time that a tenant's runs may be allowed.
@@ -26,12 +26,14 @@ impl Admin {
             ApiError::invalid("tenant_id", "must match `[a-z0-9-]{1,63}` and must not be `-`")
         })?;
         let quotas = with_defaults(quotas_change(wire.quotas)?);
-        self.audit(caller, EventKind::TenantCreated, Some(&id), json!({})).await?;
-        match self.context.store.tenant_create(&id, quotas).await {
-            Ok(tenant) => self.with_usage(&tenant).await,
-            Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::TenantExists),
-            Err(error) => Err(error.into()),
-        }
+        let change = Change { kind: EventKind::TenantCreated, tenant: Some(&id), detail: json!({}) };
+        let tenant = self.audited(caller, change, async {
+            self.context.store.tenant_create(&id, quotas).await.map_err(|error| match error {
+                codelia_store::Error::AlreadyExists { .. } => ApiError::TenantExists,
+                error => error.into(),
+            })
+        });
+        self.with_usage(&tenant.await?).await
     }
 
     pub(super) async fn get_tenant(&self, caller: &Caller, name: &str) -> Result<v1::Tenant, ApiError> {
@@ -83,9 +85,11 @@ impl Admin {
             "requests_per_second": change.requests_per_second,
             "output_bytes": change.output_bytes,
         }});
-        self.audit(caller, EventKind::QuotasSet, Some(&id), detail).await?;
-        let tenant = self.context.store.tenant_set_quotas(&id, change).await?;
-        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
+        let audited = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
+        let tenant = self.audited(caller, audited, async {
+            self.context.store.tenant_set_quotas(&id, change).await?.ok_or_else(|| tenant_not_found(&id))
+        });
+        self.with_usage(&tenant.await?).await
     }
 
     pub(super) async fn set_isolation_floor(
@@ -115,9 +119,12 @@ impl Admin {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let max = max_limits(wire.limits)?;
-        self.audit(caller, EventKind::QuotasSet, Some(&id), json!({ "max_limits": max })).await?;
-        let tenant = self.context.store.tenant_set_max_limits(&id, &max).await?;
-        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
+        let detail = json!({ "max_limits": max });
+        let change = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
+        let tenant = self.audited(caller, change, async {
+            self.context.store.tenant_set_max_limits(&id, &max).await?.ok_or_else(|| tenant_not_found(&id))
+        });
+        self.with_usage(&tenant.await?).await
     }
 }
 

@@ -5,7 +5,7 @@ use codelia_store::{Caller, DrainedBy, EventKind, Scope, WorkerState};
 use codelia_types::WorkerId;
 use serde_json::json;
 
-use super::Admin;
+use super::{Admin, Change};
 use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto};
 
 impl Admin {
@@ -27,19 +27,28 @@ impl Admin {
     pub(super) async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
-        self.audit(caller, EventKind::WorkerDrained, None, json!({ "worker": id, "drain": true })).await?;
-        let worker = self.context.store.worker_drain(&id, DrainedBy::Operator).await?;
-        Ok(to_proto::worker(worker.ok_or_else(|| ApiError::not_found("worker", &id))?))
+        let worker = self.audited(caller, drain(&id, true), async {
+            let worker = self.context.store.worker_drain(&id, DrainedBy::Operator).await?;
+            worker.ok_or_else(|| ApiError::not_found("worker", &id))
+        });
+        Ok(to_proto::worker(worker.await?))
     }
 
     pub(super) async fn undrain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
-        self.audit(caller, EventKind::WorkerDrained, None, json!({ "worker": id, "drain": false })).await?;
-        let worker = self.context.store.worker_undrain(&id).await?;
-        match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
-            worker if worker.state == WorkerState::Draining => Err(ApiError::WorkerDrainsItself),
-            worker => Ok(to_proto::worker(worker)),
-        }
+        let worker = self.audited(caller, drain(&id, false), async {
+            let worker = self.context.store.worker_undrain(&id).await?;
+            match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
+                worker if worker.state == WorkerState::Draining => Err(ApiError::WorkerDrainsItself),
+                worker => Ok(worker),
+            }
+        });
+        Ok(to_proto::worker(worker.await?))
     }
+}
+
+fn drain(id: &WorkerId, drain: bool) -> Change<'static> {
+    let detail = json!({ "worker": id, "drain": drain });
+    Change { kind: EventKind::WorkerDrained, tenant: None, detail }
 }

@@ -1,6 +1,6 @@
 //! Which runs need a person's decision before they may start.
 
-use codelia_policy::{IsolationLevel, NetworkApproval, RunSpec};
+use codelia_policy::{FilesystemMode, IsolationLevel, NetworkApproval, RunSpec};
 use codelia_store::{ApprovalKind, Grant};
 use codelia_types::{Mode, NetworkMode};
 
@@ -17,7 +17,7 @@ pub(crate) struct ApprovalNeed {
 
 /// Whether a run may request approvals while it runs, so that the key that started it is recorded.
 pub(crate) fn may_ask(spec: &RunSpec) -> bool {
-    spec.network == Some(NetworkMode::Proxy)
+    spec.network == Some(NetworkMode::Proxy) || spec.policy.filesystem.mode == Some(FilesystemMode::Dynamic)
 }
 
 /// What an admitted run needs before it may start; `None` if it may start. `floor` is the isolation

@@ -3,14 +3,15 @@
 
 pub(crate) mod approval;
 
-use std::{borrow::Cow, collections::BTreeMap, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc, time::Duration};
 
 use codelia_policy::{
-    FlagChoice, FlagRef, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec, SessionFlags,
+    FlagChoice, FlagRef, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec, RunTool,
+    SessionFlags,
 };
 use codelia_proto::v1;
-use codelia_store::{SecretKey, SessionRef, SessionSpec, Store};
-use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId};
+use codelia_store::{SecretKey, SessionRef, SessionSpec, Store, Tool};
+use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TenantId, ToolId, TransactionMode};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -18,8 +19,7 @@ use crate::{
     options::Options,
     resource_name,
     rules::{Rules, Start},
-    status::ApiError,
-    tenant_policies::TenantRules,
+    status::{ApiError, ToolError},
     validate,
 };
 
@@ -44,6 +44,14 @@ pub(crate) struct RunRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue_timeout: Option<Duration>,
     pub(crate) ends_with_caller: bool,
+    /// The tool that the command is said to belong to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool: Option<ToolId>,
+    /// What that tool declares, once it was looked up.
+    #[serde(skip)]
+    pub(crate) declared: Option<Arc<Tool>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transaction: Option<TransactionMode>,
 }
 
 impl RunRequest {
@@ -73,19 +81,30 @@ impl RunRequest {
                 rules.options.timeouts.max_queue,
             )?,
             ends_with_caller,
+            tool: validate::tool(&wire.tool)?,
+            declared: None,
+            transaction: validate::transaction(wire.transaction)?,
         })
     }
 
     /// The specification of the run: from the request, else the session, else the installation.
     pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
-        let mode = self.mode.unwrap_or(session.mode);
-        check_allowed(mode, rules, session.flags.floor)?;
-        let upper = under_tenant(&session.policy, rules)?;
+        let tool = self.declared.as_deref();
+        let mode = self.mode_in(session);
+        check_allowed(mode, rules, session.flags.floor, self.approved_level())?;
+        let upper = under_tenant(session, rules)?;
+        let upper = match tool {
+            Some(tool) => Cow::Owned(self.under_tool(tool, &upper, mode)?),
+            None => upper,
+        };
         let policy = admit_policy(&self.policy, &upper, mode)?;
         let inherited = default_network(mode, rules.options);
         // The default of an isolating session does not apply to a run in mode `logical`, either.
         let inherited = if mode == Mode::Logical { None } else { session.network.or(inherited) };
         let network = admit_network(self.network, inherited, &policy, mode, rules.options)?;
+        if self.transaction.is_some() {
+            Plan::check_transaction(mode, &policy)?;
+        }
         self.check_command(&policy)?;
         let caps = policy.caps();
         let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
@@ -96,7 +115,9 @@ impl RunRequest {
             // A run may compute as long as it may take.
             limits.cpu_time = limits.cpu_time.max(limits.timeout).min(ceilings.0.cpu_time);
         }
+        let level = [policy.isolation_level, session.flags.floor];
         Ok(RunSpec {
+            tool: tool.map(|tool| run_tool(tool, level)),
             command: self.command.clone(),
             mode,
             network,
@@ -104,7 +125,39 @@ impl RunRequest {
             requested_limits,
             policy,
             ends_with_caller: self.ends_with_caller,
+            transaction: self.transaction,
         })
+    }
+
+    /// The mode: that of the request, else `logical` for a tool without isolation, else the session's.
+    fn mode_in(&self, session: &SessionSpec) -> Mode {
+        let without_isolation = self.approved_level() == Some(IsolationLevel::None);
+        self.mode.unwrap_or(if without_isolation { Mode::Logical } else { session.mode })
+    }
+
+    /// The level that an operator approved for the tool of the run.
+    pub(crate) fn approved_level(&self) -> Option<IsolationLevel> {
+        self.declared.as_ref().filter(|tool| tool.approval.is_some()).map(|tool| tool.declaration.level())
+    }
+
+    /// The policy of the session, tightened by that of a tool which the run may use.
+    fn under_tool(&self, tool: &Tool, upper: &Policy, mode: Mode) -> Result<Policy, ApiError> {
+        let (id, level) = (tool.id.clone(), tool.declaration.level());
+        if let Some(quarantine) = &tool.quarantine {
+            return Err(ApiError::Tool(ToolError::Quarantined { id, reason: quarantine.reason.clone() }));
+        }
+        if !tool.is_approved() {
+            return Err(ApiError::Tool(ToolError::NotApproved { id, version: tool.version, level }));
+        }
+        if !tool.declaration.matches(&self.command.argv) {
+            return Err(ApiError::invalid(
+                "tool",
+                format!("the command does not belong to {id}: see its executables and command_pattern"),
+            ));
+        }
+        // A tool that declares no level has the highest.
+        let declared = Policy { isolation_level: Some(level), ..tool.declaration.policy.clone() };
+        admit_policy(&declared, upper, mode).map_err(|error| error.within("tool"))
     }
 
     /// Checks the command and its variables against the policy.
@@ -164,6 +217,9 @@ impl RunRequest {
             retries: 0,
             queue_timeout: None,
             ends_with_caller: false,
+            tool: None,
+            declared: None,
+            transaction: None,
         }
     }
 }
@@ -182,6 +238,9 @@ pub(crate) struct SessionRequest {
     pub(crate) idle_ttl: Option<Duration>,
     pub(crate) allow_data_loss: bool,
     pub(crate) labels: BTreeMap<String, String>,
+    // Left out if absent, as above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) project: Option<String>,
 }
 
 impl SessionRequest {
@@ -199,6 +258,7 @@ impl SessionRequest {
             idle_ttl: validate::ttl("idle_ttl", wire.idle_ttl, max_ttl)?,
             allow_data_loss: wire.allow_data_loss,
             labels: validate::labels(wire.labels)?,
+            project: validate::project("project", wire.project)?,
         })
     }
 
@@ -221,7 +281,7 @@ impl SessionRequest {
             (None, None) => (options.default_mode, None),
         };
         let floor = choice.floor.as_ref().map(|(floor, _)| *floor);
-        check_allowed(mode, rules, floor)?;
+        check_allowed(mode, rules, floor, None)?;
         let mut policy = admit_policy(&self.policy, rules.policy(), mode)?.with_defaults();
         let default = default_network(mode, options);
         admit_network(self.network, default, &policy, mode, options)?;
@@ -236,6 +296,7 @@ impl SessionRequest {
             limits: self.limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
             requested_limits: self.limits.over(&caps),
             network: self.network.or(default),
+            scopes: rules.decided(&policy, self.project.clone()),
             policy,
             flags: SessionFlags { mode: flag, floor },
         })
@@ -268,8 +329,9 @@ pub(crate) fn admit_policy(requested: &Policy, upper: &Policy, mode: Mode) -> Re
 }
 
 /// The policy of a session under that of its tenant, which may have changed since.
-fn under_tenant<'a>(session: &'a Policy, rules: &Rules<'_>) -> Result<Cow<'a, Policy>, ApiError> {
-    let Some(TenantRules { own, .. }) = rules.tenant else { return Ok(Cow::Borrowed(session)) };
+fn under_tenant<'a>(spec: &'a SessionSpec, rules: &Rules<'_>) -> Result<Cow<'a, Policy>, ApiError> {
+    let session = &spec.policy;
+    let Some(own) = rules.tenant_policy(spec) else { return Ok(Cow::Borrowed(session)) };
     match (&own.container.profile, &session.container.profile) {
         (Some(now), Some(then)) if now != then => Err(ApiError::invalid(
             "policy.container.profile",
@@ -328,13 +390,25 @@ fn default_network(mode: Mode, options: &Options) -> Option<NetworkMode> {
     if mode == Mode::Logical { None } else { options.default_network }
 }
 
+/// The tool of a run. What a policy or a flag requires above its level is added.
+fn run_tool(tool: &Tool, required: [Option<IsolationLevel>; 2]) -> RunTool {
+    let declared = tool.declaration.level();
+    let level = required.into_iter().flatten().fold(declared, IsolationLevel::max);
+    RunTool { id: tool.id.clone(), version: tool.version, level }
+}
+
 /// Checks that the installation, the tenant's isolation floor and that of mode flags allow a mode. Below
-/// the tenant's floor, each run may need an approval.
-fn check_allowed(mode: Mode, rules: &Rules<'_>, flagged: Option<IsolationLevel>) -> Result<(), ApiError> {
+/// the tenant's floor, each run may need an approval, unless an operator approved the level of its tool.
+fn check_allowed(
+    mode: Mode,
+    rules: &Rules<'_>,
+    flagged: Option<IsolationLevel>,
+    of_tool: Option<IsolationLevel>,
+) -> Result<(), ApiError> {
     if mode == Mode::Logical && !rules.options.allow_logical {
         return Err(ApiError::ModeNotAllowed { mode });
     }
-    let lowest = rules.ask_floor.unwrap_or(rules.floor).min(rules.floor);
+    let lowest = [rules.ask_floor, of_tool].into_iter().flatten().fold(rules.floor, IsolationLevel::min);
     if IsolationLevel::of(mode) < flagged.map_or(lowest, |flagged| flagged.max(lowest)) {
         let floor = flagged.map_or(rules.floor, |flagged| flagged.max(rules.floor));
         return Err(ApiError::BelowFloor { mode, floor });

@@ -1,5 +1,7 @@
-use codelia_policy::{Ceilings, Limits};
-use codelia_store::ApprovalKind;
+use codelia_policy::{Ceilings, Limits, ToolDeclaration};
+use codelia_store::{ApprovalKind, ToolApproval, ToolQuarantine};
+use codelia_types::KeyId;
+use time::OffsetDateTime;
 
 use super::{
     approval::{approval_needed, may_ask},
@@ -29,6 +31,7 @@ pub(crate) fn options() -> Options {
         calls: CallLimits::default(),
         cors_origins: crate::CorsOrigins::None,
         access_log: false,
+        webhook: None,
         retention: codelia_store::Retention::default(),
     }
 }
@@ -40,6 +43,7 @@ pub(crate) fn rules(options: &Options) -> Rules<'_> {
         floor: IsolationLevel::None,
         ask_floor: None,
         tenant: None,
+        scopes: None,
     }
 }
 
@@ -65,6 +69,7 @@ pub(crate) fn session() -> SessionSpec {
         network: None,
         policy: Policy::default(),
         flags: SessionFlags::default(),
+        scopes: codelia_policy::SessionScopes::default(),
     }
 }
 
@@ -460,4 +465,115 @@ fn forbidden_command_or_variable_is_rejected() {
     wire.command.as_mut().unwrap().secret_env = [("SECRET".to_owned(), String::new())].into();
     let request = RunRequest::parse(wire, false, &rules(&options())).unwrap();
     assert_eq!(field(request.to_spec(&session, &rules(&options())).unwrap_err()), "command.secret_env");
+}
+
+/// A tool that runs `true`, with this policy.
+fn tool(yaml: &str) -> Tool {
+    let policy = Policy::parse(yaml, codelia_policy::Format::Yaml).unwrap();
+    let declaration = ToolDeclaration {
+        owner: "me".into(),
+        executables: vec!["true".into()],
+        policy,
+        ..ToolDeclaration::default()
+    };
+    Tool {
+        tenant: "a".parse().unwrap(),
+        id: "tool".parse().unwrap(),
+        version: 3,
+        declaration,
+        key: KeyId::generate(),
+        created_at: OffsetDateTime::UNIX_EPOCH,
+        updated_at: OffsetDateTime::UNIX_EPOCH,
+        approval: None,
+        quarantine: None,
+    }
+}
+
+fn approved(yaml: &str) -> Tool {
+    let approval =
+        ToolApproval { reason: "ok".into(), key: KeyId::generate(), at: OffsetDateTime::UNIX_EPOCH };
+    Tool { approval: Some(approval), ..tool(yaml) }
+}
+
+/// A run with this tool in a session, under the highest floor.
+fn run_of(tool: &Tool, session: &SessionSpec, mode: Option<Mode>) -> Result<RunSpec, ApiError> {
+    let options = options();
+    let rules = Rules { floor: IsolationLevel::Full, ..rules(&options) };
+    let mode = mode.map_or(v1::SandboxMode::Unspecified, Into::into).into();
+    let wire = v1::StartRunRequest { tool: "tools/tool".into(), mode, ..wire() };
+    let mut request = RunRequest::parse(wire, false, &rules).unwrap();
+    assert_eq!(request.tool, Some(tool.id.clone()));
+    request.declared = Some(Arc::new(tool.clone()));
+    request.to_spec(session, &rules)
+}
+
+#[test]
+fn tool_tightens_the_session() {
+    let session = isolated_session("resources: {max_memory_bytes: 2000}").unwrap();
+    let run = run_of(&tool("resources: {max_memory_bytes: 1000}"), &session, None).unwrap();
+    assert_eq!((run.limits.memory_bytes, run.level()), (1000, IsolationLevel::Full));
+    let named = run.tool.unwrap();
+    assert_eq!((named.id.as_str(), named.version), ("tool", 3));
+    let run = run_of(&tool("resources: {max_memory_bytes: 3000}"), &session, None).unwrap();
+    assert_eq!(run.limits.memory_bytes, 2000, "a tool never widens");
+    let refused = run_of(&tool("filesystem: {read_only_paths: [/srv]}"), &session, None).unwrap_err();
+    assert_eq!(field(refused), "tool.policy.filesystem.read_only_paths[0]");
+    let mut other = tool("");
+    other.declaration.executables = vec!["false".into()];
+    assert_eq!(field(run_of(&other, &session, None).unwrap_err()), "tool");
+}
+
+#[test]
+fn quarantined_or_unapproved_tool_is_refused() {
+    let session = isolated_session("").unwrap();
+    let quarantine = ToolQuarantine {
+        reason: "it wrote elsewhere".into(),
+        key: None,
+        run: None,
+        at: OffsetDateTime::UNIX_EPOCH,
+    };
+    let bad = Tool { quarantine: Some(quarantine), ..approved("isolation_level: LEVEL_0") };
+    let refused = run_of(&bad, &session, None).unwrap_err();
+    assert!(matches!(refused, ApiError::Tool(ToolError::Quarantined { .. })), "{refused:?}");
+    assert!(
+        refused.text().contains("it wrote elsewhere") && refused.text().contains("codelia tools release")
+    );
+    for level in ["LEVEL_0", "LEVEL_1"] {
+        let refused = run_of(&tool(&format!("isolation_level: {level}")), &session, None).unwrap_err();
+        assert!(matches!(refused, ApiError::Tool(ToolError::NotApproved { version: 3, .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn approved_level_lowers_the_floor_for_its_tool_only() {
+    let session = isolated_session("").unwrap();
+    let none = run_of(&approved("isolation_level: LEVEL_0"), &session, None).unwrap();
+    assert_eq!((none.mode, none.level()), (Mode::Logical, IsolationLevel::None));
+    let process = run_of(&approved("isolation_level: LEVEL_1"), &session, None).unwrap();
+    assert_eq!((process.mode, process.level()), (session.mode, IsolationLevel::Process));
+    // A tool without a level has the highest, in a session without isolation too.
+    let mut unisolated = session.clone();
+    unisolated.mode = Mode::Logical;
+    let refused = run_of(&tool(""), &unisolated, None).unwrap_err();
+    assert!(matches!(refused, ApiError::BelowFloor { .. }), "{refused:?}");
+    // What the session or a flag requires is kept.
+    let strict = isolated_session("isolation_level: LEVEL_2").unwrap();
+    let run = run_of(&approved("isolation_level: LEVEL_1"), &strict, None).unwrap();
+    assert_eq!(run.level(), IsolationLevel::Full);
+    let mut flagged = session.clone();
+    flagged.flags.floor = Some(IsolationLevel::Full);
+    let run = run_of(&approved("isolation_level: LEVEL_1"), &flagged, None).unwrap();
+    assert_eq!(run.level(), IsolationLevel::Full);
+    assert!(run_of(&approved("isolation_level: LEVEL_0"), &flagged, None).is_err());
+}
+
+#[test]
+fn tool_without_level_is_not_run_without_isolation() {
+    let options = options();
+    let mut request =
+        RunRequest::parse(v1::StartRunRequest { tool: "tool".into(), ..wire() }, false, &rules(&options))
+            .unwrap();
+    request.declared = Some(Arc::new(tool("")));
+    let refused = request.to_spec(&session(), &rules(&options)).unwrap_err();
+    assert_eq!(field(refused), "tool.policy.isolation_level", "although the tenant's floor allows it");
 }

@@ -8,8 +8,8 @@ use std::{pin::Pin, sync::Arc};
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::{self, approval_service_server::ApprovalService};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult, Permitted,
-    Revocation, RunToWake,
+    Approval, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult,
+    Permitted, Revocation, RunToWake,
 };
 use codelia_telemetry::task;
 use codelia_types::{ApprovalId, NetworkMode, SessionId};
@@ -83,6 +83,11 @@ impl Approvals {
         let permitted = permitted(&self.context.options);
         let decision = Decision {
             allow: allowed_scope(&wire)?,
+            reach: match validate::enum_value("reach", wire.reach)? {
+                v1::ApprovalReach::Unspecified => None,
+                v1::ApprovalReach::File => Some(ApprovalReach::File),
+                v1::ApprovalReach::Directory => Some(ApprovalReach::Directory),
+            },
             key: caller.key,
             reason: reason(wire.reason)?,
             permitted,

@@ -180,6 +180,8 @@ mod tests {
             kind: ApprovalKind::NetworkProxy,
             host: String::new(),
             port: 0,
+            path: String::new(),
+            reach: None,
             requested_by: KeyId::generate(),
             message: "m".into(),
             state,

@@ -90,6 +90,9 @@ impl ApiError {
                     "the host's network is allowed for one run at a time; use once",
                 );
             }
+            NotDecided::NoPath => {
+                return Self::invalid("reach", "this approval is about no file; leave it unset");
+            }
             NotDecided::Before(approval) => {
                 let Approval { state, decided_by, .. } = **approval;
                 ApprovalError::Decided { id, state, decided_by }

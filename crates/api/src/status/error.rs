@@ -4,11 +4,11 @@ use std::{fmt, time::Duration};
 
 use codelia_policy::IsolationLevel;
 use codelia_proto::timestamp_to_proto;
-use codelia_store::{Session, SessionEndReason};
+use codelia_store::{MAX_POLICY_NAMES, Session, SessionEndReason};
 use codelia_types::{Mode, SessionId};
 use time::OffsetDateTime;
 
-use super::{approval::ApprovalError, file::FileError, flag::FlagError};
+use super::{approval::ApprovalError, file::FileError, flag::FlagError, tool::ToolError};
 
 const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
      to set `secrets.key_file` for every api and worker";
@@ -75,6 +75,12 @@ pub(crate) enum ApiError {
     Approval(ApprovalError),
     /// A mode flag is not set or rolled back.
     Flag(FlagError),
+    /// A tool may not be used or changed.
+    Tool(ToolError),
+    /// Another version of a policy is in effect than expected; 0 for none.
+    PolicyChanged { version: i64 },
+    /// The tenant has as many projects or users with a policy as it may.
+    TooManyPolicies,
     /// The request has secret variables and the installation has no key for them.
     NoSecretKey,
     /// The audit cannot be checked, since the installation has no key.
@@ -199,14 +205,15 @@ impl ApiError {
                  ask an operator to lower the floor (codelia tenants floor)",
                 IsolationLevel::of(*mode)
             ),
-            Self::ModeUnavailable { mode } => {
-                format!(
-                    "mode: no worker supports {mode}; choose another, or see with `codelia doctor` on a worker's host \
-                     what the mode needs"
-                )
-            }
+            Self::ModeUnavailable { mode } => format!(
+                "mode: no worker supports {mode}; choose another, or see with `codelia doctor` on a worker's host \
+                 what the mode needs"
+            ),
             Self::Approval(error) => error.text(),
             Self::Flag(error) => error.text(),
+            Self::Tool(error) => error.text(),
+            Self::PolicyChanged { version } => policy_changed(*version),
+            Self::TooManyPolicies => too_many_policies(),
             Self::NoSecretKey => NO_SECRET_KEY.into(),
             Self::AuditUnsigned => AUDIT_UNSIGNED.into(),
             Self::CommandNotAllowed { rule, message } => format!("policy.{rule}: {message}"),
@@ -223,6 +230,17 @@ impl ApiError {
 const QUERY_TIMEOUT: &str =
     "the database took too long; retry, or ask for less: a smaller page, one session, a filter";
 const OUTPUT_EXPIRED: &str = "the output of the run was deleted after its retention; `GetRun` has the result";
+
+fn policy_changed(version: i64) -> String {
+    match version {
+        0 => "expected_version: there is no policy".into(),
+        _ => format!("expected_version: version {version} is in effect; read it and repeat the change"),
+    }
+}
+
+fn too_many_policies() -> String {
+    format!("the tenant has {MAX_POLICY_NAMES} of them; use a name again")
+}
 
 fn lost_output(object: &str, problem: &str) -> String {
     format!("output of the run is lost: object {object:?}: {problem}; `GetRun` has the result")

@@ -40,7 +40,7 @@ impl FileError {
 
     /// Whether the same call may succeed later.
     pub(crate) fn is_retryable(&self) -> bool {
-        matches!(self.cause, Cause::NotHeld | Cause::Busy)
+        matches!(self.cause, Cause::NotHeld | Cause::Busy | Cause::SessionBusy)
     }
 
     /// The rule or field to record in the audit log; `None` if the error is not a denied access.
@@ -86,6 +86,7 @@ impl FileError {
             Cause::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
             Cause::Impossible => "not a valid file path",
             Cause::Busy => "too many file calls are open; retry",
+            Cause::SessionBusy => "a transactional run is alone in the session; retry when it has ended",
             Cause::TimedOut => "timed out; split the work into smaller calls",
             Cause::Stalled => "the stream stalled; start again",
             Cause::Failed | Cause::Unspecified => "internal error; report the x-request-id to the operator",
@@ -112,6 +113,7 @@ impl FileError {
             Cause::TextAmbiguous => (Code::FailedPrecondition, Reason::TextAmbiguous),
             Cause::Impossible => (Code::InvalidArgument, Reason::InvalidField),
             Cause::Busy => (Code::ResourceExhausted, Reason::TooManyFileCalls),
+            Cause::SessionBusy => (Code::Unavailable, Reason::SessionBusy),
             Cause::TimedOut => (Code::DeadlineExceeded, Reason::FileCallTimeout),
             Cause::Stalled => (Code::Aborted, Reason::StreamStalled),
             Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),

@@ -54,6 +54,9 @@ impl ApiError {
             Self::CommandNotAllowed { .. } => (Code::FailedPrecondition, Reason::CommandNotAllowed),
             Self::Approval(error) => error.code_and_reason(),
             Self::Flag(error) => error.code_and_reason(),
+            Self::Tool(error) => error.code_and_reason(),
+            Self::PolicyChanged { .. } => (Code::Aborted, Reason::PolicyChanged),
+            Self::TooManyPolicies => (Code::ResourceExhausted, Reason::TooManyPolicies),
             Self::NoSecretKey | Self::AuditUnsigned => (Code::FailedPrecondition, Reason::SecretsUnavailable),
             Self::File(error) => error.code_and_reason(),
             Self::DeadlineExceeded => (Code::DeadlineExceeded, Reason::DeadlineExceeded),
@@ -98,6 +101,9 @@ impl ApiError {
             | Self::CommandNotAllowed { .. }
             | Self::Approval(_)
             | Self::Flag(_)
+            | Self::Tool(_)
+            | Self::PolicyChanged { .. }
+            | Self::TooManyPolicies
             | Self::NoSecretKey
             | Self::AuditUnsigned
             | Self::File(_)
@@ -140,6 +146,8 @@ impl ApiError {
             Self::TenantExists => named("field", "tenant_id"),
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
+            Self::Tool(error) => error.metadata(),
+            Self::PolicyChanged { version } => named("version", &version.to_string()),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
             | Self::ModeUnavailable { mode } => {
@@ -172,6 +180,7 @@ impl ApiError {
             Self::Unauthenticated
             | Self::KeyExpired
             | Self::TenantSuspended
+            | Self::TooManyPolicies
             | Self::WorkerDrainsItself
             | Self::TenantNotEmpty { .. }
             | Self::TenantDeleted

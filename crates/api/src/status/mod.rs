@@ -10,5 +10,8 @@ mod error;
 mod file;
 mod flag;
 mod grpc;
+mod tool;
 
-pub(crate) use self::{approval::ApprovalError, error::ApiError, file::FileError, flag::FlagError};
+pub(crate) use self::{
+    approval::ApprovalError, error::ApiError, file::FileError, flag::FlagError, tool::ToolError,
+};

@@ -161,6 +161,7 @@ impl WorkerState {
             output_truncated: false,
             output_total: position + i64::try_from(text.len()).expect("length fits"),
             violations: Default::default(),
+            changes: None,
         };
         let started_ago = Some(Duration::from_millis(1));
         let committed = RunCommit { result, started_ago, tail, events: Vec::new() };
@@ -408,6 +409,7 @@ fn options() -> Options {
         calls: codelia_api::CallLimits::default(),
         cors_origins: codelia_api::CorsOrigins::None,
         access_log: false,
+        webhook: None,
         retention: codelia_store::Retention::default(),
     }
 }

@@ -111,6 +111,7 @@ impl FilesystemBuilder<'_> {
             Mount::Overlay { .. } => {
                 return Err(Error::Unenforceable { field: "policy.filesystem.overlay_paths" });
             }
+            Mount::Transaction { .. } => return Err(Error::Unenforceable { field: "transaction" }),
             Mount::Symlink { .. } | Mount::Runtime { .. } => {
                 return Err(Error::Unenforceable { field: "mounts" });
             }

@@ -86,6 +86,7 @@ mod tests {
             exec: true,
             executables: Some(vec!["/opt/tool".into()]),
             debug: false,
+            asked_reads: Vec::new(),
         };
         ExecutableMemory::of(&security).unwrap()
     }

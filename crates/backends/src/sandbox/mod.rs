@@ -21,6 +21,7 @@ mod near_limits;
 mod outcome;
 pub(crate) mod prepared;
 pub(crate) mod process;
+pub(crate) mod reads;
 mod running;
 pub(crate) mod setup;
 mod supervisor;

@@ -21,6 +21,7 @@ use crate::{
     sandbox::{
         Sandbox,
         control::Control,
+        reads::AskedReads,
         running::{Budget, RunningCommand},
         supervisor::Supervisor,
     },
@@ -76,9 +77,9 @@ async fn set_up(
 ) -> Result<(Option<Control>, Option<Supervisor>, Option<EgressSockets>), Error> {
     let ready = sandbox.set_up(setup).await?;
     let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
-    let supervisor = match (ready.listener, &ready.launch, &plan.security, limit) {
-        (Some(listener), Some(launch), Some(security), Some(limit)) => {
-            Some(Supervisor::start(listener, launch.try_clone_fd()?, security, limit)?)
+    let supervisor = match (ready.listener, &ready.launch, plan.security.as_ref().zip(plan.ids), limit) {
+        (Some(listener), Some(launch), Some(rules), Some(limit)) => {
+            Some(Supervisor::start(listener, launch.try_clone_fd()?, rules, limit)?)
         }
         _ => None,
     };
@@ -108,6 +109,10 @@ impl Prepared for WaitingSandbox {
 
     fn take_egress(&mut self) -> Option<EgressSockets> {
         self.egress.take()
+    }
+
+    fn take_reads(&mut self) -> Option<AskedReads> {
+        self.supervisor.as_mut()?.take_reads()
     }
 
     async fn discard(self: Box<Self>) -> Receipt {

@@ -77,11 +77,25 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
         view: None,
         expected: expected_environment(plan)?,
         executables: security.executables.clone(),
+        readable: readable(plan, security)?,
         shares_network: plan.network == NetworkMode::Host,
         filter: seccomp::filter(security)?.to_vec(),
         init_filter: seccomp::init_filter()?,
         notify: security.violation_limit.is_some(),
     })
+}
+
+/// What a command may read without a decision; `None` if no read waits. Landlock grants whole trees, so
+/// that nothing below one of them can wait.
+fn readable(plan: &Plan, security: &Security) -> Result<Option<Vec<PathBuf>>, Error> {
+    if security.asked_reads.is_empty() {
+        return Ok(None);
+    }
+    let free = security.free_reads(&plan.mounts);
+    if security.asked_reads.iter().any(|asked| free.iter().any(|free| asked.starts_with(free))) {
+        return Err(Error::Unenforceable { field: "policy.filesystem.read_only_paths" });
+    }
+    Ok(Some(free))
 }
 
 fn expected_environment(plan: &Plan) -> Result<ExpectedEnvironment, Error> {
@@ -120,7 +134,7 @@ fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
         },
         // One tool copies the files.
         Mount::Runtime { path } => ExpectedMount { is_optional: !path.is_dir(), ..expected(false, None) },
-        Mount::Overlay { .. } => expected(true, Some("overlay")),
+        Mount::Overlay { .. } | Mount::Transaction { .. } => expected(true, Some("overlay")),
         Mount::Tmpfs { .. } => expected(true, Some("tmpfs")),
         Mount::Proc => expected(true, Some("proc")),
         Mount::Dev => ExpectedMount { file_system: Some("tmpfs".to_owned()), ..ExpectedMount::default() },

@@ -1,4 +1,5 @@
-//! Responds to the system calls that the filter blocks: denies, reports and counts them.
+//! Responds to the system calls that the filter blocks: denies, reports and counts them. Where reads
+//! wait for decisions, it does so on a thread of its own.
 
 use std::{
     io,
@@ -7,9 +8,10 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
 };
 
-use codelia_policy::Security;
+use codelia_policy::{Ids, Security};
 use codelia_sys::{
     Errno, fd,
     seccomp::{self as listener, Notification, Response},
@@ -22,7 +24,10 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::executable_memory::ExecutableMemory;
+use super::{
+    executable_memory::ExecutableMemory,
+    reads::{AskedReads, ReadGate, Wake},
+};
 use crate::{Error, sandbox::child::async_fd, seccomp};
 
 /// The kind of violation that a blocked system call is.
@@ -34,9 +39,17 @@ const MAX_BUFFERED: usize = 256;
 /// The supervisor of one sandbox. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    task: AbortHandle,
+    worker: Worker,
+    reads: Option<AskedReads>,
     limit: Arc<ViolationLimit>,
     violations: Option<mpsc::Receiver<Violation>>,
+}
+
+/// What responds.
+#[derive(Debug)]
+enum Worker {
+    Task(AbortHandle),
+    Thread(Wake),
 }
 
 /// Whether the limit of violations was exceeded.
@@ -52,23 +65,32 @@ impl Supervisor {
     pub(crate) fn start(
         listener: OwnedFd,
         launch: OwnedFd,
-        security: &Security,
+        (security, ids): (&Security, Ids),
         limit: u32,
     ) -> Result<Self, Error> {
         let (sender, violations) = mpsc::channel(MAX_BUFFERED);
         let exceeded = Arc::new(ViolationLimit::default());
+        let listener = Arc::new(listener);
+        let asks = !security.asked_reads.is_empty();
+        let gate = asks.then(|| ReadGate::new(listener.clone(), security, ids)).transpose()?;
+        let (gate, reads) = gate.unzip();
         let responder = Responder {
-            listener: async_fd(listener).map_err(|(_, error)| error)?,
+            listener,
+            gate,
             launch,
             exec_allowed: security.exec,
             executable_memory: ExecutableMemory::of(security),
             remaining: limit.max(1),
-            sender,
+            sender: Some(sender),
             unreported: 0,
             limit: Arc::clone(&exceeded),
         };
-        let task = task::background("sandbox supervisor", responder.run()).abort_handle();
-        Ok(Self { task, limit: exceeded, violations: Some(violations) })
+        Ok(Self { worker: responder.start()?, reads, limit: exceeded, violations: Some(violations) })
+    }
+
+    /// The reads that wait for decisions. `None` if none do, and on the second call.
+    pub(crate) fn take_reads(&mut self) -> Option<AskedReads> {
+        self.reads.take()
     }
 
     /// The violations as they happen. `None` on the second call.
@@ -91,13 +113,18 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.task.abort();
+        match &self.worker {
+            Worker::Task(task) => task.abort(),
+            Worker::Thread(wake) => wake.stop(),
+        }
     }
 }
 
-/// The task behind a [`Supervisor`].
+/// The task or thread behind a [`Supervisor`].
 struct Responder {
-    listener: AsyncFd<OwnedFd>,
+    listener: Arc<OwnedFd>,
+    /// Where reads wait for decisions.
+    gate: Option<ReadGate>,
     launch: OwnedFd,
     /// Whether the command may call `execve`.
     exec_allowed: bool,
@@ -105,70 +132,127 @@ struct Responder {
     executable_memory: Option<ExecutableMemory>,
     /// Violations until the limit is exceeded.
     remaining: u32,
-    sender: mpsc::Sender<Violation>,
+    /// `None` at the end.
+    sender: Option<mpsc::Sender<Violation>>,
     /// Violations that did not fit into the buffer.
     unreported: u64,
     limit: Arc<ViolationLimit>,
 }
 
 impl Responder {
-    /// Runs until the last process under the filter has ended or the limit is exceeded.
-    async fn run(mut self) {
+    /// Starts responding, until the last process under the filter has ended or the limit is exceeded.
+    fn start(self) -> Result<Worker, Error> {
+        match &self.gate {
+            Some(gate) => {
+                let wake = gate.wake();
+                let thread = thread::Builder::new().name("sandbox reads".to_owned());
+                thread.spawn(move || self.run_blocking())?;
+                Ok(Worker::Thread(wake))
+            }
+            None => {
+                let listener = async_fd(self.listener.clone()).map_err(|(_, error)| error)?;
+                Ok(Worker::Task(task::background("sandbox supervisor", self.run(listener)).abort_handle()))
+            }
+        }
+    }
+
+    async fn run(mut self, listener: AsyncFd<Arc<OwnedFd>>) {
         while self.remaining > 0 {
-            match self.next().await {
-                Ok(Some(call)) => {
-                    if let Err(errno) = self.handle(call) {
-                        tracing::warn!(%errno, "no response to blocked system call sent");
-                    }
-                }
+            match next(&listener).await {
+                Ok(Some(call)) => self.handle_logged(call),
                 Ok(None) => break,
                 Err(error) => {
-                    // Fails closed: a call without a response does not pass.
-                    tracing::error!(%error, "blocked system calls can no longer be received");
+                    log_end(&error);
                     break;
                 }
             }
         }
-        if self.unreported > 0 {
-            tracing::warn!(count = self.unreported, "violations dropped, buffer full");
-        }
-        if self.remaining == 0 {
-            self.limit.is_exceeded.store(true, Ordering::Release);
-            self.limit.exceeded.notify_one();
-            // No more violations follow, so let the receiver end.
-            drop(self.sender);
+        if self.finish() {
             // If the listener were closed, the kernel would let the pending call return. Keep it
             // open until the supervisor is dropped.
-            let _open = self.listener;
+            let _open = (listener, self);
             std::future::pending().await
         }
     }
 
-    /// The next blocked call. `None` when no process is left that could make one.
-    async fn next(&self) -> io::Result<Option<Notification>> {
-        loop {
-            let mut guard = self.listener.readable().await?;
-            match fd::poll_readable(self.listener.get_ref())? {
-                fd::Readiness::Readable => {}
-                fd::Readiness::Pending => {
-                    guard.clear_ready();
-                    continue;
+    /// The same on a thread.
+    fn run_blocking(mut self) {
+        listener::wake_on_same_processor(&self.listener);
+        while self.remaining > 0 {
+            match self.next_blocking() {
+                Ok(Some(call)) => self.handle_logged(call),
+                Ok(None) => break,
+                Err(errno) => {
+                    log_end(&errno.into());
+                    break;
                 }
-                fd::Readiness::Closed => return Ok(None),
             }
-            match listener::receive(self.listener.get_ref()) {
-                Ok(call) => return Ok(Some(call)),
-                // The calling process was killed in the meantime.
-                Err(Errno::NOENT | Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
+        }
+        if self.finish() {
+            self.wait_until_stopped();
+        }
+    }
+
+    /// Logs what was not reported. Returns whether the limit of violations is exceeded.
+    fn finish(&mut self) -> bool {
+        if self.unreported > 0 {
+            tracing::warn!(count = self.unreported, "violations dropped, buffer full");
+        }
+        // No more violations follow, so let the receiver end.
+        self.sender = None;
+        let is_exceeded = self.remaining == 0;
+        if is_exceeded {
+            self.limit.is_exceeded.store(true, Ordering::Release);
+            self.limit.exceeded.notify_one();
+        }
+        is_exceeded
+    }
+
+    /// The next blocked call. Applies decisions meanwhile. `None` when no process is left that could
+    /// make one, or when the supervisor is dropped.
+    fn next_blocking(&mut self) -> Result<Option<Notification>, Errno> {
+        loop {
+            let Some(gate) = &mut self.gate else { return Ok(None) };
+            let [called, woken] = match fd::wait_readable(&self.listener, gate.woken()) {
+                Err(Errno::INTR) => continue,
+                ready => ready?,
+            };
+            if gate.is_stopped() || called == fd::Readiness::Closed {
+                return Ok(None);
+            }
+            if woken != fd::Readiness::Pending {
+                gate.apply_decisions()?;
+            }
+            if called == fd::Readiness::Readable
+                && let Some(call) = receive(&self.listener)?
+            {
+                return Ok(Some(call));
             }
         }
     }
 
+    fn wait_until_stopped(&mut self) {
+        let Some(gate) = &mut self.gate else { return };
+        while !gate.is_stopped() {
+            if fd::wait_readable(gate.woken(), gate.woken()).is_err() || gate.apply_decisions().is_err() {
+                return;
+            }
+        }
+    }
+
+    fn handle_logged(&mut self, call: Notification) {
+        if let Err(errno) = self.handle(call) {
+            tracing::warn!(%errno, "no response to blocked system call sent");
+        }
+    }
+
     fn handle(&mut self, call: Notification) -> Result<(), Errno> {
+        if let Some(gate) = self.gate.as_mut().filter(|gate| gate.handles(call)) {
+            return gate.handle(call);
+        }
         let name = seccomp::name(call.nr);
         if self.is_launch(name.as_deref())? || self.is_permitted_mapping(name.as_deref(), &call) {
-            return listener::respond(self.listener.get_ref(), call, Response::Continue);
+            return listener::respond(&self.listener, call, Response::Continue);
         }
         // Unknown calls fail as on a kernel that does not have them.
         let errno = if name.is_some() { Errno::PERM } else { Errno::NOSYS };
@@ -177,7 +261,7 @@ impl Responder {
         if self.remaining == 0 {
             Ok(())
         } else {
-            listener::respond(self.listener.get_ref(), call, Response::Fail(errno))
+            listener::respond(&self.listener, call, Response::Fail(errno))
         }
     }
 
@@ -198,8 +282,40 @@ impl Responder {
         let violation = Violation { kind: SYSCALL_BLOCKED.to_owned(), syscall, nr: call.nr, args: call.args };
         let args = violation.display_args();
         tracing::info!(syscall = violation.syscall, nr = call.nr, args, "system call blocked");
-        if self.sender.try_send(violation).is_err() {
+        if self.sender.as_ref().is_none_or(|sender| sender.try_send(violation).is_err()) {
             self.unreported += 1;
         }
     }
+}
+
+/// The next blocked call. `None` when no process is left that could make one.
+async fn next(listener: &AsyncFd<Arc<OwnedFd>>) -> io::Result<Option<Notification>> {
+    loop {
+        let mut guard = listener.readable().await?;
+        match fd::poll_readable(listener.get_ref())? {
+            fd::Readiness::Readable => {}
+            fd::Readiness::Pending => {
+                guard.clear_ready();
+                continue;
+            }
+            fd::Readiness::Closed => return Ok(None),
+        }
+        if let Some(call) = receive(listener.get_ref())? {
+            return Ok(Some(call));
+        }
+    }
+}
+
+/// Receives a call. `None` if the calling process was killed in the meantime.
+fn receive(listener: &Arc<OwnedFd>) -> Result<Option<Notification>, Errno> {
+    match listener::receive(listener) {
+        Ok(call) => Ok(Some(call)),
+        Err(Errno::NOENT | Errno::INTR) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Fails closed: a call without a response does not pass.
+fn log_end(error: &io::Error) {
+    tracing::error!(%error, "blocked system calls can no longer be received");
 }

@@ -63,6 +63,8 @@ struct Rules {
     only_listed: bool,
     /// Whether denied calls are sent to the supervisor.
     notify: bool,
+    /// Whether calls that open files are sent to the supervisor, too.
+    asks: bool,
 }
 
 impl Rules {
@@ -81,6 +83,7 @@ impl Rules {
             debug: security.debug,
             only_listed: security.executables.is_some(),
             notify: security.violation_limit.is_some(),
+            asks: !security.asked_reads.is_empty(),
         }
     }
 }
@@ -101,6 +104,9 @@ pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
     // The supervisor decides about executable memory.
     if rules.only_listed && !rules.notify {
         return Err(Error::Unenforceable { field: "policy.process.allowed_executables" });
+    }
+    if rules.asks && !rules.notify {
+        return Err(Error::Unenforceable { field: "policy.filesystem.mode" });
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
     cache(rules, Arc::clone(&filter));
@@ -199,6 +205,7 @@ mod tests {
             exec: true,
             executables: None,
             debug: false,
+            asked_reads: Vec::new(),
         }
     }
 

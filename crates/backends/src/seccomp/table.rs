@@ -109,7 +109,15 @@ supervisor decides about executable memory ([ADR 5](adr/0005-the-waiting-command
 ";
 
 fn default_rules() -> Rules {
-    Rules { allowed: BTreeSet::new(), fork: true, exec: true, debug: false, only_listed: false, notify: true }
+    Rules {
+        allowed: BTreeSet::new(),
+        fork: true,
+        exec: true,
+        debug: false,
+        only_listed: false,
+        notify: true,
+        asks: false,
+    }
 }
 
 /// How Codelia decides about a call by default.

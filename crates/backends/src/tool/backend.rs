@@ -243,6 +243,12 @@ impl<T: Tool> ToolBackend<T> {
         probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
+    /// The same with reads that wait for decisions.
+    async fn try_reads(&self, host: Enforceable) -> Result<(), Error> {
+        let plan = probe::reads_plan(T::MODE, &self.paths.init, host)?;
+        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
+    }
+
     /// The same with an overlay over `/usr`.
     async fn try_overlay(&self, host: Enforceable) -> Result<(), Error> {
         let mut plan = probe::isolated_plan(T::MODE, &self.paths.init, host, None)?;
@@ -297,8 +303,16 @@ impl<T: Tool> Backend for ToolBackend<T> {
                 false
             }
         };
+        let asked_reads = match self.try_reads(limits).await {
+            Ok(()) => true,
+            Err(error) => {
+                gaps.push(isolation::reads_gap(&error));
+                false
+            }
+        };
+        let network = true;
         let enforceable =
-            Enforceable { network: true, egress, syscalls: true, executables, overlays, ..limits };
+            Enforceable { network, egress, syscalls: true, executables, asked_reads, overlays, ..limits };
         // Without limits it would refuse every run.
         let usable = limits.limits() || self.watch_limits;
         Capabilities { mode: T::MODE, usable, enforceable, gaps }

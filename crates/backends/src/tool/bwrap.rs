@@ -134,7 +134,7 @@ impl Arguments<'_> {
                 self.add([option, utf8(source)?, utf8(place)?]);
             }
             Mount::Runtime { path } => self.runtime(path, place)?,
-            Mount::Overlay { layer, .. } => {
+            Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
                 self.add(["--bind", utf8(&overlay::mount_point(layer))?, utf8(place)?]);
             }
             Mount::Tmpfs { target, size_bytes } => {

@@ -167,7 +167,9 @@ impl Config {
         match mount {
             Mount::Bind { source, writable, .. } => self.bind(source, place, *writable),
             Mount::Runtime { path } => self.bind(path, place, false),
-            Mount::Overlay { layer, .. } => self.bind(&overlay::mount_point(layer), place, true),
+            Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
+                self.bind(&overlay::mount_point(layer), place, true)
+            }
             Mount::Tmpfs { target, size_bytes } => {
                 self.tmpfs(target, &format!("size={size_bytes},mode=1777"), true)
             }

@@ -101,7 +101,11 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     let mut targets = PathTrie::default();
     let mut directory = None;
     for mount in &plan.mounts {
-        let Mount::Overlay { source, target, layer } = mount else { continue };
+        let (source, target, layer, is_transaction) = match mount {
+            Mount::Overlay { source, target, layer } => (source, target, layer, false),
+            Mount::Transaction { source, target, layer } => (source, target, layer, true),
+            _ => continue,
+        };
         let (Some(parent), Some(name)) = (layer.parent(), layer.file_name().and_then(|name| name.to_str()))
         else {
             return Err(Error::Unenforceable { field: FIELD });
@@ -109,19 +113,27 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
         if !source.is_dir() {
             return Err(Error::Unenforceable { field: FIELD });
         }
-        directory = Some(parent.to_owned());
+        // The layers of a transaction are not the session's.
+        if directory.replace(parent.to_owned()).is_some_and(|other| other != parent) {
+            return Err(Error::Unenforceable { field: FIELD });
+        }
         // Two paths may be the same after their symbolic links were resolved.
         if let Some(first) = targets.insert(target, (overlays.len(), target)) {
             targets.insert(target, first);
             continue;
         }
-        overlays.push(Overlay { source: source.clone(), name: name.to_owned(), hidden: Vec::new() });
+        let (source, name) = (source.clone(), name.to_owned());
+        overlays.push(Overlay { source, name, hidden: Vec::new(), is_transaction });
     }
     let Some(directory) = directory else { return Ok(None) };
     for mount in &plan.mounts {
         let Mount::Hidden { target: hidden, even_if_absent } = mount else { continue };
         for &(index, target) in targets.containing(hidden) {
             let overlay = &mut overlays[index];
+            // A mask covers the path: a command must not be able to replace what is hidden.
+            if overlay.is_transaction {
+                continue;
+            }
             overlay.hidden.extend(hidden_path(&overlay.source, target, hidden, *even_if_absent)?);
         }
     }

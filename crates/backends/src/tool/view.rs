@@ -82,7 +82,7 @@ fn is_covered(path: &Path, later: &[Mount]) -> bool {
 /// Whether every tool makes a mount for it, or a file that can be mounted elsewhere.
 fn is_mounted(mount: &Mount) -> bool {
     match mount {
-        Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Tmpfs { .. } => true,
+        Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Tmpfs { .. } => true,
         Mount::Runtime { .. } | Mount::File { .. } => true,
         Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => false,
     }

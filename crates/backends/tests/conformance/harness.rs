@@ -16,7 +16,10 @@ use codelia_backends::{
     Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Prepared, Running, Stdio,
     ToolOptions, bwrap, container, nsjail,
 };
-use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec};
+use codelia_policy::{
+    HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec,
+    RunTool,
+};
 use codelia_sys::{fd, process};
 use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, RunId, SessionId, Usage, Violation};
 use tempfile::TempDir;
@@ -58,6 +61,8 @@ pub(crate) struct Fixture {
     pub(crate) host: HostInfo,
     pub(crate) limits: Limits,
     pub(crate) policy: Policy,
+    /// The isolation of its sandboxes, in isolating modes.
+    pub(crate) level: IsolationLevel,
     sessions: TempDir,
 }
 
@@ -125,6 +130,7 @@ impl Fixture {
             host: HostInfo { enforceable: can, runtime },
             limits: Limits { cpu_millicores: 2000, ..Limits::default() },
             policy: Policy::default(),
+            level: IsolationLevel::Full,
             sessions,
         })
     }
@@ -180,6 +186,8 @@ impl Fixture {
             requested_limits: LimitsRequest::default(),
             policy: self.policy.clone(),
             ends_with_caller: false,
+            tool: Some(RunTool { id: "tool".parse().unwrap(), version: 1, level: self.level }),
+            transaction: None,
         };
         match spec.mode {
             Mode::Logical => {

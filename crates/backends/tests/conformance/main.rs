@@ -16,6 +16,7 @@ mod exceptions;
 mod harness;
 mod host_objects;
 mod leaks;
+mod levels;
 mod limits;
 mod near_limits;
 mod network;
@@ -23,6 +24,7 @@ mod overlays;
 mod policies;
 mod pools;
 mod programs;
+mod reads;
 #[path = "../../../../tests/src/require.rs"]
 mod require;
 mod setup_check;

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::{
     harness::{init_path, is_root, skip},
     programs::stage_toolchain,
+    reads::OUTSIDE_TMP,
     watched::UNDELEGATED,
 };
 
@@ -141,7 +142,11 @@ fn bwrap_suite_passes_for_unprivileged_user() {
     let delegation = Delegation::new();
     let cases = cases("CODELIA_TEST_USER_CASES", "bwrap::");
     let mut command = staged.command(&delegation.enter(), DELEGATED_USER, &cases);
+    let outside = tempfile::tempdir_in("/srv").unwrap();
+    chown(outside.path(), Some(DELEGATED_USER), Some(DELEGATED_USER)).unwrap();
+    fs::set_permissions(outside.path(), Permissions::from_mode(0o755)).unwrap();
     command.env("CODELIA_TEST_CGROUP_PARENT", &delegation.name).env("PATH", path);
+    command.env(OUTSIDE_TMP, outside.path());
     passes(command);
 }
 

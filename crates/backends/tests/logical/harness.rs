@@ -72,6 +72,8 @@ impl Fixture {
             requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
+            tool: None,
+            transaction: None,
         };
         let root = self.root.path().to_owned();
         Plan::logical(

@@ -40,6 +40,9 @@ pub(crate) enum ApprovalsCommand {
         /// Allow it for this run, for all runs of its session, or for the whole tenant
         #[arg(long = "for", value_name = "SCOPE", value_enum, default_value_t = ApprovalScope::Once)]
         scope: ApprovalScope,
+        /// Allow all files below the directory of the file that is asked for
+        #[arg(long)]
+        directory: bool,
         /// Record why
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         reason: String,
@@ -48,6 +51,9 @@ pub(crate) enum ApprovalsCommand {
     Deny {
         /// Id, or start of the id
         approval: String,
+        /// Deny all files below the directory of the file that is asked for
+        #[arg(long)]
+        directory: bool,
         /// Record why; the caller of the run reads it
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         reason: String,

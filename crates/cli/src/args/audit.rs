@@ -1,6 +1,9 @@
 //! Arguments of `codelia audit`.
 
 use clap::{Args, Subcommand};
+use time::OffsetDateTime;
+
+use super::values;
 
 #[derive(Debug, Args)]
 #[command(
@@ -13,6 +16,7 @@ Examples:
   codelia audit
   codelia audit demo --kind RUN_ADMITTED
   codelia audit --follow --json
+  codelia audit --since 24h --json >events.jsonl
   codelia audit verify"
 )]
 pub(crate) struct Audit {
@@ -30,6 +34,13 @@ pub(crate) struct Audit {
     /// Print new events as they happen, oldest first, until interrupted
     #[arg(short, long)]
     pub(crate) follow: bool,
+    /// List all events since this time, oldest first, one for each line: 2h for two hours ago, or a time
+    /// such as 2030-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = values::past_time, conflicts_with = "limit")]
+    pub(crate) since: Option<OffsetDateTime>,
+    /// List all events before this time, as with --since
+    #[arg(long, value_name = "TIME", value_parser = values::past_time, conflicts_with_all = ["limit", "follow"])]
+    pub(crate) until: Option<OffsetDateTime>,
     /// List at most this many events, newest first
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
     pub(crate) limit: usize,

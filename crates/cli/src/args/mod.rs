@@ -17,6 +17,8 @@ mod run;
 mod sandbox;
 mod server;
 mod session;
+mod supervisor;
+mod tools;
 mod values;
 
 use std::path::PathBuf;
@@ -35,11 +37,13 @@ pub(crate) use self::{
     context::Context,
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
-    policy::Policy,
-    run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
+    policy::{Policy, ScopeArgs},
+    run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
+    supervisor::Supervisor,
+    tools::{ToolName, Tools},
 };
 use crate::exit_status::FAILURE;
 
@@ -143,12 +147,16 @@ are several.")]
     Attach(Attach),
     /// Print the output of a run
     Logs(Logs),
+    /// List what a transactional run changed in its workspace
+    Diff(Diff),
     /// List runs
     Ps(Ps),
     /// Cancel runs
     Kill(Kill),
     /// List, watch and decide what runs need a person's approval for
     Approvals(Approvals),
+    /// Let local programs decide about approvals, through a Unix socket
+    Supervisor(Supervisor),
     /// Show who did what and what was decided, and check that nothing of it was changed
     Audit(Audit),
     /// Manage sessions: workspaces that runs share
@@ -166,7 +174,7 @@ are several.")]
     Mkdir(Mkdir),
     /// Move or rename a file of a session
     Mv(Mv),
-    /// Validate and explain policies
+    /// Validate, explain, store and try policies
     #[command(subcommand)]
     Policy(Policy),
     /// Set up an installation in its database
@@ -187,6 +195,9 @@ are several.")]
     /// Choose the mode of new sessions at run time, and roll back
     #[command(subcommand)]
     Flags(Flags),
+    /// Manage tools: which commands belong to one, its policy, approval and quarantine
+    #[command(subcommand)]
+    Tools(Tools),
     /// Show the server's version, modes, limits and features
     Info,
     /// Show your key and tenant with its quotas and usage

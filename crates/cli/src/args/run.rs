@@ -31,6 +31,7 @@ Examples:
   codelia run --secret-env TOKEN -- ./deploy   pass on $TOKEN; the server erases it after the run
   codelia run -d -s work -- ./server         print the run's id; see `codelia attach`
   codelia run --static --overlay /usr/local -- pip install .
+  codelia run -s work --transactional -- make  keep none of the changes if make fails
   codelia run --json -- make 2>make.log      print the run's record, keep the output")]
 pub(crate) struct Run {
     /// Run in this session, by id or alias [default: a new session for this run]
@@ -84,9 +85,19 @@ pub(crate) struct RunOptions {
     pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) terminal: TerminalArgs,
+    /// Tool that the command belongs to: its policy applies, see `codelia tools`
+    #[arg(long, value_name = "TOOL")]
+    pub(crate) tool: Option<String>,
     /// Give up if no worker takes the run in this time [default: 10m, max: 1day]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) queue_timeout: Option<Duration>,
+    /// Apply the changes to the workspace together if the command succeeds, else drop them; see
+    /// `codelia diff`
+    #[arg(long)]
+    pub(crate) transactional: bool,
+    /// Like --transactional, but always drop the changes
+    #[arg(long, conflicts_with = "transactional")]
+    pub(crate) preview: bool,
     /// Restart the command at most this many times if its worker dies
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) retries: i32,
@@ -161,6 +172,19 @@ pub(crate) struct Logs {
     /// Wait for more output until the run has ended
     #[arg(short, long)]
     pub(crate) follow: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Lists what a run with --transactional or --preview added, changed and removed, with the sizes
+of files.
+
+Examples:
+  codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia diff --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+pub(crate) struct Diff {
+    /// Id of the run, or its start
+    pub(crate) run: String,
 }
 
 #[derive(Debug, Args)]

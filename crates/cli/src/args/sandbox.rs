@@ -40,6 +40,9 @@ pub(crate) struct FilesystemArgs {
     /// Never modify host files: writable paths become overlays
     #[arg(long = "static")]
     pub(crate) is_static: bool,
+    /// Let the first read of each file below --ro paths wait for a person's decision
+    #[arg(long, conflicts_with_all = ["is_static", "rw", "overlay"])]
+    pub(crate) dynamic: bool,
     /// Expose this host path read-only (repeatable)
     #[arg(long, value_name = "PATH")]
     pub(crate) ro: Vec<PathBuf>,

@@ -112,6 +112,9 @@ pub(crate) struct CreateSession {
     /// of refusing runs
     #[arg(long)]
     pub(crate) allow_data_loss: bool,
+    /// Create it under the policy of this project
+    #[arg(long)]
+    pub(crate) project: Option<String>,
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
 }

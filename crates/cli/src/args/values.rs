@@ -3,11 +3,22 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 /// Parses a duration such as `500ms`, `2s` or `10m`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{error} (use a duration such as 500ms, 2s, 10m)"))
+}
+
+/// Parses a time: a duration before now such as `2h`, or a date and time such as `2030-01-31T12:00:00Z`.
+pub(super) fn past_time(text: &str) -> Result<OffsetDateTime, String> {
+    if let Ok(time) = OffsetDateTime::parse(text, &Rfc3339) {
+        return Ok(time);
+    }
+    let ago = humantime::parse_duration(text).ok().and_then(|ago| time::Duration::try_from(ago).ok());
+    ago.and_then(|ago| OffsetDateTime::now_utc().checked_sub(ago))
+        .ok_or_else(|| "not a time (use one such as 2h for two hours ago, or 2030-01-31T12:00:00Z)".into())
 }
 
 /// Parses `K=V`. The value may contain `=`.
@@ -80,6 +91,16 @@ pub(super) fn cpu_millicores(text: &str) -> Result<i64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_dates_or_durations_ago() {
+        let date = past_time("2030-01-31T12:00:00Z").unwrap();
+        assert_eq!(date.unix_timestamp(), 1_896_091_200);
+        assert!(past_time("2h").unwrap() < OffsetDateTime::now_utc());
+        for bad in ["", "2", "yesterday", "2030-01-31", "99999999999999y"] {
+            assert!(past_time(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn durations_have_units() {

@@ -1,10 +1,14 @@
 //! `codelia audit …`.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use codelia_proto::v1::{AuditEvent, ListEventsRequest, VerifyEventsRequest, VerifyEventsResponse};
+use codelia_proto::{
+    timestamp_to_proto,
+    v1::{AuditEvent, ListEventsRequest, VerifyEventsRequest, VerifyEventsResponse},
+};
 use serde_json::json;
+use time::OffsetDateTime;
 use tokio::time::sleep;
 
 use crate::{
@@ -16,8 +20,11 @@ use crate::{
 
 /// Between two looks for new events.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
-/// Events that one look reads. Older ones than these were missed.
-const FOLLOW_EVENTS: usize = 1000;
+/// Each look also reads this much of the time before: an event is stored a moment after its time, and the
+/// clocks of several writers differ.
+const FOLLOW_OVERLAP: Duration = Duration::from_secs(5);
+/// Events of one page.
+const PAGE_SIZE: i32 = 1000;
 
 /// Executes `codelia audit`.
 pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) -> Result<()> {
@@ -34,10 +41,39 @@ pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) ->
         of_installation: args.installation,
         ..ListEventsRequest::default()
     };
-    match args.follow {
-        true => follow(client, &request, output).await,
-        false => print(&list(client, &request, args.limit).await?, output),
+    let since = args.since.map(timestamp_to_proto);
+    match (args.follow, args.since.or(args.until)) {
+        (true, _) => follow(client, ListEventsRequest { start_time: since, ..request }, output).await,
+        (false, Some(_)) => {
+            let end_time = args.until.map(timestamp_to_proto);
+            let request = ListEventsRequest { start_time: since, end_time, oldest_first: true, ..request };
+            each(client, request, |event| print_line(&event, output)).await
+        }
+        (false, None) => print(&list(client, &request, args.limit).await?, output),
     }
+}
+
+/// Calls `action` with each event, a page at a time.
+async fn each(
+    client: &Client,
+    mut request: ListEventsRequest,
+    mut action: impl FnMut(AuditEvent) -> Result<()>,
+) -> Result<()> {
+    request.page_size = PAGE_SIZE;
+    loop {
+        let page = client.audit().list_events(request.clone()).await?.into_inner();
+        page.events.into_iter().try_for_each(&mut action)?;
+        if page.next_page_token.is_empty() {
+            return Ok(());
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+fn print_line(event: &AuditEvent, output: Output) -> Result<()> {
+    let time = record::timestamp(event.create_time.as_ref()).unwrap_or_default();
+    let text = format!("{time} {} {} {}", event.kind, event.run_id, event.detail);
+    output.print(&record::audit_event(event), &text)
 }
 
 async fn list(client: &Client, request: &ListEventsRequest, limit: usize) -> Result<Vec<AuditEvent>> {
@@ -67,26 +103,37 @@ fn print(events: &[AuditEvent], output: Output) -> Result<()> {
     })
 }
 
-/// Prints new events until interrupted. Events of several writers may become visible out of order, so
-/// those that were printed are remembered.
-async fn follow(client: &Client, request: &ListEventsRequest, output: Output) -> Result<()> {
-    let mut printed: VecDeque<String> =
-        list(client, request, FOLLOW_EVENTS).await?.into_iter().map(|event| event.event_id).collect();
+/// Prints new events until interrupted, those from `request.start_time` on or from now on. Events of
+/// several writers may become visible out of order, so those that were printed lately are remembered.
+async fn follow(client: &Client, mut request: ListEventsRequest, output: Output) -> Result<()> {
+    request.oldest_first = true;
+    let begin = OffsetDateTime::now_utc();
+    let first = *request.start_time.get_or_insert_with(|| timestamp_to_proto(begin));
+    // The times of the events that were printed, and of the newest one.
+    let mut printed: HashMap<String, prost_types::Timestamp> = HashMap::new();
+    let mut newest = first;
     loop {
+        each(client, request.clone(), |event| {
+            let time = event.create_time.unwrap_or_default();
+            if later(&time, &newest) {
+                newest = time;
+            }
+            match printed.insert(event.event_id.clone(), time) {
+                Some(_) => Ok(()),
+                None => print_line(&event, output),
+            }
+        })
+        .await?;
+        let overlap = i64::try_from(FOLLOW_OVERLAP.as_secs()).unwrap_or(i64::MAX);
+        let again = prost_types::Timestamp { seconds: newest.seconds - overlap, nanos: 0 };
+        printed.retain(|_, time| !later(&again, time));
+        request.start_time = Some(if later(&again, &first) { again } else { first });
         sleep(FOLLOW_INTERVAL).await;
-        let events = list(client, request, FOLLOW_EVENTS).await?;
-        for event in
-            events.into_iter().rev().filter(|event| !printed.contains(&event.event_id)).collect::<Vec<_>>()
-        {
-            let value = record::audit_event(&event);
-            let time = record::timestamp(event.create_time.as_ref()).unwrap_or_default();
-            let text = format!("{time} {} {} {}", event.kind, event.run_id, event.detail);
-            output.print(&value, &text)?;
-            printed.push_back(event.event_id);
-        }
-        let excess = printed.len().saturating_sub(2 * FOLLOW_EVENTS);
-        printed.drain(..excess);
     }
+}
+
+fn later(one: &prost_types::Timestamp, other: &prost_types::Timestamp) -> bool {
+    (one.seconds, one.nanos) > (other.seconds, other.nanos)
 }
 
 async fn verify(client: &Client, output: Output) -> Result<()> {

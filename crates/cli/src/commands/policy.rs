@@ -13,6 +13,7 @@ use codelia_proto::v1::{
 use codelia_types::Mode;
 use serde_json::{Value, json};
 
+use super::policy_scopes;
 use crate::{
     args,
     client::Client,
@@ -24,17 +25,22 @@ use crate::{
 pub(crate) async fn policy(client: &Client, command: args::Policy, output: Output) -> Result<()> {
     match command {
         args::Policy::Check { file, mode } => check(client, &file, mode, output).await,
-        args::Policy::Explain { session, policy, mode } => {
+        args::Policy::Explain { session, policy, mode, project } => {
             let session = match &session {
                 Some(session) => resolve::session(client, session).await?,
                 None => String::new(),
             };
-            let request =
-                ExplainPolicyRequest { session, policy: load(policy.as_deref())?, mode: mode_to_proto(mode) };
+            let request = ExplainPolicyRequest {
+                session,
+                policy: load(policy.as_deref())?,
+                mode: mode_to_proto(mode),
+                project: project.unwrap_or_default(),
+            };
             let explained = client.policies().explain_policy(request).await?.into_inner();
             output.print(&to_json(&explained)?, &to_text(&explained))
         }
         args::Policy::Sets => sets(output),
+        stored => policy_scopes::stored(client, stored, output).await,
     }
 }
 
@@ -53,13 +59,18 @@ pub(crate) fn sets(output: Output) -> Result<()> {
 pub(crate) fn read(file: &Path) -> Result<Policy> {
     let name = || file.display().to_string();
     let format = Format::of(file).with_context(name)?;
+    Policy::parse(&read_text(file)?, format).with_context(name)
+}
+
+/// Reads a file of bounded size.
+pub(crate) fn read_text(file: &Path) -> Result<String> {
+    let name = || file.display().to_string();
     // One byte more shows that the file is too large, whatever its size.
     let mut bounded = File::open(file).with_context(name)?.take(MAX_BYTES as u64 + 1);
     let mut bytes = Vec::new();
     bounded.read_to_end(&mut bytes).with_context(name)?;
     check_bytes(bytes.len()).map_err(ParseError::from).with_context(name)?;
-    let text = String::from_utf8(bytes).with_context(name)?;
-    Policy::parse(&text, format).with_context(name)
+    String::from_utf8(bytes).with_context(name)
 }
 
 /// Reads a policy file, if given, into its protobuf message.
@@ -100,6 +111,9 @@ fn apply_flags(policy: &mut Policy, flags: &args::FilesystemArgs) {
     if flags.is_static {
         filesystem.mode = Some(FilesystemMode::Static);
     }
+    if flags.dynamic {
+        filesystem.mode = Some(FilesystemMode::Dynamic);
+    }
     let lists = [
         (&mut filesystem.read_only_paths, &flags.ro),
         (&mut filesystem.read_write_paths, &flags.rw),
@@ -134,7 +148,7 @@ fn mode_to_proto(mode: Option<Mode>) -> i32 {
     mode.map_or(SandboxMode::Unspecified, SandboxMode::from).into()
 }
 
-fn policy_from_proto(policy: Option<v1::Policy>) -> Result<Policy, PolicyError> {
+pub(crate) fn policy_from_proto(policy: Option<v1::Policy>) -> Result<Policy, PolicyError> {
     Policy::try_from(policy.unwrap_or_default())
 }
 
@@ -179,6 +193,8 @@ fn source(source: PolicySource) -> &'static str {
         PolicySource::Unspecified => "",
         PolicySource::Default => "default",
         PolicySource::Tenant => "tenant",
+        PolicySource::Project => "project",
+        PolicySource::User => "user",
         PolicySource::Session => "session",
         PolicySource::Run => "run",
     }
@@ -221,5 +237,7 @@ mod tests {
             "filesystem: {mode: static, read_only_paths: [/r], overlay_paths: [/a, /b], denied_paths: [/r/d]}
 container: {profile: python}";
         assert_eq!(policy, Policy::parse(text, Format::Yaml).unwrap());
+        apply_flags(&mut policy, &args::FilesystemArgs { dynamic: true, ..Default::default() });
+        assert_eq!(policy.filesystem.mode, Some(FilesystemMode::Dynamic));
     }
 }

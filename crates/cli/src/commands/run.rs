@@ -12,7 +12,7 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, Limits, NetworkMode, RunState,
-        SandboxMode, StartRunRequest, WatchRunRequest, exec_request,
+        SandboxMode, StartRunRequest, TransactionMode, WatchRunRequest, exec_request,
     },
 };
 use rustix::{
@@ -271,7 +271,17 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         queue_timeout: args.options.queue_timeout.map(duration_to_proto),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy,
+        tool: args.options.tool.clone().unwrap_or_default(),
+        transaction: transaction(&args.options).into(),
     })
+}
+
+fn transaction(options: &args::RunOptions) -> TransactionMode {
+    match (options.transactional, options.preview) {
+        (true, _) => TransactionMode::Apply,
+        (false, true) => TransactionMode::Preview,
+        (false, false) => TransactionMode::Unspecified,
+    }
 }
 
 fn command(args: &args::Run, stdin: bool) -> Result<CommandSpec> {

@@ -58,6 +58,7 @@ async fn create(client: &Client, args: &args::CreateSession, output: Output) -> 
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy: policy::requested(sandbox)?,
         allow_data_loss: args.allow_data_loss,
+        project: args.project.clone().unwrap_or_default(),
     };
     let created = client.sessions().create_session(request).await?.into_inner();
     let session = created.session.context(NO_SESSION)?;

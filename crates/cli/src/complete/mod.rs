@@ -144,6 +144,7 @@ impl<'a> Line<'a> {
             ("key", _) => Source::Keys,
             ("worker", _) => Source::Workers,
             ("flag", _) => Source::Flags,
+            ("tool", _) => Source::Tools,
             ("context", _) | ("name", "use" | "show" | "remove") => Source::Contexts,
             ("policy_file" | "policy" | "file", _) => return policy_files(current),
             _ => return Vec::new(),

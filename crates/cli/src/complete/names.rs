@@ -3,7 +3,8 @@
 use anyhow::Result;
 use codelia_proto::v1::{
     ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
-    ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListWorkersRequest, SessionState,
+    ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest, ListWorkersRequest,
+    SessionState,
 };
 
 use crate::{
@@ -29,6 +30,7 @@ pub(super) enum Source {
     Keys,
     Workers,
     Flags,
+    Tools,
     Contexts,
 }
 
@@ -72,6 +74,12 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
             let request = ListFlagsRequest { page_size: PAGE_SIZE, ..Default::default() };
             let flags = client.flags().list_flags(request).await?.into_inner().flags;
             Ok(flags.into_iter().map(|flag| flag.flag_id).collect())
+        }
+        Source::Tools => {
+            let parent = "tenants/-".to_owned();
+            let request = ListToolsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
+            let tools = client.tools().list_tools(request).await?.into_inner().tools;
+            Ok(tools.into_iter().map(|tool| tool.tool_id).collect())
         }
         Source::Contexts => Ok(Vec::new()),
     }

@@ -58,6 +58,7 @@ pub(crate) struct Config {
     pub(crate) egress: Egress,
     pub(crate) limits: Limits,
     pub(crate) approvals: Approvals,
+    pub(crate) escape: Escape,
     pub(crate) retention: Retention,
     #[serde(default)]
     pub(crate) secrets: Secrets,
@@ -208,6 +209,9 @@ pub(crate) struct Sandbox {
     #[serde(deserialize_with = "pairs")]
     pub(crate) container_images: BTreeMap<String, String>,
     pub(crate) init: Option<PathBuf>,
+    /// How long a read waits for a decision.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) read_timeout: Duration,
 }
 
 /// Default and highest limits of runs. Without a value, a maximum is the built-in one.
@@ -285,6 +289,17 @@ pub(crate) struct Approvals {
     /// How long a run waits for a decision.
     #[serde(deserialize_with = "duration")]
     pub(crate) timeout: Duration,
+}
+
+/// The responses to attempts to leave a sandbox, by severity.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Escape {
+    pub(crate) critical: String,
+    pub(crate) high: String,
+    pub(crate) low: String,
+    pub(crate) webhook_url: Option<SecretString>,
+    pub(crate) webhook_secret_file: Option<PathBuf>,
 }
 
 /// How long rows are kept.

@@ -7,7 +7,7 @@ use codelia_policy::{Ceilings, Policy};
 use codelia_types::{Mode, NetworkMode};
 
 use super::{
-    ServiceDefaults, connections,
+    ServiceDefaults, connections, escape,
     limits::{RunLimits, run_limits},
     retention::retention,
     secrets::secret_key,
@@ -43,6 +43,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         calls: connections::calls(config),
         cors_origins: config.api.cors_origins.parse().context("api.cors_origins")?,
         access_log: config.log.access,
+        webhook: escape::webhook(config)?,
         retention: retention(config)?,
     })
 }

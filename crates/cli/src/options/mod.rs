@@ -4,6 +4,7 @@ mod api;
 mod connections;
 mod database;
 mod egress;
+mod escape;
 mod limits;
 mod output;
 mod retention;

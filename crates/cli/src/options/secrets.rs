@@ -18,12 +18,17 @@ pub(crate) fn secret_key(config: &Config) -> Result<Option<SecretKey>> {
 }
 
 fn read(path: &Path) -> Result<SecretKey> {
+    Ok(SecretKey::parse(&read_private(path)?)?)
+}
+
+/// Reads a short file that other users have no access to.
+pub(super) fn read_private(path: &Path) -> Result<String> {
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode();
     ensure!(mode & 0o007 == 0, "other users have access to it (run `chmod o= FILE`)");
     let mut text = String::new();
     file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
-    Ok(SecretKey::parse(&text)?)
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use codelia_types::WorkerId;
 use codelia_worker::{Listen, UidOptions, UidRange};
 
 use super::{
-    MIB, ServiceDefaults, connections, egress::egress, retention::retention, secrets::secret_key,
+    MIB, ServiceDefaults, connections, egress::egress, escape, retention::retention, secrets::secret_key,
     shutdown_grace, tls,
 };
 use crate::{backends, config::Config};
@@ -44,6 +44,8 @@ pub(crate) fn worker(
         poll_interval: Duration::from_millis(worker.poll_interval_ms.get()),
         drain_grace: shutdown_grace(config, defaults),
         kill_grace: KILL_GRACE,
+        read_timeout: config.sandbox.read_timeout,
+        escape: escape::responses(config)?,
         retention: retention(config)?,
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),

@@ -9,10 +9,13 @@ use super::{
     io::Direction,
     security::{DEFAULT_VIOLATION_LIMIT, violation_limit},
 };
-use crate::{EnvironmentMode, IsolationLevel, Limit, LimitsRequest, Policy};
+use crate::{EnvironmentMode, FilesystemMode, IsolationLevel, Limit, LimitsRequest, Policy};
 
 pub(super) const NETWORK: &str = "network";
 pub(super) const OVERLAY_PATHS: &str = "policy.filesystem.overlay_paths";
+pub(super) const READ_ONLY_PATHS: &str = "policy.filesystem.read_only_paths";
+const FILESYSTEM_MODE: &str = "policy.filesystem.mode";
+const TRANSACTION: &str = "transaction";
 const ISOLATION_LEVEL: &str = "policy.isolation_level";
 const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
 const MAX_TOTAL_BYTES: &str = "policy.filesystem.max_total_bytes";
@@ -31,11 +34,11 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
     let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let requested = [
         (ISOLATION_LEVEL, policy.isolation_level > Some(IsolationLevel::None)),
-        ("policy.filesystem.read_only_paths", has_paths(&files.read_only_paths)),
+        (READ_ONLY_PATHS, has_paths(&files.read_only_paths)),
         (READ_WRITE_PATHS, has_paths(&files.read_write_paths)),
         (OVERLAY_PATHS, has_paths(&files.overlay_paths)),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
-        ("policy.filesystem.mode", files.mode.is_some()),
+        (FILESYSTEM_MODE, files.mode.is_some()),
         (PROFILE, policy.container.profile.is_some()),
         (CPUS, policy.resources.cpus.is_some()),
         (MAX_TOTAL_BYTES, files.max_total_bytes.is_some()),
@@ -66,6 +69,24 @@ pub(super) fn check_logical_network(requested: Option<NetworkMode>) -> Result<()
     }
 }
 
+/// Refuses a transactional run that a mode on this host cannot keep apart from its workspace.
+pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) -> Result<(), PlanError> {
+    let refuse = |remedy| Err(PlanError { field: TRANSACTION, mode, remedy: Some(remedy) });
+    let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+    let files = &policy.filesystem;
+    match mode {
+        Mode::Logical | Mode::Container => refuse("use mode bwrap or nsjail"),
+        _ if has_paths(&files.read_write_paths) || has_paths(&files.overlay_paths) => refuse(
+            "leave out policy.filesystem.read_write_paths and overlay_paths, whose changes could not be dropped",
+        ),
+        _ if !host.overlays => refuse(
+            "use a kernel that lets the worker mount overlays, with sessions on ext4, xfs or btrfs \
+             (`codelia doctor`)",
+        ),
+        Mode::Bwrap | Mode::Nsjail => Ok(()),
+    }
+}
+
 /// The first field that an isolating mode needs and that this host, or this version, cannot enforce.
 pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static str> {
     let (files, process) = (&policy.filesystem, &policy.process);
@@ -85,6 +106,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
             "policy.syscalls.violation_limit",
             host.violations || violation_limit(policy) == DEFAULT_VIOLATION_LIMIT,
         ),
+        (FILESYSTEM_MODE, files.mode != Some(FilesystemMode::Dynamic) || can_ask(mode, host)),
         (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
         (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
         (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
@@ -101,6 +123,12 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         fields.find_map(|(field, direction)| (!is_enforced(direction)).then_some(field))
     };
     enforced.into_iter().find_map(|(field, is_enforced)| (!is_enforced).then_some(field)).or_else(rate_limit)
+}
+
+/// Whether reads of a command can wait for decisions. An image is one tree with its own files, of which
+/// Landlock can leave out nothing.
+fn can_ask(mode: Mode, host: Enforceable) -> bool {
+    host.asked_reads && host.violations && mode != Mode::Container
 }
 
 /// The network of an isolated command. Names the field that this host, or mode `host`, cannot enforce.
@@ -168,6 +196,12 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
         NETWORK_EXECUTABLES => {
             Some("start the programs that need no network in runs of their own, with network none")
         }
+        FILESYSTEM_MODE if mode != Mode::Logical => Some(
+            "use mode bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)",
+        ),
+        READ_ONLY_PATHS if mode != Mode::Logical => Some(
+            "in filesystem.mode dynamic, leave out paths below what every command reads, such as /usr and /tmp",
+        ),
         _ if limits.iter().any(|limit| limit.field() == field) => Some(limits_remedy(mode, watches)),
         _ if !field.starts_with("policy.network.") => None,
         _ if mode == Mode::Logical => Some(ISOLATE),

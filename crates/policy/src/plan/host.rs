@@ -23,6 +23,9 @@ pub struct Enforceable {
     pub executables: bool,
     /// Reporting and counting of blocked system calls.
     pub violations: bool,
+    /// Reads that wait for a person's decision.
+    #[serde(default)]
+    pub asked_reads: bool,
     /// Overlays: host directories under a layer that is private to the session.
     pub overlays: bool,
     /// The rate of reads from a device.
@@ -46,6 +49,7 @@ impl Enforceable {
         syscalls: true,
         executables: true,
         violations: true,
+        asked_reads: true,
         overlays: true,
         reads: true,
         writes: true,

@@ -16,8 +16,8 @@ use codelia_types::{Mode, NetworkMode, RunId, SessionId};
 use serde::{Deserialize, Serialize};
 
 use self::check::{
-    OVERLAY_PATHS, check_logical, check_logical_network, isolated_network, remedy, unenforceable_field,
-    unenforced_limits, unwatchable_limits, watched_limits,
+    OVERLAY_PATHS, READ_ONLY_PATHS, check_logical, check_logical_network, check_transaction,
+    isolated_network, remedy, unenforceable_field, unenforced_limits, unwatchable_limits, watched_limits,
 };
 use crate::{
     EgressRules, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
@@ -58,6 +58,8 @@ const HOSTNAME: &str = "codelia";
 ///     requested_limits: LimitsRequest::default(),
 ///     policy,
 ///     ends_with_caller: false,
+///     tool: None,
+///     transaction: None,
 /// };
 ///
 /// let target = PlanTarget {
@@ -176,6 +178,9 @@ impl Plan {
         let PlanTarget { sandbox, session, root } = target;
         check_logical_network(spec.network)?;
         check_logical(&spec.policy)?;
+        if spec.transaction.is_some() {
+            check_transaction(Mode::Logical, &spec.policy, host)?;
+        }
         let unenforced = unenforced_limits(&spec.requested_limits, host)?;
         Ok(Self {
             sandbox,
@@ -218,15 +223,23 @@ impl Plan {
         if let Some(field) = unenforceable_field(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
         }
+        if spec.transaction.is_some() {
+            check_transaction(spec.mode, &spec.policy, host.enforceable)?;
+        }
         if mounts::overlays_touch_sessions(&spec.policy, &host.runtime, session, &root) {
             return Err(refuse(OVERLAY_PATHS));
         }
         let network = isolated_network(spec.mode, spec.network, &spec.policy, host.enforceable)?;
+        let mounts = mounts(&root, spec, network, &host.runtime, ids);
+        let security = Security::from_policy(&spec.policy, spec.level(), host.enforceable, &mounts);
+        if asks_for_free_files(&security, &mounts) {
+            return Err(refuse(READ_ONLY_PATHS));
+        }
         Ok(Self {
             sandbox,
             session,
             mode: spec.mode,
-            mounts: mounts(&root, spec, network, &host.runtime, ids),
+            mounts,
             root,
             workspace: WORKSPACE.into(),
             ids: Some(ids),
@@ -240,7 +253,7 @@ impl Plan {
             profile: spec.policy.container.profile.clone(),
             network,
             egress: (network == NetworkMode::Proxy).then(|| EgressRules::from_policy(&spec.policy.network)),
-            security: Some(Security::from_policy(&spec.policy, host.enforceable)),
+            security: Some(security),
         })
     }
 
@@ -258,6 +271,29 @@ impl Plan {
             Some(field) => Err(PlanError { field, mode, remedy: remedy(field, mode, true) }),
             None => isolated_network(mode, network, policy, Enforceable::EVERYTHING).map(drop),
         }
+    }
+
+    /// Checks whether any host could execute a transactional run like this.
+    ///
+    /// # Errors
+    /// Names the field `transaction`.
+    pub fn check_transaction(mode: Mode, policy: &Policy) -> Result<(), PlanError> {
+        check_transaction(mode, policy, Enforceable::EVERYTHING)
+    }
+
+    /// Has the sandbox keep all changes of the workspace in this directory.
+    #[must_use]
+    pub fn with_transaction(mut self, layer: &Path) -> Self {
+        for mount in &mut self.mounts {
+            if let Mount::Bind { source, target, writable: true } = mount
+                && *source == self.root
+                && *target == self.workspace
+            {
+                let (source, target, layer) = (source.clone(), target.clone(), layer.to_owned());
+                *mount = Mount::Transaction { source, target, layer };
+            }
+        }
+        self
     }
 
     /// The host paths outside of the session's directory that the command may write to.
@@ -281,6 +317,12 @@ impl Plan {
     pub fn watched_fields(&self) -> Vec<String> {
         fields(&self.watched)
     }
+}
+
+/// Whether a path whose reads are asked for is below one that every command reads.
+fn asks_for_free_files(security: &Security, mounts: &[Mount]) -> bool {
+    let free = security.free_reads(mounts);
+    security.asked_reads.iter().any(|asked| free.iter().any(|free| asked.starts_with(free)))
 }
 
 fn fields(limits: &[Limit]) -> Vec<String> {
@@ -313,7 +355,7 @@ mod tests {
     use codelia_types::CommandSpec;
 
     use super::*;
-    use crate::{LimitsRequest, SyscallMode, syscalls};
+    use crate::{FilesystemMode, LimitsRequest, SyscallMode, syscalls};
 
     fn spec(requested_limits: LimitsRequest, network: Option<NetworkMode>) -> RunSpec {
         RunSpec {
@@ -324,6 +366,8 @@ mod tests {
             requested_limits,
             policy: Policy::default(),
             ends_with_caller: false,
+            tool: None,
+            transaction: None,
         }
     }
 
@@ -358,6 +402,52 @@ mod tests {
         let spec = RunSpec { mode: Mode::Bwrap, policy, ..spec(LimitsRequest::default(), network) };
         let ids = Ids { uid: 200_000, gid: 200_000 };
         Plan::isolated(target(), &spec, host, ids)
+    }
+
+    #[test]
+    fn transaction_is_refused_unless_all_changes_can_be_dropped() {
+        let check = |mode, policy: &str| {
+            let policy = Policy::parse(policy, crate::Format::Yaml).unwrap();
+            Plan::check_transaction(mode, &policy).map_err(|error| error.to_string())
+        };
+        for mode in [Mode::Bwrap, Mode::Nsjail] {
+            assert_eq!(
+                check(mode, "filesystem: {read_only_paths: [/opt], denied_paths: [/workspace/x]}"),
+                Ok(())
+            );
+            for paths in ["read_write_paths", "overlay_paths"] {
+                let error = check(mode, &format!("filesystem: {{{paths}: [/opt]}}")).unwrap_err();
+                assert!(error.contains("transaction") && error.contains(paths), "{error}");
+            }
+        }
+        for mode in [Mode::Logical, Mode::Container] {
+            let error = check(mode, "{}").unwrap_err();
+            assert!(error.contains("transaction") && error.contains("use mode bwrap or nsjail"), "{error}");
+        }
+        let mut host = HostInfo::fully_capable();
+        host.enforceable.overlays = false;
+        let spec = RunSpec {
+            mode: Mode::Bwrap,
+            transaction: Some(codelia_types::TransactionMode::Apply),
+            ..spec(LimitsRequest::default(), None)
+        };
+        let ids = Ids { uid: 200_000, gid: 200_000 };
+        assert_eq!(Plan::isolated(target(), &spec, &host, ids).unwrap_err().field, "transaction");
+    }
+
+    #[test]
+    fn transaction_replaces_only_the_workspace() {
+        let plan = isolated(Policy::default(), None, &HostInfo::fully_capable()).unwrap();
+        let changed = plan.clone().with_transaction(Path::new("/layer"));
+        let differing: Vec<_> = plan
+            .mounts
+            .iter()
+            .zip(&changed.mounts)
+            .filter(|(old, new)| old != new)
+            .map(|(_, new)| new)
+            .collect();
+        let (source, target, layer) = ("/s".into(), WORKSPACE.into(), "/layer".into());
+        assert_eq!(differing, [&Mount::Transaction { source, target, layer }]);
     }
 
     #[test]
@@ -575,6 +665,29 @@ mod tests {
             hidden.iter().map(|mount| mount.target()).collect::<Vec<_>>(),
             ["/usr/bin/sh", "/usr/sbin"].map(Path::new)
         );
+    }
+
+    #[test]
+    fn dynamic_mode_asks_for_what_the_policy_opens() {
+        let mut policy = Policy::default();
+        policy.filesystem.mode = Some(FilesystemMode::Dynamic);
+        policy.filesystem.read_only_paths = Some(vec!["/opt".into(), "/srv/a".into()]);
+        let host = HostInfo::fully_capable();
+        let asked = |plan: Plan| plan.security.unwrap().asked_reads;
+        let plan = isolated(policy.clone(), None, &host).unwrap();
+        assert!(asked(plan).contains(&PathBuf::from("/opt")));
+        policy.filesystem.read_only_paths = Some(vec!["/usr/share/doc".into()]);
+        let error = isolated(policy.clone(), None, &host).unwrap_err();
+        assert_eq!(error.field, READ_ONLY_PATHS);
+        assert!(error.to_string().contains("such as /usr"), "{error}");
+        policy.filesystem.mode = None;
+        assert!(asked(isolated(policy.clone(), None, &host).unwrap()).is_empty());
+        policy.filesystem.mode = Some(FilesystemMode::Dynamic);
+        for (mode, can_ask) in [(Mode::Container, true), (Mode::Bwrap, false)] {
+            let host = Enforceable { asked_reads: can_ask, ..Enforceable::EVERYTHING };
+            assert_eq!(check::unenforceable_field(mode, &policy, host), Some("policy.filesystem.mode"));
+        }
+        assert_eq!(Plan::check(Mode::Logical, None, &policy).unwrap_err().field, READ_ONLY_PATHS);
     }
 
     #[test]

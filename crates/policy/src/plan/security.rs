@@ -1,11 +1,14 @@
 //! The security part of a plan: system calls, programs and processes.
 
-use std::{collections::HashSet, path::PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::Enforceable;
-use crate::{Policy, SyscallMode, syscalls};
+use crate::{FilesystemMode, IsolationLevel, Mount, Policy, SyscallMode, syscalls};
 
 /// The number of blocked system calls that ends a run, unless its policy sets another.
 pub(crate) const DEFAULT_VIOLATION_LIMIT: u32 = 50;
@@ -26,6 +29,9 @@ pub struct Security {
     pub executables: Option<Vec<PathBuf>>,
     /// Whether the command's processes may trace each other.
     pub debug: bool,
+    /// Paths below which the first read of a file waits for a decision. Empty if no read waits.
+    #[serde(default)]
+    pub asked_reads: Vec<PathBuf>,
 }
 
 /// A system call filter.
@@ -39,31 +45,62 @@ pub enum SyscallRules {
 }
 
 impl Security {
-    pub(super) fn from_policy(policy: &Policy, host: Enforceable) -> Self {
+    pub(super) fn from_policy(
+        policy: &Policy,
+        level: IsolationLevel,
+        host: Enforceable,
+        mounts: &[Mount],
+    ) -> Self {
         let process = &policy.process;
         let debug = process.debug.unwrap_or(false);
         Self {
-            syscalls: SyscallRules::Allow(allowed_syscalls(policy, debug)),
+            syscalls: SyscallRules::Allow(allowed_syscalls(policy, level, debug)),
             violation_limit: host.violations.then(|| violation_limit(policy)),
             fork: process.allow_fork.unwrap_or(true),
             exec: process.allow_exec.unwrap_or(true),
             executables: process.allowed_executables.clone(),
             debug,
+            asked_reads: asked_reads(policy, mounts),
         }
     }
+}
+
+impl Security {
+    /// What a command reads without a decision: all mounts but those that are asked for and what they
+    /// cover.
+    #[must_use]
+    pub fn free_reads(&self, mounts: &[Mount]) -> Vec<PathBuf> {
+        let is_file_tree = |mount: &&Mount| !matches!(mount, Mount::Symlink { .. } | Mount::Hidden { .. });
+        let targets = mounts.iter().filter(is_file_tree).map(Mount::target);
+        let is_free = |target: &&Path| !self.asked_reads.iter().any(|asked| target.starts_with(asked));
+        targets.filter(is_free).map(Path::to_owned).collect()
+    }
+}
+
+/// What the policy opens of the host, in mode `dynamic`.
+fn asked_reads(policy: &Policy, mounts: &[Mount]) -> Vec<PathBuf> {
+    if policy.filesystem.mode != Some(FilesystemMode::Dynamic) {
+        return Vec::new();
+    }
+    let opened = mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: false, .. }));
+    opened.map(|mount| mount.target().to_owned()).collect()
 }
 
 pub(super) fn violation_limit(policy: &Policy) -> u32 {
     policy.syscalls.violation_limit.unwrap_or(DEFAULT_VIOLATION_LIMIT)
 }
 
-/// The default list, narrowed by the policy.
-fn allowed_syscalls(policy: &Policy, debug: bool) -> Vec<String> {
+/// The list of the level, narrowed by the policy.
+fn allowed_syscalls(policy: &Policy, level: IsolationLevel, debug: bool) -> Vec<String> {
+    let allowed = match level {
+        IsolationLevel::Full => syscalls::allowed(debug),
+        IsolationLevel::Process | IsolationLevel::None => syscalls::allowed_at_process_level(debug),
+    };
     let names: HashSet<_> = policy.syscalls.names.iter().collect();
     let is_kept = |name: &String| match policy.syscalls.mode {
         None => true,
         Some(SyscallMode::Allow) => names.contains(name),
         Some(SyscallMode::Deny) => !names.contains(name),
     };
-    syscalls::allowed(debug).into_iter().filter(is_kept).collect()
+    allowed.into_iter().filter(is_kept).collect()
 }

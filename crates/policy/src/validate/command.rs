@@ -35,21 +35,41 @@ impl CommandPolicy {
     /// # Errors
     /// Names the rule that the command breaks.
     pub fn check(&self, argv: &[String]) -> Result<(), PolicyError> {
+        CommandRules::new(self)?.check(argv)
+    }
+}
+
+/// A command policy with its patterns compiled, to check many commands.
+#[derive(Debug)]
+pub(crate) struct CommandRules {
+    max_length: Option<u64>,
+    // Most policies have no patterns; none are compiled for them.
+    blocked: Option<RegexSet>,
+    allowed: Option<RegexSet>,
+}
+
+impl CommandRules {
+    pub(crate) fn new(policy: &CommandPolicy) -> Result<Self, PolicyError> {
+        let blocked = Some(&policy.blocked_patterns).filter(|patterns| !patterns.is_empty());
+        let allowed = policy.allowed_patterns.as_ref();
+        Ok(Self {
+            max_length: policy.max_length,
+            blocked: blocked.map(|patterns| compile("command.blocked_patterns", patterns)).transpose()?,
+            allowed: allowed.map(|patterns| compile("command.allowed_patterns", patterns)).transpose()?,
+        })
+    }
+
+    pub(crate) fn check(&self, argv: &[String]) -> Result<(), PolicyError> {
         let command = argv.join(" ");
-        if self.max_length.is_some_and(|max| command.len() as u64 > max) {
-            let max = self.max_length.unwrap_or_default();
-            return fail(
+        match self.max_length {
+            Some(max) if command.len() as u64 > max => fail(
                 "command.max_length",
                 format!("the command has {} bytes, maximum is {max}", command.len()),
-            );
-        }
-        let matches = |field, patterns: &[String]| compile(field, patterns).map(|set| set.is_match(&command));
-        // Most policies have no patterns; compile none for them.
-        if !self.blocked_patterns.is_empty() && matches("command.blocked_patterns", &self.blocked_patterns)? {
-            return fail("command.blocked_patterns", "the command matches a blocked pattern");
-        }
-        match &self.allowed_patterns {
-            Some(patterns) if !matches("command.allowed_patterns", patterns)? => {
+            ),
+            _ if self.blocked.as_ref().is_some_and(|set| set.is_match(&command)) => {
+                fail("command.blocked_patterns", "the command matches a blocked pattern")
+            }
+            _ if self.allowed.as_ref().is_some_and(|set| !set.is_match(&command)) => {
                 fail("command.allowed_patterns", "the command matches no allowed pattern")
             }
             _ => Ok(()),

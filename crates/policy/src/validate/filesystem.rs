@@ -22,9 +22,14 @@ impl FilesystemPolicy {
         if self.root_path.as_deref().is_some_and(|path| path != Path::new(WORKSPACE)) {
             return fail("filesystem.root_path", format!("must be {WORKSPACE}"));
         }
-        let has_writable = self.read_write_paths.as_ref().is_some_and(|paths| !paths.is_empty());
-        if has_writable && self.mode == Some(FilesystemMode::Static) {
+        let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+        if has_paths(&self.read_write_paths) && self.mode == Some(FilesystemMode::Static) {
             return fail(READ_WRITE, "must be empty in filesystem.mode static; use overlay_paths");
+        }
+        let (writes, overlays) = (has_paths(&self.read_write_paths), has_paths(&self.overlay_paths));
+        if self.mode == Some(FilesystemMode::Dynamic) && (writes || overlays) {
+            let field = if writes { READ_WRITE } else { OVERLAY };
+            return fail(field, "must be empty in filesystem.mode dynamic; use read_only_paths");
         }
         if self.max_total_bytes.is_some() {
             return fail("filesystem.max_total_bytes", "is not supported yet; remove it");

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 
 use codelia_types::{Mode, NetworkMode};
 
+pub(crate) use self::command::CommandRules;
 use self::filesystem::{OVERLAY, READ_ONLY, READ_WRITE};
 use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge, hosts};
 
@@ -30,7 +31,7 @@ impl From<TooLarge> for PolicyError {
     }
 }
 
-fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, PolicyError> {
+pub(crate) fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, PolicyError> {
     Err(PolicyError { field: field.into(), message: message.into() })
 }
 
@@ -41,6 +42,9 @@ impl Policy {
     /// Names the first field that is not valid.
     pub fn validate(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.check_size()?;
+        if !self.delegate.is_empty() {
+            return fail("delegate", "only the policy of an organisation or a project delegates; remove it");
+        }
         self.filesystem.validate()?;
         self.container.validate()?;
         self.process.validate()?;
@@ -171,7 +175,7 @@ impl Policy {
 }
 
 /// The policy field that caps a limit. `pids` is the field that caps [`Limit::Pids`], which has two.
-fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
+pub(crate) fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
     match limit {
         Limit::Timeout => "resources.max_wall_time",
         Limit::MemoryBytes => "resources.max_memory_bytes",

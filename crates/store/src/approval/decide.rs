@@ -1,11 +1,11 @@
 //! Deciding about approvals, and revoking grants.
 
 use codelia_types::{ApprovalId, KeyId, Mode, Outcome, Reason, Refusal, SessionId, TenantId};
-use sqlx::{PgConnection, types::Json};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Approval, ApprovalScope, ApprovalState, MAX_GRANTS, expire,
+    Approval, ApprovalReach, ApprovalScope, ApprovalState, MAX_GRANTS, expire,
     list::get,
     permitted::{Permitted, Withdrawn},
     request, shortened,
@@ -17,6 +17,8 @@ use crate::{Error, EventKind, Store, event, row};
 pub struct Decision {
     /// What it is allowed for; `None` denies it.
     pub allow: Option<ApprovalScope>,
+    /// Which files it holds for; `None` for the file that it is about, if it has a path.
+    pub reach: Option<ApprovalReach>,
     /// The key that decides.
     pub key: KeyId,
     /// Why; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
@@ -48,6 +50,8 @@ pub enum NotDecided {
     OwnRequest,
     /// Such an approval can only be allowed once.
     OnceOnly,
+    /// Such an approval is about no file.
+    NoPath,
     /// The installation or the tenant does not permit it any more.
     NotPermitted(Withdrawn),
     /// Another decision came first, or it expired.
@@ -100,6 +104,9 @@ impl Store {
         if found.kind.is_once_only() && decision.allow.is_some_and(|scope| scope != ApprovalScope::Once) {
             return Ok(DecisionResult::NotDecided(NotDecided::OnceOnly));
         }
+        if found.path.is_empty() && decision.reach.is_some() {
+            return Ok(DecisionResult::NotDecided(NotDecided::NoPath));
+        }
         check_grants(&mut tx, &found, decision.allow).await?;
         let permitted = decision.permitted.under_tenant(&mut tx, tenant).await?;
         let held = lock_run(&mut tx, &found).await?;
@@ -123,8 +130,8 @@ impl Store {
         let run = match (held, decision.allow) {
             (Some((run, _)), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(run),
             (Some(_), None) => {
-                let outcome = Json(denied_outcome(&approval));
-                expire::end_held(&mut tx, &[id.0], &[outcome]).await?;
+                let outcome = denied_outcome(&approval);
+                expire::end_held(&self.audit, &mut tx, &[(&approval, outcome)]).await?;
                 None
             }
             (None, _) => None,
@@ -170,6 +177,7 @@ async fn update(tx: &mut PgConnection, id: ApprovalId, decision: &Decision) -> R
     let state = if decision.allow.is_some() { ApprovalState::Allowed } else { ApprovalState::Denied };
     let updated = sqlx::query!(
         "UPDATE approvals SET state = $2, scope = $3, decided_by = $4, reason = $5,
+                              reach = CASE WHEN path <> '' THEN coalesce($6, 'file') END,
                               decided_at = clock_timestamp(), changed_at = clock_timestamp()
          WHERE id = $1 AND state = 'pending' AND expires_at > clock_timestamp() AND requested_by <> $4",
         id.0,
@@ -177,6 +185,7 @@ async fn update(tx: &mut PgConnection, id: ApprovalId, decision: &Decision) -> R
         decision.allow.map(ApprovalScope::as_str),
         decision.key.0,
         decision.reason.as_deref().map(shortened),
+        decision.reach.map(ApprovalReach::as_str),
     )
     .execute(tx)
     .await?;

@@ -5,7 +5,11 @@ use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use super::{Approval, select_approvals};
-use crate::{Error, EventKind, Retention, Store, audit::AuditLog, event, row};
+use crate::{
+    Error, EventKind, Retention, RunRef, Store,
+    audit::{AuditLog, RunEnd, RunEnds},
+    event, row,
+};
 
 impl Store {
     /// Records that pending approvals have expired, at most `limit`, and ends the runs that wait for
@@ -32,8 +36,9 @@ impl Store {
         .fetch_all(&mut *tx)
         .await?;
         let expired = mark(&self.audit, &mut tx, &ids).await?;
-        let outcomes: Vec<_> = expired.iter().map(|id| Json(expired_outcome(*id))).collect();
-        end_held(&mut tx, &expired, &outcomes).await?;
+        let outcomes: Vec<_> =
+            expired.iter().map(|approval| (approval, expired_outcome(approval.id))).collect();
+        end_held(&self.audit, &mut tx, &outcomes).await?;
         tx.commit().await?;
         Ok(u64::try_from(expired.len()).unwrap_or(0))
     }
@@ -92,7 +97,7 @@ pub(super) async fn of_run(log: &AuditLog, tx: &mut PgConnection, run: RunId) ->
 }
 
 /// Marks those of the approvals that have expired, with an event for each, and returns them.
-async fn mark(log: &AuditLog, tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Uuid>, Error> {
+async fn mark(log: &AuditLog, tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Approval>, Error> {
     let marked = sqlx::query_scalar!(
         "WITH due AS MATERIALIZED (
              SELECT id FROM approvals WHERE id = ANY ($1) AND state = 'pending' AND expires_at <= now()
@@ -106,25 +111,46 @@ async fn mark(log: &AuditLog, tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec
     .fetch_all(&mut *tx)
     .await?;
     let rows = select_approvals!("a.id = ANY ($1)", &marked).fetch_all(&mut *tx).await?;
-    for row in rows {
-        let approval = Approval::try_from(row)?;
+    let expired = rows.into_iter().map(Approval::try_from).collect::<Result<Vec<_>, Error>>()?;
+    for approval in &expired {
         let body = approval.event(EventKind::ApprovalExpired, None);
         event::insert(log, &mut *tx, &approval.event_subject(None), &body).await?;
     }
-    Ok(marked)
+    Ok(expired)
 }
 
 /// Ends runs that wait for these approvals, each with its outcome.
 pub(super) async fn end_held(
+    log: &AuditLog,
     tx: &mut PgConnection,
-    approvals: &[Uuid],
-    outcomes: &[Json<Outcome>],
+    ends: &[(&Approval, Outcome)],
 ) -> Result<(), Error> {
-    sqlx::query_file!("src/sql/held_runs_end.sql", approvals, outcomes as _).execute(tx).await?;
+    let (mut approvals, mut outcomes, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for (approval, outcome) in ends {
+        let Some(id) = approval.run else { continue };
+        let run = RunRef { id, session: approval.session, tenant: &approval.tenant };
+        waiting.push(RunEnd { run, worker: None, outcome });
+        approvals.push(approval.id.0);
+        outcomes.push(Json(outcome));
+    }
+    let RunEnds { runs, events } = log.run_ends(waiting);
+    sqlx::query_file!(
+        "src/sql/held_runs_end.sql",
+        &approvals,
+        &runs,
+        &outcomes as _,
+        events.writer,
+        &events.ids,
+        &events.times,
+        &events.details,
+        &events.macs as _,
+    )
+    .execute(tx)
+    .await?;
     Ok(())
 }
 
-fn expired_outcome(id: Uuid) -> Outcome {
-    let message = format!("nobody decided about approval {} in time; start the run again", ApprovalId(id));
+fn expired_outcome(id: ApprovalId) -> Outcome {
+    let message = format!("nobody decided about approval {id} in time; start the run again");
     Outcome::Refused(Refusal { reason: Reason::ApprovalExpired, message })
 }

@@ -40,10 +40,10 @@ impl Store {
     /// Returns the approval that a run needed before it could start, if it needed one of its own.
     pub async fn approval_of_start(&self, tenant: &TenantId, run: RunId) -> Result<Option<Approval>, Error> {
         select_approvals!(
-            "a.run_id = $1 AND a.tenant_id || '' = $2 AND a.kind <> $3 ORDER BY a.id DESC LIMIT 1",
+            "a.run_id = $1 AND a.tenant_id || '' = $2 AND a.kind <> ALL ($3) ORDER BY a.id DESC LIMIT 1",
             run.0,
             tenant.as_str(),
-            ApprovalKind::EgressHost.as_str(),
+            &ApprovalKind::OF_RUNNING.map(|kind| kind.as_str().to_owned()),
         )
         .fetch_optional(&self.pools.reads)
         .await?

@@ -23,7 +23,7 @@ pub use decide::{Decision, DecisionResult, NotDecided, Revocation, RunToWake};
 pub use list::{ApprovalFilter, ApprovalStatus};
 pub use permitted::{Permitted, Withdrawn};
 pub(crate) use request::insert_for_run;
-pub use request::{ApprovalRequest, NewApproval};
+pub use request::{ApprovalRequest, NewApproval, ReadGrant};
 
 /// Pending approvals of one run.
 pub const MAX_PENDING_OF_RUN: i64 = 16;
@@ -85,6 +85,8 @@ words! {
         EgressHost = "egress_host",
         /// Less isolation for a run.
         Isolation = "isolation",
+        /// Reading a file of the host.
+        FileRead = "file_read",
     }
 }
 
@@ -94,6 +96,9 @@ impl ApprovalKind {
     pub fn is_once_only(self) -> bool {
         self == Self::NetworkHost
     }
+
+    /// Those that a run requests while it runs, not before it starts.
+    const OF_RUNNING: [Self; 2] = [Self::EgressHost, Self::FileRead];
 }
 
 words! {
@@ -122,6 +127,16 @@ words! {
     }
 }
 
+words! {
+    /// Which files a decision about a file holds for.
+    ApprovalReach {
+        /// The file.
+        File = "file",
+        /// All files below its directory.
+        Directory = "directory",
+    }
+}
+
 /// A request that a person decides about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Approval {
@@ -139,6 +154,10 @@ pub struct Approval {
     pub host: String,
     /// The port that it is about; 0 if the kind has none.
     pub port: u16,
+    /// The file that it is about; empty if the kind has none.
+    pub path: String,
+    /// Which files it is decided for, if it is decided and has a path.
+    pub reach: Option<ApprovalReach>,
     /// The key that started the run.
     pub requested_by: KeyId,
     /// For the person who decides.
@@ -193,6 +212,10 @@ impl Approval {
             "requested_by": self.requested_by, "message": self.message,
         });
         if let Value::Object(fields) = &mut detail {
+            if !self.path.is_empty() {
+                fields.insert("path".to_owned(), self.path.as_str().into());
+            }
+            fields.extend(self.reach.map(|reach| ("reach".to_owned(), reach.as_str().into())));
             fields.extend(self.scope.map(|scope| ("scope".to_owned(), scope.as_str().into())));
             fields.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));
         }
@@ -205,7 +228,8 @@ macro_rules! select_approvals {
     ($condition:literal $(+ $rest:literal)*, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             $crate::approval::ApprovalRow,
-            r#"SELECT a.id, a.tenant_id, a.session_id, a.run_id, a.kind, a.host, a.port, a.requested_by, a.message,
+            r#"SELECT a.id, a.tenant_id, a.session_id, a.run_id, a.kind, a.host, a.port, a.path, a.reach,
+                      a.requested_by, a.message,
                       CASE WHEN a.state = 'pending' AND a.expires_at <= now() THEN 'expired' ELSE a.state END AS "state!",
                       a.scope, a.decided_by, a.reason, a.created_at, a.expires_at,
                       coalesce(a.decided_at, CASE WHEN a.expires_at <= now() THEN a.expires_at END) AS decided_at,
@@ -226,6 +250,8 @@ struct ApprovalRow {
     kind: String,
     host: String,
     port: i32,
+    path: String,
+    reach: Option<String>,
     requested_by: Uuid,
     message: String,
     state: String,
@@ -252,6 +278,8 @@ impl TryFrom<ApprovalRow> for Approval {
             kind: row::parse("approvals.kind", &row.kind)?,
             host: row.host,
             port: port(row.port),
+            path: row.path,
+            reach: row.reach.map(|text| row::parse("approvals.reach", &text)).transpose()?,
             requested_by: KeyId(row.requested_by),
             message: row.message,
             state: row::parse("approvals.state", &row.state)?,

@@ -57,8 +57,9 @@ impl Permitted {
             ApprovalKind::NetworkProxy => network >= NetworkMode::Proxy,
             ApprovalKind::NetworkHost => network >= NetworkMode::Host,
             ApprovalKind::Isolation => return self.refuses_mode(mode),
-            // The proxy applies the present lists to each connection.
-            ApprovalKind::EgressHost => true,
+            // The proxy applies the present lists to each connection. A file that a run can ask for
+            // was opened to it when it was admitted.
+            ApprovalKind::EgressHost | ApprovalKind::FileRead => true,
         };
         (!permits).then_some(Withdrawn::Network(network))
     }

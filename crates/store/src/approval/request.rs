@@ -6,8 +6,8 @@ use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId};
 use sqlx::PgConnection;
 
 use super::{
-    Approval, ApprovalKind, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, expire,
-    port, select_approvals, shortened,
+    Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
+    MAX_PENDING_OF_TENANT, expire, port, select_approvals, shortened,
 };
 use crate::{Error, EventKind, Store, audit::AuditLog, event, row};
 
@@ -45,10 +45,21 @@ pub struct ApprovalRequest {
     pub host: String,
     /// The port that it is about; 0 if the kind has none.
     pub port: u16,
+    /// The file that it is about, at most 1024 bytes; empty if the kind has none.
+    pub path: String,
     /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
     pub message: String,
     /// How long it waits for a decision.
     pub timeout: Duration,
+}
+
+/// Files that all runs of a session may read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadGrant {
+    /// A file.
+    pub path: String,
+    /// Whether the grant is for the file, or for all files below its directory.
+    pub reach: ApprovalReach,
 }
 
 impl Store {
@@ -70,12 +81,12 @@ impl Store {
         check_tenant(&mut tx, &request.tenant).await?;
         let id = ApprovalId::generate();
         let inserted = sqlx::query!(
-            "INSERT INTO approvals (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at)
-             SELECT $1, r.tenant_id, r.session_id, r.id, $5, $6, $7, r.requested_by, $8, now() + $9::interval
+            "INSERT INTO approvals (id, tenant_id, session_id, run_id, kind, host, port, path, requested_by, message, expires_at)
+             SELECT $1, r.tenant_id, r.session_id, r.id, $5, $6, $7, $10, r.requested_by, $8, now() + $9::interval
              FROM live_runs r
              WHERE r.id = $4 AND r.tenant_id || '' = $2 AND r.session_id = $3 AND r.state = 'running'
                AND r.requested_by IS NOT NULL
-             ON CONFLICT (run_id, kind, host, port) WHERE state = 'pending' DO NOTHING",
+             ON CONFLICT (run_id, kind, host, port, path) WHERE state = 'pending' DO NOTHING",
             id.0,
             request.tenant.as_str(),
             request.session.0,
@@ -85,6 +96,7 @@ impl Store {
             i32::from(request.port),
             shortened(&request.message),
             row::interval(request.timeout) as _,
+            request.path,
         )
         .execute(&mut *tx)
         .await?;
@@ -130,6 +142,29 @@ impl Store {
             .collect()
     }
 
+    /// Lists the files that all runs of a session may read.
+    pub async fn approval_read_grants(
+        &self,
+        tenant: &TenantId,
+        session: SessionId,
+    ) -> Result<Vec<ReadGrant>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT DISTINCT path, coalesce(reach, 'file') AS "reach!" FROM approvals
+               WHERE tenant_id = $1 AND kind = $3 AND state = 'allowed' AND scope <> 'once'
+                 AND revoked_at IS NULL AND (scope = 'tenant' OR session_id = $2)
+               LIMIT $4"#,
+            tenant.as_str(),
+            session.0,
+            ApprovalKind::FileRead.as_str(),
+            2 * MAX_GRANTS,
+        )
+        .fetch_all(&self.pools.runs)
+        .await?;
+        rows.into_iter()
+            .map(|row| Ok(ReadGrant { path: row.path, reach: row::parse("approvals.reach", &row.reach)? }))
+            .collect()
+    }
+
     /// Returns a grant to all runs of a session, if there is one.
     pub async fn approval_granted(
         &self,
@@ -137,8 +172,18 @@ impl Store {
         session: SessionId,
         grant: &Grant,
     ) -> Result<Option<Approval>, Error> {
+        self.granted(tenant, session, grant, "").await
+    }
+
+    async fn granted(
+        &self,
+        tenant: &TenantId,
+        session: SessionId,
+        grant: &Grant,
+        path: &str,
+    ) -> Result<Option<Approval>, Error> {
         select_approvals!(
-            "a.tenant_id = $1 AND a.kind = $3 AND a.host = $4 AND a.port = $5
+            "a.tenant_id = $1 AND a.kind = $3 AND a.host = $4 AND a.port = $5 AND a.path = $6
                AND a.state = 'allowed' AND a.scope <> 'once' AND a.revoked_at IS NULL
                AND (a.scope = 'tenant' OR a.session_id = $2)
              LIMIT 1",
@@ -147,6 +192,7 @@ impl Store {
             grant.kind.as_str(),
             grant.host,
             i32::from(grant.port),
+            path,
         )
         .fetch_optional(&self.pools.runs)
         .await?
@@ -157,14 +203,14 @@ impl Store {
     /// What is known without a new request: a grant, or the run's own request that is pending or
     /// decided.
     async fn approval_answer(&self, request: &ApprovalRequest) -> Result<Option<Approval>, Error> {
-        let ApprovalRequest { tenant, session, kind, host, port, .. } = request;
+        let ApprovalRequest { tenant, session, kind, host, port, path, .. } = request;
         let grant = Grant { kind: *kind, host: host.clone(), port: *port };
-        if let Some(granted) = self.approval_granted(tenant, *session, &grant).await? {
+        if let Some(granted) = self.granted(tenant, *session, &grant, path).await? {
             return Ok(Some(granted));
         }
         select_approvals!(
             "a.tenant_id || '' = $1 AND a.run_id = $2 AND a.kind = $3 AND a.host = $4 AND a.port = $5
-               AND (a.state IN ('allowed', 'denied') OR (a.state = 'pending' AND a.expires_at > now()))
+               AND a.path = $6 AND (a.state IN ('allowed', 'denied') OR (a.state = 'pending' AND a.expires_at > now()))
                AND a.revoked_at IS NULL
              ORDER BY a.id DESC LIMIT 1",
             tenant.as_str(),
@@ -172,6 +218,7 @@ impl Store {
             kind.as_str(),
             host,
             i32::from(*port),
+            path,
         )
         .fetch_optional(&self.pools.runs)
         .await?

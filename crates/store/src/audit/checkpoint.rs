@@ -13,15 +13,15 @@ use uuid::Uuid;
 
 use super::{
     AuditLog,
-    entry::{AuditKeys, HASH_LEN, Hash, Hasher, micros},
+    event::{AuditKeys, HASH_LEN, Hash, Hasher, micros},
 };
 use crate::{Error, Store};
 
 /// Time between two checkpoints of a writer that stored something.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Rows that one checkpoint covers.
-const MAX_ENTRIES: usize = 1000;
-/// An entry that is not stored by then never will be: longer than any statement takes.
+const MAX_EVENTS: usize = 1000;
+/// An event that is not stored by then never will be: longer than any statement takes.
 const STORED_WITHIN: Duration = Duration::from_secs(120);
 /// Rows that wait for a checkpoint. Further ones have a MAC alone.
 const MAX_WAITING: usize = 100_000;
@@ -31,7 +31,7 @@ const MAX_OTHERS: i64 = 100;
 /// The chain of a writer.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// Entries that no checkpoint covers: stored, about to be stored, or given up.
+    /// Events that no checkpoint covers: stored, about to be stored, or given up.
     waiting: Vec<Waiting>,
     /// A checkpoint that may or may not be stored: it is stored again as it is.
     unsure: Option<Checkpoint>,
@@ -40,7 +40,7 @@ pub(super) struct Chain {
     others: Vec<Head>,
 }
 
-/// An entry that waits for a checkpoint.
+/// An event that waits for a checkpoint.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     id: Uuid,
@@ -55,18 +55,25 @@ impl Chain {
         }
     }
 
-    /// The entries that wait for a checkpoint, the oldest first. Forgets those that were not stored.
-    fn waiting(&mut self) -> Vec<Uuid> {
-        self.waiting.retain(|entry| entry.since.elapsed() < STORED_WITHIN);
-        self.waiting.iter().take(MAX_ENTRIES).map(|entry| entry.id).collect()
+    /// The event will not be stored. It is one of the last that were added.
+    pub(super) fn forget(&mut self, id: Uuid) {
+        if let Some(place) = self.waiting.iter().rposition(|event| event.id == id) {
+            self.waiting.remove(place);
+        }
     }
 
-    /// Makes the next checkpoint, of the waiting entries that are stored.
+    /// Events that wait for a checkpoint, after the first `skipped`. Forgets those that were not stored.
+    fn waiting(&mut self, skipped: usize) -> Vec<Uuid> {
+        self.waiting.retain(|event| event.since.elapsed() < STORED_WITHIN);
+        self.waiting.iter().skip(skipped).take(MAX_EVENTS).map(|event| event.id).collect()
+    }
+
+    /// Makes the next checkpoint, of the waiting events that are stored.
     fn next(&mut self, stored: &HashSet<Uuid>, writer: Uuid, keys: &AuditKeys) {
-        let (entries, waiting): (Vec<_>, Vec<_>) =
-            mem::take(&mut self.waiting).into_iter().partition(|entry| stored.contains(&entry.id));
+        let (events, waiting): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.waiting).into_iter().partition(|event| stored.contains(&event.id));
         self.waiting = waiting;
-        if entries.is_empty() {
+        if events.is_empty() {
             return;
         }
         let now = OffsetDateTime::now_utc();
@@ -74,13 +81,13 @@ impl Chain {
             writer,
             number: self.number + 1,
             at: now.replace_nanosecond(now.microsecond() * 1000).unwrap_or(now),
-            entries: entries.iter().map(|entry| entry.id).collect(),
+            events: events.iter().map(|event| event.id).collect(),
             others: serde_json::json!(mem::take(&mut self.others)).to_string(),
             previous: self.previous.to_vec(),
             hash: Vec::new(),
             signature: Vec::new(),
         };
-        let hash = checkpoint.covered(entries.iter().map(|entry| &entry.content));
+        let hash = checkpoint.covered(events.iter().map(|event| &event.content));
         checkpoint.signature = keys.sign(&hash);
         checkpoint.hash = hash.to_vec();
         self.unsure = Some(checkpoint);
@@ -111,7 +118,7 @@ pub(super) struct Checkpoint {
     pub(super) writer: Uuid,
     pub(super) number: i64,
     pub(super) at: OffsetDateTime,
-    pub(super) entries: Vec<Uuid>,
+    pub(super) events: Vec<Uuid>,
     pub(super) others: String,
     pub(super) previous: Vec<u8>,
     pub(super) hash: Vec<u8>,
@@ -127,7 +134,7 @@ impl Checkpoint {
         hash.bytes(&micros(self.at).to_be_bytes());
         hash.bytes(&self.previous);
         hash.bytes(self.others.as_bytes());
-        for (id, content) in self.entries.iter().zip(contents) {
+        for (id, content) in self.events.iter().zip(contents) {
             hash.bytes(id.as_bytes());
             hash.bytes(content);
         }
@@ -150,28 +157,31 @@ impl Store {
     pub async fn audit_checkpoint(&self) -> Result<(), Error> {
         let AuditLog { writer, keys: Some(keys), .. } = &*self.audit else { return Ok(()) };
         let _one_at_a_time = self.audit.checkpoint.lock().await;
+        // Events that are not stored yet, or never will be, do not keep later ones from their checkpoint.
+        let mut skipped = 0;
         loop {
             let unsure = self.audit.chain().unsure.clone();
             if let Some(checkpoint) = unsure {
                 let others = self.checkpoint_insert(&checkpoint).await?;
                 self.audit.chain().stored(&checkpoint, others);
             }
-            let waiting = self.audit.chain().waiting();
-            let stored = self.audit_stored(*writer, &waiting).await?;
-            self.audit.chain().next(&stored, *writer, keys);
-            if stored.is_empty() {
+            let waiting = self.audit.chain().waiting(skipped);
+            if waiting.is_empty() {
                 return Ok(());
             }
+            let stored = self.audit_stored(*writer, &waiting).await?;
+            self.audit.chain().next(&stored, *writer, keys);
+            skipped += waiting.len() - stored.len();
         }
     }
 
-    /// Which of these entries are stored.
-    async fn audit_stored(&self, writer: Uuid, entries: &[Uuid]) -> Result<HashSet<Uuid>, Error> {
-        if entries.is_empty() {
+    /// Which of these events are stored.
+    async fn audit_stored(&self, writer: Uuid, events: &[Uuid]) -> Result<HashSet<Uuid>, Error> {
+        if events.is_empty() {
             return Ok(HashSet::new());
         }
         let stored =
-            sqlx::query_scalar!("SELECT id FROM audit WHERE writer = $1 AND id = ANY ($2)", writer, entries)
+            sqlx::query_scalar!("SELECT id FROM audit WHERE writer = $1 AND id = ANY ($2)", writer, events)
                 .fetch_all(&self.pools.runs)
                 .await?;
         Ok(stored.into_iter().collect())
@@ -192,7 +202,7 @@ impl Store {
             checkpoint.writer,
             checkpoint.number,
             checkpoint.at,
-            &checkpoint.entries,
+            &checkpoint.events,
             checkpoint.others,
             &checkpoint.previous,
             &checkpoint.hash,

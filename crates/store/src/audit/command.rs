@@ -3,7 +3,7 @@
 use codelia_policy::RunSpec;
 use serde_json::{Value, json};
 
-use super::entry::Hasher;
+use super::event::Hasher;
 
 /// Characters of a preview.
 const PREVIEW: usize = 100;
@@ -18,16 +18,21 @@ const SECRET_NAMES: [&str; 9] =
 const SECRET_STARTS: [&str; 10] =
     ["ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "sk-", "xoxb-", "xoxp-", "AKIA", "eyJ"];
 
-/// The details of the entry of a run.
+/// The details of the event of a run.
 pub(crate) fn command_detail(spec: &RunSpec) -> Value {
     let mut hash = Hasher::new("codelia command 1");
     spec.command.argv.iter().for_each(|argument| hash.bytes(argument.as_bytes()));
     let hash: String = hash.finish().iter().map(|byte| format!("{byte:02x}")).collect();
-    json!({
+    let mut detail = json!({
         "command_sha256": hash,
         "command_preview": preview(&spec.command.argv),
         "mode": spec.mode.as_str(),
-    })
+    });
+    if let Some(tool) = &spec.tool {
+        detail["tool"] =
+            json!({ "id": tool.id.as_str(), "version": tool.version, "level": tool.level.as_str() });
+    }
+    detail
 }
 
 /// The first characters of the command. Values that look like secrets are left out; that is a help, not

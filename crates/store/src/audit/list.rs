@@ -1,60 +1,82 @@
 //! Reading the audit.
 
 use codelia_types::{SessionId, TenantId};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{AuditEntry, AuditRow};
-use crate::{Error, EventKind, Store};
+use super::{AuditEvent, AuditRow};
+use crate::{Error, EventKind, Store, run::first_id};
 
-/// Which entries to list.
+/// Which events to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
     /// Of this session alone.
     pub session: Option<SessionId>,
     /// Of this kind alone.
     pub kind: Option<EventKind>,
-    /// Only those with smaller ids.
-    pub before: Option<Uuid>,
+    /// Recorded at this time or later.
+    pub start: Option<OffsetDateTime>,
+    /// Recorded before this time.
+    pub end: Option<OffsetDateTime>,
+    /// The oldest first, not the newest.
+    pub oldest_first: bool,
+    /// Only those that come after the one with this id in the list.
+    pub after: Option<Uuid>,
 }
 
-/// Reads entries, newest first.
-macro_rules! list_entries {
-    ($store:ident, $condition:literal, $filter:ident, $($argument:expr),*) => {
+impl AuditFilter {
+    /// The ids that are listed: from the first on, and before the second. Ids begin with the time.
+    fn ids(&self) -> (Uuid, Uuid) {
+        let first = self.start.map_or(Uuid::nil(), first_id);
+        let end = self.end.map_or(Uuid::max(), first_id);
+        match (self.after, self.oldest_first) {
+            (Some(after), true) => (first.max(Uuid::from_u128(after.as_u128().saturating_add(1))), end),
+            (Some(after), false) => (first, end.min(after)),
+            (None, _) => (first, end),
+        }
+    }
+}
+
+/// Reads events in an order of their ids.
+macro_rules! list_events {
+    ($store:ident, $filter:ident, $condition:literal, $limit:ident $(, $argument:expr)*) => {
+        match $filter.oldest_first {
+            true => list_events!($store, $filter, $condition, "ASC", $limit $(, $argument)*),
+            false => list_events!($store, $filter, $condition, "DESC", $limit $(, $argument)*),
+        }
+    };
+    ($store:ident, $filter:ident, $condition:literal, $order:literal, $limit:ident $(, $argument:expr)*) => {{
+        let (first, end) = $filter.ids();
         sqlx::query_as!(
             AuditRow,
             "SELECT writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac
              FROM audit
-             WHERE id < $1 AND ($2::text IS NULL OR kind = $2) AND " + $condition + "
-             ORDER BY id DESC LIMIT $3",
-            $filter.before.unwrap_or(Uuid::max()),
+             WHERE id >= $1 AND id < $2 AND ($3::text IS NULL OR kind = $3) AND " + $condition + "
+             ORDER BY id " + $order + " LIMIT $4",
+            first,
+            end,
             $filter.kind.map(EventKind::as_str),
-            $($argument),*
+            $limit
+            $(, $argument)*
         )
         .fetch_all(&$store.pools.reads)
         .await?
-    };
+    }};
 }
 
 impl Store {
-    /// Lists a tenant's entries, or with `None` those that concern no tenant, newest first.
+    /// Lists a tenant's events, or with `None` those that concern no tenant.
     pub async fn audit_list(
         &self,
         tenant: Option<&TenantId>,
         filter: &AuditFilter,
         limit: i64,
-    ) -> Result<Vec<AuditEntry>, Error> {
-        let rows = match (tenant.map(TenantId::as_str), filter.session) {
-            (None, _) => list_entries!(self, "tenant_id IS NULL", filter, limit),
-            (Some(tenant), None) => list_entries!(self, "tenant_id = $4", filter, limit, tenant),
+    ) -> Result<Vec<AuditEvent>, Error> {
+        let rows = match (tenant.map(TenantId::as_str), filter.session.map(|session| session.0)) {
+            (None, _) => list_events!(self, filter, "tenant_id IS NULL", limit),
+            (Some(tenant), None) => list_events!(self, filter, "tenant_id = $5", limit, tenant),
             (Some(tenant), Some(session)) => {
-                list_entries!(
-                    self,
-                    "session_id = $5 AND tenant_id || '' = $4",
-                    filter,
-                    limit,
-                    tenant,
-                    session.0
-                )
+                list_events!(self, filter, "session_id = $6 AND tenant_id || '' = $5", limit, tenant, session)
             }
         };
         rows.into_iter().map(|row| Ok(row.split()?.0)).collect()

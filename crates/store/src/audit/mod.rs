@@ -9,9 +9,10 @@
 
 mod checkpoint;
 mod command;
-mod entry;
+mod event;
 mod list;
 mod retention;
+mod run_end;
 mod verify;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,10 +21,13 @@ use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-pub(crate) use self::command::command_detail;
-use self::{checkpoint::Chain, entry::AuditKeys};
+use self::{checkpoint::Chain, event::AuditKeys};
+pub(crate) use self::{
+    command::command_detail,
+    run_end::{RunEnd, RunEnds, run_end},
+};
 pub use self::{
-    entry::AuditEntry,
+    event::AuditEvent,
     list::AuditFilter,
     verify::{AuditProblem, AuditReport},
 };
@@ -39,15 +43,16 @@ pub(crate) struct AuditLog {
     checkpoint: tokio::sync::Mutex<()>,
 }
 
-/// An entry with its MAC, to be stored.
+/// An event with its MAC, to be stored.
 #[derive(Debug)]
-pub(crate) struct NewEntry {
-    pub(crate) entry: AuditEntry,
+pub(crate) struct SignedEvent {
+    pub(crate) event: AuditEvent,
     pub(crate) mac: Option<Vec<u8>>,
 }
 
-/// Entries as arrays of columns, to insert them in one statement.
-pub(crate) struct Entries {
+/// Events as arrays of columns, to insert them in one statement.
+#[derive(Default)]
+pub(crate) struct EventColumns {
     pub(crate) writer: Uuid,
     pub(crate) ids: Vec<Uuid>,
     pub(crate) times: Vec<OffsetDateTime>,
@@ -57,48 +62,48 @@ pub(crate) struct Entries {
     pub(crate) macs: Vec<Option<Vec<u8>>>,
 }
 
+impl EventColumns {
+    fn push(&mut self, SignedEvent { event, mac }: SignedEvent) {
+        self.ids.push(event.id);
+        self.times.push(event.at);
+        self.kinds.push(event.kind);
+        self.fields.push(event.field);
+        self.details.push(event.detail);
+        self.macs.push(mac);
+    }
+}
+
 impl AuditLog {
     /// A writer that signs nothing.
     pub(crate) fn unsigned() -> Self {
         Self { writer: Uuid::now_v7(), keys: None, chain: Mutex::default(), checkpoint: Default::default() }
     }
 
-    /// An entry about this. The next checkpoint covers it if it is stored by then.
-    pub(crate) fn entry(&self, subject: &EventSubject, body: &EventBody) -> NewEntry {
-        let entry = AuditEntry::new(self.writer, subject, body);
+    /// An event about this. The next checkpoint covers it if it is stored by then.
+    pub(crate) fn event(&self, subject: &EventSubject, body: &EventBody) -> SignedEvent {
+        let event = AuditEvent::new(self.writer, subject, body);
         let mac = self.keys.as_ref().map(|keys| {
-            let content = entry.content();
-            self.chain().add(entry.id, content);
+            let content = event.content();
+            self.chain().add(event.id, content);
             keys.mac(&content)
         });
-        NewEntry { entry, mac }
+        SignedEvent { event, mac }
     }
 
-    /// Entries about one subject.
-    pub(crate) fn entries<'a>(
+    /// Events about one subject.
+    pub(crate) fn events<'a>(
         &self,
         subject: &EventSubject,
         bodies: impl IntoIterator<Item = &'a EventBody>,
-    ) -> Entries {
-        let mut entries = Entries {
-            writer: self.writer,
-            ids: Vec::new(),
-            times: Vec::new(),
-            kinds: Vec::new(),
-            fields: Vec::new(),
-            details: Vec::new(),
-            macs: Vec::new(),
-        };
-        for body in bodies {
-            let NewEntry { entry, mac } = self.entry(subject, body);
-            entries.ids.push(entry.id);
-            entries.times.push(entry.at);
-            entries.kinds.push(entry.kind);
-            entries.fields.push(entry.field);
-            entries.details.push(entry.detail);
-            entries.macs.push(mac);
-        }
-        entries
+    ) -> EventColumns {
+        let mut events = EventColumns { writer: self.writer, ..EventColumns::default() };
+        bodies.into_iter().for_each(|body| events.push(self.event(subject, body)));
+        events
+    }
+
+    /// The statement did not store this event, because nothing happened.
+    pub(crate) fn forget(&self, id: Uuid) {
+        self.chain().forget(id);
     }
 
     fn chain(&self) -> MutexGuard<'_, Chain> {
@@ -131,22 +136,48 @@ pub(crate) async fn insert(
     subject: &EventSubject,
     body: &EventBody,
 ) -> Result<(), Error> {
-    let NewEntry { entry, mac } = log.entry(subject, body);
+    insert_into(Tables::Audit, log, executor, subject, body).await
+}
+
+/// Which tables an event is inserted into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tables {
+    /// `audit` alone.
+    Audit,
+    /// `audit` and `events`.
+    AuditAndEvents,
+}
+
+/// Inserts an event.
+pub(crate) async fn insert_into(
+    tables: Tables,
+    log: &AuditLog,
+    executor: impl PgExecutor<'_>,
+    subject: &EventSubject,
+    body: &EventBody,
+) -> Result<(), Error> {
+    let SignedEvent { event, mac } = log.event(subject, body);
     sqlx::query!(
-        "INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
+        "WITH event AS (
+             INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
+             SELECT $2::uuid, $4::text, $5::text, $6::uuid, $7::uuid, $8::uuid, $9::text, $10::text, $11::text::jsonb
+             WHERE $13::boolean
+         )
+         INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
-        entry.writer,
-        entry.id,
-        entry.at,
-        entry.kind,
+        event.writer,
+        event.id,
+        event.at,
+        event.kind,
         subject.tenant.as_ref().map(|id| id.as_str()),
         subject.session.map(|id| id.0),
         subject.run.map(|id| id.0),
         subject.key.map(|id| id.0),
         subject.worker.as_ref().map(|id| id.as_str()),
-        entry.field,
-        entry.detail,
+        event.field,
+        event.detail,
         mac,
+        tables == Tables::AuditAndEvents,
     )
     .execute(executor)
     .await?;
@@ -170,8 +201,8 @@ struct AuditRow {
 }
 
 impl AuditRow {
-    /// The entry and its MAC.
-    fn split(self) -> Result<(AuditEntry, Option<Vec<u8>>), Error> {
+    /// The event and its MAC.
+    fn split(self) -> Result<(AuditEvent, Option<Vec<u8>>), Error> {
         let subject = EventSubject {
             tenant: self.tenant_id.map(|text| row::parse("audit.tenant_id", &text)).transpose()?,
             session: self.session_id.map(codelia_types::SessionId),
@@ -180,6 +211,6 @@ impl AuditRow {
             worker: self.worker_id.map(|text| row::parse("audit.worker_id", &text)).transpose()?,
         };
         let Self { writer, id, at, kind, field, detail, mac, .. } = self;
-        Ok((AuditEntry { writer, id, at, kind, subject, field, detail }, mac))
+        Ok((AuditEvent { writer, id, at, kind, subject, field, detail }, mac))
     }
 }

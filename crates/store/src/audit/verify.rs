@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{
     AuditRow,
     checkpoint::{Checkpoint, Head},
-    entry::{AuditKeys, Hash},
+    event::{AuditKeys, Hash},
 };
 use crate::{Error, EventKind, Store};
 
@@ -25,28 +25,28 @@ const CHECKPOINT_PAGE: i64 = 50;
 /// What is wrong with the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuditProblem {
-    /// The content of an entry does not fit its MAC: it was changed, or written by somebody else.
-    EntryChanged {
+    /// The content of an event does not fit its MAC: it was changed, or written by somebody else.
+    EventChanged {
         /// Its writer.
         writer: Uuid,
         /// Its id.
         id: Uuid,
     },
-    /// A checkpoint names an entry that does not exist.
-    EntryRemoved {
+    /// A checkpoint names an event that does not exist.
+    EventRemoved {
         /// Its writer.
         writer: Uuid,
         /// Its id.
         id: Uuid,
     },
-    /// An entry has no MAC, though the installation had a key when it was written.
-    EntryUnsigned {
+    /// An event has no MAC, though the installation had a key when it was written.
+    EventUnsigned {
         /// Its writer.
         writer: Uuid,
         /// Its id.
         id: Uuid,
     },
-    /// A checkpoint does not fit its signature, or its entries do not fit it.
+    /// A checkpoint does not fit its signature, or its events do not fit it.
     CheckpointChanged {
         /// Its writer.
         writer: Uuid,
@@ -72,11 +72,11 @@ pub enum AuditProblem {
 impl fmt::Display for AuditProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::EntryChanged { writer, id } => {
-                write!(f, "entry {id} of writer {writer} was changed or forged")
+            Self::EventChanged { writer, id } => {
+                write!(f, "event {id} of writer {writer} was changed or forged")
             }
-            Self::EntryRemoved { writer, id } => write!(f, "entry {id} of writer {writer} was removed"),
-            Self::EntryUnsigned { writer, id } => write!(f, "entry {id} of writer {writer} is not signed"),
+            Self::EventRemoved { writer, id } => write!(f, "event {id} of writer {writer} was removed"),
+            Self::EventUnsigned { writer, id } => write!(f, "event {id} of writer {writer} is not signed"),
             Self::CheckpointChanged { writer, number } => {
                 write!(f, "checkpoint {number} of writer {writer} was changed, or signed with another key")
             }
@@ -93,16 +93,16 @@ impl fmt::Display for AuditProblem {
 /// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditReport {
-    /// Processes that wrote entries.
+    /// Processes that wrote events.
     pub writers: u64,
     /// Checkpoints that were checked.
     pub checkpoints: u64,
-    /// Entries that were checked.
-    pub entries: u64,
+    /// Events that were checked.
+    pub events: u64,
     /// Of these, those that no checkpoint names: of the last second, or of a process that was killed.
     /// They cannot be changed unseen, but removed.
     pub unlisted: u64,
-    /// Entries without a MAC, from before the installation had a key.
+    /// Events without a MAC, from before the installation had a key.
     pub unsigned: u64,
     /// How many problems there are.
     pub problem_count: u64,
@@ -131,7 +131,7 @@ struct Heads {
 }
 
 impl Store {
-    /// Checks every entry and checkpoint. Reads them in pages, and reports after each. Returns `None` if
+    /// Checks every event and checkpoint. Reads them in pages, and reports after each. Returns `None` if
     /// this process has no key.
     pub async fn audit_verify(
         &self,
@@ -158,7 +158,7 @@ impl Store {
         Ok(Some(report))
     }
 
-    /// Checks the checkpoints of a writer and the entries that they name. Returns how many of those exist.
+    /// Checks the checkpoints of a writer and the events that they name. Returns how many of those exist.
     async fn verify_checkpoints(
         &self,
         keys: &AuditKeys,
@@ -201,7 +201,7 @@ impl Store {
         Ok(listed)
     }
 
-    /// Checks a checkpoint and its entries. Returns how many of them exist.
+    /// Checks a checkpoint and its events. Returns how many of them exist.
     async fn verify_checkpoint(
         &self,
         keys: &AuditKeys,
@@ -214,23 +214,23 @@ impl Store {
             "SELECT writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac
              FROM audit WHERE writer = $1 AND id = ANY ($2)",
             writer,
-            &checkpoint.entries,
+            &checkpoint.events,
         )
         .fetch_all(&self.pools.upkeep)
         .await?;
         let found = rows.len() as u64;
         let contents: HashMap<Uuid, Option<Hash>> =
             rows.into_iter().map(|row| (row.id, verify_row(keys, row, report))).collect();
-        let mut in_order = Vec::with_capacity(checkpoint.entries.len());
-        for id in &checkpoint.entries {
+        let mut in_order = Vec::with_capacity(checkpoint.events.len());
+        for id in &checkpoint.events {
             match contents.get(id) {
                 Some(content) => in_order.extend(content),
-                None => report.add(AuditProblem::EntryRemoved { writer, id: *id }),
+                None => report.add(AuditProblem::EventRemoved { writer, id: *id }),
             }
         }
         let is_signed = keys.is_signature(&checkpoint.hash, &checkpoint.signature);
-        // With an entry removed or changed, the hash cannot fit; that problem is reported already.
-        let is_complete = in_order.len() == checkpoint.entries.len();
+        // With an event removed or changed, the hash cannot fit; that problem is reported already.
+        let is_complete = in_order.len() == checkpoint.events.len();
         let fits = checkpoint.covered(in_order.iter())[..] == checkpoint.hash;
         if !is_signed || (is_complete && !fits) {
             report.add(AuditProblem::CheckpointChanged { writer, number });
@@ -238,7 +238,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Checks the entries of a writer that no checkpoint names.
+    /// Checks the events of a writer that no checkpoint names.
     async fn verify_unlisted(
         &self,
         keys: &AuditKeys,
@@ -274,7 +274,7 @@ impl Store {
             for row in rows {
                 match (&row.mac, first_signed) {
                     (None, Some(first)) if row.id > first => {
-                        report.add(AuditProblem::EntryUnsigned { writer, id: row.id });
+                        report.add(AuditProblem::EventUnsigned { writer, id: row.id });
                     }
                     (None, _) => report.unsigned += 1,
                     (Some(_), _) => {
@@ -289,7 +289,7 @@ impl Store {
     async fn checkpoints_after(&self, writer: Uuid, number: i64) -> Result<Vec<Checkpoint>, Error> {
         let page = sqlx::query_as!(
             Checkpoint,
-            "SELECT writer, number, at, entries, others, previous, hash, signature FROM audit_checkpoints
+            "SELECT writer, number, at, entries AS events, others, previous, hash, signature FROM audit_checkpoints
              WHERE writer = $1 AND number > $2 ORDER BY number LIMIT $3",
             writer,
             number,
@@ -315,7 +315,7 @@ impl Store {
         Ok(next)
     }
 
-    /// The first entry that a checkpoint names: later ones must be signed.
+    /// The first event that a checkpoint names: later ones must be signed.
     async fn first_signed(&self) -> Result<Option<Uuid>, Error> {
         let first = sqlx::query_scalar!("SELECT entries[1] FROM audit_checkpoints ORDER BY at LIMIT 1")
             .fetch_optional(&self.pools.upkeep)
@@ -323,7 +323,7 @@ impl Store {
         Ok(first.flatten())
     }
 
-    /// The last checkpoints of writers that were deleted because they were old, as signed entries say.
+    /// The last checkpoints of writers that were deleted because they were old, as signed events say.
     async fn expired_heads(&self, keys: &AuditKeys) -> Result<HashMap<Uuid, i64>, Error> {
         let rows = sqlx::query_as!(
             AuditRow,
@@ -335,11 +335,11 @@ impl Store {
         .await?;
         let mut heads = HashMap::new();
         for row in rows {
-            let (entry, mac) = row.split()?;
-            if !mac.is_some_and(|mac| keys.is_mac(&entry.content(), &mac)) {
+            let (event, mac) = row.split()?;
+            if !mac.is_some_and(|mac| keys.is_mac(&event.content(), &mac)) {
                 continue;
             }
-            let detail: Value = serde_json::from_str(&entry.detail).unwrap_or_default();
+            let detail: Value = serde_json::from_str(&event.detail).unwrap_or_default();
             let named = serde_json::from_value::<Vec<Head>>(detail["heads"].clone()).unwrap_or_default();
             for Head { writer, number } in named {
                 let head = heads.entry(writer).or_default();
@@ -350,19 +350,19 @@ impl Store {
     }
 }
 
-/// Checks the MAC of an entry, and returns the hash of its content if it fits.
+/// Checks the MAC of an event, and returns the hash of its content if it fits.
 fn verify_row(keys: &AuditKeys, row: AuditRow, report: &mut AuditReport) -> Option<Hash> {
-    report.entries += 1;
+    report.events += 1;
     let (writer, id) = (row.writer, row.id);
     let content = match row.split() {
-        Ok((entry, mac)) => {
-            let content = entry.content();
+        Ok((event, mac)) => {
+            let content = event.content();
             mac.is_some_and(|mac| keys.is_mac(&content, &mac)).then_some(content)
         }
         Err(_) => None,
     };
     if content.is_none() {
-        report.add(AuditProblem::EntryChanged { writer, id });
+        report.add(AuditProblem::EventChanged { writer, id });
     }
     content
 }

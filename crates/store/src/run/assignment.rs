@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    EndedRun, Incarnation, LeaseEpoch, LeaseToken, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
+    EndedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, RunResult, SessionId,
+    TenantId, WorkerId,
 };
-use serde_json::json;
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::list;
 use crate::{
-    Error, EventBody, EventKind, EventSubject, OutputChunk, SealedEnv, Store, audit::Entries, event, row,
+    Error, EventBody, EventSubject, OutputChunk, SealedEnv, Store,
+    audit::{EventColumns, RunEnd, SignedEvent, run_end},
+    event, row,
 };
 
 /// Queued runs of one session that a worker reads at once.
@@ -158,21 +160,31 @@ impl Store {
     /// caller gave up on it and the run was assigned again.
     pub async fn run_hand_back(
         &self,
-        id: RunId,
+        run: RunRef<'_>,
         turn: i32,
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<bool, Error> {
-        let changed = sqlx::query_file_scalar!(
+        let SignedEvent { event, mac } =
+            self.audit.run_end(RunEnd { run, worker: None, outcome: &Outcome::Canceled });
+        let found = sqlx::query_file!(
             "src/sql/run_hand_back.sql",
-            id.0,
+            run.id.0,
             worker.as_str(),
             incarnation.0,
             turn,
+            event.writer,
+            event.id,
+            event.at,
+            event.detail,
+            mac,
         )
         .fetch_one(&self.pools.runs)
         .await?;
-        Ok(changed > 0)
+        if found.canceled == 0 {
+            self.audit.forget(event.id);
+        }
+        Ok(found.queued + found.canceled > 0)
     }
 
     /// Ends a run with its result. Repeating the call under the same lease changes nothing.
@@ -193,8 +205,8 @@ impl Store {
         };
         let id = run.id;
         let columns = self.output_columns(id, lease, &commit.tail).await?;
-        let entries = self.audit_entries(run, lease, commit);
-        let events = event::Columns::new(&commit.events, &entries);
+        let audited = self.audit_events(run, lease, commit);
+        let events = event::Columns::new(&commit.events, &audited);
         let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
         let committed = sqlx::query_file_as!(
@@ -229,13 +241,14 @@ impl Store {
             columns.object.as_deref() as _,
             &columns.object_offsets as _,
             &columns.lengths as _,
-            entries.writer,
-            &entries.ids,
-            &entries.times,
-            &entries.kinds as _,
-            &entries.fields as _,
-            &entries.details,
-            &entries.macs as _,
+            audited.writer,
+            &audited.ids,
+            &audited.times,
+            &audited.kinds as _,
+            &audited.fields as _,
+            &audited.details,
+            &audited.macs as _,
+            result.changes.as_ref().map(Json) as _,
         )
         .fetch_optional(&self.pools.runs)
         .await?;
@@ -253,8 +266,8 @@ impl Store {
         })
     }
 
-    /// The entries of the audit: one for each event, and the end of the run.
-    fn audit_entries(&self, run: RunRef<'_>, lease: &LeaseToken, commit: &RunCommit) -> Entries {
+    /// What the audit records: the events, and the end of the run.
+    fn audit_events(&self, run: RunRef<'_>, lease: &LeaseToken, commit: &RunCommit) -> EventColumns {
         let subject = EventSubject {
             tenant: Some(run.tenant.clone()),
             session: Some(run.session),
@@ -262,15 +275,9 @@ impl Store {
             key: None,
             worker: Some(lease.worker.clone()),
         };
-        let RunResult { outcome, violations, .. } = &commit.result;
-        let detail = json!({
-            "outcome": outcome.kind(),
-            "exit_code": match outcome { Outcome::Exited(code) => Some(code), _ => None },
-            "duration_ms": commit.started_ago.map(|ago| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)),
-            "violations": violations.total,
-        });
-        let end = EventBody::new(EventKind::RunEnded, detail);
-        self.audit.entries(&subject, commit.events.iter().chain([&end]))
+        let RunResult { outcome, violations, changes, .. } = &commit.result;
+        let end = run_end(outcome, commit.started_ago, violations.total, changes.as_ref());
+        self.audit.events(&subject, commit.events.iter().chain([&end]))
     }
 
     /// A repeated commit, whose first answer was lost, succeeds if it was made under the same lease.
@@ -290,15 +297,46 @@ impl Store {
         Ok(stored)
     }
 
+    /// Whether the changes that a transactional run prepared under a lease are to be applied. `None` if the
+    /// run has not ended.
+    pub async fn run_changes_applied_any_tenant(
+        &self,
+        id: RunId,
+        epoch: LeaseEpoch,
+    ) -> Result<Option<bool>, Error> {
+        let is_live =
+            sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM live_runs WHERE id = $1) AS "is_live!""#, id.0)
+                .fetch_one(&self.pools.runs)
+                .await?;
+        // A run that ends in between is found by the second statement.
+        let is_applied = sqlx::query_scalar!(
+            r#"SELECT coalesce(changes ->> 'state' = 'applied', false) AS "is_applied!" FROM ended_runs
+               WHERE id = $1 AND lease_epoch = $2"#,
+            id.0,
+            epoch.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        Ok(is_applied.or((!is_live).then_some(false)))
+    }
+
     /// Ends a run as lost because its result cannot be stored. Returns `false` if the run is no longer
     /// assigned under this lease.
-    pub async fn run_abandon(&self, id: RunId, lease: &LeaseToken) -> Result<bool, Error> {
+    pub async fn run_abandon(&self, run: RunRef<'_>, lease: &LeaseToken) -> Result<bool, Error> {
+        let outcome = Outcome::Lost(LostReason::ResultRejected);
+        let SignedEvent { event, mac } =
+            self.audit.run_end(RunEnd { run, worker: Some(&lease.worker), outcome: &outcome });
         let ended = sqlx::query_file_scalar!(
             "src/sql/run_abandon.sql",
-            id.0,
+            run.id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
             lease.epoch.0,
+            event.writer,
+            event.id,
+            event.at,
+            event.detail,
+            mac,
         )
         .fetch_one(&self.pools.runs)
         .await?;

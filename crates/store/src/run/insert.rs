@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use super::{Run, RunState, settings::SpecColumns};
 use crate::{
     Error, EventBody, EventKind, EventSubject, NewApproval, Quotas, SealedEnv, Store, approval,
-    audit::{AuditLog, NewEntry, command_detail},
+    audit::{AuditLog, SignedEvent, command_detail},
     row,
     tenant::QUOTA_MARGIN,
 };
@@ -236,7 +236,7 @@ async fn insert_within(
         worker: None,
     };
     let body = EventBody::new(EventKind::RunAdmitted, command_detail(new.spec));
-    let NewEntry { entry, mac } = log.entry(&subject, &body);
+    let SignedEvent { event, mac } = log.event(&subject, &body);
     let found = sqlx::query_file!(
         "src/sql/run_insert.sql",
         new.id.0,
@@ -257,15 +257,18 @@ async fn insert_within(
         new.approval.map(|approval| approval.id.0),
         new.requested_by.map(|key| key.0),
         new.traceparent,
-        entry.writer,
-        entry.id,
-        entry.at,
+        event.writer,
+        event.id,
+        event.at,
         new.key.0,
-        entry.detail,
+        event.detail,
         mac,
     )
     .fetch_optional(executor)
     .await?;
+    if found.as_ref().is_none_or(|found| found.created_at.is_none()) {
+        log.forget(event.id);
+    }
     let Some(found) = found else { return Ok(Insertion::Refused(RunAdmission::NoSession)) };
     if let Some(created_at) = found.created_at {
         let worker = found.worker_id.map(|id| row::parse("runs.worker_id", &id)).transpose()?;
@@ -326,6 +329,7 @@ impl Run {
             output_truncated: false,
             output_total: None,
             violations: Violations::default(),
+            changes: None,
             worker_address: None,
         }
     }

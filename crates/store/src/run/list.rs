@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use codelia_types::{Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations};
+use codelia_types::{Changes, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations};
 use sqlx::{PgConnection, Postgres, Transaction, types::Json};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -42,7 +42,8 @@ macro_rules! select_summaries {
                CASE WHEN octet_length(r.outcome #>> '{detail,message}') > 1024
                     THEN jsonb_set(r.outcome, '{detail,message}', to_jsonb(left(r.outcome #>> '{detail,message}', 256) || '…'))
                     ELSE r.outcome END AS "outcome: Json<Outcome>",
-               jsonb_set(r.violations, '{seen}', '[]') AS "violations: Json<Violations>""#,
+               jsonb_set(r.violations, '{seen}', '[]') AS "violations: Json<Violations>",
+               jsonb_set(r.changes, '{entries}', '[]') AS "changes: Json<Changes>""#,
             $condition,
             $($argument),*
         )
@@ -99,7 +100,7 @@ impl Page {
 const LAST_TIME: OffsetDateTime = time::macros::datetime!(9999-01-01 00:00 UTC);
 
 /// The least id that is made at a time.
-pub(super) fn first_id(time: OffsetDateTime) -> Uuid {
+pub(crate) fn first_id(time: OffsetDateTime) -> Uuid {
     let millis = u128::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
     Uuid::from_u128(millis.min((1 << 48) - 1) << 80)
 }

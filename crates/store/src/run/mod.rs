@@ -5,6 +5,7 @@ mod assignment;
 mod insert;
 mod list;
 mod queue;
+mod recorded;
 mod settings;
 mod summary;
 
@@ -12,20 +13,25 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    ApprovalId, EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations,
-    WorkerId,
+    ApprovalId, Changes, EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage,
+    Violations, WorkerId,
 };
 use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Store, row};
+use crate::{
+    Error, Store,
+    audit::{RunEnd, SignedEvent},
+    row,
+};
 
 pub use assignment::{AssignedRun, HeldSessions, RunCommit, RunRef};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
-pub(crate) use list::{ordered, read_in_order};
+pub(crate) use list::{first_id, ordered, read_in_order};
 pub use queue::WaitReason;
-pub(crate) use queue::begin_queue_end;
+pub(crate) use queue::{EndingRun, begin_queue_end};
+pub use recorded::RecordedRun;
 pub(crate) use settings::KnownSettings;
 pub use summary::{RunSummary, SpecSummary};
 
@@ -38,7 +44,7 @@ macro_rules! select_runs {
                      NULL::bigint AS setup_micros, NULL::boolean AS prepared, NULL::text[] AS unenforced,
                      NULL::text[] AS watched, NULL::jsonb AS outcome, NULL::jsonb AS usage, NULL::jsonb AS receipt,
                      0::bigint AS output_bytes, false AS output_truncated, NULL::bigint AS output_total,
-                     NULL::jsonb AS violations
+                     NULL::jsonb AS violations, NULL::jsonb AS changes
               FROM live_runs) AS r",
             $($rest)*
         )
@@ -124,6 +130,8 @@ pub struct Run<Spec = RunSpec> {
     pub output_total: Option<i64>,
     /// Violations of its policy.
     pub violations: Violations,
+    /// What it changed, if it was transactional and started.
+    pub changes: Option<Changes>,
     /// Address of its worker, while it runs on a live one.
     pub worker_address: Option<String>,
 }
@@ -198,7 +206,8 @@ impl Store {
                     $table WholeRow,
                     r#"r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
                            AS "spec!: Json<RunSpec>",
-                       r.outcome AS "outcome: Json<Outcome>", r.violations AS "violations: Json<Violations>""#,
+                       r.outcome AS "outcome: Json<Outcome>", r.violations AS "violations: Json<Violations>",
+                       r.changes AS "changes: Json<Changes>""#,
                     "r.tenant_id || '' = $1 AND r.id = $2",
                     tenant.as_str(),
                     id.0,
@@ -223,16 +232,42 @@ impl Store {
         id: RunId,
         cancellation: &Cancellation,
     ) -> Result<Option<Run>, Error> {
-        sqlx::query_file!(
-            "src/sql/run_cancel.sql",
+        // The event of its end names the session.
+        let session = sqlx::query_scalar!(
+            "SELECT session_id FROM live_runs WHERE tenant_id || '' = $1 AND id = $2",
             tenant.as_str(),
             id.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        if let Some(session) = session {
+            let run = RunRef { id, session: SessionId(session), tenant };
+            self.run_cancel_live(run, cancellation).await?;
+        }
+        self.run_get(tenant, id).await
+    }
+
+    async fn run_cancel_live(&self, run: RunRef<'_>, cancellation: &Cancellation) -> Result<(), Error> {
+        let SignedEvent { event, mac } =
+            self.audit.run_end(RunEnd { run, worker: None, outcome: &Outcome::Canceled });
+        let ended = sqlx::query_file!(
+            "src/sql/run_cancel.sql",
+            run.tenant.as_str(),
+            run.id.0,
             cancellation.reason,
             cancellation.grace.map(row::interval) as _,
+            event.writer,
+            event.id,
+            event.at,
+            event.detail,
+            mac,
         )
         .execute(&self.pools.runs)
         .await?;
-        self.run_get(tenant, id).await
+        if ended.rows_affected() == 0 {
+            self.audit.forget(event.id);
+        }
+        Ok(())
     }
 
     /// Counts the queued runs of all tenants.
@@ -279,6 +314,7 @@ impl Run {
             output_truncated: result.output_truncated,
             output_total: Some(result.output_total),
             violations: result.violations,
+            changes: result.changes,
             worker_address: None,
             ..self.clone()
         })
@@ -315,6 +351,7 @@ struct RunRow<Spec> {
     output_truncated: bool,
     output_total: Option<i64>,
     violations: Option<Json<Violations>>,
+    changes: Option<Json<Changes>>,
     worker_address: Option<String>,
 }
 
@@ -350,6 +387,7 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             output_truncated: row.output_truncated,
             output_total: row.output_total,
             violations: row.violations.map(|json| json.0).unwrap_or_default(),
+            changes: row.changes.map(|json| json.0),
             worker_address: row.worker_address,
         })
     }

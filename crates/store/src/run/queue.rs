@@ -3,11 +3,17 @@
 use std::fmt;
 
 use codelia_policy::display_duration;
-use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId};
+use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId, TenantId};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use crate::{Error, Store, pools::Pool, row};
+use super::RunRef;
+use crate::{
+    Error, Store,
+    audit::{AuditLog, RunEnd, RunEnds},
+    pools::Pool,
+    row,
+};
 
 /// Queued runs that one transaction ends.
 const MAX_ENDED: i64 = 500;
@@ -45,6 +51,8 @@ impl fmt::Display for WaitReason {
 /// A run that waits.
 struct WaitingRun {
     run: Uuid,
+    session: Uuid,
+    tenant: String,
     mode: String,
     queue_timeout: Option<sqlx::postgres::types::PgInterval>,
     live: i64,
@@ -78,6 +86,30 @@ impl WaitingRun {
     }
 }
 
+/// A run that ends without a worker.
+pub(crate) struct EndingRun {
+    id: RunId,
+    session: SessionId,
+    tenant: TenantId,
+    outcome: Outcome,
+}
+
+impl EndingRun {
+    pub(crate) fn new(run: Uuid, session: Uuid, tenant: &str, outcome: Outcome) -> Result<Self, Error> {
+        let tenant = row::parse("live_runs.tenant_id", tenant)?;
+        Ok(Self { id: RunId(run), session: SessionId(session), tenant, outcome })
+    }
+
+    pub(crate) fn end(&self) -> RunEnd<'_> {
+        let run = RunRef { id: self.id, session: self.session, tenant: &self.tenant };
+        RunEnd { run, worker: None, outcome: &self.outcome }
+    }
+}
+
+fn outcomes(ending: &[EndingRun]) -> Vec<Json<&Outcome>> {
+    ending.iter().map(|run| Json(&run.outcome)).collect()
+}
+
 impl Store {
     /// Why no worker has taken a run. `None` if the run does not exist.
     pub async fn run_wait_reason(&self, id: RunId) -> Result<Option<WaitReason>, Error> {
@@ -96,22 +128,36 @@ impl Store {
             return Ok(0);
         }
         let waiting = self.run_waiting(&due).await?;
-        let outcomes =
-            waiting.iter().map(|run| Ok(Json(run.outcome()?))).collect::<Result<Vec<_>, Error>>()?;
-        let ids: Vec<Uuid> = waiting.iter().map(|run| run.run).collect();
+        let ending = waiting
+            .into_iter()
+            .map(|run| EndingRun::new(run.run, run.session, &run.tenant, run.outcome()?))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let RunEnds { runs, events } = self.audit.run_ends(ending.iter().map(EndingRun::end));
         let ended = sqlx::query!(
             "WITH due AS (
                  SELECT id FROM live_runs WHERE id = ANY ($1) AND state = 'queued' AND queued_until <= now()
                  FOR UPDATE SKIP LOCKED
              ),
-             deleted AS (DELETE FROM live_runs r USING due WHERE r.id = due.id RETURNING r.*)
-             INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-                                     cancel_reason, created_at, ended_at, outcome)
-             SELECT d.id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-                    cancel_reason, created_at, now(), o.outcome
-             FROM deleted d JOIN unnest($1::uuid[], $2::jsonb[]) AS o (id, outcome) ON o.id = d.id",
-            &ids,
-            &outcomes as _,
+             deleted AS (DELETE FROM live_runs r USING due WHERE r.id = due.id RETURNING r.*),
+             ended AS (
+                 INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
+                                         cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
+                 SELECT d.id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
+                        cancel_requested_at, cancel_reason, created_at, now(), o.outcome
+                 FROM deleted d JOIN unnest($1::uuid[], $2::jsonb[]) AS o (run, outcome) ON o.run = d.id
+                 RETURNING id, tenant_id, session_id
+             )
+             INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, detail, mac)
+             SELECT $3, a.id, a.at, 'RUN_ENDED', e.tenant_id, e.session_id, e.id, a.detail, a.mac
+             FROM ended e JOIN unnest($1, $4::uuid[], $5::timestamptz[], $6::text[], $7::bytea[])
+                 AS a (run, id, at, detail, mac) ON a.run = e.id",
+            &runs,
+            &outcomes(&ending) as _,
+            events.writer,
+            &events.ids,
+            &events.times,
+            &events.details,
+            &events.macs as _,
         )
         .execute(&self.pools.upkeep)
         .await?;
@@ -126,12 +172,12 @@ impl Store {
         if sessions.is_empty() {
             return Ok(0);
         }
-        Ok(end_queues(&self.pools.upkeep, &sessions, limit).await?.0)
+        Ok(end_queues(&self.audit, &self.pools.upkeep, &sessions, limit).await?.0)
     }
 
     /// Ends all queued and held runs of a session that has ended. If this fails, the upkeep continues.
     pub(crate) async fn run_end_queue(&self, session: SessionId) -> Result<(), Error> {
-        while end_queues(&self.pools.runs, &[session.0], MAX_ENDED).await?.1 {}
+        while end_queues(&self.audit, &self.pools.runs, &[session.0], MAX_ENDED).await?.1 {}
         Ok(())
     }
 
@@ -143,8 +189,30 @@ impl Store {
 }
 
 /// Ends queued and held runs of sessions that have ended. Returns how many, and whether some are left.
-async fn end_queues(pool: &Pool, sessions: &[Uuid], limit: i64) -> Result<(u64, bool), Error> {
-    let ended = sqlx::query_file!("src/sql/queue_end.sql", sessions, limit).execute(pool).await?;
+async fn end_queues(
+    log: &AuditLog,
+    pool: &Pool,
+    sessions: &[Uuid],
+    limit: i64,
+) -> Result<(u64, bool), Error> {
+    let found = sqlx::query_file!("src/sql/queue_end_find.sql", sessions, limit).fetch_all(pool).await?;
+    let ending = found
+        .into_iter()
+        .map(|row| EndingRun::new(row.run, row.session, &row.tenant, row.outcome.0))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let RunEnds { runs, events } = log.run_ends(ending.iter().map(EndingRun::end));
+    let ended = sqlx::query_file!(
+        "src/sql/queue_end.sql",
+        &runs,
+        &outcomes(&ending) as _,
+        events.writer,
+        &events.ids,
+        &events.times,
+        &events.details,
+        &events.macs as _,
+    )
+    .execute(pool)
+    .await?;
     let is_left = sqlx::query_scalar!(
         r#"WITH done AS (
                DELETE FROM ending_sessions e

@@ -61,6 +61,8 @@ mod tests {
             requested_limits: LimitsRequest::default(),
             policy: Policy::default(),
             ends_with_caller: false,
+            tool: None,
+            transaction: None,
         });
         (summary.argv, summary.argv_truncated)
     }

@@ -8,7 +8,7 @@ use sqlx::{PgExecutor, types::Json};
 
 use super::{Session, SessionRef, SessionSpec};
 use crate::{
-    Error, EventBody, EventKind, EventSubject, Quotas, Store, audit::NewEntry, error::is_unique_violation,
+    Error, EventBody, EventKind, EventSubject, Quotas, Store, audit::SignedEvent, error::is_unique_violation,
     row, tenant::QUOTA_MARGIN,
 };
 
@@ -91,7 +91,7 @@ impl Store {
         let subject = EventSubject { session: Some(new.id), ..EventSubject::by(new.key, Some(new.tenant)) };
         let detail = json!({ "mode": new.spec.mode.as_str(), "alias": new.alias });
         let body = EventBody::new(EventKind::SessionCreated, detail);
-        let NewEntry { entry, mac } = self.audit.entry(&subject, &body);
+        let SignedEvent { event, mac } = self.audit.event(&subject, &body);
         let inserted = sqlx::query_file_scalar!(
             "src/sql/session_create.sql",
             new.id.0,
@@ -106,17 +106,21 @@ impl Store {
             max_open,
             new.allow_data_loss,
             new.check_quota,
-            entry.writer,
-            entry.id,
-            entry.at,
+            event.writer,
+            event.id,
+            event.at,
             new.key.0,
-            entry.detail,
+            event.detail,
             mac,
         )
         .fetch_optional(executor)
         .await;
         match inserted {
-            Ok(open) => Ok(open),
+            Ok(Some(open)) => Ok(Some(open)),
+            Ok(None) => {
+                self.audit.forget(event.id);
+                Ok(None)
+            }
             Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
                 Err(Error::AlreadyExists { what: "session alias" })
             }

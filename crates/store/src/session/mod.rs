@@ -7,8 +7,8 @@ mod update;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy, SessionFlags};
-use codelia_types::{LeaseEpoch, Mode, NetworkMode, SessionId, TenantId, WorkerId};
+use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy, SessionFlags, SessionScopes};
+use codelia_types::{KeyId, LeaseEpoch, Mode, NetworkMode, SessionId, TenantId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
@@ -27,7 +27,7 @@ macro_rules! select_sessions {
             SessionRow,
             "SELECT " + $spec + r#" AS "spec!: Json<SessionSpec>", s.id, s.tenant_id, s.alias,
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
-                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss,
+                      s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss, s.created_by,
                       s.network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?"
                FROM sessions s
                LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
@@ -67,6 +67,9 @@ pub struct SessionSpec {
     /// What mode flags decided about it.
     #[serde(default, skip_serializing_if = "SessionFlags::is_empty")]
     pub flags: SessionFlags,
+    /// What the policies of its project and user decided about it.
+    #[serde(default, skip_serializing_if = "SessionScopes::is_empty")]
+    pub scopes: SessionScopes,
 }
 
 /// A session.
@@ -76,6 +79,8 @@ pub struct Session {
     pub id: SessionId,
     /// The tenant.
     pub tenant: TenantId,
+    /// The key that created it; `None` for sessions of earlier versions.
+    pub created_by: Option<KeyId>,
     /// A display name, unique among the tenant's open sessions.
     pub alias: Option<String>,
     /// The spec that it was created with.
@@ -393,6 +398,7 @@ struct SessionRow {
     expires_at: OffsetDateTime,
     idle_ttl: Option<PgInterval>,
     allow_data_loss: bool,
+    created_by: Option<Uuid>,
     ended_at: Option<OffsetDateTime>,
     lease_epoch: i64,
     network: Option<Json<NetworkPolicy>>,
@@ -407,6 +413,7 @@ impl TryFrom<SessionRow> for Session {
         Ok(Self {
             id: SessionId(row.id),
             tenant: row::parse("sessions.tenant_id", &row.tenant_id)?,
+            created_by: row.created_by.map(KeyId),
             alias: row.alias,
             spec: row.spec.0,
             network: row.network.map(|json| json.0),

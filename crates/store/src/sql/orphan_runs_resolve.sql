@@ -3,7 +3,7 @@
 WITH orphans AS (
     SELECT r.id, r.attempt <= r.retries AND r.cancel_requested_at IS NULL AND s.state = 'open' AS retry
     FROM live_runs r JOIN sessions s ON s.id = r.session_id
-    WHERE r.id = ANY ($1) AND r.state = 'running'
+    WHERE r.id = ANY ($1::uuid[]) AND r.state = 'running'
       AND NOT EXISTS (SELECT 1 FROM workers w
                       WHERE w.id = r.worker_id AND w.incarnation = r.incarnation AND w.lease_until > now())
 ),
@@ -39,7 +39,13 @@ lost AS (
            worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost"}',
            (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = deleted.id)
     FROM deleted
-    RETURNING id, tenant_id, output_bytes
+    RETURNING id, tenant_id, session_id, worker_id, output_bytes
+),
+audited AS (
+    INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, worker_id, detail, mac)
+    SELECT $2, a.id, a.at, 'RUN_ENDED', l.tenant_id, l.session_id, l.id, l.worker_id, a.detail, a.mac
+    FROM lost l JOIN unnest($1, $3::uuid[], $4::timestamptz[], $5::text[], $6::bytea[]) AS a (run, id, at, detail, mac)
+        ON a.run = l.id
 ),
 counted AS (
     INSERT INTO output_changes (tenant_id, day, bytes)

@@ -19,15 +19,17 @@ DECLARE
         'INSERT, SELECT (writer, id) ON audit TO codelia_worker',
         'INSERT, SELECT (writer, number, at) ON audit_checkpoints TO codelia_worker',
         -- A worker requests and withdraws; the constraints of the table make an allowed row impossible with these columns.
-        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, requested_by, message, expires_at), '
+        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, path, requested_by, message, expires_at), '
             'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
         'SELECT, UPDATE (location) ON output_store TO codelia_worker',
         -- A worker adds what happened under a flag, and cannot change the flag.
         'SELECT (flag_id, revision, runs, refused_runs, failed_runs, setups, sessions, refused_sessions), '
             'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
+        'SELECT (tenant_id, id, version, quarantine_reason, approved_version) ON tools TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies '
+        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '
+            'scope_policies, policy_versions, tools '
             'TO codelia_auditor'
     ];
     found  record;
@@ -73,8 +75,14 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- A worker may delete output only of a run that it hands back, and read only this of a tenant.
-    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)'] LOOP
+    -- Acts for a worker, with what its events say. It is a trigger and cannot be called.
+    IF to_regprocedure('respond_to_escape()') IS NOT NULL THEN
+        EXECUTE format('ALTER FUNCTION respond_to_escape() SECURITY DEFINER SET search_path = %I, pg_temp', schema);
+    END IF;
+
+    -- A worker may delete output only of a run that it hands back, read only this of a tenant, and quarantine tools.
+    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)',
+                               'quarantine_tool(text, text, text, uuid, uuid)'] LOOP
         IF to_regprocedure(one) IS NOT NULL THEN
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);
             EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', one);

@@ -11,7 +11,11 @@ ended AS (
            worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost", "reason": "result_rejected"}',
            (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = abandoned.id)
     FROM abandoned
-    RETURNING id, tenant_id, output_bytes
+    RETURNING id, tenant_id, session_id, worker_id, output_bytes
+),
+audited AS (
+    INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, worker_id, detail, mac)
+    SELECT $5, $6, $7, 'RUN_ENDED', tenant_id, session_id, id, worker_id, $8, $9 FROM ended
 ),
 counted AS (
     INSERT INTO output_changes (tenant_id, day, bytes)

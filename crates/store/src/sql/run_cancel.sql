@@ -16,10 +16,15 @@ canceled AS (
 withdrawn AS (
     UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now(), reason = 'the run ended'
     WHERE id = ANY (ARRAY(SELECT approval_id FROM canceled WHERE approval_id IS NOT NULL)) AND state = 'pending'
+),
+ended AS (
+    INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
+                            created_at, ended_at, outcome)
+    SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, coalesce(cancel_requested_at, now()),
+           CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
+           created_at, now(), '{"kind": "canceled"}'
+    FROM canceled
+    RETURNING id, tenant_id, session_id
 )
-INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                        created_at, ended_at, outcome)
-SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, coalesce(cancel_requested_at, now()),
-       CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
-       created_at, now(), '{"kind": "canceled"}'
-FROM canceled
+INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, detail, mac)
+SELECT $5, $6, $7, 'RUN_ENDED', tenant_id, session_id, id, $8, $9 FROM ended

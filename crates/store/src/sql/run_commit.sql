@@ -14,11 +14,11 @@ committed AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
                             worker_id, incarnation, lease_epoch, created_at, ended_at, started_at, outcome, exit_code, usage,
                             receipt, sandbox_root, setup_micros, prepared, unenforced, watched,
-                            output_bytes, output_truncated, output_total, violations)
+                            output_bytes, output_truncated, output_total, violations, changes)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
            worker_id, incarnation, lease_epoch, created_at, now(), now() - $10::interval, $5, $6, $7,
            $8, $9, $11, $12, $13, $25,
-           $14, $15, $26, $20
+           $14, $15, $26, $20, $37
     FROM ended
     RETURNING id, session_id, tenant_id, attempt, started_at, ended_at, cancel_reason, output_bytes
 ),

@@ -32,6 +32,10 @@ ended AS (
            created_at, now(), '{"kind": "canceled"}'
     FROM canceled
 ),
+audited AS (
+    INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, detail, mac)
+    SELECT $5, $6, $7, 'RUN_ENDED', tenant_id, session_id, id, $8, $9 FROM canceled
+),
 waiting AS (
     INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
     SELECT session.id, queued.tenant_id, session.mode,
@@ -39,4 +43,4 @@ waiting AS (
     FROM queued, session WHERE session.waits
     ON CONFLICT (session_id) DO NOTHING
 )
-SELECT (SELECT count(*) FROM queued) + (SELECT count(*) FROM canceled) AS "changed!"
+SELECT (SELECT count(*) FROM queued) AS "queued!", (SELECT count(*) FROM canceled) AS "canceled!"

@@ -67,7 +67,7 @@ waiting AS (
     FROM admitted a, inserted WHERE a.waits
     ON CONFLICT (session_id) DO NOTHING
 ),
--- The entry of the audit: nothing runs without one.
+-- The event of the audit: nothing runs without one.
 audited AS (
     INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, detail, mac)
     SELECT $19, $20, $21, 'RUN_ADMITTED', $3, $2, $1, $22, $23, $24 FROM inserted

@@ -1,6 +1,6 @@
 -- For each run, how many live workers could take it: all, with its session's mode, with the session's files as well,
 -- ready, with a free slot.
-SELECT r.id AS "run!", s.spec ->> 'mode' AS "mode!", r.queue_timeout AS "queue_timeout?",
+SELECT r.id AS "run!", r.session_id AS "session!", r.tenant_id AS "tenant!", s.spec ->> 'mode' AS "mode!", r.queue_timeout AS "queue_timeout?",
        found.live AS "live!", found.with_mode AS "with_mode!", found.with_files AS "with_files!",
        found.ready AS "ready!", found.free AS "free!"
 FROM live_runs r JOIN sessions s ON s.id = r.session_id

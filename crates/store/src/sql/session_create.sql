@@ -4,8 +4,8 @@ WITH used AS (
 ),
 created AS (
     INSERT INTO sessions (id, tenant_id, alias, spec, labels, expires_at, idle_ttl, idempotency_key, request_hash,
-                          allow_data_loss, checked_at, check_at)
-    SELECT $1, $2, $3, $4, $5, now() + $6::interval, $7, $8, $9, $11, now(),
+                          allow_data_loss, created_by, checked_at, check_at)
+    SELECT $1, $2, $3, $4, $5, now() + $6::interval, $7, $8, $9, $11, $16, now(),
            -- As in session_check.sql.
            now() + least($6::interval, $7, interval '15 minutes')
     FROM used WHERE used.open < $10

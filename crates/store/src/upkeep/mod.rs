@@ -244,6 +244,7 @@ enum Step {
     Workers,
     Settings,
     Flags,
+    Policies,
 }
 
 /// Deletes old rows at an interval, and without a pause while there are more.
@@ -272,7 +273,8 @@ impl Purge {
                 Step::Approvals => Step::Workers,
                 Step::Workers => Step::Settings,
                 Step::Settings => Step::Flags,
-                Step::Flags => {
+                Step::Flags => Step::Policies,
+                Step::Policies => {
                     *self = Self { step: Step::Runs, done_at: Some(Instant::now()) };
                     return Ok(false);
                 }
@@ -294,6 +296,7 @@ impl Purge {
             Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Flags => store.flag_purge(keep.audit).await.map(is_full),
+            Step::Policies => store.scope_policy_purge(keep.audit, MAX_PURGED_ROWS).await.map(is_full),
         }
     }
 }

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use codelia_policy::{IsolationLevel, NetworkPolicy, Policy};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalKind, ApprovalRequest, ApprovalScope, ApprovalState, ApprovalStatus,
-    Cancellation, Decision, DecisionResult, Error, EventKind, Grant, HeldSessions, MAX_OF_RUN,
-    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options, Permitted,
-    Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store, WantedSessions, Withdrawn,
+    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
+    ApprovalStatus, Cancellation, Decision, DecisionResult, Error, EventKind, Grant, HeldSessions,
+    MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options,
+    Permitted, ReadGrant, Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store,
+    WantedSessions, Withdrawn,
 };
 use codelia_tests::eventually;
-use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId};
+use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId, TenantId};
 use futures::future::join_all;
 use sqlx::Connection;
 
@@ -19,7 +20,7 @@ use crate::harness::{Fixture, LONG};
 const MOMENT: Duration = Duration::from_micros(1);
 const DAYS_200_IN_MILLIS: u128 = 200 * 24 * 3600 * 1000;
 
-fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
+pub(crate) fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
     NewApproval {
         id: ApprovalId::generate(),
         kind: ApprovalKind::NetworkProxy,
@@ -33,10 +34,11 @@ fn needed(requested_by: KeyId, timeout: Duration) -> NewApproval {
 
 fn allow(scope: ApprovalScope) -> Decision {
     let permitted = Permitted { network: NetworkMode::Host, isolation: IsolationLevel::None };
-    Decision { allow: Some(scope), key: KeyId::generate(), reason: Some("looks fine".into()), permitted }
+    let reason = Some("looks fine".into());
+    Decision { allow: Some(scope), reach: None, key: KeyId::generate(), reason, permitted }
 }
 
-fn deny() -> Decision {
+pub(crate) fn deny() -> Decision {
     Decision { allow: None, ..allow(ApprovalScope::Once) }
 }
 
@@ -46,7 +48,7 @@ fn proxy() -> Grant {
 
 impl Fixture {
     /// Inserts a run that waits for an approval.
-    async fn hold(&self, session: SessionId, new: &NewApproval) -> RunId {
+    pub(crate) async fn hold(&self, session: SessionId, new: &NewApproval) -> RunId {
         let run = NewRun { approval: Some(new), queue_timeout: MOMENT, ..self.new_run(session) };
         match self.store.run_insert(run, self.quotas).await.unwrap() {
             RunAdmission::Recorded { run, incarnation: None, .. } => {
@@ -61,7 +63,7 @@ impl Fixture {
         self.store.approval_decide(&self.tenant, id, decision).await.unwrap()
     }
 
-    async fn decided(&self, id: ApprovalId, decision: &Decision) -> Approval {
+    pub(crate) async fn decided(&self, id: ApprovalId, decision: &Decision) -> Approval {
         match self.decide(id, decision).await {
             DecisionResult::Decided { approval, .. } => *approval,
             other => panic!("{other:?}"),
@@ -89,6 +91,7 @@ impl Fixture {
             kind: ApprovalKind::EgressHost,
             host: host.into(),
             port: 443,
+            path: String::new(),
             message: format!("connect to {host}:443"),
             timeout: LONG,
         }
@@ -100,6 +103,15 @@ impl Fixture {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Sets the policy of a tenant.
+async fn set_policy(store: &Store, tenant: &TenantId, policy: &Policy, key: KeyId) {
+    let policy = Some(policy);
+    let new =
+        codelia_store::NewPolicyVersion { policy, expected: None, restored: None, reason: "a test", key };
+    let set = store.scope_policy_set(&codelia_store::ScopeRef::organisation(tenant), new).await.unwrap();
+    assert!(matches!(set, codelia_store::ScopePolicySet::Set(_)), "{set:?}");
 }
 
 #[tokio::test]
@@ -136,7 +148,7 @@ async fn withdrawn_permission_cannot_be_allowed() {
     let set_network = async |mode| {
         let network = NetworkPolicy { mode, ..NetworkPolicy::default() };
         let policy = Policy { network, ..Policy::default() };
-        store.tenant_set_policy(tenant, Some(&policy), "a test", key).await.unwrap().unwrap();
+        set_policy(store, tenant, &policy, key).await;
     };
     let set_floor = async |ask| {
         let levels = (IsolationLevel::Full, ask);
@@ -184,7 +196,7 @@ async fn withdrawn_permission_shows_when_run_begins() {
     assert_eq!(store.run_withdrawn(&run).await.unwrap(), None, "the control");
     let network = NetworkPolicy { mode: Some(NetworkMode::None), ..NetworkPolicy::default() };
     let policy = Policy { network, ..Policy::default() };
-    store.tenant_set_policy(tenant, Some(&policy), "a test", key).await.unwrap().unwrap();
+    set_policy(store, tenant, &policy, key).await;
     let withdrawn = store.run_withdrawn(&run).await.unwrap();
     assert_eq!(withdrawn, Some(Withdrawn::Network(NetworkMode::None)));
     run.spec.network = Some(NetworkMode::None);
@@ -467,6 +479,43 @@ async fn running_run_requests_once_and_gets_decision() {
     assert_eq!(ask(&port).await.state, ApprovalState::Pending, "another port is another subject");
     fixture.store.approval_withdraw(port.run).await.unwrap();
     assert_eq!(fixture.store.approvals_decided(&[ask(&other).await.id]).await.unwrap().len(), 1);
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn decision_about_file_has_a_reach() {
+    let fixture = Fixture::new().await;
+    let (session, worker) = (fixture.session().await, fixture.worker("w").await);
+    fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.asking_run(session.id).await;
+    let ask = |path: &str| {
+        let request = ApprovalRequest {
+            kind: ApprovalKind::FileRead,
+            port: 0,
+            path: path.into(),
+            ..fixture.request(session.id, run, "")
+        };
+        let store = &fixture.store;
+        async move { store.approval_request(&request).await.unwrap() }
+    };
+    let (one, other) = (ask("/opt/one").await, ask("/opt/a/other").await);
+    assert_ne!(one.id, other.id, "another file is another subject");
+    assert_eq!((ask("/opt/one").await.id, one.path.as_str(), one.reach), (one.id, "/opt/one", None));
+    let one = fixture.decided(one.id, &allow(ApprovalScope::Session)).await;
+    assert_eq!(one.reach, Some(ApprovalReach::File), "the least is the default");
+    let below = Decision { reach: Some(ApprovalReach::Directory), ..allow(ApprovalScope::Tenant) };
+    let other = fixture.decided(other.id, &below).await;
+    assert_eq!(other.reach, Some(ApprovalReach::Directory));
+    let grants = |session| fixture.store.approval_read_grants(&fixture.tenant, session);
+    let file = ReadGrant { path: "/opt/one".into(), reach: ApprovalReach::File };
+    let directory = ReadGrant { path: "/opt/a/other".into(), reach: ApprovalReach::Directory };
+    let mut own = grants(session.id).await.unwrap();
+    own.sort_by(|one, other| one.path.cmp(&other.path));
+    assert_eq!(own, [directory.clone(), file]);
+    assert_eq!(grants(SessionId::generate()).await.unwrap(), [directory], "granted to the tenant");
+    let host = fixture.store.approval_request(&fixture.request(session.id, run, "a.example")).await.unwrap();
+    let result = fixture.store.approval_decide(&fixture.tenant, host.id, &below).await.unwrap();
+    assert!(matches!(result, DecisionResult::NotDecided(NotDecided::NoPath)), "{result:?}");
     fixture.end().await;
 }
 

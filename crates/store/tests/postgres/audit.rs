@@ -1,4 +1,4 @@
-//! The audit: nothing happens without its entry, and whatever a superuser does to the rows is found.
+//! The audit: nothing happens without its event, and whatever a superuser does to the rows is found.
 
 use codelia_store::{
     AuditFilter, AuditProblem, AuditReport, EventBody, EventKind, EventSubject, RunAdmission, SecretKey,
@@ -22,7 +22,7 @@ async fn verify(store: &Store) -> AuditReport {
     store.audit_verify(|_| {}).await.unwrap().unwrap()
 }
 
-/// Appends entries and covers them by one checkpoint.
+/// Appends events and covers them by one checkpoint.
 async fn append(store: &Store, count: usize) {
     for number in 0..count {
         let body =
@@ -34,12 +34,12 @@ async fn append(store: &Store, count: usize) {
 }
 
 async fn kinds(fixture: &Fixture, filter: &AuditFilter) -> Vec<String> {
-    let entries = fixture.store.audit_list(Some(&fixture.tenant), filter, 100).await.unwrap();
-    entries.into_iter().map(|entry| entry.kind).collect()
+    let events = fixture.store.audit_list(Some(&fixture.tenant), filter, 100).await.unwrap();
+    events.into_iter().map(|event| event.kind).collect()
 }
 
 #[tokio::test]
-async fn runs_and_sessions_have_entries() {
+async fn runs_and_sessions_have_events() {
     let (fixture, other) = signed().await;
     let (worker, session) = (fixture.worker("w").await, fixture.session().await);
     let lease = fixture.lease(&session, &worker).await.unwrap();
@@ -50,13 +50,13 @@ async fn runs_and_sessions_have_entries() {
     let of_session = AuditFilter { session: Some(session.id), ..AuditFilter::default() };
     assert_eq!(kinds(&fixture, &of_session).await.len(), 3);
     let ended = AuditFilter { kind: Some(EventKind::RunEnded), ..of_session };
-    let entries = fixture.store.audit_list(Some(&fixture.tenant), &ended, 10).await.unwrap();
-    assert_eq!(entries[0].subject.run, Some(run));
-    assert!(entries[0].detail.contains(r#""exit_code":0"#), "{}", entries[0].detail);
+    let events = fixture.store.audit_list(Some(&fixture.tenant), &ended, 10).await.unwrap();
+    assert_eq!(events[0].subject.run, Some(run));
+    assert!(events[0].detail.contains(r#""exit_code":0"#), "{}", events[0].detail);
     let others = fixture.store.audit_list(Some(&fixture.other), &all, 10).await.unwrap();
     assert!(others.is_empty(), "another tenant sees nothing");
 
-    // What is refused has no entry of an admission.
+    // What is refused has no event of an admission.
     let refused = fixture.insert_try(
         session.id,
         0,
@@ -67,10 +67,10 @@ async fn runs_and_sessions_have_entries() {
     assert_eq!(kinds(&fixture, &all).await.len(), 3);
 
     let before = verify(&fixture.store).await;
-    assert_eq!((before.entries, before.unlisted, before.problem_count), (3, 3, 0), "{before:?}");
+    assert_eq!((before.events, before.unlisted, before.problem_count), (3, 3, 0), "{before:?}");
     fixture.store.audit_checkpoint().await.unwrap();
     let report = verify(&other).await;
-    assert_eq!((report.entries, report.unlisted, report.problem_count), (3, 0, 0), "{report:?}");
+    assert_eq!((report.events, report.unlisted, report.problem_count), (3, 0, 0), "{report:?}");
     other.close().await;
     fixture.end().await;
 }
@@ -99,7 +99,7 @@ async fn nothing_is_done_that_cannot_be_audited() {
 }
 
 #[tokio::test]
-async fn owner_cannot_change_entries_by_accident() {
+async fn owner_cannot_change_events_by_accident() {
     let (fixture, other) = signed().await;
     append(&fixture.store, 2).await;
     for statement in [
@@ -128,7 +128,7 @@ async fn tampered(statements: &str) -> AuditReport {
     // Sees the last checkpoint of the first.
     append(&other, 1).await;
     let before = verify(&other).await;
-    assert_eq!((before.writers, before.checkpoints, before.entries), (2, 7, 16), "{before:?}");
+    assert_eq!((before.writers, before.checkpoints, before.events), (2, 7, 16), "{before:?}");
     assert_eq!(before.problem_count, 0, "control: {before:?}");
     let statements = format!(
         "SET session_replication_role = replica;
@@ -145,7 +145,7 @@ async fn tampered(statements: &str) -> AuditReport {
 }
 
 #[tokio::test]
-async fn changed_entry_is_found() {
+async fn changed_event_is_found() {
     for column in [
         "detail = '{}'",
         "kind = 'RUN_ENDED'",
@@ -155,18 +155,18 @@ async fn changed_entry_is_found() {
     ] {
         let report =
             tampered(&format!("UPDATE audit SET {column} WHERE id = (SELECT id FROM chosen LIMIT 1)")).await;
-        assert!(matches!(report.problems[0], AuditProblem::EntryChanged { .. }), "{column}: {report:?}");
+        assert!(matches!(report.problems[0], AuditProblem::EventChanged { .. }), "{column}: {report:?}");
     }
 }
 
 #[tokio::test]
-async fn removed_entry_is_found() {
+async fn removed_event_is_found() {
     let report = tampered("DELETE FROM audit WHERE id = (SELECT id FROM chosen OFFSET 4 LIMIT 1)").await;
-    assert!(matches!(report.problems[..], [AuditProblem::EntryRemoved { .. }]), "{report:?}");
+    assert!(matches!(report.problems[..], [AuditProblem::EventRemoved { .. }]), "{report:?}");
 }
 
 #[tokio::test]
-async fn reordered_entries_are_found() {
+async fn reordered_events_are_found() {
     // Two rows change places: each has the other's id.
     let report = tampered(
         "CREATE TEMP TABLE two AS SELECT id, row_number() OVER (ORDER BY id) AS place FROM chosen LIMIT 2;
@@ -176,7 +176,7 @@ async fn reordered_entries_are_found() {
          INSERT INTO audit SELECT * FROM moved",
     )
     .await;
-    let changed = |problem: &AuditProblem| matches!(problem, AuditProblem::EntryChanged { .. });
+    let changed = |problem: &AuditProblem| matches!(problem, AuditProblem::EventChanged { .. });
     assert!(report.problem_count == 2 && report.problems.iter().all(changed), "{report:?}");
     // The list of a checkpoint in another order.
     let report = tampered(
@@ -190,7 +190,7 @@ async fn reordered_entries_are_found() {
 #[tokio::test]
 async fn truncated_chain_is_found() {
     let of_first = "WHERE writer = (SELECT writer FROM first)";
-    // The last checkpoint with its entries. The writer wrote nothing after it; another one saw it.
+    // The last checkpoint with its events. The writer wrote nothing after it; another one saw it.
     let cut = format!(
         "CREATE TEMP TABLE cut AS SELECT unnest(entries) AS id FROM audit_checkpoints {of_first} AND number = 3;
          DELETE FROM audit WHERE id IN (SELECT id FROM cut);
@@ -208,7 +208,7 @@ async fn truncated_chain_is_found() {
 }
 
 #[tokio::test]
-async fn forged_entry_is_found() {
+async fn forged_event_is_found() {
     let columns = "writer, at, kind, key_id, detail";
     let forge = |mac: &str| {
         format!(
@@ -217,9 +217,9 @@ async fn forged_entry_is_found() {
         )
     };
     let report = tampered(&forge("NULL")).await;
-    assert!(matches!(report.problems[..], [AuditProblem::EntryUnsigned { .. }]), "{report:?}");
+    assert!(matches!(report.problems[..], [AuditProblem::EventUnsigned { .. }]), "{report:?}");
     let report = tampered(&forge("mac")).await;
-    assert!(matches!(report.problems[..], [AuditProblem::EntryChanged { .. }]), "{report:?}");
+    assert!(matches!(report.problems[..], [AuditProblem::EventChanged { .. }]), "{report:?}");
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn another_key_does_not_verify() {
     let key = SecretKey::parse(&SecretKey::generate().unwrap()).unwrap();
     let stranger = other.with_audit_key(Some(&key)).unwrap();
     let report = verify(&stranger).await;
-    assert_eq!(report.problem_count, 2, "entry and checkpoint: {report:?}");
+    assert_eq!(report.problem_count, 2, "event and checkpoint: {report:?}");
     let without = stranger.with_audit_key(None).unwrap();
     assert_eq!(without.audit_verify(|_| {}).await.unwrap(), None);
     without.close().await;
@@ -274,7 +274,7 @@ async fn audit_stays_verifiable_after_retention() {
     append(&other, 1).await;
     let report = verify(&other).await;
     assert_eq!((report.checkpoints, report.problem_count), (2, 0), "{report:?}");
-    // Control: without the entry that records the removal, the chains begin too late.
+    // Control: without the event that records the removal, the chains begin too late.
     fixture
         .database
         .execute("SET session_replication_role = replica; DELETE FROM audit WHERE kind = 'AUDIT_EXPIRED'")

@@ -153,7 +153,11 @@ async fn poll_does_not_read_idle_sessions() {
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.insert(session.id, 0).await;
-    fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap();
+    fixture
+        .store
+        .run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation)
+        .await
+        .unwrap();
     hold_idle_sessions(&fixture, &worker).await;
     let list = async |store: &Store, sessions: HeldSessions<'_>| {
         let queued = store.run_list_queued(&worker.id, worker.incarnation, sessions, 1000).await.unwrap();
@@ -303,7 +307,11 @@ async fn recent_and_known_assigned_runs_are_listed() {
     assert_eq!(list(before, &[]).await, [first, second]);
     assert!(list(after, &[]).await.is_empty());
     assert_eq!(list(after, &[first]).await, [first]);
-    fixture.store.run_hand_back(first, 0, &worker.id, worker.incarnation).await.unwrap();
+    fixture
+        .store
+        .run_hand_back(fixture.run_ref(first, session.id), 0, &worker.id, worker.incarnation)
+        .await
+        .unwrap();
     assert!(list(after, &[first]).await.is_empty(), "it was handed back");
     fixture.end().await;
 }

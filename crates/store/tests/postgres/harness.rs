@@ -196,6 +196,10 @@ impl Fixture {
         self.store.run_list_assigned(&worker.id, worker.incarnation).await.unwrap()
     }
 
+    pub(crate) fn run_ref(&self, id: RunId, session: SessionId) -> RunRef<'_> {
+        RunRef { id, session, tenant: &self.tenant }
+    }
+
     pub(crate) fn names(&self, id: RunId, lease: &Lease) -> RunRef<'_> {
         RunRef { id, session: lease.session, tenant: &self.tenant }
     }

@@ -89,8 +89,11 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("events", "SELECT"),
         ("flag_revisions", "SELECT"),
         ("flags", "SELECT"),
+        ("policy_versions", "SELECT"),
         ("run_settings", "SELECT"),
+        ("scope_policies", "SELECT"),
         ("tenant_policies", "SELECT"),
+        ("tools", "SELECT"),
     ]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {
@@ -149,6 +152,7 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "UPDATE flags SET revision = 1"),
         ("codelia_worker", "SELECT reason FROM tenant_policies"),
         ("codelia_worker", "INSERT INTO tenant_policies (tenant_id) VALUES ('a')"),
+        ("codelia_worker", "SELECT FROM scope_policies"),
         ("codelia_worker", tomorrow),
         ("codelia_auditor", "UPDATE approvals SET reason = 'planted'"),
         ("codelia_auditor", "SELECT FROM live_runs"),

@@ -96,14 +96,33 @@ async fn handed_back_run_can_begin_again() {
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.insert(session.id, 0).await;
-    assert!(fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
-    assert!(!fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert!(
+        fixture
+            .store
+            .run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation)
+            .await
+            .unwrap()
+    );
+    assert!(
+        !fixture
+            .store
+            .run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation)
+            .await
+            .unwrap()
+    );
     let begin = || fixture.store.run_begin(run, &lease.token);
     let begun = begin().await.unwrap().unwrap();
     assert!(begin().await.unwrap().is_none());
-    let late = fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation);
+    let late =
+        fixture.store.run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation);
     assert!(!late.await.unwrap(), "a late hand-back of an earlier turn changes nothing");
-    assert!(fixture.store.run_hand_back(run, begun.turn, &worker.id, worker.incarnation).await.unwrap());
+    assert!(
+        fixture
+            .store
+            .run_hand_back(fixture.run_ref(run, session.id), begun.turn, &worker.id, worker.incarnation)
+            .await
+            .unwrap()
+    );
     fixture.end().await;
 }
 
@@ -116,7 +135,13 @@ async fn handed_back_run_ends_if_canceled() {
     let run = fixture.insert(session.id, 0).await;
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
     assert_eq!(fixture.run(run).await.outcome, None, "the control: its worker must end it");
-    assert!(fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert!(
+        fixture
+            .store
+            .run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation)
+            .await
+            .unwrap()
+    );
     assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
     fixture.end().await;
 }
@@ -133,7 +158,8 @@ async fn handed_back_run_ends_if_canceled_at_that_moment() {
     // As `run_cancel`, in two steps.
     let mut cancel = caller.begin().await.unwrap();
     sqlx::query("UPDATE live_runs SET cancel_requested_at = now()").execute(&mut *cancel).await.unwrap();
-    let handed_back = fixture.store.run_hand_back(run, 0, &worker.id, worker.incarnation);
+    let handed_back =
+        fixture.store.run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation);
     let commit = async {
         let blocked = "SELECT count(*) FROM pg_stat_activity
                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -215,13 +241,18 @@ async fn every_end_of_a_run_erases_its_secrets() {
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.insert(session.id, 0).await;
-    assert!(store.run_hand_back(run, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert!(
+        store
+            .run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation)
+            .await
+            .unwrap()
+    );
     let begun = store.run_begin(run, &lease.token).await.unwrap().unwrap();
     assert_eq!(begun.secret_env.unwrap().0, b"sealed", "a run that is handed back keeps them");
     fixture.commit(run, &worker, &lease).await.unwrap();
     assert_eq!(kept().await, 0);
     let run = fixture.insert(session.id, 0).await;
-    store.run_abandon(run, &lease.token).await.unwrap();
+    store.run_abandon(fixture.run_ref(run, session.id), &lease.token).await.unwrap();
     assert_eq!(kept().await, 0);
     let (_lost, retried) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
     fixture.expire_worker(&worker).await;
@@ -232,7 +263,10 @@ async fn every_end_of_a_run_erases_its_secrets() {
     let lease = fixture.lease(&session, &second).await.unwrap();
     store.run_begin(retried, &lease.token).await.unwrap().unwrap();
     store.session_close(&fixture.tenant, &SessionRef::Id(session.id)).await.unwrap();
-    store.run_hand_back(retried, 1, &second.id, second.incarnation).await.unwrap();
+    store
+        .run_hand_back(fixture.run_ref(retried, session.id), 1, &second.id, second.incarnation)
+        .await
+        .unwrap();
     assert_eq!(kept().await, 0, "its session has ended");
     fixture.end().await;
 }

@@ -91,7 +91,7 @@ async fn runs_end_with_their_settings() {
     let lease = fixture.lease(&session, &worker).await.unwrap();
     fixture.store.run_cancel(&fixture.tenant, runs[0], &Default::default()).await.unwrap();
     fixture.store.run_begin(runs[1], &lease.token).await.unwrap().unwrap();
-    fixture.store.run_abandon(runs[1], &lease.token).await.unwrap();
+    fixture.store.run_abandon(fixture.run_ref(runs[1], session.id), &lease.token).await.unwrap();
     fixture.execute(&format!("UPDATE live_runs SET queued_until = now() WHERE id = '{}'", runs[2])).await;
     assert_eq!(fixture.store.run_expire_queued_any_tenant(9).await.unwrap(), 1);
     fixture.store.run_begin(runs[3], &lease.token).await.unwrap().unwrap();

@@ -3,6 +3,7 @@
 //! Names and labels are a public contract: dashboards and alerts depend on them.
 
 mod egress;
+mod escape;
 mod flags;
 mod removals;
 mod step;
@@ -21,7 +22,7 @@ use opentelemetry::{
 };
 
 pub use self::step::Step;
-use self::{egress::EgressMetrics, flags::FlagMetrics, removals::RemovalMetrics};
+use self::{egress::EgressMetrics, escape::EscapeMetrics, flags::FlagMetrics, removals::RemovalMetrics};
 use crate::{latency_window::LatencyWindows, trace};
 
 /// Bucket bounds of every latency histogram: 100 µs to 100 s.
@@ -57,6 +58,7 @@ pub struct Metrics {
     _setup_p95: ObservableGauge<f64>,
     pub(crate) sandboxes: Counter<u64>,
     pub(crate) violations: Counter<u64>,
+    pub(crate) escape: EscapeMetrics,
     pub(crate) near_limits: Counter<u64>,
     pub(crate) egress: EgressMetrics,
     flags: FlagMetrics,
@@ -140,6 +142,7 @@ impl Metrics {
             setups,
             sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
+            escape: EscapeMetrics::build(meter),
             near_limits: counter(
                 "codelia_runs_near_limit",
                 "Runs that used 80 % of a limit, by resource; each run counts once for each",

@@ -62,6 +62,7 @@ impl Egress {
             message: format!("connect to {host}:{port}"),
             host,
             port,
+            path: String::new(),
             timeout: self.config.ask_timeout,
         };
         match self.store.approval_request(&request).await {

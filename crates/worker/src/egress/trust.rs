@@ -56,7 +56,9 @@ impl TrustStore {
     pub(crate) fn add_to(&self, plan: &mut Plan) -> Result<(), OpenedPath> {
         let target = Path::new(SYSTEM_BUNDLE);
         let is_opened = |mount: &Mount| match mount {
-            Mount::Bind { .. } | Mount::Overlay { .. } => target.starts_with(mount.target()),
+            Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } => {
+                target.starts_with(mount.target())
+            }
             _ => false,
         };
         if plan.mounts.iter().any(is_opened) {
@@ -97,6 +99,8 @@ mod tests {
             requested_limits: LimitsRequest::default(),
             policy: Policy::default(),
             ends_with_caller: false,
+            tool: None,
+            transaction: None,
         };
         let (sandbox, session) = (RunId::generate(), SessionId::generate());
         let target = PlanTarget { sandbox, session, root: "/root".into() };

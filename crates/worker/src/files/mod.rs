@@ -54,8 +54,9 @@ impl FileService {
     async fn open(&self, requested: Option<HeldSession>) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
+        let use_of_workspace = self.workspaces.enter(&requested).await?;
         let workspaces = self.workspaces.clone();
-        blocking(move || workspaces.open(&requested, permit)).await
+        blocking(move || workspaces.open(&requested, permit, use_of_workspace)).await
     }
 
     async fn call(&self, request: CallFileRequest) -> Result<CallFileResponse, FileError> {

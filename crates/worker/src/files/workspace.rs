@@ -26,12 +26,16 @@ use codelia_sys::{
 };
 use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
+use tokio::{sync::OwnedRwLockReadGuard, time::timeout};
 
 use super::{error::FileError, limiter::CallPermit};
 use crate::{
     lease::{sessions::Sessions, worker_lease::LeaseHandle},
     workspace::root::SessionRoot,
 };
+
+/// How long a file call waits for a transactional run.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Opens the workspaces of the sessions that this worker holds.
 #[derive(Debug, Clone)]
@@ -55,6 +59,8 @@ pub(crate) struct Workspace {
     policy: FilesystemPolicy,
     /// When a call with one response must end. Nothing can abort a thread: loops check it.
     deadline: Instant,
+    /// Keeps transactional runs away.
+    _use: OwnedRwLockReadGuard<()>,
     /// Held until the work is done, even if the caller has left.
     pub(crate) permit: CallPermit,
     /// The largest file that its commands may write.
@@ -62,8 +68,21 @@ pub(crate) struct Workspace {
 }
 
 impl Workspaces {
+    /// Waits until no transactional run is alone in the session.
+    pub(crate) async fn enter(&self, requested: &HeldSession) -> Result<OwnedRwLockReadGuard<()>, FileError> {
+        let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
+        let lock = self.sessions.workspace(session);
+        let limit = self.call_timeout.min(MAX_WAIT);
+        timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy.into())
+    }
+
     /// Opens a workspace, if its session is held under the lease that the caller names.
-    pub(crate) fn open(self, requested: &HeldSession, permit: CallPermit) -> Result<Workspace, FileError> {
+    pub(crate) fn open(
+        self,
+        requested: &HeldSession,
+        permit: CallPermit,
+        use_of_workspace: OwnedRwLockReadGuard<()>,
+    ) -> Result<Workspace, FileError> {
         let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
         let epoch = LeaseEpoch(requested.lease_epoch);
         let (spec, ids) = self.sessions.for_files(session, epoch).ok_or(Reason::NotHeld)?;
@@ -75,6 +94,7 @@ impl Workspaces {
             max_file_bytes: spec.limits.file_bytes,
             deadline: Instant::now() + self.call_timeout,
             permit,
+            _use: use_of_workspace,
             held: self,
             session,
             epoch,

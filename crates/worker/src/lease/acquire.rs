@@ -1,6 +1,6 @@
 //! Acquires and releases session leases.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, io, sync::Arc};
 
 use codelia_policy::Ids;
 use codelia_store::{Error, Lease, ReleaseOutcome, Store};
@@ -65,13 +65,17 @@ impl SessionLeases {
             self.sessions.forget(id);
             return Ok(None);
         }
-        self.open(lease).await
+        self.open(&current, lease).await
     }
 
     /// Opens the directory of a session whose lease was just acquired.
-    async fn open(&self, lease: Lease) -> Result<Option<LeaseEpoch>, Error> {
+    async fn open(&self, current: &WorkerLease, lease: Lease) -> Result<Option<LeaseEpoch>, Error> {
         let (id, epoch) = (lease.session, lease.token.epoch);
-        match self.directory(&lease).await {
+        let opened = match self.finish_transactions(id).await {
+            Ok(()) => self.directory(&lease).await,
+            Err(error) => Err(error),
+        };
+        match opened {
             Ok(None) => {
                 tracing::error!(session = %id, "session files are lost, ending the session");
                 let ended = self.store.session_end_data_lost(id, &lease.token).await;
@@ -80,6 +84,10 @@ impl SessionLeases {
                 self.sessions.queued.mark(id);
                 self.wakeups.janitor.notify_one();
                 ended.map(|()| None)
+            }
+            Ok(Some(_)) if current.fence.is_cancelled() => {
+                self.sessions.forget(id);
+                Ok(None)
             }
             Ok(Some(ids)) => {
                 self.sessions.acquired(lease, ids);
@@ -140,6 +148,27 @@ impl SessionLeases {
         self.store.lease_release(id, &self.lease.token(current.incarnation, epoch)).await
     }
 
+    /// Finishes the transactional runs that an earlier holder of the session did not: applies changes
+    /// whose run is committed, drops all others. Their row cannot change any more: this worker has
+    /// taken the lease.
+    async fn finish_transactions(&self, id: SessionId) -> Result<(), RootError> {
+        let root = self.root.clone();
+        let found = file_work(move || root.transactions(id)).await?;
+        for transaction in found {
+            let prepared = transaction.is_prepared().map_err(RootError::interrupted)?;
+            let is_applied = if prepared {
+                let read = self.store.run_changes_applied_any_tenant(transaction.run, transaction.epoch);
+                read.await.map_err(|error| RootError::interrupted(io::Error::other(error)))? == Some(true)
+            } else {
+                false
+            };
+            tracing::info!(session = %id, run = %transaction.run, is_applied, "finishing transactional run");
+            let root = self.root.clone();
+            file_work(move || root.finish_transaction(&transaction, is_applied)).await?;
+        }
+        Ok(())
+    }
+
     /// Creates a session's directory if needed and returns its owner; `None` if the session had
     /// files and they are lost.
     async fn directory(&self, lease: &Lease) -> Result<Option<Ids>, RootError> {
@@ -150,9 +179,15 @@ impl SessionLeases {
             }
             root.create_session(id).map(|(_, ids)| Some(ids))
         };
-        tokio::task::spawn_blocking(open)
-            .await
-            .map_err(|panic| RootError::interrupted(panic.into()))
-            .flatten()
+        file_work(open).await
     }
+}
+
+/// Does file work outside the async runtime.
+async fn file_work<T, F>(work: F) -> Result<T, RootError>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T, RootError> + Send + 'static,
+{
+    tokio::task::spawn_blocking(work).await.map_err(|panic| RootError::interrupted(panic.into())).flatten()
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_store::{AssignedRun, Error, HeldSessions, SessionRef, Store};
+use codelia_store::{AssignedRun, Error, HeldSessions, RunRef, SessionRef, Store};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
 use time::OffsetDateTime;
@@ -152,8 +152,9 @@ impl Poller {
             return;
         }
         let AssignedRun { id, session, epoch, turn, .. } = assigned;
+        let tenant = assigned.tenant.clone();
         if self.dispatcher.assign(current, assigned, RunSource::Assigned) != Assignment::Rejected
-            || !self.dispatcher.hand_back(current, id, session, turn).await
+            || !self.dispatcher.hand_back(current, RunRef { id, session, tenant: &tenant }, turn).await
         {
             return;
         }

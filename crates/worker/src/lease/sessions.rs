@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -10,7 +10,10 @@ use codelia_backends::Prepared;
 use codelia_policy::{FlagRef, Ids, NetworkPolicy, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
 use codelia_types::{CommandSpec, LeaseEpoch, Mode, Refusal, SessionId, TenantId};
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, RwLock},
+    time::Instant,
+};
 
 use crate::{
     lease::queued_sessions::QueuedSessions,
@@ -60,13 +63,20 @@ struct Held {
 pub(crate) struct Sessions {
     table: Mutex<HashMap<SessionId, Entry>>,
     spares: SparePool,
+    /// Who uses the workspaces. A lock outlives the lease: what uses it may, too.
+    workspaces: Mutex<HashMap<SessionId, Weak<RwLock<()>>>>,
     /// Those that may have queued runs.
     pub(crate) queued: QueuedSessions,
 }
 
 impl Sessions {
     pub(crate) fn new(spares: SparePool) -> Self {
-        Self { table: Mutex::default(), spares, queued: QueuedSessions::default() }
+        Self {
+            table: Mutex::default(),
+            spares,
+            workspaces: Mutex::default(),
+            queued: QueuedSessions::default(),
+        }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -90,6 +100,19 @@ impl Sessions {
         }
         table.insert(id, Entry::Acquiring);
         true
+    }
+
+    /// The lock of a session's workspace. Runs and file calls share it; a transactional run is alone,
+    /// since the kernel leaves undefined what an overlay shows when the layer below changes.
+    pub(crate) fn workspace(&self, id: SessionId) -> Arc<RwLock<()>> {
+        let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = workspaces.get(&id).and_then(Weak::upgrade) {
+            return known;
+        }
+        workspaces.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::new(RwLock::new(()));
+        workspaces.insert(id, Arc::downgrade(&lock));
+        lock
     }
 
     /// User and group of a held session's processes.
@@ -276,13 +299,13 @@ fn default_run_spec(spec: &SessionSpec) -> RunSpec {
         requested_limits: spec.requested_limits.clone(),
         policy: spec.policy.clone(),
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy, SessionFlags};
     use codelia_types::{Incarnation, LeaseToken, Receipt, RunId};
 
@@ -311,6 +334,7 @@ mod tests {
                 network: None,
                 policy: Policy::default(),
                 flags: SessionFlags::default(),
+                scopes: codelia_policy::SessionScopes::default(),
             },
             has_files: false,
             retried: 0,

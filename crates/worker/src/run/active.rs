@@ -16,8 +16,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::run::{
-    live_usage::Meter, near_limits::NearLimitLog, output::OutputLog, output_pacing::OutputPacing,
-    violations::ViolationLog,
+    escape::EscapeLog, live_usage::Meter, near_limits::NearLimitLog, output::OutputLog,
+    output_pacing::OutputPacing, violations::ViolationLog,
 };
 
 /// How long a run that ends with its caller waits for the caller to attach.
@@ -80,6 +80,7 @@ pub(crate) struct ActiveRun {
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) output: Arc<OutputLog>,
     pub(crate) violations: ViolationLog,
+    pub(crate) escape: EscapeLog,
     pub(crate) near_limits: NearLimitLog,
     pub(crate) control: mpsc::Sender<Control>,
     /// Set when the command was started.
@@ -120,6 +121,7 @@ impl ActiveRun {
             phase: watch::Sender::new(Phase::Assigned),
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
             violations: ViolationLog::new(),
+            escape: EscapeLog::default(),
             near_limits: NearLimitLog::new(OutputPacing::of(&spec.policy).is_immediate()),
             control,
             sandbox: OnceLock::new(),
@@ -213,6 +215,8 @@ pub(crate) mod tests {
             requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller,
+            tool: None,
+            transaction: None,
         };
         AssignedRun {
             id: RunId::generate(),

@@ -312,6 +312,7 @@ mod tests {
             output_truncated: false,
             output_total: 0,
             violations: Violations::default(),
+            changes: None,
         };
         let ended_at = time::OffsetDateTime::UNIX_EPOCH;
         Phase::Committed(Arc::new(EndedRun {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_store::{EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, backoff::jittered, metrics, trace};
-use codelia_types::{EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
+use codelia_types::{Changes, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -36,6 +36,8 @@ pub(crate) struct Report {
     field: Option<&'static str>,
     /// What it did in the network.
     events: Vec<EventBody>,
+    /// What it changed, if it was transactional.
+    changes: Option<Changes>,
 }
 
 impl From<Denial> for Report {
@@ -47,7 +49,15 @@ impl From<Denial> for Report {
 impl Report {
     /// The report of a run whose command never started, with the receipt of its sandbox.
     pub(crate) fn not_started(outcome: Outcome, receipt: Receipt) -> Self {
-        Self { outcome, usage: Usage::default(), receipt, started: None, field: None, events: Vec::new() }
+        Self {
+            outcome,
+            usage: Usage::default(),
+            receipt,
+            started: None,
+            field: None,
+            events: Vec::new(),
+            changes: None,
+        }
     }
 
     pub(crate) fn of_started(
@@ -58,7 +68,26 @@ impl Report {
         started: Started,
     ) -> Self {
         let started = Some((started_at, started));
-        Self { outcome, usage, receipt, started, field: None, events: Vec::new() }
+        Self { outcome, usage, receipt, started, field: None, events: Vec::new(), changes: None }
+    }
+
+    /// Whether the changes of the run may be applied. Nothing may be left that could still change them.
+    pub(super) fn is_success(&self) -> bool {
+        self.outcome == Outcome::Exited(0) && self.receipt.is_clean()
+    }
+
+    pub(super) fn is_started(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// The report with the changes of the run.
+    pub(super) fn with_changes(self, changes: Changes) -> Self {
+        Self { changes: Some(changes), ..self }
+    }
+
+    /// The report of a run that succeeded, but whose changes cannot be applied.
+    pub(super) fn with_outcome(self, outcome: Outcome) -> Self {
+        Self { outcome, ..self }
     }
 
     pub(crate) fn with_events(self, events: Vec<EventBody>) -> Self {
@@ -98,6 +127,8 @@ impl Executor {
         };
         match committed {
             Ok(ended) => {
+                // Before anyone learns of the result.
+                self.apply_changes(run, &ended.result).await;
                 self.finish(run, Phase::Committed(Arc::new(ended)));
                 Conclusion::Committed
             }
@@ -105,6 +136,7 @@ impl Executor {
                 metrics().fenced();
                 tracing::warn!("lease lost, result dropped");
                 self.abandon(run).await;
+                self.resolve_changes(run).await;
                 self.finish(run, Phase::Dropped);
                 Conclusion::LeaseLost
             }
@@ -120,7 +152,7 @@ impl Executor {
     async fn abandon(&self, run: &ActiveRun) {
         let current = self.lease.current();
         while current.incarnation == run.lease.incarnation && !current.fence.is_cancelled() {
-            match self.store.run_abandon(run.id(), &run.lease).await {
+            match self.store.run_abandon(run.assigned.names(), &run.lease).await {
                 Ok(is_ended) => {
                     if is_ended {
                         metrics().runs_lost(LostReason::ResultRejected.as_str(), 1);
@@ -197,7 +229,10 @@ impl Executor {
         let network = std::mem::take(&mut report.events);
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
-        let events = seen.chain(network).chain(events(&report)).collect();
+        let tail = run.output.unflushed().chunks;
+        let escape = run.escape.events(&self.escape, &run.assigned.spec, &network, &tail);
+        let events = seen.chain(network).chain(escape).chain(events(&report)).collect();
+        let changes = report.changes.take();
         let started =
             report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
         let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();
@@ -214,8 +249,9 @@ impl Executor {
             output_truncated: totals.is_truncated(),
             output_total: totals.written,
             violations,
+            changes,
         };
-        RunCommit { result, started_ago: None, tail: run.output.unflushed().chunks, events }
+        RunCommit { result, started_ago: None, tail, events }
     }
 }
 

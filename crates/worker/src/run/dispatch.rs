@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{AssignedRun, Store};
+use codelia_store::{AssignedRun, RunRef, Store};
 use codelia_telemetry::{Step, backoff::jittered, metrics, task, trace};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep};
@@ -94,7 +94,7 @@ impl Dispatcher {
         if self.drain.is_draining() {
             let (dispatcher, current) = (self.clone(), current.clone());
             task::background("hand back", async move {
-                dispatcher.hand_back(&current, assigned.id, assigned.session, assigned.turn).await
+                dispatcher.hand_back(&current, assigned.names(), assigned.turn).await
             });
             return Assignment::Rejected;
         }
@@ -128,27 +128,21 @@ impl Dispatcher {
 
     /// Hands back a run that did not begin; `true` if it is queued now. Retries until the store
     /// answers or the lease is lost: before that the state of the run is unknown.
-    pub(crate) async fn hand_back(
-        &self,
-        current: &WorkerLease,
-        run: RunId,
-        session: SessionId,
-        turn: i32,
-    ) -> bool {
+    pub(crate) async fn hand_back(&self, current: &WorkerLease, run: RunRef<'_>, turn: i32) -> bool {
         let incarnation = current.incarnation;
         while !current.fence.is_cancelled() {
             match self.store.run_hand_back(run, turn, self.lease.worker(), incarnation).await {
                 Ok(is_queued) => {
-                    self.runs.handed_back(run, incarnation);
-                    self.sessions.queued.mark(session);
+                    self.runs.handed_back(run.id, incarnation);
+                    self.sessions.queued.mark(run.session);
                     return is_queued;
                 }
-                Err(error) => tracing::warn!(%error, %run, "cannot hand back run, retrying"),
+                Err(error) => tracing::warn!(%error, run = %run.id, "cannot hand back run, retrying"),
             }
             sleep(jittered(RETRY_DELAY)).await;
         }
         // The next incarnation may find it in the store again.
-        self.runs.leave(run, incarnation);
+        self.runs.leave(run.id, incarnation);
         false
     }
 
@@ -162,7 +156,7 @@ impl Dispatcher {
     }
 
     async fn hand_back_and_enqueue(self: Arc<Self>, current: WorkerLease, run: AssignedRun) {
-        if self.hand_back(&current, run.id, run.session, run.turn).await {
+        if self.hand_back(&current, run.names(), run.turn).await {
             self.enqueue(current.incarnation, run.id, run.session, &run.tenant);
         }
     }
@@ -232,12 +226,16 @@ impl Dispatcher {
     /// Executes a run. Its slot is free again when its sandbox is gone, before the result is
     /// committed.
     async fn execute(self: Arc<Self>, run: Arc<ActiveRun>, inputs: InputReceivers, slot: Option<Slot>) {
-        let result = self.executor.execute(&run, inputs).await;
+        // Until the run is concluded: its changes are applied then.
+        let (result, _use) = match self.executor.enter_workspace(&run).await {
+            Ok(use_of_workspace) => (self.executor.execute(&run, inputs).await, use_of_workspace),
+            Err(denial) => (Ok(denial.into()), None),
+        };
+        let result = self.executor.settle_changes(&run, result).await;
         run.output.close();
         drop(slot);
         if self.executor.conclude(&run, result).await == Conclusion::NotHeld {
-            let AssignedRun { id, session, turn, .. } = run.assigned;
-            self.hand_back(&self.lease.current(), id, session, turn).await;
+            self.hand_back(&self.lease.current(), run.assigned.names(), run.assigned.turn).await;
         }
     }
 }

@@ -15,15 +15,19 @@ use crate::{
         sessions::{Holding, Sessions},
         worker_lease::LeaseHandle,
     },
+    reads::{self, DecidedReads},
     run::{
         active::{ActiveRun, InputReceivers, Started},
         commit::Report,
+        escape::EscapeOptions,
         registry::RunRegistry,
         retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
     },
     sandbox::{
-        backends::{Backends, Denial, denial, failed, no_secrets, not_permitted, unenforceable},
+        backends::{
+            Backends, Denial, denial, failed, no_secrets, not_permitted, tool_withdrawn, unenforceable,
+        },
         receipts::Receipts,
         spare_maker::SpareMaker,
     },
@@ -47,6 +51,10 @@ pub(crate) struct Executor {
     pub(crate) flags: Arc<FlagTally>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
+    /// How long a read waits for a decision.
+    pub(crate) read_timeout: Duration,
+    /// The responses to attempts to escape.
+    pub(crate) escape: EscapeOptions,
     /// Decrypts secret variables.
     pub(crate) secret_key: Option<SecretKey>,
 }
@@ -102,6 +110,8 @@ pub(super) struct StartedCommand {
     pub(super) started: Started,
     /// Its way out, in network mode `proxy`.
     pub(super) network: Option<OpenSandbox>,
+    /// Decides about its reads, in `filesystem.mode` dynamic.
+    pub(super) reads: Option<DecidedReads>,
 }
 
 /// A sandbox for a run.
@@ -159,6 +169,13 @@ impl Executor {
                 return Err(not_started);
             }
         };
+        let reads = match self.decide_reads(run, &mut *sandbox).await {
+            Ok(reads) => reads,
+            Err(not_started) => {
+                self.receipts.record(sandbox.discard().await);
+                return Err(not_started);
+            }
+        };
         // Preparation that the run had to wait for counts as setup.
         let waited = requested_at.elapsed();
         let (Launched { running, setup_time, .. }, stdio) = self.launch(&command, sandbox).await?;
@@ -166,7 +183,7 @@ impl Executor {
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         trace::step("launch", setup_time);
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
-        Ok(StartedCommand { running, stdio, started, network })
+        Ok(StartedCommand { running, stdio, started, network, reads })
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
@@ -198,9 +215,16 @@ impl Executor {
         }
     }
 
-    /// Whether a run that waited may still have what a person allowed to it.
+    /// Whether a run that waited may still use its tool, and have what a person allowed to it.
     async fn check_permitted(&self, run: &ActiveRun) -> Result<(), NotStarted> {
         let AssignedRun { spec, turn, .. } = &run.assigned;
+        if let (Some(tool), true) = (&spec.tool, *turn > 0) {
+            let read = || self.store.tool_withdrawn(&run.assigned, tool);
+            let read = retry_until_fenced("read tool", run, read);
+            if let Some(why) = read.await.map_err(NoResult::from)? {
+                return Err(tool_withdrawn(tool, why).into());
+            }
+        }
         let has_network = spec.network.is_some_and(|network| network != NetworkMode::None);
         if *turn == 0 || !(has_network || spec.mode == Mode::Logical) {
             return Ok(());
@@ -217,7 +241,8 @@ impl Executor {
         let session = *session;
         let ids = self.sessions.ids(session).ok_or(NoResult::NotHeld)?;
         let target = PlanTarget { sandbox: run.id(), session, root: self.root.session(session) };
-        Ok(self.backends.plan_for(tenant, target, spec, ids).await?)
+        let (plan, permit) = self.backends.plan_for(tenant, target, spec, ids).await?;
+        Ok((self.with_transaction(run, plan).await?, permit))
     }
 
     /// Records the host paths that the command may write to: its files there outlive the session, so
@@ -294,6 +319,21 @@ impl Executor {
         let opened =
             opened.map_err(|error| unenforceable("policy.network.allowed_hosts", error.to_string()))?;
         Ok(Some(opened))
+    }
+
+    /// Has people decide about reads that wait, if the sandbox has such.
+    async fn decide_reads(
+        &self,
+        run: &ActiveRun,
+        sandbox: &mut dyn Prepared,
+    ) -> Result<Option<DecidedReads>, NotStarted> {
+        let Some(reads) = sandbox.take_reads() else { return Ok(None) };
+        let AssignedRun { id, session, tenant, .. } = &run.assigned;
+        let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
+        let read =
+            retry_until_fenced("read grants", run, || self.store.approval_read_grants(tenant, *session));
+        let grants = read.await.map_err(NoResult::from)?;
+        Ok(Some(reads::start(&self.store, subject, reads, grants, self.read_timeout)))
     }
 
     /// The command with its secret variables.

@@ -16,6 +16,7 @@ use crate::{
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
+        escape::{EscapeLog, EscapeOptions},
         execute::{Executor, StartedCommand},
         live_usage::Meter,
         output_pacing::OutputPacing,
@@ -44,6 +45,8 @@ enum End {
     Own(Outcome, Usage),
     /// The worker ends it, with this outcome.
     Forced(Outcome),
+    /// It tried to leave its sandbox: it is killed at once.
+    Escape,
     Fenced,
 }
 
@@ -55,14 +58,14 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started, network } = command;
+        let StartedCommand { mut running, stdio, started, network, reads } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
         run.phase.send_replace(Phase::Started(started.clone()));
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
         let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
-        let violations = running.violations().map(|reports| collect(run, reports));
+        let violations = running.violations().map(|reports| collect(run, reports, self.escape));
 
         let mut reports = Reports { control: inputs.control, near_limits: running.near_limits() };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
@@ -79,6 +82,10 @@ impl Executor {
             (Some(_), Err(LeaseLost)) | (None, _) => None,
         };
         let receipt = running.destroy().await;
+        // Its calls have ended; what nobody decided about is withdrawn in the background.
+        if let Some(reads) = reads {
+            reads.detach();
+        }
         self.receipts.record(receipt);
         if let Some(violations) = violations {
             all_collected(violations).await;
@@ -95,6 +102,8 @@ impl Executor {
             (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
         let network = network.unwrap_or_default().with_direct_attempts(usage.network);
         usage.network = network.usage;
+        run.escape.network(&self.escape, usage.network.as_ref());
+        let outcome = run.escape.outcome(outcome);
         Ok(Report::of_started(outcome, usage, receipt, started_at, started).with_events(network.events))
     }
 
@@ -109,9 +118,10 @@ impl Executor {
         let outcome = match end {
             End::Own(outcome, usage) => return Ok((outcome, usage)),
             End::Forced(outcome) => Some(outcome),
+            End::Escape => Some(EscapeLog::violation()),
             End::Fenced => None,
         };
-        if outcome.is_some() {
+        if outcome.is_some() && !run.escape.terminate.is_cancelled() {
             running.signal(SIGTERM).await;
             let ended = end_within_grace(run, running, self.kill_grace);
             if let Some(Some(usage)) = run.fence.run_until_cancelled(ended).await {
@@ -184,6 +194,7 @@ async fn wait(
             biased;
             () = run.fence.cancelled() => return End::Fenced,
             (outcome, usage) = running.wait() => return End::Own(outcome, usage),
+            () = run.escape.terminate.cancelled() => return End::Escape,
             () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
             () = run.drain_deadline.cancelled() => return End::Forced(Outcome::Lost(LostReason::DrainDeadline)),
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
@@ -230,9 +241,19 @@ async fn then_after<T>(delay: Duration, waiting: impl Future<Output = T>, then: 
     }
 }
 
-fn collect(run: &Arc<ActiveRun>, reports: mpsc::Receiver<Violation>) -> JoinHandle<()> {
+/// Collects the reports of the sandbox until they end.
+fn collect(
+    run: &Arc<ActiveRun>,
+    mut reports: mpsc::Receiver<Violation>,
+    escape: EscapeOptions,
+) -> JoinHandle<()> {
     let run = run.clone();
-    task::background("violations", async move { run.violations.collect(reports).await })
+    task::background("violations", async move {
+        while let Some(violation) = reports.recv().await {
+            run.escape.call(&escape, &violation);
+            run.violations.add(violation);
+        }
+    })
 }
 
 /// Waits for the last reports of a sandbox that is gone.

@@ -6,7 +6,7 @@ use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{CountedViolation, Violation, Violations};
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 /// One run's violations.
 #[derive(Debug)]
@@ -21,14 +21,7 @@ impl ViolationLog {
         Self { log: Mutex::default(), changed: watch::Sender::new(()) }
     }
 
-    /// Collects the reports of the sandbox until they end.
-    pub(crate) async fn collect(&self, mut reports: mpsc::Receiver<Violation>) {
-        while let Some(violation) = reports.recv().await {
-            self.add(violation);
-        }
-    }
-
-    fn add(&self, violation: Violation) {
+    pub(crate) fn add(&self, violation: Violation) {
         metrics().violation(&violation.kind);
         let (syscall, args) = (violation.syscall.clone(), violation.display_args());
         if self.lock().add(violation) {

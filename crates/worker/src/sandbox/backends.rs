@@ -3,8 +3,8 @@
 use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, home_dirs};
-use codelia_store::Withdrawn;
+use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
+use codelia_store::{ToolWithdrawn, Withdrawn};
 use codelia_telemetry::{Permit, TenantPool};
 use codelia_types::{Mode, NetworkMode, Reason, Refusal, TenantId};
 use tokio::task::spawn_blocking;
@@ -245,6 +245,28 @@ pub(crate) fn not_permitted(spec: &RunSpec, withdrawn: Withdrawn) -> Denial {
     Denial { refusal: Refusal { reason: Reason::ApprovalNotPermitted, message }, field: Some(field) }
 }
 
+/// What happened to the tool of a run while it waited.
+pub(crate) fn tool_withdrawn(tool: &RunTool, why: ToolWithdrawn) -> Denial {
+    let id = &tool.id;
+    let (reason, message) = match why {
+        ToolWithdrawn::Quarantined(reason) => (
+            Reason::ToolQuarantined,
+            format!(
+                "tool {id} was quarantined: {reason}; an administrator releases it with `codelia tools release {id}`"
+            ),
+        ),
+        ToolWithdrawn::Changed => (
+            Reason::ToolChanged,
+            format!("tool {id} was changed or deleted while the run waited; start it again"),
+        ),
+        ToolWithdrawn::NotApproved => (
+            Reason::ToolNotApproved,
+            format!("an operator withdrew the approval of tool {id} while the run waited"),
+        ),
+    };
+    Denial { refusal: Refusal { reason, message }, field: Some("tool") }
+}
+
 /// Secret variables that the worker cannot decrypt.
 pub(crate) fn no_secrets(why: &str) -> Denial {
     let message = format!("cannot decrypt the secret variables: {why}");
@@ -276,6 +298,8 @@ mod tests {
             requested_limits: LimitsRequest::default(),
             policy: codelia_policy::Policy::default(),
             ends_with_caller: false,
+            tool: None,
+            transaction: None,
         };
         let session = SessionId(uuid::Uuid::nil());
         Plan::logical(

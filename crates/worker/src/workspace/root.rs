@@ -11,12 +11,12 @@ use std::{
 };
 
 use codelia_policy::Ids;
-use codelia_types::SessionId;
+use codelia_types::{LeaseEpoch, RunId, SessionId};
 use uuid::Uuid;
 
 use crate::{
     UidRange,
-    workspace::{trash, user_ids::SessionUsers},
+    workspace::{transaction::Transaction, trash, user_ids::SessionUsers},
 };
 
 /// A step on the session root that failed.
@@ -117,6 +117,26 @@ impl SessionRoot {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(bytes),
             Err(error) => Err(RootError::at("move to the trash", from)(error)),
         }
+    }
+
+    /// The transaction of a run, whether it exists or not.
+    pub(crate) fn transaction(&self, id: SessionId, run: RunId, epoch: LeaseEpoch) -> Transaction {
+        Transaction::new(run, epoch, self.session(id), self.trash())
+    }
+
+    /// The transactions that a session has.
+    pub(crate) fn transactions(&self, id: SessionId) -> Result<Vec<Transaction>, RootError> {
+        let path = self.session(id);
+        Transaction::find(&path, &self.trash()).map_err(RootError::at("list transactions of", &path))
+    }
+
+    /// Finishes the transaction of a session that this worker has just taken.
+    pub(crate) fn finish_transaction(&self, found: &Transaction, is_applied: bool) -> Result<(), RootError> {
+        let path = found.layer();
+        if is_applied {
+            found.apply().map_err(RootError::at("apply the changes in", &path))?;
+        }
+        found.discard().and_then(|()| found.empty_trash()).map_err(RootError::at("remove", &path))
     }
 
     /// Removes what interrupted removals left in the trash.

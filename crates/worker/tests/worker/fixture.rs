@@ -127,6 +127,7 @@ impl Fixture {
             network: None,
             policy: codelia_policy::Policy::default(),
             flags: codelia_policy::SessionFlags::default(),
+            scopes: codelia_policy::SessionScopes::default(),
         };
         let new = NewSession {
             id,
@@ -318,6 +319,8 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         poll_interval: Duration::from_millis(100),
         drain_grace: settings.drain_grace,
         kill_grace: Duration::from_millis(200),
+        read_timeout: Duration::from_secs(60),
+        escape: codelia_worker::EscapeOptions::default(),
         retention: codelia_store::Retention::default(),
         file_call_timeout: settings.file_call_timeout,
         min_free_memory_bytes: 0,
@@ -341,5 +344,7 @@ pub(crate) fn shell(script: &str) -> RunSpec {
         requested_limits: LimitsRequest::default(),
         policy: codelia_policy::Policy::default(),
         ends_with_caller: false,
+        tool: None,
+        transaction: None,
     }
 }

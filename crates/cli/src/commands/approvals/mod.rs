@@ -4,8 +4,8 @@ mod watch;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    Approval, ApprovalDecision, ApprovalFilter, ApprovalScope, ApprovalState, DecideApprovalRequest,
-    ListApprovalsRequest, RevokeApprovalRequest,
+    Approval, ApprovalDecision, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalState,
+    DecideApprovalRequest, ListApprovalsRequest, RevokeApprovalRequest,
 };
 
 use crate::{
@@ -14,6 +14,8 @@ use crate::{
     output::Output,
     record, resolve,
 };
+
+pub(crate) use watch::{RETRY_DELAY, is_transient};
 
 const NO_APPROVAL: &str = "the server sent no approval";
 
@@ -26,13 +28,13 @@ pub(crate) async fn approvals(client: &Client, args: args::Approvals, output: Ou
             let parent = parent(client, session.as_deref()).await?;
             return watch::watch(client, &parent, output).await;
         }
-        Some(ApprovalsCommand::Allow { approval, scope, reason }) => {
+        Some(ApprovalsCommand::Allow { approval, scope, directory, reason }) => {
             let name = resolve::approval(client, &approval).await?;
-            decide(client, name, Some(scope_to_proto(scope)), reason).await?
+            decide(client, name, (Some(scope_to_proto(scope)), reach(directory)), reason).await?
         }
-        Some(ApprovalsCommand::Deny { approval, reason }) => {
+        Some(ApprovalsCommand::Deny { approval, directory, reason }) => {
             let name = resolve::approval(client, &approval).await?;
-            decide(client, name, None, reason).await?
+            decide(client, name, (None, reach(directory)), reason).await?
         }
         Some(ApprovalsCommand::Revoke { approval, reason }) => {
             let name = resolve::approval(client, &approval).await?;
@@ -45,7 +47,7 @@ pub(crate) async fn approvals(client: &Client, args: args::Approvals, output: Ou
 }
 
 /// The sessions to list approvals of.
-async fn parent(client: &Client, session: Option<&str>) -> Result<String> {
+pub(crate) async fn parent(client: &Client, session: Option<&str>) -> Result<String> {
     match session {
         Some(session) => resolve::session(client, session).await,
         None => Ok("sessions/-".to_owned()),
@@ -86,10 +88,10 @@ async fn list(client: &Client, args: &ListApprovals, output: Output) -> Result<(
 }
 
 /// Decides about an approval: allows it for a scope, or denies it.
-async fn decide(
+pub(crate) async fn decide(
     client: &Client,
     name: String,
-    allow: Option<ApprovalScope>,
+    (allow, reach): (Option<ApprovalScope>, ApprovalReach),
     reason: String,
 ) -> Result<Approval> {
     let decision = if allow.is_some() { ApprovalDecision::Allow } else { ApprovalDecision::Deny };
@@ -98,8 +100,14 @@ async fn decide(
         decision: decision.into(),
         scope: allow.unwrap_or(ApprovalScope::Unspecified).into(),
         reason,
+        reach: reach.into(),
     };
     client.approvals().decide_approval(request).await?.into_inner().approval.context(NO_APPROVAL)
+}
+
+/// Unspecified means the file, and is all that other kinds accept.
+fn reach(directory: bool) -> ApprovalReach {
+    if directory { ApprovalReach::Directory } else { ApprovalReach::Unspecified }
 }
 
 /// The state in a few words, such as `allowed for session`.
@@ -119,6 +127,7 @@ fn state(approval: &Approval) -> String {
 fn what(approval: &Approval) -> String {
     let kind = record::approval_kind(approval);
     match (approval.host.as_str(), approval.port) {
+        ("", _) if !approval.path.is_empty() => format!("{kind} {}", approval.path),
         ("", _) => kind.to_owned(),
         (host, 0) => format!("{kind} {host}"),
         (host, port) => format!("{kind} {host}:{port}"),
@@ -173,5 +182,8 @@ mod tests {
             Approval { revoke_time: Some(Default::default()), revoked_by: "other".into(), ..approval() };
         assert_eq!(decision(&revoked), "approval id revoked by key other");
         assert_eq!(what(&approval()), "egress_host example.com:443");
+        let kind = ApprovalKind::FileRead.into();
+        let read = Approval { kind, path: "/opt/file".into(), ..Approval::default() };
+        assert_eq!(what(&read), "file_read /opt/file");
     }
 }

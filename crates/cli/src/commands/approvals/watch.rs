@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    Approval, ApprovalScope, ApprovalState, WatchApprovalsRequest, WatchApprovalsResponse,
+    Approval, ApprovalReach, ApprovalScope, ApprovalState, WatchApprovalsRequest, WatchApprovalsResponse,
 };
 use codelia_telemetry::task;
 use tokio::{
@@ -27,10 +27,12 @@ use crate::{
 };
 
 /// Between two attempts to connect again.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Decided approvals that are remembered, so that nothing is printed twice.
 const MAX_PRINTED: usize = 1000;
 const QUESTION: &str = "[a]llow once, for the [s]ession, for the [t]enant, [d]eny, or Enter to skip?";
+const FILE_QUESTION: &str = "[a]llow once, all files in its [f]older once, for the [s]ession, for the [t]enant, \
+                             [d]eny, or Enter to skip?";
 
 /// Follows approvals until the process is interrupted.
 pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Result<()> {
@@ -57,7 +59,7 @@ pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Resu
 }
 
 /// Whether another call may succeed: the server is restarted, or the connection broke.
-fn is_transient(status: &Status) -> bool {
+pub(crate) fn is_transient(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted)
 }
 
@@ -146,7 +148,8 @@ impl<'a> View<'a> {
 
     fn ask(&self) {
         if let Some(approval) = self.pending.front() {
-            output::write_message(&format!("{}: {QUESTION}", approval.approval_id));
+            let question = if approval.path.is_empty() { QUESTION } else { FILE_QUESTION };
+            output::write_message(&format!("{}: {question}", approval.approval_id));
         }
     }
 
@@ -156,15 +159,16 @@ impl<'a> View<'a> {
             return Ok(());
         };
         let Some(approval) = self.pending.pop_front() else { return Ok(()) };
-        let allow = match answer {
-            Answer::Allow(scope) => Some(scope),
-            Answer::Deny => None,
+        let (allow, reach) = match answer {
+            Answer::Allow(scope) => (Some(scope), ApprovalReach::Unspecified),
+            Answer::AllowDirectory => (Some(ApprovalScope::Once), ApprovalReach::Directory),
+            Answer::Deny => (None, ApprovalReach::Unspecified),
             Answer::Skip => {
                 self.ask();
                 return Ok(());
             }
         };
-        match decide(self.client, approval.name, allow, String::new()).await {
+        match decide(self.client, approval.name, (allow, reach), String::new()).await {
             Ok(decided) => self.show(decided)?,
             Err(error) => error_report::print_about(&approval.approval_id, &error),
         }
@@ -184,6 +188,8 @@ async fn next_line(lines: &mut Option<mpsc::Receiver<String>>) -> Option<String>
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Allow(ApprovalScope),
+    /// All files of the directory, once.
+    AllowDirectory,
     Deny,
     Skip,
 }
@@ -194,6 +200,7 @@ impl Answer {
             "a" => Some(Self::Allow(ApprovalScope::Once)),
             "s" => Some(Self::Allow(ApprovalScope::Session)),
             "t" => Some(Self::Allow(ApprovalScope::Tenant)),
+            "f" => Some(Self::AllowDirectory),
             "d" => Some(Self::Deny),
             "" => Some(Self::Skip),
             _ => None,

@@ -1,0 +1,48 @@
+//! Copies of tools. Each call learns the version of its tenant's tools with its key, so a copy is never
+//! older than the call, and a run that names a tool needs no query of its own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use codelia_store::{Caller, RecentMap, Store, Tool};
+use codelia_types::{TenantId, ToolId};
+
+use crate::status::ApiError;
+
+/// Tools to remember.
+const CAPACITY: usize = 1024;
+
+type Key = (TenantId, ToolId);
+/// The version of the tenant's tools that the copy was read at, or after.
+type Entry = (i64, Arc<Tool>);
+
+/// Tools that runs named lately.
+#[derive(Debug)]
+pub(crate) struct ToolCache(Mutex<RecentMap<Key, Entry>>);
+
+impl Default for ToolCache {
+    fn default() -> Self {
+        Self(Mutex::new(RecentMap::new(CAPACITY)))
+    }
+}
+
+impl ToolCache {
+    /// The tool that a run of the caller names.
+    pub(crate) async fn get(
+        &self,
+        store: &Store,
+        caller: &Caller,
+        id: &ToolId,
+    ) -> Result<Arc<Tool>, ApiError> {
+        let key = (caller.tenant.clone(), id.clone());
+        if let Some((version, tool)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+            && *version == caller.tools_version
+        {
+            return Ok(tool.clone());
+        }
+        let found = store.tool_get(&caller.tenant, id).await?;
+        let tool = Arc::new(found.ok_or_else(|| ApiError::not_found("tool", id))?);
+        let entry = (caller.tools_version, tool.clone());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, entry);
+        Ok(tool)
+    }
+}

@@ -1,0 +1,244 @@
+//! `ToolService`: registers tools, approves their levels, quarantines and releases them. The auth layer
+//! requires the scopes.
+
+mod cache;
+
+use std::sync::Arc;
+
+use codelia_policy::{ToolDeclaration, ToolError};
+use codelia_proto::{
+    timestamp_to_proto,
+    v1::{self, tool_service_server::ToolService},
+};
+use codelia_store::{Caller, Scope, Tool, ToolChange, ToolChanged};
+use codelia_types::{TenantId, ToolId};
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::cache::ToolCache;
+use crate::{
+    auth,
+    context::Context,
+    paging::Page,
+    resource_name::{self, TenantName},
+    rules::Rules,
+    status::ApiError,
+    validate,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Tools {
+    pub(crate) context: Arc<Context>,
+}
+
+/// The tenant that a name is about: the caller's, or any for operators.
+fn tenant_of(caller: &Caller, name: TenantName) -> Option<TenantId> {
+    match name {
+        TenantName::Own => Some(caller.tenant.clone()),
+        TenantName::Id(id) => (id == caller.tenant || auth::has_scope(caller, Scope::Operator)).then_some(id),
+    }
+}
+
+/// The tool that a request names.
+fn target(caller: &Caller, name: &str) -> Result<(TenantId, ToolId), ApiError> {
+    let (tenant, id) = resource_name::tool("name", name)?;
+    match tenant_of(caller, tenant) {
+        Some(tenant) => Ok((tenant, id)),
+        None => Err(ApiError::not_found("tool", id)),
+    }
+}
+
+fn changed(id: &ToolId, result: ToolChanged) -> Result<v1::Tool, ApiError> {
+    result.map(|tool| to_proto(&tool)).map_err(|why| ApiError::tool_not_changed(id, why))
+}
+
+impl Tools {
+    async fn register(&self, caller: &Caller, wire: v1::RegisterToolRequest) -> Result<v1::Tool, ApiError> {
+        let (tenant, id) = target(caller, &wire.name)?;
+        let declaration = wire.declaration.ok_or_else(|| ApiError::invalid("declaration", "required"))?;
+        let expected = match wire.expected_version {
+            Some(version) if version < 0 => {
+                return Err(ApiError::invalid("expected_version", "must not be negative"));
+            }
+            expected => expected,
+        };
+        let is_large = validate::is_large_policy(declaration.policy.as_ref());
+        let check = move |rules: &Rules<'_>| read_declaration(declaration, rules);
+        let declaration = self.context.with_policy(caller, is_large, check).await?;
+        let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
+        changed(&id, self.context.store.tool_register(change, &declaration, expected).await?)
+    }
+
+    async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Tool, ApiError> {
+        let (tenant, id) = target(caller, name)?;
+        let tool = self.context.store.tool_get(&tenant, &id).await?;
+        tool.map(|tool| to_proto(&tool)).ok_or_else(|| ApiError::not_found("tool", id))
+    }
+
+    async fn list(
+        &self,
+        caller: &Caller,
+        wire: v1::ListToolsRequest,
+    ) -> Result<v1::ListToolsResponse, ApiError> {
+        let mut page = Page::<ToolId, _>::parse(&caller.tenant, &wire)?;
+        let tenant = tenant_of(caller, resource_name::tenant("parent", &wire.parent)?);
+        let tenant = tenant.ok_or_else(|| ApiError::not_found("tenant", &wire.parent))?;
+        while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
+            let rows = self.context.store.tool_list(&tenant, page.after.as_ref(), limit).await?;
+            page.add(rows, |tool| (tool.id.clone(), to_proto(&tool)));
+        }
+        let (tools, next_page_token) = page.finish();
+        Ok(v1::ListToolsResponse { tools, next_page_token })
+    }
+
+    async fn delete(&self, caller: &Caller, name: &str) -> Result<(), ApiError> {
+        let (tenant, id) = target(caller, name)?;
+        let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
+        let deleted = self.context.store.tool_delete(change).await?;
+        deleted.map_err(|why| ApiError::tool_not_changed(&id, why))
+    }
+
+    async fn approve(
+        &self,
+        caller: &Caller,
+        wire: v1::ApproveToolLevelRequest,
+    ) -> Result<v1::Tool, ApiError> {
+        let (tenant, id) = target(caller, &wire.name)?;
+        if wire.version < 1 {
+            return Err(ApiError::invalid("version", "required: the version that you looked at"));
+        }
+        let level: v1::IsolationLevel = validate::enum_value("level", wire.level)?;
+        let level = level.to_level().ok_or_else(|| ApiError::invalid("level", "required"))?;
+        let reason = validate::reason(wire.reason)?;
+        let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
+        changed(&id, self.context.store.tool_approve(change, (wire.version, level), &reason).await?)
+    }
+
+    async fn quarantine(
+        &self,
+        caller: &Caller,
+        wire: v1::QuarantineToolRequest,
+    ) -> Result<v1::Tool, ApiError> {
+        let (tenant, id) = target(caller, &wire.name)?;
+        let reason = validate::reason(wire.reason)?;
+        let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
+        changed(&id, self.context.store.tool_quarantine(change, &reason).await?)
+    }
+
+    async fn release(&self, caller: &Caller, wire: v1::ReleaseToolRequest) -> Result<v1::Tool, ApiError> {
+        let (tenant, id) = target(caller, &wire.name)?;
+        let reason = validate::reason(wire.reason)?;
+        let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
+        changed(&id, self.context.store.tool_release(change, &reason).await?)
+    }
+}
+
+fn read_declaration(wire: v1::ToolDeclaration, rules: &Rules<'_>) -> Result<ToolDeclaration, ApiError> {
+    let policy =
+        validate::policy(wire.policy, &rules.ceilings).map_err(|error| error.within("declaration"))?;
+    let v1::ToolDeclaration { owner, executables, command_pattern, transactional, .. } = wire;
+    let declaration = ToolDeclaration { owner, executables, command_pattern, policy, transactional };
+    declaration
+        .validate(&rules.ceilings)
+        .map_err(|ToolError { field, message }| ApiError::invalid(format!("declaration.{field}"), message))?;
+    Ok(declaration)
+}
+
+fn to_proto(tool: &Tool) -> v1::Tool {
+    let ToolDeclaration { owner, executables, command_pattern, policy, transactional } = &tool.declaration;
+    let level = v1::IsolationLevel::from(Some(tool.declaration.level())).into();
+    v1::Tool {
+        name: format!("tenants/{}/tools/{}", tool.tenant, tool.id),
+        tool_id: tool.id.to_string(),
+        version: tool.version,
+        declaration: Some(v1::ToolDeclaration {
+            owner: owner.clone(),
+            executables: executables.clone(),
+            command_pattern: command_pattern.clone(),
+            policy: Some(policy.into()),
+            transactional: *transactional,
+        }),
+        level,
+        create_time: Some(timestamp_to_proto(tool.created_at)),
+        update_time: Some(timestamp_to_proto(tool.updated_at)),
+        key_id: tool.key.to_string(),
+        approval: tool.approval.as_ref().map(|approval| v1::ToolApproval {
+            level,
+            reason: approval.reason.clone(),
+            key_id: approval.key.to_string(),
+            create_time: Some(timestamp_to_proto(approval.at)),
+        }),
+        quarantine: tool.quarantine.as_ref().map(|quarantine| v1::ToolQuarantine {
+            reason: quarantine.reason.clone(),
+            key_id: quarantine.key.map(|key| key.to_string()).unwrap_or_default(),
+            run_id: quarantine.run.map(|run| run.to_string()).unwrap_or_default(),
+            create_time: Some(timestamp_to_proto(quarantine.at)),
+        }),
+    }
+}
+
+#[tonic::async_trait]
+impl ToolService for Tools {
+    async fn register_tool(
+        &self,
+        request: Request<v1::RegisterToolRequest>,
+    ) -> Result<Response<v1::RegisterToolResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tool = self.register(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::RegisterToolResponse { tool: Some(tool) }))
+    }
+
+    async fn get_tool(
+        &self,
+        request: Request<v1::GetToolRequest>,
+    ) -> Result<Response<v1::GetToolResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tool = self.get(&caller, &request.get_ref().name).await?;
+        Ok(Response::new(v1::GetToolResponse { tool: Some(tool) }))
+    }
+
+    async fn list_tools(
+        &self,
+        request: Request<v1::ListToolsRequest>,
+    ) -> Result<Response<v1::ListToolsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
+    }
+
+    async fn delete_tool(
+        &self,
+        request: Request<v1::DeleteToolRequest>,
+    ) -> Result<Response<v1::DeleteToolResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        self.delete(&caller, &request.get_ref().name).await?;
+        Ok(Response::new(v1::DeleteToolResponse {}))
+    }
+
+    async fn approve_tool_level(
+        &self,
+        request: Request<v1::ApproveToolLevelRequest>,
+    ) -> Result<Response<v1::ApproveToolLevelResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tool = self.approve(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ApproveToolLevelResponse { tool: Some(tool) }))
+    }
+
+    async fn quarantine_tool(
+        &self,
+        request: Request<v1::QuarantineToolRequest>,
+    ) -> Result<Response<v1::QuarantineToolResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tool = self.quarantine(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::QuarantineToolResponse { tool: Some(tool) }))
+    }
+
+    async fn release_tool(
+        &self,
+        request: Request<v1::ReleaseToolRequest>,
+    ) -> Result<Response<v1::ReleaseToolResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tool = self.release(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ReleaseToolResponse { tool: Some(tool) }))
+    }
+}

@@ -1,0 +1,50 @@
+//! `codelia diff`: what a transactional run changed in its workspace.
+
+use anyhow::{Context, Result, bail};
+use codelia_proto::v1::{Change, Changes, FileKind, GetRunRequest, RunState};
+use serde_json::Value;
+
+use crate::{
+    args,
+    client::Client,
+    output::{Output, write_message},
+    record, resolve, units,
+};
+
+pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> Result<()> {
+    let name = resolve::run(client, &args.run).await?;
+    let request = GetRunRequest { name, ..Default::default() };
+    let run = client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let Some(changes) = &run.changes else {
+        let id = &run.run_id;
+        if run.state() != RunState::Ended {
+            bail!("run {id} has not ended: its changes are listed when it has");
+        }
+        bail!("run {id} has no list of changes: start it with `codelia run --transactional` or `--preview`");
+    };
+    if output.is_json() {
+        return output.print(&record::changes(changes), "");
+    }
+    output.print_whole_list(&["CHANGE", "TYPE", "SIZE", "PATH"], &changes.entries, |_| Value::Null, row)?;
+    write_message(&summary(changes));
+    Ok(())
+}
+
+fn row(change: &Change) -> Vec<String> {
+    let is_file = change.file_kind() == FileKind::Regular;
+    vec![
+        record::change_kind(change.kind()).to_owned(),
+        record::changed_file(change.file_kind()).to_owned(),
+        if is_file { units::bytes(change.size_bytes.unsigned_abs()) } else { String::new() },
+        change.path.clone(),
+    ]
+}
+
+fn summary(changes: &Changes) -> String {
+    let Changes { added, changed, removed, .. } = changes;
+    let listed = i64::try_from(changes.entries.len()).unwrap_or(i64::MAX);
+    let more = added.saturating_add(*changed).saturating_add(*removed).saturating_sub(listed);
+    let left_out = if more > 0 { format!(" ({more} not listed)") } else { String::new() };
+    let state = record::changes_state(changes.state());
+    format!("{state}: {added} added, {changed} changed, {removed} removed{left_out}")
+}

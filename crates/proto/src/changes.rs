@@ -1,0 +1,99 @@
+//! Transactional runs and their changes.
+
+use codelia_types::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
+
+use crate::{
+    error::{InvalidField, enum_value, integer},
+    v1,
+};
+
+impl From<TransactionMode> for v1::TransactionMode {
+    fn from(mode: TransactionMode) -> Self {
+        match mode {
+            TransactionMode::Apply => Self::Apply,
+            TransactionMode::Preview => Self::Preview,
+        }
+    }
+}
+
+impl v1::TransactionMode {
+    /// The mode; `None` if it is unspecified.
+    #[must_use]
+    pub fn to_mode(self) -> Option<TransactionMode> {
+        match self {
+            Self::Unspecified => None,
+            Self::Apply => Some(TransactionMode::Apply),
+            Self::Preview => Some(TransactionMode::Preview),
+        }
+    }
+}
+
+impl From<&Changes> for v1::Changes {
+    fn from(changes: &Changes) -> Self {
+        let count = |number| i64::try_from(number).unwrap_or(i64::MAX);
+        let state = match changes.state {
+            ChangesState::Applied => v1::ChangesState::Applied,
+            ChangesState::Dropped => v1::ChangesState::Dropped,
+        };
+        Self {
+            state: state.into(),
+            added: count(changes.added),
+            changed: count(changes.changed),
+            removed: count(changes.removed),
+            entries: changes.entries.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<&Change> for v1::Change {
+    fn from(change: &Change) -> Self {
+        let kind = match change.kind {
+            ChangeKind::Added => v1::ChangeKind::Added,
+            ChangeKind::Changed => v1::ChangeKind::Changed,
+            ChangeKind::Removed => v1::ChangeKind::Removed,
+        };
+        let file = match change.file {
+            ChangedFile::Regular => v1::FileKind::Regular,
+            ChangedFile::Directory => v1::FileKind::Directory,
+            ChangedFile::Symlink => v1::FileKind::Symlink,
+            ChangedFile::Special => v1::FileKind::Special,
+        };
+        Self {
+            kind: kind.into(),
+            file_kind: file.into(),
+            path: change.path.clone(),
+            size_bytes: i64::try_from(change.size).unwrap_or(i64::MAX),
+        }
+    }
+}
+
+/// The changes that a worker reports.
+pub(crate) fn read_changes(wire: v1::Changes) -> Result<Changes, InvalidField> {
+    let state = match enum_value("state", wire.state)? {
+        v1::ChangesState::Applied => ChangesState::Applied,
+        v1::ChangesState::Dropped | v1::ChangesState::Unspecified => ChangesState::Dropped,
+    };
+    let change = |(at, wire)| read_change(wire).map_err(|error| error.within(&format!("entries[{at}]")));
+    Ok(Changes {
+        state,
+        added: integer("added", wire.added)?,
+        changed: integer("changed", wire.changed)?,
+        removed: integer("removed", wire.removed)?,
+        entries: wire.entries.into_iter().enumerate().map(change).collect::<Result<_, _>>()?,
+    })
+}
+
+fn read_change(wire: v1::Change) -> Result<Change, InvalidField> {
+    let kind = match enum_value("kind", wire.kind)? {
+        v1::ChangeKind::Added => ChangeKind::Added,
+        v1::ChangeKind::Changed | v1::ChangeKind::Unspecified => ChangeKind::Changed,
+        v1::ChangeKind::Removed => ChangeKind::Removed,
+    };
+    let file = match enum_value("file_kind", wire.file_kind)? {
+        v1::FileKind::Regular => ChangedFile::Regular,
+        v1::FileKind::Directory => ChangedFile::Directory,
+        v1::FileKind::Symlink => ChangedFile::Symlink,
+        v1::FileKind::Special | v1::FileKind::Unspecified => ChangedFile::Special,
+    };
+    Ok(Change { kind, file, size: integer("size_bytes", wire.size_bytes)?, path: wire.path })
+}

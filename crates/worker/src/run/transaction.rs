@@ -1,0 +1,207 @@
+//! Transactional runs: who may use the workspace, and what becomes of the changes.
+//!
+//! In order: the sandbox is gone, the changes are listed and prepared, the run is committed, the changes
+//! are applied. The commit decides, under the lease's fence, so a worker without the lease never
+//! applies anything. See [`crate::workspace::transaction`].
+
+use std::{io, time::Duration};
+
+use codelia_policy::Plan;
+use codelia_telemetry::{backoff::jittered, task};
+use codelia_types::{ChangesState, Outcome, Reason, Refusal, RunResult, TransactionMode};
+use tokio::{
+    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard},
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+
+use super::execute::{Executor, NoResult};
+use crate::{
+    run::{active::ActiveRun, commit::Report},
+    sandbox::backends::{Denial, failed},
+    workspace::transaction::{ScanError, Transaction},
+};
+
+/// How long a run waits until it may use the workspace. It has a slot meanwhile.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Between two attempts to apply changes.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The use of a workspace by a run, until this is dropped.
+#[derive(Debug)]
+pub(super) enum WorkspaceUse {
+    Shared {
+        _guard: OwnedRwLockReadGuard<()>,
+    },
+    /// By a transactional run.
+    Alone {
+        _guard: OwnedRwLockWriteGuard<()>,
+    },
+}
+
+impl Executor {
+    /// Waits until the run may use the workspace. `None` if it is not to start any more.
+    pub(super) async fn enter_workspace(&self, run: &ActiveRun) -> Result<Option<WorkspaceUse>, Denial> {
+        let lock = self.sessions.workspace(run.assigned.session);
+        let is_alone = run.assigned.spec.transaction.is_some();
+        let enter = async {
+            if is_alone {
+                WorkspaceUse::Alone { _guard: lock.write_owned().await }
+            } else {
+                WorkspaceUse::Shared { _guard: lock.read_owned().await }
+            }
+        };
+        let entered = tokio::select! {
+            biased;
+            entered = timeout(MAX_WAIT.min(run.assigned.spec.timeout()), enter) => entered,
+            // The caller checks all of them again.
+            () = run.fence.cancelled() => return Ok(None),
+            () = run.cancel.cancelled() => return Ok(None),
+            () = run.drain_deadline.cancelled() => return Ok(None),
+        };
+        entered.map(Some).map_err(|_| session_busy(is_alone))
+    }
+
+    /// The plan with a directory for the changes, if the run is transactional.
+    pub(super) async fn with_transaction(&self, run: &ActiveRun, plan: Plan) -> Result<Plan, Denial> {
+        let Some(transaction) = self.transaction(run) else { return Ok(plan) };
+        let plan = plan.with_transaction(&transaction.layer());
+        file_work(move || transaction.create()).await.map_err(|error| failed(&error))?;
+        Ok(plan)
+    }
+
+    /// Decides about the changes of a run whose sandbox is gone.
+    pub(super) async fn settle_changes(
+        &self,
+        run: &ActiveRun,
+        result: Result<Report, NoResult>,
+    ) -> Result<Report, NoResult> {
+        let Some(transaction) = self.transaction(run) else { return result };
+        let report = match result {
+            Ok(report) if report.is_started() => report,
+            not_started => {
+                drop_changes(transaction).await;
+                return not_started;
+            }
+        };
+        let is_applied = report.is_success()
+            && run.violations.all().total == 0
+            && run.assigned.spec.transaction == Some(TransactionMode::Apply);
+        let scanned = transaction.clone();
+        let prepared = spawn_blocking(move || {
+            let changes = scanned.scan()?;
+            if is_applied {
+                scanned.prepare()?;
+            }
+            Ok(changes)
+        });
+        let prepared = prepared.await.map_err(io::Error::from).map_err(ScanError::from).flatten();
+        let report = match prepared {
+            Ok(mut changes) if is_applied => {
+                changes.state = ChangesState::Applied;
+                return Ok(report.with_changes(changes));
+            }
+            Ok(changes) => report.with_changes(changes),
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot prepare the changes of the run"
+                );
+                // What would have succeeded must not look so without its changes.
+                if is_applied { report.with_outcome(unapplied(&error)) } else { report }
+            }
+        };
+        drop_changes(transaction).await;
+        Ok(report)
+    }
+
+    /// Applies the changes of a committed run. Retries: nothing may see a part of them. If this worker
+    /// loses the session first, its next holder finishes.
+    pub(super) async fn apply_changes(&self, run: &ActiveRun, result: &RunResult) {
+        let Some(transaction) = self.transaction(run) else { return };
+        if result.changes.as_ref().is_none_or(|changes| changes.state != ChangesState::Applied) {
+            return;
+        }
+        loop {
+            let applied = transaction.clone();
+            match file_work(move || applied.apply()).await {
+                Ok(()) => break remove_in_background(transaction),
+                Err(error) => {
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot apply the changes, retrying"
+                    );
+                }
+            }
+            tokio::select! {
+                () = sleep(jittered(RETRY_DELAY)) => {}
+                () = run.fence.cancelled() => return,
+                () = run.drain_deadline.cancelled() => return,
+            }
+        }
+    }
+
+    /// Drops prepared changes of a run that this worker could not commit, if it still has the lease and
+    /// the store has another result. Without the lease, they are the next holder's.
+    pub(super) async fn resolve_changes(&self, run: &ActiveRun) {
+        let Some(transaction) = self.transaction(run) else { return };
+        let stored = self.store.run_changes_applied_any_tenant(run.id(), run.assigned.epoch).await;
+        if !run.fence.is_cancelled() && matches!(stored, Ok(Some(false))) {
+            drop_changes(transaction).await;
+        }
+    }
+
+    fn transaction(&self, run: &ActiveRun) -> Option<Transaction> {
+        run.assigned.spec.transaction?;
+        Some(self.root.transaction(run.assigned.session, run.id(), run.assigned.epoch))
+    }
+}
+
+fn session_busy(is_alone: bool) -> Denial {
+    let message = if is_alone {
+        "a transactional run is alone in its session, and another run or file call did not end in time"
+    } else {
+        "a transactional run is alone in the session and did not end in time"
+    };
+    Refusal { reason: Reason::SessionBusy, message: message.to_owned() }.into()
+}
+
+/// The outcome of a run that succeeded, but whose changes cannot be applied.
+fn unapplied(error: &ScanError) -> Outcome {
+    match error {
+        ScanError::TooMany => Outcome::Limit("changed_files".to_owned()),
+        ScanError::TooDeep => Outcome::Limit("directory_depth".to_owned()),
+        ScanError::Device => Outcome::Violation("DEVICE_CREATED".to_owned()),
+        ScanError::Io(_) => Outcome::Limit("disk".to_owned()),
+    }
+}
+
+/// Drops changes. If that fails, the next holder of the session does: they are not prepared, or their
+/// run is not committed.
+async fn drop_changes(transaction: Transaction) {
+    let discarded = transaction.clone();
+    match file_work(move || discarded.discard()).await {
+        Ok(()) => remove_in_background(transaction),
+        Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "cannot drop the changes"),
+    }
+}
+
+/// Removes what is left, which no run waits for. The janitor does it if this fails.
+fn remove_in_background(transaction: Transaction) {
+    task::background("remove changes", async move {
+        if let Err(error) = file_work(move || transaction.empty_trash()).await {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot remove old changes, retrying later"
+            );
+        }
+    });
+}
+
+async fn file_work<T, F>(work: F) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> io::Result<T> + Send + 'static,
+{
+    spawn_blocking(work).await.map_err(io::Error::from).flatten()
+}
