@@ -70,11 +70,12 @@ async fn runs_are_listed_and_verified() -> Result<()> {
     assert_eq!(refusal(&foreign).code, Code::NotFound);
     assert!(list(&other, "sessions/-", "RUN_ENDED").await?.is_empty());
 
+    // What gets into a checkpoint while it is verified is counted by the next one.
     let report = eventually("everything is in a checkpoint", || async {
-        verify(&operator).await.ok().filter(|report| report.unlisted_events == 0)
+        verify(&operator).await.ok().filter(|report| report.unlisted_events == 0 && report.events >= 3)
     })
     .await;
-    assert!(report.done && report.events >= 3, "{report:?}");
+    assert!(report.done, "{report:?}");
     // The tenants were made by a process without the key, before anything was signed.
     assert_eq!(report.problem_count, 0, "{report:?}");
 

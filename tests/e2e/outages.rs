@@ -305,7 +305,10 @@ async fn run_lost_at_takeover_is_counted() -> Result<()> {
     client.exec(&session.name, "true").await?;
     let lost = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(lost.outcome(), Kind::Lost(Lost { reason: "worker_lost".into() }));
-    let page = http_get(&metrics, "/metrics").await?.1;
-    assert!(page.contains(&counted(1)), "{page}");
+    // It is counted after it is stored.
+    eventually("the lost run is counted", || async {
+        http_get(&metrics, "/metrics").await.ok()?.1.contains(&counted(1)).then_some(())
+    })
+    .await;
     cluster.end().await
 }
