@@ -290,13 +290,13 @@ async fn run_lost_at_takeover_is_counted() -> Result<()> {
     let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let metrics = free_address().await?;
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
+    // Nobody sweeps: only the next holder of the session can end the run.
+    let stranger = "UPDATE upkeep_owner SET holder = gen_random_uuid(), until = now() + interval '1 hour'";
+    cluster.database.execute(stranger).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "touch begun; exec sleep 1000")).await?;
     begun(&cluster).await;
-    // Nobody sweeps: only the next holder of the session can end the run.
-    let stranger = "UPDATE upkeep_owner SET holder = gen_random_uuid(), until = now() + interval '1 hour'";
-    cluster.database.execute(stranger).await?;
     cluster.workers[0].process.signal(Signal::KILL)?;
     cluster.workers[0].process.exited().await?;
     cluster.restart_worker(0).await?;

@@ -100,26 +100,12 @@ impl Engine {
     /// Stops the engine. Fails if a container is still running.
     pub async fn stop(mut self) -> Result<()> {
         let running = docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]);
-        if running.as_ref().is_ok_and(String::is_empty) {
-            // The process next to a container ends when the engine has seen the container's end.
-            eventually("no shim is left", || async { self.shims().is_empty().then_some(()) }).await;
-        }
         self.terminate();
         self.exited().await;
         let groups = self.group.as_deref().map_or(Ok(()), remove_groups);
         let running = running?;
         ensure!(running.is_empty(), "containers are still running:\n{running}");
         groups
-    }
-
-    /// The processes next to this engine's containers.
-    fn shims(&self) -> Vec<u32> {
-        let directory = self.scratch.path().display().to_string();
-        let is_shim = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|command| command.contains("containerd-shim") && command.contains(&directory))
-        };
-        leak::all_pids().filter(is_shim).collect()
     }
 
     fn terminate(&self) {
