@@ -150,7 +150,7 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
     cluster.end().await.context("leftovers")
 }
 
-/// Appends events until told to stop: an operator's changes and runs, through one api. Calls fail while
+/// Appends events until `done`: an operator's changes and runs, through one api. Calls fail while
 /// that api is dead.
 async fn append(operator: Client, client: Client, done: &AtomicBool) {
     let changes = async {

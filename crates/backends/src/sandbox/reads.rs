@@ -99,7 +99,7 @@ struct WakeState {
 
 impl Wake {
     fn wake(&self) {
-        // If there is no room, the thread has not read the last one.
+        // If the socket is full, the thread has not read the last one.
         let _ = (&self.0.socket).write(&[0]);
     }
 

@@ -86,7 +86,7 @@ impl Fixture {
         (launch_in(prepared, &command(argv)).await.unwrap(), reads)
     }
 
-    /// Runs a command. Whoever decides allows what is below a directory, and denies the rest.
+    /// Runs a command. Allows what is below a directory and denies the rest.
     async fn run_allowing(&self, session: &Session, argv: &[&str], allowed: &Path) -> Finished {
         let (started, mut reads) = self.start_asking(session, argv).await;
         let allowed = allowed.to_owned();

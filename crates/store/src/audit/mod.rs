@@ -1,5 +1,5 @@
 //! The audit: who did what, when, and what was decided. A row is written by the statement that
-//! makes the change, so there is no change without its row.
+//! makes the change, so no change lacks its row.
 //!
 //! Each row carries a MAC over its content: nobody without the installation's key can change or add
 //! one. Each process is a writer of its own. Every second it lists the rows that it stored in a

@@ -43,7 +43,7 @@ struct Supervisor {
     events: broadcast::Sender<Value>,
 }
 
-/// Serves the socket until the process is told to stop.
+/// Serves the socket until a signal ends the process.
 pub(crate) async fn supervisor(client: &Client, args: &args::Supervisor) -> Result<()> {
     let parent = approvals::parent(client, args.session.as_deref()).await?;
     let stop = signals::shutdown()?;

@@ -7,7 +7,7 @@
 //! - `prepared`, a file that exists once the changes are complete and on the disk.
 //!
 //! The row of the run in the store decides. A worker prepares the changes, commits the run, and applies
-//! them. Whoever holds the session next finishes that ([`Transaction::find`]): it applies prepared
+//! them. The next holder of the session finishes that ([`Transaction::find`]): it applies prepared
 //! changes if the row says so and drops all others, before anything else sees the workspace. Applying
 //! moves each change out of the layer, so a repeated call continues where the last one stopped.
 
