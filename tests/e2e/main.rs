@@ -32,6 +32,7 @@ mod fairness;
 mod files;
 mod flags;
 mod guides;
+mod holds;
 mod hostile;
 mod idempotency;
 mod images;

@@ -89,6 +89,10 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.RunService.SignalRun" => {
             one(SignalRunRequest { name: run_name(), signal: 15 }.encode_to_vec())
         }
+        "codelia.v1.RunService.ApplyChanges" => one(ApplyChangesRequest { name: run_name() }.encode_to_vec()),
+        "codelia.v1.RunService.DiscardChanges" => {
+            one(DiscardChangesRequest { name: run_name() }.encode_to_vec())
+        }
         "codelia.v1.PolicyService.CheckPolicy" => {
             one(CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec())
         }

@@ -86,6 +86,10 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.RunService.SignalRun" => {
             not_found(runs().map(|name| SignalRunRequest { name, signal: 15 }))
         }
+        "codelia.v1.RunService.ApplyChanges" => not_found(runs().map(|name| ApplyChangesRequest { name })),
+        "codelia.v1.RunService.DiscardChanges" => {
+            not_found(runs().map(|name| DiscardChangesRequest { name }))
+        }
         "codelia.v1.PolicyService.CheckPolicy" => {
             let policy = Some(Policy::default());
             Expected::Unmentioned(CheckPolicyRequest { policy, mode: 0 }.encode_to_vec())

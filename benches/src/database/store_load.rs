@@ -117,6 +117,7 @@ impl StoreLoad {
             started_ago: Some(Duration::from_millis(5)),
             tail: vec![chunk],
             events: vec![],
+            held_for: None,
         };
         self.store
             .run_commit(

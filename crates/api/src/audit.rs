@@ -70,6 +70,8 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::TenantExists
         | ApiError::SessionEnded { .. }
         | ApiError::RunNotRunning
+        | ApiError::WorkerOutdated
+        | ApiError::ChangesNotHeld { .. }
         | ApiError::SessionDataLost
         | ApiError::OutputExpired
         | ApiError::OutputDataLost { .. }

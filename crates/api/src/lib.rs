@@ -16,6 +16,7 @@ mod audit_events;
 mod auth;
 mod calls_in_flight;
 mod cancel;
+mod changes;
 mod context;
 mod descriptors;
 mod dispatch;

@@ -23,6 +23,7 @@ use crate::{
     },
     audit, auth,
     cancel::{cancel_run, cancellation},
+    changes,
     context::Context,
     dispatch::Push,
     live_usage,
@@ -148,6 +149,7 @@ impl Runs {
             RunAdmission::NoSession => Err(session_lookup::missing(store, &caller.tenant, &name).await),
             RunAdmission::SessionEnded => Err(session_lookup::ended(store, &caller.tenant, session).await),
             RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
+            RunAdmission::WorkerLacks => Err(ApiError::WorkerOutdated),
             RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
         }
     }
@@ -266,6 +268,13 @@ impl Runs {
             true => Ok(run),
             false => Err(ApiError::RunNotRunning),
         }
+    }
+
+    /// Applies or drops the changes of a run that wait for a decision.
+    async fn decide_changes(&self, caller: &Caller, name: &str, apply: bool) -> Result<v1::Run, ApiError> {
+        let run = self.find(caller, resource_name::run("name", name)?).await?;
+        let run = changes::decide(&self.context, caller, run, apply).await?;
+        Ok(shown(caller, &run, to_proto::run(&run)))
     }
 
     /// Finds the run that a watch request names, and the position to send output from.
@@ -429,5 +438,23 @@ impl RunService for Runs {
         let caller = auth::caller(request.extensions())?;
         let run = self.signal(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::SignalRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
+    }
+
+    async fn apply_changes(
+        &self,
+        request: Request<v1::ApplyChangesRequest>,
+    ) -> Result<Response<v1::ApplyChangesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let run = self.decide_changes(&caller, &request.get_ref().name, true).await?;
+        Ok(Response::new(v1::ApplyChangesResponse { run: Some(run) }))
+    }
+
+    async fn discard_changes(
+        &self,
+        request: Request<v1::DiscardChangesRequest>,
+    ) -> Result<Response<v1::DiscardChangesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let run = self.decide_changes(&caller, &request.get_ref().name, false).await?;
+        Ok(Response::new(v1::DiscardChangesResponse { run: Some(run) }))
     }
 }

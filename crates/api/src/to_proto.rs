@@ -6,7 +6,8 @@ use codelia_store::{
     OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState,
     SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
-use codelia_types::{CommandSpec, Mode, Outcome};
+use codelia_types::{ChangesState, CommandSpec, Mode, Outcome, TransactionMode};
+use time::OffsetDateTime;
 
 use crate::retention;
 
@@ -74,7 +75,12 @@ pub(crate) fn run_with_env(run: &Run) -> v1::Run {
 }
 
 fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
+    let changes = run.changes.as_ref().map(|changes| v1::Changes {
+        expire_time: hold_expiry(run, changes.state).map(timestamp_to_proto),
+        ..changes.into()
+    });
     v1::Run {
+        changes,
         command: Some(command),
         mode: v1::SandboxMode::from(run.spec.mode).into(),
         network: run.spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
@@ -83,6 +89,14 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
         tool: run.spec.tool.as_ref().map(|tool| tool.id.to_string()).unwrap_or_default(),
         transaction: run.spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
         ..run_without_spec(run)
+    }
+}
+
+/// When the changes of a run are dropped that wait for a decision.
+fn hold_expiry(run: &Run, state: ChangesState) -> Option<OffsetDateTime> {
+    match (state, run.spec.transaction) {
+        (ChangesState::Held, Some(TransactionMode::Hold { timeout })) => Some(run.ended_at? + timeout),
+        _ => None,
     }
 }
 

@@ -139,6 +139,8 @@ async fn call(
         Command::Attach(args) => return run::attach(client, config, &args, output).await,
         Command::Logs(args) => logs::logs(client, &args, output).await?,
         Command::Diff(args) => diff::diff(client, &args, output).await?,
+        Command::Apply(args) => diff::apply(client, &args, output).await?,
+        Command::Discard(args) => diff::discard(client, &args, output).await?,
         Command::Ps(args) => runs::ps(client, &args, output).await?,
         Command::Kill(args) => return runs::kill(client, &args, output).await,
         Command::Cp(args) => return files::cp(client, &args, output).await,

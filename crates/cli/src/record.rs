@@ -57,6 +57,7 @@ fn transaction(mode: v1::TransactionMode) -> Option<&'static str> {
         v1::TransactionMode::Unspecified => None,
         v1::TransactionMode::Apply => Some("apply"),
         v1::TransactionMode::Preview => Some("preview"),
+        v1::TransactionMode::Hold => Some("hold"),
     }
 }
 
@@ -67,6 +68,7 @@ pub(crate) fn changes(changes: &v1::Changes) -> Value {
         "added": changes.added,
         "changed": changes.changed,
         "removed": changes.removed,
+        "expire_time": timestamp(changes.expire_time.as_ref()),
         "entries": changes.entries.iter().map(change).collect::<Vec<_>>(),
     })
 }
@@ -75,6 +77,7 @@ pub(crate) fn changes(changes: &v1::Changes) -> Value {
 pub(crate) fn changes_state(state: v1::ChangesState) -> &'static str {
     match state {
         v1::ChangesState::Applied => "applied",
+        v1::ChangesState::Held => "held",
         v1::ChangesState::Dropped | v1::ChangesState::Unspecified => "dropped",
     }
 }

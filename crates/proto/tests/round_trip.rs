@@ -252,7 +252,11 @@ fn spec() -> impl Strategy<Value = RunSpec> {
         policy(),
         any::<bool>(),
         of(tool()),
-        of(select(vec![TransactionMode::Apply, TransactionMode::Preview])),
+        of(select(vec![
+            TransactionMode::Apply,
+            TransactionMode::Preview,
+            TransactionMode::Hold { timeout: Duration::from_millis(1500) },
+        ])),
     )
         .prop_map(
             |(
@@ -352,7 +356,7 @@ fn changes() -> impl Strategy<Value = Changes> {
         vec![ChangedFile::Regular, ChangedFile::Directory, ChangedFile::Symlink, ChangedFile::Special];
     let change = (kinds, select(files), amount(), any::<String>())
         .prop_map(|(kind, file, size, path)| Change { kind, file, size, path });
-    let state = select(vec![ChangesState::Applied, ChangesState::Dropped]);
+    let state = select(vec![ChangesState::Applied, ChangesState::Dropped, ChangesState::Held]);
     (state, amount(), amount(), amount(), vec(change, 0..4)).prop_map(
         |(state, added, changed, removed, entries)| Changes { state, added, changed, removed, entries },
     )

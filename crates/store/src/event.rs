@@ -86,6 +86,8 @@ pub enum EventKind {
     ToolReleased,
     /// A command tried to leave its sandbox. The store carries out a part of the response.
     EscapeAttempt,
+    /// Held changes of a run were applied or dropped: by a key, or because they waited too long.
+    ChangesDecided,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -111,7 +113,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 46] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -146,6 +148,7 @@ impl EventKind {
         Self::ToolQuarantined,
         Self::ToolReleased,
         Self::EscapeAttempt,
+        Self::ChangesDecided,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -192,6 +195,7 @@ impl EventKind {
             | Self::ToolQuarantined
             | Self::ToolReleased
             | Self::EscapeAttempt
+            | Self::ChangesDecided
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -249,6 +253,7 @@ impl EventKind {
             Self::ToolQuarantined => "TOOL_QUARANTINED",
             Self::ToolReleased => "TOOL_RELEASED",
             Self::EscapeAttempt => "ESCAPE_ATTEMPT",
+            Self::ChangesDecided => "CHANGES_DECIDED",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",

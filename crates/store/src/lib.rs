@@ -64,8 +64,9 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, RecordedRun, Run, RunAdmission,
-    RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, ChangesDecision, HeldChanges, HeldSessions, NewRun, Queue,
+    RecordedRun, Run, RunAdmission, RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary,
+    WaitReason,
 };
 pub use scope_policy::{
     MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet,

@@ -207,6 +207,15 @@ reasons! {
     SessionBusy = "SESSION_BUSY",
         "a transactional run is alone in its session, and another run or file call did not end in time",
         "retry when it has ended, or use another session";
+    SessionHoldsChanges = "SESSION_HOLDS_CHANGES",
+        "the session holds changes of a run that wait for a decision, and nothing may change its files until then",
+        "apply or discard them (`codelia apply RUN`, `codelia discard RUN`), or use another session";
+    ChangesNotHeld = "CHANGES_NOT_HELD",
+        "the run has no changes that wait for a decision; `changes.state` says what became of them",
+        "look at the run (`codelia diff RUN`); start one with `codelia run --hold` to decide about its changes";
+    WorkerOutdated = "WORKER_OUTDATED",
+        "the worker that holds the session has an earlier version, which cannot execute such a run",
+        "leave the option out, use another session, or retry when the worker was replaced";
     ExecutableNotFound = "EXECUTABLE_NOT_FOUND",
         "the program was not found in the sandbox",
         "check `argv[0]` and `PATH`, or choose an image or a policy with the program";

@@ -83,7 +83,7 @@ impl RunRequest {
             ends_with_caller,
             tool: validate::tool(&wire.tool)?,
             declared: None,
-            transaction: validate::transaction(wire.transaction)?,
+            transaction: validate::transaction(wire.transaction, wire.hold_timeout)?,
         })
     }
 

@@ -15,7 +15,8 @@ use codelia_store::{Caller, EventKind, SessionRef};
 use futures::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use self::{request::NameCursor, route::SessionRoute};
+use self::request::NameCursor;
+pub(crate) use self::route::SessionRoute;
 use crate::{
     audit, auth, context::Context, paging::Page, request::Deadline, resource_name, status::ApiError,
 };

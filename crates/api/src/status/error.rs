@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use codelia_policy::IsolationLevel;
 use codelia_proto::timestamp_to_proto;
 use codelia_store::{MAX_POLICY_NAMES, Session, SessionEndReason};
-use codelia_types::{Mode, SessionId};
+use codelia_types::{ChangesState, Mode, SessionId};
 use time::OffsetDateTime;
 
 use super::{approval::ApprovalError, file::FileError, flag::FlagError, tool::ToolError};
@@ -57,6 +57,10 @@ pub(crate) enum ApiError {
     SessionEnded { id: SessionId, alias: Option<String>, reason: SessionEndReason, at: OffsetDateTime },
     /// The run has no command that runs.
     RunNotRunning,
+    /// The run has no changes that wait for a decision, but these.
+    ChangesNotHeld { state: Option<ChangesState> },
+    /// The worker that holds the session cannot do what the run needs.
+    WorkerOutdated,
     /// The session's files are lost.
     SessionDataLost,
     /// The output of the run is deleted.
@@ -192,6 +196,8 @@ impl ApiError {
                 format!("session {name:?} ended at {at}: {why}; create a new one")
             }
             Self::RunNotRunning => "the run is not running: it is queued or has ended".into(),
+            Self::ChangesNotHeld { state } => changes_not_held(*state).into(),
+            Self::WorkerOutdated => WORKER_OUTDATED.into(),
             Self::SessionDataLost => {
                 "the session's files are lost or their worker is unavailable; create a new session".into()
             }
@@ -229,7 +235,24 @@ impl ApiError {
 
 const QUERY_TIMEOUT: &str =
     "the database took too long; retry, or ask for less: a smaller page, one session, a filter";
+const WORKER_OUTDATED: &str = "transaction: the worker that holds the session has an earlier version, which cannot do \
+     this; leave it out, use another session, or retry when the worker was replaced";
 const OUTPUT_EXPIRED: &str = "the output of the run was deleted after its retention; `GetRun` has the result";
+
+fn changes_not_held(state: Option<ChangesState>) -> &'static str {
+    match state {
+        None => {
+            "the run has no list of changes: it has not ended, or was not started with `codelia run --hold`"
+        }
+        Some(ChangesState::Applied) => "the changes of the run are applied already",
+        Some(ChangesState::Dropped) => {
+            "the changes of the run are dropped: it failed, they were discarded, or they waited too long"
+        }
+        Some(ChangesState::Held) => {
+            "the session does not hold the changes of the run any more; start it again"
+        }
+    }
+}
 
 fn policy_changed(version: i64) -> String {
     match version {

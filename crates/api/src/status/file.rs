@@ -87,6 +87,9 @@ impl FileError {
             Cause::Impossible => "not a valid file path",
             Cause::Busy => "too many file calls are open; retry",
             Cause::SessionBusy => "a transactional run is alone in the session; retry when it has ended",
+            Cause::HoldsChanges => {
+                "the session holds changes of a run; apply or discard them (codelia apply, codelia discard)"
+            }
             Cause::TimedOut => "timed out; split the work into smaller calls",
             Cause::Stalled => "the stream stalled; start again",
             Cause::Failed | Cause::Unspecified => "internal error; report the x-request-id to the operator",
@@ -114,6 +117,7 @@ impl FileError {
             Cause::Impossible => (Code::InvalidArgument, Reason::InvalidField),
             Cause::Busy => (Code::ResourceExhausted, Reason::TooManyFileCalls),
             Cause::SessionBusy => (Code::Unavailable, Reason::SessionBusy),
+            Cause::HoldsChanges => (Code::FailedPrecondition, Reason::SessionHoldsChanges),
             Cause::TimedOut => (Code::DeadlineExceeded, Reason::FileCallTimeout),
             Cause::Stalled => (Code::Aborted, Reason::StreamStalled),
             Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),

@@ -44,6 +44,8 @@ impl ApiError {
             Self::TenantDeleted => (Code::FailedPrecondition, Reason::TenantDeleted),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
             Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
+            Self::ChangesNotHeld { .. } => (Code::FailedPrecondition, Reason::ChangesNotHeld),
+            Self::WorkerOutdated => (Code::FailedPrecondition, Reason::WorkerOutdated),
             Self::RunNotRunning => (Code::FailedPrecondition, Reason::RunNotRunning),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
             Self::OutputExpired => (Code::FailedPrecondition, Reason::OutputExpired),
@@ -93,6 +95,8 @@ impl ApiError {
             | Self::TenantExists
             | Self::SessionEnded { .. }
             | Self::RunNotRunning
+            | Self::WorkerOutdated
+            | Self::ChangesNotHeld { .. }
             | Self::SessionDataLost
             | Self::OutputExpired
             | Self::ModeNotAllowed { .. }
@@ -185,6 +189,8 @@ impl ApiError {
             | Self::TenantNotEmpty { .. }
             | Self::TenantDeleted
             | Self::RunNotRunning
+            | Self::WorkerOutdated
+            | Self::ChangesNotHeld { .. }
             | Self::SessionDataLost
             | Self::OutputExpired
             | Self::DeadlineExceeded
@@ -278,6 +284,8 @@ mod tests {
             (ApiError::TenantExists, Code::AlreadyExists),
             (ended(SessionEndReason::Closed), Code::FailedPrecondition),
             (ApiError::RunNotRunning, Code::FailedPrecondition),
+            (ApiError::WorkerOutdated, Code::FailedPrecondition),
+            (ApiError::ChangesNotHeld { state: None }, Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::OutputExpired, Code::FailedPrecondition),
             (ApiError::OutputDataLost { object: "o".into(), problem: "not found".into() }, Code::DataLoss),

@@ -164,7 +164,7 @@ impl WorkerState {
             changes: None,
         };
         let started_ago = Some(Duration::from_millis(1));
-        let committed = RunCommit { result, started_ago, tail, events: Vec::new() };
+        let committed = RunCommit { result, started_ago, tail, events: Vec::new(), held_for: None };
         let assigned =
             self.store.run_list_assigned(&self.id, self.incarnation).await.expect("assigned runs are read");
         let assigned = assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned");

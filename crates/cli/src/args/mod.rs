@@ -38,7 +38,7 @@ pub(crate) use self::{
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
-    run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
+    run::{Apply, Attach, Diff, Discard, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
@@ -149,6 +149,10 @@ are several.")]
     Logs(Logs),
     /// List what a transactional run changed in its workspace
     Diff(Diff),
+    /// Apply the changes of a run that was started with --hold
+    Apply(Apply),
+    /// Drop the changes of a run that was started with --hold
+    Discard(Discard),
     /// List runs
     Ps(Ps),
     /// Cancel runs

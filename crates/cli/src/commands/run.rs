@@ -258,6 +258,11 @@ async fn close_temporary_session(client: &Client, args: &args::Run, session: &st
 /// The request for a run, without its session: what is wrong with it is reported before one is created.
 fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
     let sandbox = &args.options.sandbox;
+    if args.options.hold && args.session.is_none() {
+        anyhow::bail!(
+            "--hold needs --session: a session of its own ends with the run, and its changes with it"
+        );
+    }
     // A session created for this run already has the policy.
     let policy = if args.session.is_some() { policy::requested(sandbox)? } else { None };
     Ok(StartRunRequest {
@@ -273,14 +278,16 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         policy,
         tool: args.options.tool.clone().unwrap_or_default(),
         transaction: transaction(&args.options).into(),
+        hold_timeout: args.options.hold_timeout.map(duration_to_proto),
     })
 }
 
 fn transaction(options: &args::RunOptions) -> TransactionMode {
-    match (options.transactional, options.preview) {
-        (true, _) => TransactionMode::Apply,
-        (false, true) => TransactionMode::Preview,
-        (false, false) => TransactionMode::Unspecified,
+    match options {
+        args::RunOptions { hold: true, .. } => TransactionMode::Hold,
+        args::RunOptions { preview: true, .. } => TransactionMode::Preview,
+        args::RunOptions { transactional: true, .. } => TransactionMode::Apply,
+        _ => TransactionMode::Unspecified,
     }
 }
 

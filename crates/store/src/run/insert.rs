@@ -81,6 +81,8 @@ pub enum RunAdmission {
     SessionEnded,
     /// The session's files are lost.
     SessionDataLost,
+    /// The worker that holds the session cannot do what the run needs: it has an earlier version.
+    WorkerLacks,
     /// The tenant reached this quota: `concurrent_runs` or `queued_runs`.
     OverQuota(&'static str),
 }
@@ -237,6 +239,8 @@ async fn insert_within(
     };
     let body = EventBody::new(EventKind::RunAdmitted, command_detail(new.spec));
     let SignedEvent { event, mac } = log.event(&subject, &body);
+    let needs: Option<Vec<String>> =
+        new.spec.needs().map(|needs| needs.iter().map(|&word| word.to_owned()).collect());
     let found = sqlx::query_file!(
         "src/sql/run_insert.sql",
         new.id.0,
@@ -263,6 +267,7 @@ async fn insert_within(
         new.key.0,
         event.detail,
         mac,
+        needs.as_deref() as _,
     )
     .fetch_optional(executor)
     .await?;
@@ -293,6 +298,7 @@ async fn insert_within(
         false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
         false => RunAdmission::SessionEnded,
         true if found.lost => RunAdmission::SessionDataLost,
+        true if !found.supported => RunAdmission::WorkerLacks,
         true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
         true => RunAdmission::OverQuota("queued_runs"),
     }))

@@ -107,13 +107,21 @@ impl Store {
         Ok(ids.into_iter().map(SessionId).collect())
     }
 
-    /// Records that an ended session's directory is removed, and ends its lease. Does nothing while
-    /// a run of the session is still running.
+    /// Records that an ended session's directory is removed, with the changes that it held, and ends its
+    /// lease. Does nothing while a run of the session is still running.
     pub async fn session_mark_removed(&self, id: SessionId, root_id: Uuid) -> Result<(), Error> {
         sqlx::query!(
-            "UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
-             WHERE s.id = $1 AND s.state = 'ended' AND s.home_root = $2 AND s.removed_at IS NULL
-               AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running')",
+            r#"WITH removed AS (
+                   UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
+                   WHERE s.id = $1 AND s.state = 'ended' AND s.home_root = $2 AND s.removed_at IS NULL
+                     AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running')
+                   RETURNING s.id
+               ),
+               freed AS (
+                   DELETE FROM held_changes h USING removed WHERE h.session_id = removed.id RETURNING h.run_id
+               )
+               UPDATE ended_runs r SET changes = jsonb_set(r.changes, '{state}', '"dropped"')
+               FROM freed WHERE r.id = freed.run_id AND r.changes ->> 'state' = 'held'"#,
             id.0,
             root_id,
         )

@@ -14,6 +14,9 @@ DECLARE
         'SELECT, INSERT, DELETE ON ending_sessions TO codelia_worker',
         'SELECT ON upkeep_owner TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
+        -- A worker decides about the changes that it holds.
+        'UPDATE (changes) ON ended_runs TO codelia_worker',
+        'SELECT, INSERT, UPDATE, DELETE ON held_changes TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',
         -- A worker adds to the audit, and reads which of its rows are stored.
         'INSERT, SELECT (writer, id) ON audit TO codelia_worker',

@@ -233,5 +233,6 @@ pub(crate) fn exited(code: i32) -> RunCommit {
         started_ago: Some(Duration::from_millis(5)),
         tail: vec![],
         events: vec![],
+        held_for: None,
     }
 }

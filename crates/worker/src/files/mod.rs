@@ -14,12 +14,15 @@ use std::{fs::File, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use codelia_proto::{
     internal::v1::{
-        CallFileRequest, CallFileResponse, FileRefusalReason as Reason, HeldSession, ReadFileRequest,
-        ReadFileResponse, WriteFileRequest, WriteFileResponse, worker_file_service_server::WorkerFileService,
+        CallFileRequest, CallFileResponse, DecideChangesRequest, DecideChangesResponse,
+        FileRefusalReason as Reason, HeldSession, ReadFileRequest, ReadFileResponse, WriteFileRequest,
+        WriteFileResponse, call_file_request::Call, worker_file_service_server::WorkerFileService,
         write_file_request::Kind,
     },
     v1::{self, read_file_response},
 };
+use codelia_store::ChangesDecision;
+use codelia_types::LeaseEpoch;
 use futures::{Stream, TryStreamExt, stream};
 use tokio::{task::spawn_blocking, time::timeout};
 use tonic::{Request, Response, Status, Streaming};
@@ -28,8 +31,9 @@ use self::{
     error::FileError,
     limiter::{CallLimiter, CallPermit},
     upload::{Upload, WriteOptions, read_at},
-    workspace::{Workspace, describe},
+    workspace::{Use, Workspace, describe},
 };
+use crate::run::held::{Decider, NotDecided};
 
 pub(crate) use self::workspace::Workspaces;
 
@@ -42,31 +46,60 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct FileService {
     workspaces: Workspaces,
+    decider: Arc<Decider>,
     limiter: Arc<CallLimiter>,
 }
 
 impl FileService {
-    pub(crate) fn new(workspaces: Workspaces) -> Self {
-        Self { workspaces, limiter: Arc::default() }
+    pub(crate) fn new(workspaces: Workspaces, decider: Arc<Decider>) -> Self {
+        Self { workspaces, decider, limiter: Arc::default() }
     }
 
     /// Admits a call and opens its workspace.
-    async fn open(&self, requested: Option<HeldSession>) -> Result<Workspace, FileError> {
+    async fn open(&self, requested: Option<HeldSession>, use_of_files: Use) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
-        let use_of_workspace = self.workspaces.enter(&requested).await?;
+        let use_of_workspace = self.workspaces.enter(&requested, use_of_files).await?;
         let workspaces = self.workspaces.clone();
         blocking(move || workspaces.open(&requested, permit, use_of_workspace)).await
     }
 
+    /// Decides about the changes that a session holds.
+    async fn decide(&self, request: DecideChangesRequest) -> Result<(), FileError> {
+        let HeldSession { session_id, lease_epoch, .. } = request.session.ok_or(Reason::NotHeld)?;
+        let key = request.key_id.parse().map_err(|_| Reason::Impossible)?;
+        let decision = ChangesDecision {
+            session: session_id.parse().map_err(|_| Reason::NotHeld)?,
+            run: request.run_id.parse().map_err(|_| Reason::Impossible)?,
+            apply: request.apply,
+            key: Some(key),
+        };
+        self.decider.decide(decision, LeaseEpoch(lease_epoch)).await.map_err(|error| {
+            match error {
+                NotDecided::NotHeld => Reason::NotHeld,
+                NotDecided::Busy => Reason::SessionBusy,
+                NotDecided::Unknown => Reason::Failed,
+            }
+            .into()
+        })
+    }
+
     async fn call(&self, request: CallFileRequest) -> Result<CallFileResponse, FileError> {
-        let workspace = self.open(request.session).await?;
         let call = request.call.ok_or(Reason::Impossible)?;
+        let use_of_files = match call {
+            Call::StatFile(_) | Call::ListFiles(_) => Use::Read,
+            Call::MakeDirectory(_)
+            | Call::MoveFile(_)
+            | Call::CopyFile(_)
+            | Call::RemoveFile(_)
+            | Call::EditFile(_) => Use::Change,
+        };
+        let workspace = self.open(request.session, use_of_files).await?;
         blocking(move || calls::call(&workspace, call)).await
     }
 
     async fn read(&self, request: ReadFileRequest) -> Result<FileRead, FileError> {
-        let workspace = self.open(request.session).await?;
+        let workspace = self.open(request.session, Use::Read).await?;
         let request = request.request.ok_or(Reason::Impossible)?;
         let read = blocking(move || FileRead::open(workspace, &request)).await;
         read.map_err(FileError::at("path"))
@@ -76,7 +109,7 @@ impl FileService {
         let Some(Kind::Open(opened)) = next(&mut requests).await? else {
             return Err(Reason::Impossible.into());
         };
-        let workspace = self.open(opened.session).await?;
+        let workspace = self.open(opened.session, Use::Change).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let workspace = Arc::new(workspace);
         let mut upload = begin(&workspace, open).await.map_err(FileError::at("open.path"))?;
@@ -194,6 +227,14 @@ impl WorkerFileService for FileService {
         let file = self.write(request.into_inner()).await?;
         let response = v1::WriteFileResponse { file: Some(file) };
         Ok(Response::new(WriteFileResponse { response: Some(response) }))
+    }
+
+    async fn decide_changes(
+        &self,
+        request: Request<DecideChangesRequest>,
+    ) -> Result<Response<DecideChangesResponse>, Status> {
+        self.decide(request.into_inner()).await?;
+        Ok(Response::new(DecideChangesResponse {}))
     }
 }
 

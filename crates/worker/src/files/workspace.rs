@@ -37,6 +37,13 @@ use crate::{
 /// How long a file call waits for a transactional run.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
+/// What a call does with files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Change,
+}
+
 /// Opens the workspaces of the sessions that this worker holds.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspaces {
@@ -68,12 +75,21 @@ pub(crate) struct Workspace {
 }
 
 impl Workspaces {
-    /// Waits until no transactional run is alone in the session.
-    pub(crate) async fn enter(&self, requested: &HeldSession) -> Result<OwnedRwLockReadGuard<()>, FileError> {
+    /// Waits until no transactional run is alone in the session. While it holds changes, its files may
+    /// only be read.
+    pub(crate) async fn enter(
+        &self,
+        requested: &HeldSession,
+        use_of_files: Use,
+    ) -> Result<OwnedRwLockReadGuard<()>, FileError> {
         let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
         let lock = self.sessions.workspace(session);
         let limit = self.call_timeout.min(MAX_WAIT);
-        timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy.into())
+        let entered = timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy)?;
+        if use_of_files == Use::Change && self.sessions.hold(session).is_some() {
+            return Err(Reason::HoldsChanges.into());
+        }
+        Ok(entered)
     }
 
     /// Opens a workspace, if its session is held under the lease that the caller names.

@@ -3,21 +3,25 @@
 use std::{collections::HashSet, io, sync::Arc};
 
 use codelia_policy::Ids;
-use codelia_store::{Error, Lease, ReleaseOutcome, Store};
+use codelia_store::{ChangesDecision, Error, HeldChanges, Lease, ReleaseOutcome, Store};
 use codelia_telemetry::metrics;
-use codelia_types::{LeaseEpoch, LostReason, SessionId};
+use codelia_types::{ChangesState, LeaseEpoch, LostReason, RunId, SessionId};
 use futures::{TryStreamExt, stream};
+use tokio::time::Instant;
 
 use crate::{
     lease::{
         drain_state::DrainState,
-        sessions::{Holding, Sessions},
+        sessions::{Hold, Holding, Sessions},
         worker_lease::{LeaseHandle, WorkerLease},
     },
     run::registry::RunRegistry,
     sandbox::spare_maker::SpareMaker,
     wakeups::Wakeups,
-    workspace::root::{RootError, SessionRoot},
+    workspace::{
+        root::{RootError, SessionRoot},
+        transaction::Transaction,
+    },
 };
 
 /// Sessions that are released concurrently.
@@ -71,8 +75,8 @@ impl SessionLeases {
     /// Opens the directory of a session whose lease was just acquired.
     async fn open(&self, current: &WorkerLease, lease: Lease) -> Result<Option<LeaseEpoch>, Error> {
         let (id, epoch) = (lease.session, lease.token.epoch);
-        let opened = match self.finish_transactions(id).await {
-            Ok(()) => self.directory(&lease).await,
+        let opened = match self.finish_transactions(&lease).await {
+            Ok(hold) => self.directory(&lease).await.map(|ids| ids.map(|ids| (ids, hold))),
             Err(error) => Err(error),
         };
         match opened {
@@ -89,8 +93,8 @@ impl SessionLeases {
                 self.sessions.forget(id);
                 Ok(None)
             }
-            Ok(Some(ids)) => {
-                self.sessions.acquired(lease, ids);
+            Ok(Some((ids, hold))) => {
+                self.sessions.acquired(lease, ids, hold);
                 self.spares.refill(id);
                 self.wakeups.poll.notify_one();
                 Ok(Some(epoch))
@@ -149,24 +153,57 @@ impl SessionLeases {
     }
 
     /// Finishes the transactional runs that an earlier holder of the session did not: applies changes
-    /// whose run is committed, drops all others. Their row cannot change any more: this worker has
-    /// taken the lease.
-    async fn finish_transactions(&self, id: SessionId) -> Result<(), RootError> {
-        let root = self.root.clone();
+    /// whose row says so and drops all others, except those that wait for a decision. Their row cannot
+    /// change any more: this worker has taken the lease.
+    async fn finish_transactions(&self, lease: &Lease) -> Result<Option<Hold>, RootError> {
+        let (id, root) = (lease.session, self.root.clone());
         let found = file_work(move || root.transactions(id)).await?;
+        let mut hold = None;
         for transaction in found {
-            let prepared = transaction.is_prepared().map_err(RootError::interrupted)?;
-            let is_applied = if prepared {
-                let read = self.store.run_changes_applied_any_tenant(transaction.run, transaction.epoch);
-                read.await.map_err(|error| RootError::interrupted(io::Error::other(error)))? == Some(true)
-            } else {
-                false
-            };
+            let state = self.decided(lease, &transaction).await?;
+            if let (ChangesState::Held, Some(held)) = (state, lease.held) {
+                tracing::info!(session = %id, run = %transaction.run, "changes wait for a decision");
+                hold =
+                    Some(Hold { run: held.run, epoch: held.epoch, until: Instant::now() + held.remaining });
+                continue;
+            }
+            let is_applied = state == ChangesState::Applied;
             tracing::info!(session = %id, run = %transaction.run, is_applied, "finishing transactional run");
             let root = self.root.clone();
             file_work(move || root.finish_transaction(&transaction, is_applied)).await?;
         }
-        Ok(())
+        if let (Some(held), None) = (lease.held, hold) {
+            // They expired, or are on a root that is gone.
+            self.drop_held(lease, held.run).await?;
+        }
+        Ok(hold)
+    }
+
+    /// What is to become of changes that an earlier holder left.
+    async fn decided(&self, lease: &Lease, found: &Transaction) -> Result<ChangesState, RootError> {
+        if !found.is_prepared().map_err(RootError::interrupted)? {
+            return Ok(ChangesState::Dropped);
+        }
+        let is_held = |held: &HeldChanges| (held.run, held.epoch) == (found.run, found.epoch);
+        if let Some(held) = lease.held.as_ref().filter(|held| is_held(held)) {
+            if !held.remaining.is_zero() {
+                return Ok(ChangesState::Held);
+            }
+            return self.drop_held(lease, held.run).await;
+        }
+        let read = self.store.run_changes_state_any_tenant(found.run, found.epoch).await;
+        match read.map_err(unknown)? {
+            Some(ChangesState::Applied) => Ok(ChangesState::Applied),
+            // Without its row in the table of held changes nobody can decide about them any more.
+            Some(ChangesState::Dropped | ChangesState::Held) | None => Ok(ChangesState::Dropped),
+        }
+    }
+
+    /// Records that held changes are dropped, and returns what became of them.
+    async fn drop_held(&self, lease: &Lease, run: RunId) -> Result<ChangesState, RootError> {
+        let decision = ChangesDecision { session: lease.session, run, apply: false, key: None };
+        let decided = self.store.changes_decide(decision, &lease.token).await.map_err(unknown)?;
+        Ok(decided.unwrap_or(ChangesState::Dropped))
     }
 
     /// Creates a session's directory if needed and returns its owner; `None` if the session had
@@ -181,6 +218,11 @@ impl SessionLeases {
         };
         file_work(open).await
     }
+}
+
+/// The store did not say what is to become of changes.
+fn unknown(error: Error) -> RootError {
+    RootError::interrupted(io::Error::other(error))
 }
 
 /// Does file work outside the async runtime.

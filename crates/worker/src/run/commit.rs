@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use codelia_store::{EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, backoff::jittered, metrics, trace};
-use codelia_types::{Changes, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
+use codelia_types::{
+    Changes, ChangesState, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult,
+    TransactionMode, Usage,
+};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -251,7 +254,13 @@ impl Executor {
             violations,
             changes,
         };
-        RunCommit { result, started_ago: None, tail, events }
+        let held_for = match (&result.changes, run.assigned.spec.transaction) {
+            (Some(Changes { state: ChangesState::Held, .. }), Some(TransactionMode::Hold { timeout })) => {
+                Some(timeout)
+            }
+            _ => None,
+        };
+        RunCommit { result, started_ago: None, tail, events, held_for }
     }
 }
 

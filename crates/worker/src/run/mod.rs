@@ -6,6 +6,7 @@ pub(crate) mod commit;
 pub(crate) mod dispatch;
 pub(crate) mod escape;
 pub(crate) mod execute;
+pub(crate) mod held;
 pub(crate) mod live_usage;
 pub(crate) mod near_limits;
 pub(crate) mod output;

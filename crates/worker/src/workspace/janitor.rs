@@ -12,10 +12,11 @@ use tokio::task::spawn_blocking;
 
 use crate::{
     lease::{
+        acquire::SessionLeases,
         sessions::Sessions,
         worker_lease::{LeaseHandle, WorkerLease},
     },
-    run::{registry::RunRegistry, slots::SlotQueue},
+    run::{held::Decider, registry::RunRegistry, slots::SlotQueue},
     sandbox::backends::Backends,
     workspace::{
         removal_backoff::RemovalBackoff,
@@ -41,6 +42,8 @@ pub(crate) struct Janitor {
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) backends: Arc<Backends>,
     pub(crate) removals: RemovalBackoff,
+    pub(crate) decider: Arc<Decider>,
+    pub(crate) leases: Arc<SessionLeases>,
     /// With less free memory than this, the worker keeps no spare sandboxes.
     pub(crate) min_free_memory_bytes: u64,
 }
@@ -54,6 +57,7 @@ impl Janitor {
         if !current.is_live() {
             return Ok(());
         }
+        self.decider.drop_expired().await;
         self.remove_ended(&current).await
     }
 
@@ -72,6 +76,14 @@ impl Janitor {
                     self.remove_directory(id).await;
                 }
             }
+        }
+        self.drop_unheld().await
+    }
+
+    /// Drops held changes of sessions that nobody holds, when they waited too long: taking a session does.
+    async fn drop_unheld(&self) -> Result<(), Error> {
+        for id in self.store.changes_list_expired_any_tenant(self.root.id, SWEEP_LIMIT).await? {
+            self.leases.acquire(id).await?;
         }
         Ok(())
     }
