@@ -82,6 +82,7 @@ mod tenants;
 mod time_limits;
 mod tls;
 mod tools;
+mod transaction_kills;
 mod transactions;
 mod undrain;
 mod up;

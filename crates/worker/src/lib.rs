@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod egress;
+mod fault;
 mod files;
 mod health;
 mod lease;

@@ -10,6 +10,7 @@ use futures::{TryStreamExt, stream};
 use tokio::time::Instant;
 
 use crate::{
+    fault,
     lease::{
         drain_state::DrainState,
         sessions::{Hold, Holding, Sessions},
@@ -170,7 +171,9 @@ impl SessionLeases {
             let is_applied = state == ChangesState::Applied;
             tracing::info!(session = %id, run = %transaction.run, is_applied, "finishing transactional run");
             let root = self.root.clone();
+            fault::point("recover");
             file_work(move || root.finish_transaction(&transaction, is_applied)).await?;
+            fault::point("recovered");
         }
         if let (Some(held), None) = (lease.held, hold) {
             // They expired, or are on a root that is gone.

@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    fault,
     lease::sessions::Holding,
     run::{
         active::{ActiveRun, Phase, Started},
@@ -130,6 +131,7 @@ impl Executor {
         };
         match committed {
             Ok(ended) => {
+                fault::point("committed");
                 // Before anyone learns of the result.
                 self.apply_changes(run, &ended.result).await;
                 self.finish(run, Phase::Committed(Arc::new(ended)));

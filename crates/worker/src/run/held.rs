@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::transaction::{drop_changes, file_work, remove_in_background};
 use crate::{
+    fault,
     lease::{
         sessions::{Holding, Sessions},
         worker_lease::LeaseHandle,
@@ -78,6 +79,7 @@ impl Decider {
         let Some(hold) = self.sessions.hold(session).filter(|hold| hold.run == decision.run) else {
             return Ok(());
         };
+        fault::point("decide");
         let token = self.lease.token(current.incarnation, epoch);
         let state = match self.store.changes_decide(decision, &token).await {
             Ok(state) => state,
@@ -88,6 +90,7 @@ impl Decider {
             }
         };
         tracing::info!(run = %hold.run, ?state, "decided about held changes");
+        fault::point("decided");
         let transaction = self.root.transaction(session, hold.run, hold.epoch);
         if state == Some(ChangesState::Applied) {
             if !apply_until(transaction, current.fence.cancelled()).await {
