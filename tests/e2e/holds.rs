@@ -170,7 +170,8 @@ async fn held_changes_move_with_their_session() -> Result<()> {
     kill_worker(&mut cluster).await?;
     cluster.add_worker().await?;
     // Before anyone has decided, the next worker refuses what would change the files.
-    let refused = client.start(shell(&sessions[0], "echo 2 > file")).await?;
+    let change = StartRunRequest { retries: 1, ..shell(&sessions[0], "echo 2 > file") };
+    let refused = client.start(change).await?;
     is_refused(&client, &refused).await?;
     ensure!(state(&apply(&client, &runs[0]).await?)? == ChangesState::Applied);
     ensure!(state(&discard(&client, &runs[1]).await?)? == ChangesState::Dropped);

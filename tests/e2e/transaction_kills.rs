@@ -87,6 +87,12 @@ impl Numbered {
         numbers(&workspace)
     }
 
+    /// A run that lists the files, by the dead worker or the next one.
+    async fn list(&self) -> Result<Run> {
+        let request = StartRunRequest { retries: 1, ..shell(&self.session, LIST) };
+        Ok(self.client.start(request).await?)
+    }
+
     /// Checks that all files have the number.
     async fn is_whole(&self, listing: &Run, step: &str) -> Result<()> {
         let seen = self.client.watch_to_end(&listing.name, 0).await?.stdout_text();
@@ -130,7 +136,7 @@ async fn worker_killed_at_each_step_applies_all_or_nothing() -> Result<()> {
         // The control: a part of the changes would be seen.
         ensure!((files.on_disk()? > 1) == (step == "apply:20"), "{step}");
         files.number += u32::from(is_applied);
-        let listing = files.client.start(shell(&files.session, LIST)).await?;
+        let listing = files.list().await?;
         files.restart(None).await?;
         files.is_whole(&listing, step).await?;
     }
@@ -146,7 +152,7 @@ async fn worker_killed_while_recovering_applies_all_or_nothing() -> Result<()> {
         files.dies(step).await?;
         files.number += u32::from(step == "committed");
         // A run that waits has each worker open the session.
-        let listing = files.client.start(shell(&files.session, LIST)).await?;
+        let listing = files.list().await?;
         for step in recoveries {
             files.restart(Some(step)).await?;
             files.dies(step).await?;
@@ -181,7 +187,7 @@ async fn worker_killed_while_deciding_applies_all_or_nothing() -> Result<()> {
         files.restart(None).await?;
         ensure!(changes(&files.decide(&held, apply).await?)?.state() == decided, "{step}");
         files.number += u32::from(apply);
-        let listing = files.client.start(shell(&files.session, LIST)).await?;
+        let listing = files.list().await?;
         files.is_whole(&listing, step).await?;
     }
     files.end().await

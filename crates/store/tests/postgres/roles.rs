@@ -70,6 +70,7 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("ended_runs", "INSERT SELECT"),
         ("ending_sessions", "DELETE INSERT SELECT"),
         ("events", "INSERT"),
+        ("held_changes", "DELETE INSERT SELECT UPDATE"),
         ("live_runs", "DELETE INSERT SELECT UPDATE"),
         ("output_changes", "INSERT"),
         ("output_store", "SELECT"),
