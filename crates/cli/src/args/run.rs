@@ -32,7 +32,7 @@ Examples:
   codelia run -d -s work -- ./server         print the run's id; see `codelia attach`
   codelia run --static --overlay /usr/local -- pip install .
   codelia run -s work --transactional -- make  keep none of the changes if make fails
-  codelia run -s work --hold -- make           decide about the changes: codelia diff, apply, discard
+  codelia run -s work --hold -- make           decide later: codelia diff, apply, discard
   codelia run --json -- make 2>make.log      print the run's record, keep the output")]
 pub(crate) struct Run {
     /// Run in this session, by id or alias [default: a new session for this run]
@@ -196,8 +196,8 @@ pub(crate) struct Diff {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Until then, other runs and changes of files in the session are refused. Applying changes again is
-fine.
+While changes wait, other runs and changes of files in the session are refused. Applying them
+again is fine.
 
 Examples:
   codelia run -s work --hold -- make
