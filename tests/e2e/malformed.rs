@@ -89,10 +89,6 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.RunService.SignalRun" => {
             one(SignalRunRequest { name: run_name(), signal: 15 }.encode_to_vec())
         }
-        "codelia.v1.RunService.ApplyChanges" => one(ApplyChangesRequest { name: run_name() }.encode_to_vec()),
-        "codelia.v1.RunService.DiscardChanges" => {
-            one(DiscardChangesRequest { name: run_name() }.encode_to_vec())
-        }
         "codelia.v1.PolicyService.CheckPolicy" => {
             one(CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec())
         }
@@ -100,7 +96,8 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
         _ => {
-            return of_scope_policies(method)
+            return of_changes(method, run_name())
+                .or_else(|| of_scope_policies(method))
                 .or_else(|| of_admin(method, ids))
                 .or_else(|| of_operator(method, ids))
                 .or_else(|| of_flags(method))
@@ -206,6 +203,15 @@ fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         .encode_to_vec()),
         _ => return None,
     })
+}
+
+/// Valid requests about the changes of a run.
+fn of_changes(method: &str, name: String) -> Option<Vec<Vec<u8>>> {
+    Some(vec![match method {
+        "codelia.v1.RunService.ApplyChanges" => ApplyChangesRequest { name }.encode_to_vec(),
+        "codelia.v1.RunService.DiscardChanges" => DiscardChangesRequest { name }.encode_to_vec(),
+        _ => return None,
+    }])
 }
 
 /// Valid requests of the tool service.

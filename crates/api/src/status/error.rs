@@ -198,9 +198,7 @@ impl ApiError {
             Self::RunNotRunning => "the run is not running: it is queued or has ended".into(),
             Self::ChangesNotHeld { state } => changes_not_held(*state).into(),
             Self::WorkerOutdated => WORKER_OUTDATED.into(),
-            Self::SessionDataLost => {
-                "the session's files are lost or their worker is unavailable; create a new session".into()
-            }
+            Self::SessionDataLost => SESSION_DATA_LOST.into(),
             Self::OutputExpired => OUTPUT_EXPIRED.into(),
             Self::OutputDataLost { object, problem } => lost_output(object, problem),
             Self::ModeNotAllowed { mode } => {
@@ -237,6 +235,8 @@ const QUERY_TIMEOUT: &str =
     "the database took too long; retry, or ask for less: a smaller page, one session, a filter";
 const WORKER_OUTDATED: &str = "transaction: the worker that holds the session has an earlier version, which cannot do \
      this; leave it out, use another session, or retry when the worker was replaced";
+const SESSION_DATA_LOST: &str =
+    "the session's files are lost or their worker is unavailable; create a new session";
 const OUTPUT_EXPIRED: &str = "the output of the run was deleted after its retention; `GetRun` has the result";
 
 fn changes_not_held(state: Option<ChangesState>) -> &'static str {
