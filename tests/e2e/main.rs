@@ -53,6 +53,7 @@ mod network;
 mod network_approvals;
 mod network_modes;
 mod observability;
+mod operations;
 mod operators;
 mod ordinary_user;
 mod outages;

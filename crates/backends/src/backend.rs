@@ -7,7 +7,7 @@ use codelia_policy::{Enforceable, Plan};
 use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, Receipt, TerminalSize, Usage, Violation};
 use tokio::sync::mpsc;
 
-use crate::{AskedReads, Error, UsageReader};
+use crate::{AskedReads, Error, Operations, UsageReader};
 
 /// One mode of isolation. To add a mode, implement this trait and run the conformance suite
 /// (`tests/conformance`) against it.
@@ -168,6 +168,12 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// The violations of the policy as they happen: a bounded channel that closes when the command
     /// ends. `None` on the second call, and in modes that do not report violations (`logical`).
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
+        None
+    }
+
+    /// Takes what was logged of the command. Complete once [`wait`](Running::wait) has returned. `None`
+    /// if the plan logs nothing, and on the second call.
+    fn take_operations(&mut self) -> Option<Operations> {
         None
     }
 

@@ -41,7 +41,8 @@ pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};
 pub use sandbox::{
     cgroups::can_enforce_limits,
-    reads::{AskedReads, ReadDecision},
+    operations::{Operation, Operations},
+    reads::{AskedReads, ReadDecision, ReadRequest, Reader},
 };
 pub use tool::{ToolOptions, bwrap::bwrap, nsjail::nsjail};
 pub use usage_reader::UsageReader;

@@ -43,7 +43,8 @@ mod validate;
 
 pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    IsolationLevel, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
+    SyscallPolicy,
 };
 pub use dry_run::{DryRun, DryRunResult};
 pub use egress::{
@@ -62,8 +63,8 @@ pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;
 pub use plan::{
-    Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, egress_remedy,
-    limits_remedy,
+    Enforceable, HostInfo, Ids, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security, SyscallRules,
+    egress_remedy, limits_remedy,
 };
 pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};

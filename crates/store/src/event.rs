@@ -86,6 +86,10 @@ pub enum EventKind {
     ToolReleased,
     /// A command tried to leave its sandbox. The store carries out a part of the response.
     EscapeAttempt,
+    /// Signals and file operations of a run, where its policy logs them.
+    OperationsLogged,
+    /// A pattern in what was logged of a run is suspicious. The store queues an alert.
+    SuspiciousOperations,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -111,7 +115,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 47] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -146,6 +150,8 @@ impl EventKind {
         Self::ToolQuarantined,
         Self::ToolReleased,
         Self::EscapeAttempt,
+        Self::OperationsLogged,
+        Self::SuspiciousOperations,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -165,6 +171,7 @@ impl EventKind {
         match self {
             Self::RunRefused | Self::SessionRefused | Self::WorkerFenced | Self::WorkerOutOfRotation => false,
             Self::NetworkConnected | Self::EgressRestarted | Self::LimitNear => false,
+            Self::OperationsLogged => false,
             Self::FileRefused
             | Self::SyscallBlocked
             | Self::NetworkRefused
@@ -192,6 +199,7 @@ impl EventKind {
             | Self::ToolQuarantined
             | Self::ToolReleased
             | Self::EscapeAttempt
+            | Self::SuspiciousOperations
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -249,6 +257,8 @@ impl EventKind {
             Self::ToolQuarantined => "TOOL_QUARANTINED",
             Self::ToolReleased => "TOOL_RELEASED",
             Self::EscapeAttempt => "ESCAPE_ATTEMPT",
+            Self::OperationsLogged => "OPERATIONS_LOGGED",
+            Self::SuspiciousOperations => "SUSPICIOUS_OPERATIONS",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",

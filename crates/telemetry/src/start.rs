@@ -19,6 +19,9 @@ const CAPS: [&str; 3] = ["max_connections", "max_connections_per_address", "metr
 const CERTIFICATES: [&str; 2] = ["public", "internal"];
 /// What a command can violate.
 const VIOLATIONS: [&str; 1] = ["SYSCALL_BLOCKED"];
+/// Patterns in what was logged of a command.
+const SUSPICIOUS: [&str; 4] =
+    ["many_deletions", "signal_to_all_processes", "signal_to_init", "signals_to_many_processes"];
 
 impl Metrics {
     /// Creates the series of an API server with these methods.
@@ -65,6 +68,9 @@ impl Metrics {
             [("SYSCALL", "low"), ("SYSCALL", "critical"), ("PROCESS", "critical"), ("NETWORK", "high")]
         {
             self.escape.add_indicators(0, kind, severity);
+        }
+        for pattern in SUSPICIOUS {
+            self.escape.add_suspicious(0, pattern);
         }
         for resource in Resource::ALL {
             self.near_limits.add(0, &one_label("resource", resource.as_str()));

@@ -18,6 +18,7 @@ mod descriptors;
 pub(crate) mod egress;
 mod executable_memory;
 mod near_limits;
+pub(crate) mod operations;
 mod outcome;
 pub(crate) mod prepared;
 pub(crate) mod process;
@@ -25,6 +26,7 @@ pub(crate) mod reads;
 mod running;
 pub(crate) mod setup;
 mod supervisor;
+mod wake;
 mod watch;
 
 use std::{

@@ -22,6 +22,7 @@ use crate::{
         Sandbox,
         control::Control,
         near_limits::{self, NearLimits, NearableLimits},
+        operations::Operations,
         outcome::{self, KillReason},
         supervisor::Supervisor,
         watch::{WatchedLimits, Watcher},
@@ -346,6 +347,10 @@ impl Running for RunningCommand {
 
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
         self.supervisor.as_mut()?.violations()
+    }
+
+    fn take_operations(&mut self) -> Option<Operations> {
+        self.supervisor.as_mut()?.take_operations()
     }
 
     fn near_limits(&mut self) -> Option<mpsc::Receiver<NearLimit>> {

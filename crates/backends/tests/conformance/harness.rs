@@ -13,8 +13,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Prepared, Running, Stdio,
-    ToolOptions, bwrap, container, nsjail,
+    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Operations, Prepared, Running,
+    Stdio, ToolOptions, bwrap, container, nsjail,
 };
 use codelia_policy::{
     HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec,
@@ -81,6 +81,8 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
     pub(crate) violations: Vec<Violation>,
     pub(crate) near_limits: Vec<NearLimit>,
+    /// What was logged, if the plan asks for it.
+    pub(crate) operations: Option<Operations>,
 }
 
 /// A running command, with the test's ends of its streams.
@@ -252,6 +254,7 @@ impl Started {
         let stderr = tokio::task::spawn_blocking(move || read_all(self.stderr));
         let (outcome, usage) = self.running.wait().await;
         let (stdout, stderr) = (stdout.await.unwrap(), stderr.await.unwrap());
+        let operations = self.running.take_operations();
         let receipt = self.running.destroy().await;
         assert!(receipt.is_clean(), "{receipt:?}");
         let mut reported = Vec::new();
@@ -266,7 +269,7 @@ impl Started {
                 near.push(limit);
             }
         }
-        Finished { outcome, usage, stdout, stderr, violations: reported, near_limits: near }
+        Finished { outcome, usage, stdout, stderr, violations: reported, near_limits: near, operations }
     }
 
     /// Waits while stdin stays open, so that the command cannot end by itself.

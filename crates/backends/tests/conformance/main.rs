@@ -20,6 +20,7 @@ mod levels;
 mod limits;
 mod near_limits;
 mod network;
+mod operations;
 mod overlays;
 mod policies;
 mod pools;

@@ -36,6 +36,8 @@ pub(crate) struct Report {
     field: Option<&'static str>,
     /// What it did in the network.
     events: Vec<EventBody>,
+    /// What was logged of it.
+    logged: Vec<EventBody>,
     /// What it changed, if it was transactional.
     changes: Option<Changes>,
 }
@@ -56,6 +58,7 @@ impl Report {
             started: None,
             field: None,
             events: Vec::new(),
+            logged: Vec::new(),
             changes: None,
         }
     }
@@ -67,8 +70,7 @@ impl Report {
         started_at: Instant,
         started: Started,
     ) -> Self {
-        let started = Some((started_at, started));
-        Self { outcome, usage, receipt, started, field: None, events: Vec::new(), changes: None }
+        Self { usage, started: Some((started_at, started)), ..Self::not_started(outcome, receipt) }
     }
 
     /// Whether the changes of the run may be applied. Nothing may be left that could still change them.
@@ -88,6 +90,10 @@ impl Report {
     /// The report of a run that succeeded, but whose changes cannot be applied.
     pub(super) fn with_outcome(self, outcome: Outcome) -> Self {
         Self { outcome, ..self }
+    }
+
+    pub(crate) fn with_logged(self, logged: Vec<EventBody>) -> Self {
+        Self { logged, ..self }
     }
 
     pub(crate) fn with_events(self, events: Vec<EventBody>) -> Self {
@@ -227,11 +233,12 @@ impl Executor {
         let totals = run.output.totals();
         let violations = run.violations.all();
         let network = std::mem::take(&mut report.events);
+        let logged = std::mem::take(&mut report.logged);
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
         let tail = run.output.unflushed().chunks;
         let escape = run.escape.events(&self.escape, &run.assigned.spec, &network, &tail);
-        let events = seen.chain(network).chain(escape).chain(events(&report)).collect();
+        let events = seen.chain(network).chain(logged).chain(escape).chain(events(&report)).collect();
         let changes = report.changes.take();
         let started =
             report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));

@@ -8,6 +8,7 @@ pub(crate) mod escape;
 pub(crate) mod execute;
 pub(crate) mod live_usage;
 pub(crate) mod near_limits;
+mod operations;
 pub(crate) mod output;
 pub(crate) mod output_buffer;
 pub(crate) mod output_pacing;

@@ -19,6 +19,7 @@ use crate::{
         escape::{EscapeLog, EscapeOptions},
         execute::{Executor, StartedCommand},
         live_usage::Meter,
+        operations,
         output_pacing::OutputPacing,
         retry::LeaseLost,
         stdio::Terminal,
@@ -81,6 +82,7 @@ impl Executor {
             // A worker without the lease stores nothing.
             (Some(_), Err(LeaseLost)) | (None, _) => None,
         };
+        let operations = running.take_operations();
         let receipt = running.destroy().await;
         // Its calls have ended; what nobody decided about is withdrawn in the background.
         if let Some(reads) = reads {
@@ -104,7 +106,9 @@ impl Executor {
         usage.network = network.usage;
         run.escape.network(&self.escape, usage.network.as_ref());
         let outcome = run.escape.outcome(outcome);
-        Ok(Report::of_started(outcome, usage, receipt, started_at, started).with_events(network.events))
+        let logged = operations.map(|it| operations::events(&it, started_at, &pacing, self.escape.webhook));
+        let report = Report::of_started(outcome, usage, receipt, started_at, started);
+        Ok(report.with_events(network.events).with_logged(logged.unwrap_or_default()))
     }
 
     /// Ends the command if it has not ended: asks it first, then kills it. Without a lease it is
