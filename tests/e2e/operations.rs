@@ -121,6 +121,6 @@ async fn run_of_a_project_obeys_its_policy() -> Result<()> {
     let missing = cli(&["run", "--project", "none", "--", "true"]).await?;
     ensure!(missing.code != Some(0) && missing.stderr.contains("project"), "{missing:?}");
     let both = cli(&["run", "--project", "web", "--session", "s", "--", "true"]).await?;
-    ensure!(both.code == Some(2), "{both:?}");
+    ensure!(both.code == Some(125), "{both:?}");
     cluster.end().await
 }

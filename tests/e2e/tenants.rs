@@ -132,6 +132,9 @@ fn of_scope_policies(method: &str, ids: &Ids) -> Option<Expected> {
             let name = ids.tenant.clone();
             not_found([ListScopePolicyVersionsRequest { scope, name, ..Default::default() }])
         }
+        "codelia.v1.PolicyService.ListProjects" => {
+            Expected::Unmentioned(ListProjectsRequest::default().encode_to_vec())
+        }
         "codelia.v1.PolicyService.DryRunScopePolicy" => {
             let (name, policy) = (ids.tenant.clone(), Some(Policy::default()));
             not_found([DryRunScopePolicyRequest { scope, name, policy, ..Default::default() }])

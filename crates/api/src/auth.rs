@@ -50,12 +50,13 @@ const OPERATOR_METHODS: [&str; 8] = [
 /// Methods of the approval service that take decisions.
 const DECIDING_METHODS: [&str; 2] = ["DecideApproval", "RevokeApproval"];
 /// Methods of the policy service whose handlers decide who may call them.
-const SCOPE_METHODS: [&str; 5] = [
+const SCOPE_METHODS: [&str; 6] = [
     "SetScopePolicy",
     "GetScopePolicy",
     "DeleteScopePolicy",
     "RollbackScopePolicy",
     "ListScopePolicyVersions",
+    "ListProjects",
 ];
 /// Calls that may stay open as long as a run, or longer.
 const WATCHES: [&str; 3] = [

@@ -313,6 +313,10 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
         revoke_reason: approval.revoke_reason.unwrap_or_default(),
         path: approval.path,
         reach: approval_reach(approval.reach).into(),
+        pid: approval.reader.pid.cast_signed(),
+        exe: approval.reader.exe,
+        cwd: approval.reader.cwd,
+        subject: approval.subject.unwrap_or_default(),
     }
 }
 
@@ -348,6 +352,8 @@ fn approval_scope(scope: Option<ApprovalScope>) -> v1::ApprovalScope {
         None => v1::ApprovalScope::Unspecified,
         Some(ApprovalScope::Once) => v1::ApprovalScope::Once,
         Some(ApprovalScope::Session) => v1::ApprovalScope::Session,
+        Some(ApprovalScope::User) => v1::ApprovalScope::User,
+        Some(ApprovalScope::Project) => v1::ApprovalScope::Project,
         Some(ApprovalScope::Tenant) => v1::ApprovalScope::Tenant,
     }
 }

@@ -166,10 +166,14 @@ pub(crate) fn approval(approval: &v1::Approval) -> Value {
         "host": non_empty(&approval.host),
         "port": Some(approval.port).filter(|port| *port != 0),
         "path": non_empty(&approval.path),
+        "pid": Some(approval.pid).filter(|pid| *pid != 0),
+        "exe": non_empty(&approval.exe),
+        "cwd": non_empty(&approval.cwd),
         "reach": approval_reach(approval),
         "message": approval.message,
         "state": approval_state(approval),
         "scope": approval_scope(approval),
+        "subject": non_empty(&approval.subject),
         "requested_by": approval.requested_by,
         "decided_by": non_empty(&approval.decided_by),
         "reason": non_empty(&approval.reason),
@@ -237,6 +241,8 @@ pub(crate) fn approval_scope(approval: &v1::Approval) -> Option<&'static str> {
         v1::ApprovalScope::Unspecified => None,
         v1::ApprovalScope::Once => Some("once"),
         v1::ApprovalScope::Session => Some("session"),
+        v1::ApprovalScope::User => Some("user"),
+        v1::ApprovalScope::Project => Some("project"),
         v1::ApprovalScope::Tenant => Some("tenant"),
     }
 }

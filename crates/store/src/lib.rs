@@ -46,8 +46,8 @@ pub use alert::Alert;
 pub use approval::{
     Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
     ApprovalStatus, Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN,
-    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Revocation,
-    RunToWake, Withdrawn,
+    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Reader,
+    Revocation, RunToWake, Withdrawn,
 };
 pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport};
 pub use error::Error;

@@ -39,7 +39,7 @@ pub(crate) use self::{
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
     run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
-    sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
+    sandbox::{FilesystemArgs, LoggedCalls, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
     supervisor::Supervisor,
@@ -198,6 +198,18 @@ are several.")]
     /// Manage tools: which commands belong to one, its policy, approval and quarantine
     #[command(subcommand)]
     Tools(Tools),
+    /// List projects: names with a policy that sessions can be created under
+    #[command(after_help = "\
+A project comes into being with its policy (`codelia policy import --scope project --name NAME`).
+
+Examples:
+  codelia projects
+  codelia run --project web -- make test")]
+    Projects {
+        /// List at most this many projects
+        #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
+        limit: usize,
+    },
     /// Show the server's version, modes, limits and features
     Info,
     /// Show your key and tenant with its quotas and usage

@@ -37,6 +37,9 @@ pub(crate) struct Run {
     /// Run in this session, by id or alias [default: a new session for this run]
     #[arg(short, long)]
     pub(crate) session: Option<String>,
+    /// Run in a new session under the policy of this project, see `codelia projects`
+    #[arg(long, value_name = "NAME", conflicts_with = "session")]
+    pub(crate) project: Option<String>,
     /// Command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
@@ -64,7 +67,7 @@ pub(crate) struct Exec {
 
 impl From<Exec> for Run {
     fn from(Exec { options, session, command }: Exec) -> Self {
-        Self { session: Some(session), options, command }
+        Self { session: Some(session), project: None, options, command }
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) mod info;
 pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod policy;
-mod policy_scopes;
+pub(crate) mod policy_scopes;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;

@@ -132,7 +132,7 @@ async fn open_shell(
     let tty = args.tty || (io::stdin().is_terminal() && io::stdout().is_terminal());
     let options = args::RunOptions { interactive: true, tty, terminal, ..args::RunOptions::default() };
     let command = ["sh", "-c", SHELL].map(str::to_owned).into();
-    run(client, config, &args::Run { session: Some(session), command, options }, output).await
+    run(client, config, &args::Run { session: Some(session), project: None, command, options }, output).await
 }
 
 /// What to forward to a run.
@@ -237,6 +237,7 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
         labels: sandbox.labels.iter().cloned().collect(),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy: policy::requested(sandbox)?,
+        project: args.project.clone().unwrap_or_default(),
         ..Default::default()
     };
     let created = client.sessions().create_session(request).await?.into_inner();

@@ -19,13 +19,15 @@ DECLARE
         'INSERT, SELECT (writer, id) ON audit TO codelia_worker',
         'INSERT, SELECT (writer, number, at) ON audit_checkpoints TO codelia_worker',
         -- A worker requests and withdraws; the constraints of the table make an allowed row impossible with these columns.
-        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, path, requested_by, message, expires_at), '
+        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, path, pid, exe, cwd, requested_by, message, '
+            'expires_at), '
             'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
         'SELECT, UPDATE (location) ON output_store TO codelia_worker',
         -- A worker adds what happened under a flag, and cannot change the flag.
         'SELECT (flag_id, revision, runs, refused_runs, failed_runs, setups, sessions, refused_sessions), '
             'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
+        'SELECT (tenant_id, scope, name, version, policy) ON scope_policies TO codelia_worker',
         'SELECT (tenant_id, id, version, quarantine_reason, approved_version) ON tools TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
         'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '
