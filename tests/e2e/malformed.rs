@@ -68,6 +68,9 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             ..Default::default()
         }
         .encode_to_vec()),
+        "codelia.v1.SessionService.ReleaseSession" => {
+            one(ReleaseSessionRequest { name: name(), reason: "malformed".into() }.encode_to_vec())
+        }
         "codelia.v1.SessionService.CloseSession" => one(CloseSessionRequest { name: name() }.encode_to_vec()),
         "codelia.v1.RunService.StartRun" => one(start().encode_to_vec()),
         "codelia.v1.RunService.WatchRun" => one(watch().encode_to_vec()),

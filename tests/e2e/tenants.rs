@@ -60,6 +60,9 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let request = UpdateSessionRequest { update_mask, ttl: hour(), ..Default::default() };
             not_found(sessions().map(|name| UpdateSessionRequest { name, ..request.clone() }))
         }
+        "codelia.v1.SessionService.ReleaseSession" => {
+            not_found(sessions().map(|name| ReleaseSessionRequest { name, reason: "mine".into() }))
+        }
         "codelia.v1.SessionService.CloseSession" => {
             not_found(sessions().map(|name| CloseSessionRequest { name }))
         }

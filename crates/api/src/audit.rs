@@ -50,6 +50,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         ApiError::Tool(ToolError::Quarantined { .. } | ToolError::NotApproved { .. }) => {
             Some("tool".to_owned())
         }
+        ApiError::SessionQuarantined { .. } => Some("session".to_owned()),
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
         ApiError::File(error) => error.denied_by(),
         ApiError::NotFound { .. }

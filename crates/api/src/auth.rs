@@ -153,6 +153,7 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.PolicyService" if SCOPE_METHODS.contains(&method) => {
                 &[Scope::Run, Scope::Admin, Scope::Operator]
             }
+            "/codelia.v1.SessionService" if method == "ReleaseSession" => &[Scope::Admin, Scope::Operator],
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],

@@ -148,6 +148,9 @@ impl Runs {
             RunAdmission::NoSession => Err(session_lookup::missing(store, &caller.tenant, &name).await),
             RunAdmission::SessionEnded => Err(session_lookup::ended(store, &caller.tenant, session).await),
             RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
+            RunAdmission::SessionQuarantined(reason) => {
+                Err(ApiError::SessionQuarantined { id: session, reason })
+            }
             RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
         }
     }

@@ -207,6 +207,16 @@ impl Sessions {
         }
         Ok(session)
     }
+
+    async fn release(&self, caller: &Caller, wire: v1::ReleaseSessionRequest) -> Result<Session, ApiError> {
+        let name = resource_name::session("name", &wire.name)?;
+        let reason = validate::reason(wire.reason)?;
+        let store = &self.context.store;
+        match store.session_release(&caller.tenant, &name, caller.key, &reason).await? {
+            Some(session) => Ok(session),
+            None => Err(session_lookup::missing(store, &caller.tenant, &name).await),
+        }
+    }
 }
 
 /// The present network policy of a session with the fields that a request sets, within `upper`.
@@ -330,6 +340,15 @@ impl SessionService for Sessions {
         let caller = auth::caller(request.extensions())?;
         let session = self.close(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::CloseSessionResponse { session: Some(to_proto::session(session)) }))
+    }
+
+    async fn release_session(
+        &self,
+        request: Request<v1::ReleaseSessionRequest>,
+    ) -> Result<Response<v1::ReleaseSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let session = self.release(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ReleaseSessionResponse { session: Some(to_proto::session(session)) }))
     }
 }
 

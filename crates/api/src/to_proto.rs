@@ -32,6 +32,11 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
         policy: Some((&session.spec.policy).into()),
         allow_data_loss: session.allow_data_loss,
         project: session.spec.scopes.project.unwrap_or_default(),
+        quarantine: session.quarantine.map(|quarantine| v1::SessionQuarantine {
+            reason: quarantine.reason,
+            run_id: quarantine.run.map(|run| run.to_string()).unwrap_or_default(),
+            create_time: Some(timestamp_to_proto(quarantine.at)),
+        }),
     }
 }
 

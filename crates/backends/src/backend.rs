@@ -7,7 +7,7 @@ use codelia_policy::{Enforceable, Plan};
 use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, Receipt, TerminalSize, Usage, Violation};
 use tokio::sync::mpsc;
 
-use crate::{AskedReads, Error, UsageReader};
+use crate::{AskedReads, Error, IsolationCheck, UsageReader};
 
 /// One mode of isolation. To add a mode, implement this trait and run the conformance suite
 /// (`tests/conformance`) against it.
@@ -180,6 +180,12 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// Reads what the command uses. `None` if nothing counts it: mode `logical` without a control
     /// group.
     fn usage_reader(&self) -> Option<UsageReader> {
+        None
+    }
+
+    /// Checks that the processes of the command stay in their sandbox. `None` in modes in which they
+    /// have no common ancestor on the host (`container`), or no sandbox (`logical`).
+    fn isolation_check(&self) -> Option<IsolationCheck> {
         None
     }
 

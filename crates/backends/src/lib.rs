@@ -41,6 +41,7 @@ pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};
 pub use sandbox::{
     cgroups::can_enforce_limits,
+    isolation_check::{Drift, IsolationCheck},
     reads::{AskedReads, ReadDecision},
 };
 pub use tool::{ToolOptions, bwrap::bwrap, nsjail::nsjail};

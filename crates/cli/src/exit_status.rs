@@ -154,7 +154,8 @@ fn time(duration: Option<&prost_types::Duration>) -> Option<Duration> {
 /// Describes a system call that the policy blocked.
 pub(crate) fn blocked_call(violation: &ViolationEvent) -> String {
     let args: Vec<String> = violation.args.iter().map(|arg| format!("{arg:#x}")).collect();
-    format!("{}: {}({})", violation.kind, violation.syscall, args.join(", "))
+    let path = if violation.path.is_empty() { String::new() } else { format!(" {}", violation.path) };
+    format!("{}: {}({}){path}", violation.kind, violation.syscall, args.join(", "))
 }
 
 /// Says that a run is near a limit. `None` for output: its caller gets all of it.

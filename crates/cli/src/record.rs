@@ -149,6 +149,11 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "idle_ttl_ns": nanos(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
         "project": non_empty(&session.project),
+        "quarantine": session.quarantine.as_ref().map(|quarantine| json!({
+            "reason": quarantine.reason,
+            "run_id": non_empty(&quarantine.run_id),
+            "create_time": timestamp(quarantine.create_time.as_ref()),
+        })),
         "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),
@@ -433,6 +438,7 @@ pub(crate) fn run_state(run: &v1::Run) -> &'static str {
 pub(crate) fn session_state(session: &v1::Session) -> &'static str {
     match session.state() {
         v1::SessionState::Unspecified => "unknown",
+        v1::SessionState::Open if session.quarantine.is_some() => "quarantined",
         v1::SessionState::Open => "open",
         v1::SessionState::Ended => "ended",
     }
@@ -558,6 +564,7 @@ fn violation(violation: &v1::ViolationEvent) -> Value {
         // As text: not every JSON parser keeps 64 bits.
         "args": violation.args.iter().map(|arg| format!("{arg:#x}")).collect::<Vec<_>>(),
         "count": violation.count,
+        "path": non_empty(&violation.path),
     })
 }
 

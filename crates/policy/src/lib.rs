@@ -20,6 +20,7 @@ mod document;
 mod dry_run;
 mod duration_text;
 mod egress;
+mod escape;
 mod explain;
 mod files;
 mod flags;
@@ -50,6 +51,7 @@ pub use egress::{
     CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS,
     EgressDecision, EgressLimits, EgressRules,
 };
+pub use escape::{EscapeOptions, EscapeResponse, Severity, UnknownResponse};
 pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
 pub use flags::{

@@ -338,9 +338,10 @@ fn receipt() -> impl Strategy<Value = Receipt> {
 }
 
 fn violations() -> impl Strategy<Value = Violations> {
-    let violation = (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount())
-        .prop_map(|(kind, syscall, nr, args, count)| CountedViolation {
-            violation: Violation { kind, syscall, nr, args },
+    let path = || proptest::option::of("[a-z/]+");
+    let violation = (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount(), path())
+        .prop_map(|(kind, syscall, nr, args, count, path)| CountedViolation {
+            violation: Violation { kind, syscall, nr, args, path },
             count,
         });
     (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })

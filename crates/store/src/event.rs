@@ -84,8 +84,13 @@ pub enum EventKind {
     ToolQuarantined,
     /// An administrator ended the quarantine of a tool.
     ToolReleased,
-    /// A command tried to leave its sandbox. The store carries out a part of the response.
+    /// A command tried to leave its sandbox, or a file call its workspace. The store carries out a part of
+    /// the response.
     EscapeAttempt,
+    /// Codelia quarantined a session because of an attempt to escape.
+    SessionQuarantined,
+    /// An administrator ended the quarantine of a session.
+    SessionReleased,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -111,7 +116,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 47] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -146,6 +151,8 @@ impl EventKind {
         Self::ToolQuarantined,
         Self::ToolReleased,
         Self::EscapeAttempt,
+        Self::SessionQuarantined,
+        Self::SessionReleased,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -192,6 +199,8 @@ impl EventKind {
             | Self::ToolQuarantined
             | Self::ToolReleased
             | Self::EscapeAttempt
+            | Self::SessionQuarantined
+            | Self::SessionReleased
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -249,6 +258,8 @@ impl EventKind {
             Self::ToolQuarantined => "TOOL_QUARANTINED",
             Self::ToolReleased => "TOOL_RELEASED",
             Self::EscapeAttempt => "ESCAPE_ATTEMPT",
+            Self::SessionQuarantined => "SESSION_QUARANTINED",
+            Self::SessionReleased => "SESSION_RELEASED",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",

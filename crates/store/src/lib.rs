@@ -74,7 +74,7 @@ pub use scope_policy::{
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
     NewSession, Session, SessionChange, SessionCreated, SessionEndReason, SessionFilter, SessionNetwork,
-    SessionRef, SessionSpec, SessionState,
+    SessionQuarantine, SessionRef, SessionSpec, SessionState,
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;

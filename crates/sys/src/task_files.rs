@@ -99,6 +99,32 @@ pub fn path_of_regular_file(file: impl AsFd) -> Result<Option<PathBuf>, Errno> {
     read_link(&own_link(&file)).map(Some)
 }
 
+/// The path of an open file, in the root of its mount namespace.
+///
+/// # Errors
+/// As `readlink(2)`.
+pub fn path_of(file: impl AsFd) -> Result<PathBuf, Errno> {
+    read_link(&own_link(&file))
+}
+
+/// Whether this is a regular file that somebody may execute.
+///
+/// # Errors
+/// As `fstat(2)`.
+pub fn is_executable_file(file: impl AsFd) -> Result<bool, Errno> {
+    let mode = rustix::fs::fstat(&file)?.st_mode;
+    Ok(FileType::from_raw_mode(mode) == FileType::RegularFile && mode & 0o111 != 0)
+}
+
+/// Opens what a descriptor of a task refers to, without reading rights.
+///
+/// # Errors
+/// As `open(2)`.
+pub fn open_descriptor(task: u32, descriptor: RawFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, format!("/proc/{task}/fd/{descriptor}"), flags, Mode::empty())
+}
+
 /// Opens a resolved regular file for reading, without waiting for anything.
 ///
 /// # Errors

@@ -127,6 +127,9 @@ reasons! {
     SessionDataLost = "SESSION_DATA_LOST",
         "the session's files are lost or their worker is unavailable",
         "create a new session, with `allow_data_loss` if it may continue empty";
+    SessionQuarantined = "SESSION_QUARANTINED",
+        "the session is quarantined after an attempt to escape: it takes no runs and no changes of its files",
+        "look at the reason (`codelia session show`); an administrator releases it (`codelia session release`)";
     OutputExpired = "OUTPUT_EXPIRED",
         "the output of the run was deleted after its retention",
         "read the result with `GetRun`; ask an operator to keep output for longer";

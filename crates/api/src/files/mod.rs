@@ -4,6 +4,7 @@ mod error;
 mod request;
 mod route;
 mod transfer;
+mod traversal;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -15,6 +16,7 @@ use codelia_store::{Caller, EventKind, SessionRef};
 use futures::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
+pub(crate) use self::traversal::Traversals;
 use self::{request::NameCursor, route::SessionRoute};
 use crate::{
     audit, auth, context::Context, paging::Page, request::Deadline, resource_name, status::ApiError,
@@ -27,8 +29,16 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    fn route(&self, caller: &Caller, session: SessionRef) -> SessionRoute {
-        SessionRoute { context: self.context.clone(), tenant: caller.tenant.clone(), session }
+    fn route(&self, caller: &Caller, session: SessionRef, writes: bool) -> SessionRoute {
+        SessionRoute { context: self.context.clone(), tenant: caller.tenant.clone(), session, writes }
+    }
+
+    /// Reports paths that leave the workspace by their text. The call is refused for them next.
+    async fn watch(&self, caller: &Caller, parent: &str, paths: &[&str]) {
+        let Some(path) = paths.iter().find(|path| request::leaves_workspace(path)) else { return };
+        if let Ok(session) = resource_name::session("parent", parent) {
+            traversal::report(&self.context, caller, &session, path).await;
+        }
     }
 
     async fn call(
@@ -37,9 +47,10 @@ impl Files {
         parent: &str,
         call: Call,
     ) -> Result<wire::CallFileResponse, ApiError> {
-        let route = self.route(caller, resource_name::session("parent", parent)?);
+        let writes = !matches!(call, Call::StatFile(_) | Call::ListFiles(_));
+        let route = self.route(caller, resource_name::session("parent", parent)?, writes);
         let response = route.call(&call).await;
-        self.audited(caller, &route, response).await
+        self.audited(caller, &route, &paths(&call), response).await
     }
 
     /// Makes a call and returns the file that it is about.
@@ -47,16 +58,22 @@ impl Files {
         single_file(self.call(caller, parent, call).await?.files)
     }
 
-    /// Records the error if it is a refusal.
+    /// Records the error if it is a refusal of the call for these paths.
     async fn audited<T>(
         &self,
         caller: &Caller,
         route: &SessionRoute,
+        paths: &str,
         result: Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         if let Err(error) = &result {
             let store = &self.context.store;
             audit::record(store, caller, EventKind::FileRefused, Some(&route.session), error).await;
+        }
+        if let Err(ApiError::File(error)) = &result
+            && error.leads_out()
+        {
+            traversal::report(&self.context, caller, &route.session, paths).await;
         }
         result
     }
@@ -67,6 +84,7 @@ impl Files {
         request: v1::ListFilesRequest,
     ) -> Result<v1::ListFilesResponse, ApiError> {
         let mut page = Page::<NameCursor, _>::parse(&caller.tenant, &request)?;
+        self.watch(caller, &request.parent, &[&request.path]).await;
         let path = request::directory("path", &request.path)?;
         while let Some(limit) = page.batch() {
             let after = page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default();
@@ -76,6 +94,19 @@ impl Files {
         }
         let (files, next_page_token) = page.finish();
         Ok(v1::ListFilesResponse { files, next_page_token })
+    }
+}
+
+/// The paths that a call names.
+fn paths(call: &Call) -> String {
+    match call {
+        Call::StatFile(request) => request.path.clone(),
+        Call::ListFiles(request) => request.path.clone(),
+        Call::MakeDirectory(request) => request.path.clone(),
+        Call::RemoveFile(request) => request.path.clone(),
+        Call::EditFile(request) => request.path.clone(),
+        Call::MoveFile(request) => format!("{} -> {}", request.source_path, request.destination_path),
+        Call::CopyFile(request) => format!("{} -> {}", request.source_path, request.destination_path),
     }
 }
 
@@ -94,10 +125,12 @@ impl FileService for Files {
     ) -> Result<Response<v1::WriteFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut requests = request.into_inner();
-        let (session, open) = transfer::read_open(&mut requests).await?;
-        let route = self.route(&caller, session);
+        let open = transfer::read_open(&mut requests).await?;
+        self.watch(&caller, &open.parent, &[&open.path]).await;
+        let (session, open) = transfer::check_open(open)?;
+        let (route, path) = (self.route(&caller, session, true), open.path.clone());
         let written = transfer::write(&route, open, requests).await;
-        Ok(Response::new(self.audited(&caller, &route, written).await?))
+        Ok(Response::new(self.audited(&caller, &route, &path, written).await?))
     }
 
     async fn read_file(
@@ -106,10 +139,12 @@ impl FileService for Files {
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
-        let request = request::read(request.into_inner())?;
-        let route = self.route(&caller, resource_name::session("parent", &request.parent)?);
+        let request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.path]).await;
+        let request = request::read(request)?;
+        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
         let opened = route.read(&request).await;
-        let chunks = self.audited(&caller, &route, opened).await?;
+        let chunks = self.audited(&caller, &route, &request.path, opened).await?;
         Ok(Response::new(Box::pin(transfer::send_file(route, chunks, deadline))))
     }
 
@@ -119,6 +154,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::StatFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.path]).await;
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
         let file = self.call_one(&caller, &parent, Call::StatFile(request)).await?;
@@ -139,6 +175,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::MakeDirectoryResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.path]).await;
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
         let file = self.call_one(&caller, &parent, Call::MakeDirectory(request)).await?;
@@ -151,6 +188,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::MoveFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.source_path, &request.destination_path]).await;
         request.source_path = request::path("source_path", &request.source_path)?;
         request.destination_path = request::path("destination_path", &request.destination_path)?;
         let parent = std::mem::take(&mut request.parent);
@@ -164,6 +202,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::CopyFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.source_path, &request.destination_path]).await;
         request.source_path = request::path("source_path", &request.source_path)?;
         request.destination_path = request::path("destination_path", &request.destination_path)?;
         let parent = std::mem::take(&mut request.parent);
@@ -177,6 +216,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::RemoveFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.path]).await;
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
         self.call(&caller, &parent, Call::RemoveFile(request)).await?;
@@ -188,7 +228,9 @@ impl FileService for Files {
         request: Request<v1::EditFileRequest>,
     ) -> Result<Response<v1::EditFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let mut request = request::edit(request.into_inner())?;
+        let request = request.into_inner();
+        self.watch(&caller, &request.parent, &[&request.path]).await;
+        let mut request = request::edit(request)?;
         let parent = std::mem::take(&mut request.parent);
         let response = self.call(&caller, &parent, Call::EditFile(request)).await?;
         let replacements = response.replacements;

@@ -62,6 +62,23 @@ pub(crate) fn directory(field: &str, text: &str) -> Checked<String> {
     Ok(names.join("/"))
 }
 
+/// Whether a path leaves the workspace by its text alone: it is absolute and elsewhere, or has more `..`
+/// than directories before them.
+pub(crate) fn leaves_workspace(text: &str) -> bool {
+    let path = Path::new(text);
+    let relative = path.strip_prefix(WORKSPACE).unwrap_or(path);
+    let mut depth = 0_usize;
+    for component in relative.components() {
+        match component {
+            Component::CurDir => {}
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir if depth > 0 => depth -= 1,
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return true,
+        }
+    }
+    false
+}
+
 fn etag(text: &str) -> Checked<()> {
     if text.len() <= MAX_ETAG && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(())
@@ -170,6 +187,16 @@ mod tests {
                 matches!(path("target", bad), Err(ApiError::InvalidField { field, .. }) if field == "target"),
                 "{bad}"
             );
+        }
+    }
+
+    #[test]
+    fn only_paths_that_lead_out_leave_the_workspace() {
+        for out in ["..", "../x", "a/../../b", "/etc/passwd", "/workspacex", "/workspace/../etc", "/"] {
+            assert!(leaves_workspace(out), "{out}");
+        }
+        for inside in ["", ".", "a", "a/../b", "/workspace", "/workspace/a", "...", "a..b", "missing\0"] {
+            assert!(!leaves_workspace(inside), "{inside}");
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct SessionRoute {
     pub(super) context: Arc<Context>,
     pub(super) tenant: TenantId,
     pub(super) session: SessionRef,
+    /// Whether the call changes files.
+    pub(super) writes: bool,
 }
 
 /// The worker that holds a session.
@@ -96,6 +98,9 @@ impl SessionRoute {
                     return Err(ApiError::SessionDataLost);
                 }
                 (SessionState::Ended, _) => return Err(ApiError::session_ended(&session)),
+            }
+            if let (true, Some(quarantine)) = (self.writes, session.quarantine) {
+                return Err(ApiError::SessionQuarantined { id: session.id, reason: quarantine.reason });
             }
             self.mark_used(session.id).await?;
             if let Some(address) = session.holder_address {

@@ -39,17 +39,20 @@ type Upload = Streaming<v1::WriteFileRequest>;
 type ReadResult = Result<v1::ReadFileResponse, Status>;
 
 /// Reads the first message of a write.
-pub(super) async fn read_open(requests: &mut Upload) -> Result<(SessionRef, v1::WriteFileOpen), ApiError> {
+pub(super) async fn read_open(requests: &mut Upload) -> Result<v1::WriteFileOpen, ApiError> {
     match next_message(requests).await? {
-        Some(write_file_request::Kind::Open(open)) => {
-            let within = |error: ApiError| error.within("open");
-            let session = resource_name::session("parent", &open.parent).map_err(within)?;
-            Ok((session, request::open(open).map_err(within)?))
-        }
+        Some(write_file_request::Kind::Open(open)) => Ok(open),
         Some(write_file_request::Kind::Data(_) | write_file_request::Kind::Finish(_)) | None => {
             Err(ApiError::invalid("open", "must be the first message"))
         }
     }
+}
+
+/// Validates the first message of a write, which names the session.
+pub(super) fn check_open(open: v1::WriteFileOpen) -> Result<(SessionRef, v1::WriteFileOpen), ApiError> {
+    let within = |error: ApiError| error.within("open");
+    let session = resource_name::session("parent", &open.parent).map_err(within)?;
+    Ok((session, request::open(open).map_err(within)?))
 }
 
 /// Writes a file at the worker, which publishes it only when it is complete.

@@ -59,6 +59,8 @@ pub(crate) enum ApiError {
     RunNotRunning,
     /// The session's files are lost.
     SessionDataLost,
+    /// The session is quarantined.
+    SessionQuarantined { id: SessionId, reason: String },
     /// The output of the run is deleted.
     OutputExpired,
     /// An object with output of the run is missing or too short.
@@ -195,6 +197,9 @@ impl ApiError {
             Self::SessionDataLost => {
                 "the session's files are lost or their worker is unavailable; create a new session".into()
             }
+            Self::SessionQuarantined { id, reason } => format!(
+                "session: {id} is quarantined: {reason}; an administrator releases it with `codelia session release {id}`"
+            ),
             Self::OutputExpired => OUTPUT_EXPIRED.into(),
             Self::OutputDataLost { object, problem } => lost_output(object, problem),
             Self::ModeNotAllowed { mode } => {

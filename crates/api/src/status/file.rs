@@ -38,6 +38,11 @@ impl FileError {
         self.cause == Cause::NotHeld
     }
 
+    /// Whether the path leaves the workspace.
+    pub(crate) fn leads_out(&self) -> bool {
+        self.cause == Cause::LeadsOut
+    }
+
     /// Whether the same call may succeed later.
     pub(crate) fn is_retryable(&self) -> bool {
         matches!(self.cause, Cause::NotHeld | Cause::Busy | Cause::SessionBusy)

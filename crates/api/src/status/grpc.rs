@@ -46,6 +46,7 @@ impl ApiError {
             Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
             Self::RunNotRunning => (Code::FailedPrecondition, Reason::RunNotRunning),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
+            Self::SessionQuarantined { .. } => (Code::FailedPrecondition, Reason::SessionQuarantined),
             Self::OutputExpired => (Code::FailedPrecondition, Reason::OutputExpired),
             Self::OutputDataLost { .. } => (Code::DataLoss, Reason::OutputDataLost),
             Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
@@ -94,6 +95,7 @@ impl ApiError {
             | Self::SessionEnded { .. }
             | Self::RunNotRunning
             | Self::SessionDataLost
+            | Self::SessionQuarantined { .. }
             | Self::OutputExpired
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
@@ -144,6 +146,7 @@ impl ApiError {
             Self::AuditUnsigned => named("field", "secrets.key_file"),
             Self::OutputDataLost { object, .. } => named("object", object),
             Self::TenantExists => named("field", "tenant_id"),
+            Self::SessionQuarantined { .. } => named("field", "session"),
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
             Self::Tool(error) => error.metadata(),

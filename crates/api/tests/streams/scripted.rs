@@ -409,6 +409,7 @@ fn options() -> Options {
         calls: codelia_api::CallLimits::default(),
         cors_origins: codelia_api::CorsOrigins::None,
         access_log: false,
+        escape: codelia_policy::EscapeOptions::default(),
         webhook: None,
         retention: codelia_store::Retention::default(),
     }

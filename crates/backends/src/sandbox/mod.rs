@@ -17,6 +17,8 @@ pub(crate) mod control;
 mod descriptors;
 pub(crate) mod egress;
 mod executable_memory;
+mod executions;
+pub(crate) mod isolation_check;
 mod near_limits;
 mod outcome;
 pub(crate) mod prepared;

@@ -16,7 +16,7 @@ use codelia_types::{Mode, NearLimit, NetworkUsage, Outcome, Receipt, Resource, U
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{
-    Error, Running, SandboxRemote, UsageReader,
+    Error, IsolationCheck, Running, SandboxRemote, UsageReader,
     container::has_own_kernel,
     sandbox::{
         Sandbox,
@@ -355,6 +355,10 @@ impl Running for RunningCommand {
     fn usage_reader(&self) -> Option<UsageReader> {
         let of_group = self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
         of_group.or_else(|| self.watcher.as_ref().map(Watcher::usage_reader))
+    }
+
+    fn isolation_check(&self) -> Option<IsolationCheck> {
+        self.sandbox.tool().map(IsolationCheck::of)
     }
 
     async fn kill_tree(&self) {

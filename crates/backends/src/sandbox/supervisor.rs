@@ -26,12 +26,10 @@ use tokio::{
 
 use super::{
     executable_memory::ExecutableMemory,
+    executions::Executions,
     reads::{AskedReads, ReadGate, Wake},
 };
 use crate::{Error, sandbox::child::async_fd, seccomp};
-
-/// The kind of violation that a blocked system call is.
-const SYSCALL_BLOCKED: &str = "SYSCALL_BLOCKED";
 
 /// Violations buffered for the receiver. More are counted but not reported.
 const MAX_BUFFERED: usize = 256;
@@ -80,6 +78,7 @@ impl Supervisor {
             launch,
             exec_allowed: security.exec,
             executable_memory: ExecutableMemory::of(security),
+            executions: Executions::of(security),
             remaining: limit.max(1),
             sender: Some(sender),
             unreported: 0,
@@ -130,6 +129,8 @@ struct Responder {
     exec_allowed: bool,
     /// Where the plan lists executables.
     executable_memory: Option<ExecutableMemory>,
+    /// The same, to report programs that are not listed.
+    executions: Option<Executions>,
     /// Violations until the limit is exceeded.
     remaining: u32,
     /// `None` at the end.
@@ -251,18 +252,35 @@ impl Responder {
             return gate.handle(call);
         }
         let name = seccomp::name(call.nr);
+        if let (Some(executions), Some(name)) = (&mut self.executions, &name)
+            && executions.handles(name)
+        {
+            return self.observe_exec(call, name.clone());
+        }
         if self.is_launch(name.as_deref())? || self.is_permitted_mapping(name.as_deref(), &call) {
             return listener::respond(&self.listener, call, Response::Continue);
         }
         // Unknown calls fail as on a kernel that does not have them.
         let errno = if name.is_some() { Errno::PERM } else { Errno::NOSYS };
-        self.report(call, name.unwrap_or_else(|| format!("#{}", call.nr)));
+        let syscall = name.unwrap_or_else(|| format!("#{}", call.nr));
+        self.report(call, Violation::SYSCALL_BLOCKED, syscall, None);
         self.remaining -= 1;
         if self.remaining == 0 {
             Ok(())
         } else {
             listener::respond(&self.listener, call, Response::Fail(errno))
         }
+    }
+
+    /// Lets the kernel decide about a program, which denies those that are not listed, and reports these.
+    fn observe_exec(&mut self, call: Notification, syscall: String) -> Result<(), Errno> {
+        let is_launched = fd::is_eof(&self.launch)?;
+        let denied = self.executions.as_mut().filter(|_| is_launched);
+        let denied = denied.and_then(|executions| executions.denied(&self.listener, call));
+        if let Some(path) = denied {
+            self.report(call, Violation::EXEC_DENIED, syscall, Some(path));
+        }
+        listener::respond(&self.listener, call, Response::Continue)
     }
 
     /// Whether this is the `execve` of the launch. Until then the process belongs to `codelia-init`
@@ -278,10 +296,11 @@ impl Responder {
         self.executable_memory.as_ref().is_some_and(permits)
     }
 
-    fn report(&mut self, call: Notification, syscall: String) {
-        let violation = Violation { kind: SYSCALL_BLOCKED.to_owned(), syscall, nr: call.nr, args: call.args };
-        let args = violation.display_args();
-        tracing::info!(syscall = violation.syscall, nr = call.nr, args, "system call blocked");
+    fn report(&mut self, call: Notification, kind: &str, syscall: String, path: Option<String>) {
+        let Notification { nr, args, .. } = call;
+        let violation = Violation { kind: kind.to_owned(), syscall, nr, args, path };
+        let (path, args) = (violation.path.as_deref(), violation.display_args());
+        tracing::info!(syscall = violation.syscall, nr, args, path, "system call blocked");
         if self.sender.as_ref().is_none_or(|sender| sender.try_send(violation).is_err()) {
             self.unreported += 1;
         }

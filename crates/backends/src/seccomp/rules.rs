@@ -57,7 +57,8 @@ pub(super) fn conditions(name: &str, rules: &Rules) -> Vec<Condition> {
         "clone" => vec![vec![masked(0, CLONE_NAMESPACES | CLONE_THREAD, CLONE_THREAD)]],
         "fork" | "vfork" => allow_if(rules.fork),
         // If denied, the supervisor still lets the first `execve` pass: the launch.
-        "execve" | "execveat" => allow_if(rules.exec),
+        // Where the plan lists executables, Landlock decides, and the supervisor reports.
+        "execve" | "execveat" => allow_if(rules.exec && !rules.only_listed),
         // Landlock does not check files without a name.
         "memfd_create" if rules.only_listed => vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]],
         // The supervisor opens what needs a decision.

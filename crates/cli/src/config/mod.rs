@@ -295,9 +295,11 @@ pub(crate) struct Approvals {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Escape {
+    pub(crate) hostile: String,
     pub(crate) critical: String,
     pub(crate) high: String,
     pub(crate) low: String,
+    pub(crate) canary_files: bool,
     pub(crate) webhook_url: Option<SecretString>,
     pub(crate) webhook_secret_file: Option<PathBuf>,
 }

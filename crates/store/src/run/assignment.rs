@@ -134,7 +134,7 @@ impl Store {
             r#"UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
                FROM sessions s, workers w
                WHERE r.id = $1 AND r.state = 'queued'
-                 AND s.id = r.session_id AND s.ended_at IS NULL
+                 AND s.id = r.session_id AND s.ended_at IS NULL AND s.quarantined_at IS NULL
                  -- Not by the index of holders, which has all sessions of the worker.
                  AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()

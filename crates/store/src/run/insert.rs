@@ -81,6 +81,8 @@ pub enum RunAdmission {
     SessionEnded,
     /// The session's files are lost.
     SessionDataLost,
+    /// The session is quarantined, for this reason.
+    SessionQuarantined(String),
     /// The tenant reached this quota: `concurrent_runs` or `queued_runs`.
     OverQuota(&'static str),
 }
@@ -288,6 +290,9 @@ async fn insert_within(
     }
     if !found.settings_known {
         return Ok(Insertion::SettingsMissing);
+    }
+    if let (true, Some(reason)) = (found.open, found.quarantine_reason) {
+        return Ok(Insertion::Refused(RunAdmission::SessionQuarantined(reason)));
     }
     Ok(Insertion::Refused(match found.open {
         false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,

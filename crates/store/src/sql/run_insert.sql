@@ -2,7 +2,7 @@
 -- $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the approval is allowed.
 WITH session AS (
     SELECT s.id,
-           s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
+           s.state = 'open' AND s.expires_at > now() AS open, s.end_reason, s.quarantine_reason,
            -- The files are gone and the caller did not allow their loss. Checked only if no worker
            -- holds the session.
            w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss AND root_is_gone(s.home_root) AS lost,
@@ -35,7 +35,7 @@ known AS (
 ),
 admitted AS (
     SELECT session.* FROM session, used, known
-    WHERE session.open AND NOT session.lost AND known.settings AND used.active < $9 AND used.queued < $10
+    WHERE session.open AND session.quarantine_reason IS NULL AND NOT session.lost AND known.settings AND used.active < $9 AND used.queued < $10
 ),
 keyed AS (
     INSERT INTO run_keys (session_id, idempotency_key, run_id, request_hash)
@@ -72,7 +72,8 @@ audited AS (
     INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, detail, mac)
     SELECT $19, $20, $21, 'RUN_ADMITTED', $3, $2, $1, $22, $23, $24 FROM inserted
 )
-SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
+SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?",
+       session.quarantine_reason AS "quarantine_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
        session.address AS "address?", session.lease_epoch AS "lease_epoch!", known.settings AS "settings_known!"

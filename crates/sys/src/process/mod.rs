@@ -2,6 +2,7 @@
 
 mod kill;
 mod list;
+mod place;
 mod reap;
 mod single_thread;
 mod tree;
@@ -23,6 +24,7 @@ use crate::Error;
 pub(crate) use kill::parse_pids;
 pub use kill::{PidFd, descendants, is_alive, kill, kill_all_others, signal_process_group};
 pub use list::{ListedProcess, list};
+pub use place::{Place, first_of_namespace, program_name};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
 pub use single_thread::{SingleThread, exec};
 pub use tree::Tree;

@@ -9,6 +9,7 @@ use codelia_types::{LeaseEpoch, LostReason, SessionId};
 use futures::{TryStreamExt, stream};
 
 use crate::{
+    canary,
     lease::{
         drain_state::DrainState,
         sessions::{Holding, Sessions},
@@ -173,11 +174,17 @@ impl SessionLeases {
     /// files and they are lost.
     async fn directory(&self, lease: &Lease) -> Result<Option<Ids>, RootError> {
         let (root, id, has_files) = (self.root.clone(), lease.session, lease.has_files);
+        let canaries = self.spares.backends.canaries().filter(|_| canary::has_canaries(lease.spec.mode));
+        let (canaries, sessions) = (canaries.cloned(), self.sessions.clone());
         let open = move || {
             if has_files && !root.has_session(id)? {
                 return Ok(None);
             }
-            root.create_session(id).map(|(_, ids)| Some(ids))
+            let (_, ids) = root.create_session(id)?;
+            if let Some(canaries) = canaries {
+                canaries.plant(id, &root.session(id), &sessions).map_err(RootError::interrupted)?;
+            }
+            Ok(Some(ids))
         };
         file_work(open).await
     }

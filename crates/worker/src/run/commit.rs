@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{EventBody, EventKind, RunCommit};
+use codelia_store::{AssignedRun, EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, backoff::jittered, metrics, trace};
 use codelia_types::{Changes, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
 use serde_json::json;
@@ -12,6 +12,7 @@ use crate::{
     lease::sessions::Holding,
     run::{
         active::{ActiveRun, Phase, Started},
+        escape::{self, TraceParts},
         execute::{Executor, NoResult},
         near_limits,
         output_pacing::OutputPacing,
@@ -129,6 +130,9 @@ impl Executor {
             Ok(ended) => {
                 // Before anyone learns of the result.
                 self.apply_changes(run, &ended.result).await;
+                if run.escape.quarantines_session() {
+                    self.end_session_runs(run).await;
+                }
                 self.finish(run, Phase::Committed(Arc::new(ended)));
                 Conclusion::Committed
             }
@@ -144,6 +148,21 @@ impl Executor {
                 self.finish(run, Phase::Dropped);
                 Conclusion::NotHeld
             }
+        }
+    }
+
+    /// Ends the other runs of a session that was quarantined: those that run here, and those that the store
+    /// has assigned to this worker and that it has not heard of.
+    async fn end_session_runs(&self, run: &ActiveRun) {
+        let AssignedRun { session, tenant, .. } = &run.assigned;
+        for other in self.runs.all_active() {
+            if other.assigned.session == *session && other.id() != run.id() {
+                other.cancel_within(Some(Duration::ZERO));
+            }
+        }
+        let cancel = || self.store.session_cancel_runs(tenant, *session);
+        if retry_until_fenced("end runs of a quarantined session", run, cancel).await.is_ok() {
+            self.wakeups.poll.notify_one();
         }
     }
 
@@ -230,7 +249,14 @@ impl Executor {
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
         let tail = run.output.unflushed().chunks;
-        let escape = run.escape.events(&self.escape, &run.assigned.spec, &network, &tail);
+        let output = if run.escape.is_empty() { Vec::new() } else { run.output.tail(escape::MAX_TAIL) };
+        let parts = TraceParts {
+            spec: &run.assigned.spec,
+            network: &network,
+            violations: &violations,
+            output: &output,
+        };
+        let escape = run.escape.events(&self.escape, parts);
         let events = seen.chain(network).chain(escape).chain(events(&report)).collect();
         let changes = report.changes.take();
         let started =

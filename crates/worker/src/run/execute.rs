@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use codelia_backends::{Launched, Prepared, Running};
-use codelia_policy::{Plan, PlanTarget};
+use codelia_policy::{EscapeOptions, Plan, PlanTarget};
 use codelia_store::{AssignedRun, FlagTally, SecretKey, Store};
 use codelia_telemetry::{Permit, Step, metrics, trace};
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, Receipt};
@@ -19,7 +19,6 @@ use crate::{
     run::{
         active::{ActiveRun, InputReceivers, Started},
         commit::Report,
-        escape::EscapeOptions,
         registry::RunRegistry,
         retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
