@@ -41,7 +41,7 @@ use self::{
     client::Client,
     commands::{
         admin, approvals, audit, bootstrap, certs, context, diff, doctor, egress, files, info, logs, policy,
-        run, runs, serve, session, up,
+        run, runs, serve, session, trace, up,
     },
     config::Flag,
     output::{Output, StdoutClosed},
@@ -139,6 +139,7 @@ async fn call(
         Command::Attach(args) => return run::attach(client, config, &args, output).await,
         Command::Logs(args) => logs::logs(client, &args, output).await?,
         Command::Diff(args) => diff::diff(client, &args, output).await?,
+        Command::Trace(args) => trace::trace(client, &args, output).await?,
         Command::Ps(args) => runs::ps(client, &args, output).await?,
         Command::Kill(args) => return runs::kill(client, &args, output).await,
         Command::Cp(args) => return files::cp(client, &args, output).await,

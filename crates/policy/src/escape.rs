@@ -133,12 +133,8 @@ mod tests {
 
     #[test]
     fn responses_are_words_with_commas() {
-        let all = EscapeResponse {
-            terminate: true,
-            quarantine_tool: true,
-            quarantine_session: true,
-            alert: true,
-        };
+        let all =
+            EscapeResponse { terminate: true, quarantine_tool: true, quarantine_session: true, alert: true };
         assert_eq!("terminate, quarantine_tool,quarantine_session,alert".parse(), Ok(all));
         assert_eq!("none".parse(), Ok(EscapeResponse::default()));
         assert!("terminate,ignore".parse::<EscapeResponse>().is_err());

@@ -339,11 +339,13 @@ fn receipt() -> impl Strategy<Value = Receipt> {
 
 fn violations() -> impl Strategy<Value = Violations> {
     let path = || proptest::option::of("[a-z/]+");
-    let violation = (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount(), path())
-        .prop_map(|(kind, syscall, nr, args, count, path)| CountedViolation {
-            violation: Violation { kind, syscall, nr, args, path },
-            count,
-        });
+    let violation =
+        (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount(), path()).prop_map(
+            |(kind, syscall, nr, args, count, path)| CountedViolation {
+                violation: Violation { kind, syscall, nr, args, path },
+                count,
+            },
+        );
     (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })
 }
 

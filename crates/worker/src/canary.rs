@@ -9,7 +9,10 @@ use std::{
     fs::{self, DirBuilder},
     io::{self, ErrorKind},
     mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::fs::{DirBuilderExt, PermissionsExt}},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -20,7 +23,7 @@ use rustix::{
     fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
     io::Errno,
 };
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 use uuid::Uuid;
 
 use crate::{
@@ -79,7 +82,11 @@ impl Canaries {
     /// Watches nothing yet.
     pub(crate) fn new() -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        Ok(Self { inotify: AsyncFd::new(inotify)?, watches: Mutex::default(), responding: tokio::sync::Mutex::default() })
+        Ok(Self {
+            inotify: AsyncFd::try_with_interest(inotify, Interest::READABLE)?,
+            watches: Mutex::default(),
+            responding: tokio::sync::Mutex::default(),
+        })
     }
 
     /// Creates the decoys of a session, unless it has some, and watches them. Blocks.
@@ -195,13 +202,14 @@ fn content(path: &str) -> String {
     let random = || Uuid::new_v4().simple().to_string();
     if path.ends_with("credentials") {
         let key = random()[..16].to_uppercase();
-        return format!("[default]\naws_access_key_id = AKIA{key}\naws_secret_access_key = {}{}\n", random(), &random()[..8]);
+        return format!(
+            "[default]\naws_access_key_id = AKIA{key}\naws_secret_access_key = {}{}\n",
+            random(),
+            &random()[..8]
+        );
     }
     let body: Vec<String> = (0..5).map(|_| format!("{}{}", random(), random())).collect();
-    format!(
-        "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n",
-        body.join("\n")
-    )
+    format!("-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n", body.join("\n"))
 }
 
 #[cfg(test)]
@@ -212,7 +220,8 @@ mod tests {
     #[tokio::test]
     async fn opened_decoys_are_seen_by_session() {
         let root = tempfile::tempdir().unwrap();
-        let (canaries, sessions) = (Canaries::new().unwrap(), Sessions::new(SparePool::new(1, Arc::default())));
+        let (canaries, sessions) =
+            (Canaries::new().unwrap(), Sessions::new(SparePool::new(1, Arc::default())));
         let plant = |name: &str| {
             let (id, workspace) = (SessionId::generate(), root.path().join(name).join("workspace"));
             fs::create_dir_all(&workspace).unwrap();

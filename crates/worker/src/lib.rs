@@ -224,7 +224,9 @@ pub enum Error {
     #[error("cannot create the certificate authority (egress.ca_dir)")]
     Trust(#[from] TrustError),
     /// Canary files cannot be watched.
-    #[error("cannot watch canary files; switch escape.canary_files off, or raise fs.inotify.max_user_instances")]
+    #[error(
+        "cannot watch canary files; switch escape.canary_files off, or raise fs.inotify.max_user_instances"
+    )]
     Canaries(#[source] std::io::Error),
     /// A task panicked or ended early.
     #[error("the task {0:?} stopped unexpectedly")]

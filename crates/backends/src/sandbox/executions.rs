@@ -83,7 +83,8 @@ impl Executions {
         // Of both calls, only `execveat` has a descriptor.
         let is_relative = crate::seccomp::number("execveat") == Some(call.nr);
         // The kernel reads 32 bits.
-        let (directory, address) = if is_relative { (first as u32 as i32, second) } else { (AT_FDCWD, first) };
+        let (directory, address) =
+            if is_relative { (first as u32 as i32, second) } else { (AT_FDCWD, first) };
         let name = task_files::read_name(call.pid, address)?;
         if is_relative && name.is_empty() && flags & AT_EMPTY_PATH != 0 {
             return task_files::open_descriptor(call.pid, directory).map(Program::File);

@@ -38,7 +38,7 @@ pub(crate) use self::{
     files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
-    run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
+    run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs, Trace},
     sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
@@ -149,6 +149,8 @@ are several.")]
     Logs(Logs),
     /// List what a transactional run changed in its workspace
     Diff(Diff),
+    /// Show what a run did that tried to leave its sandbox
+    Trace(Trace),
     /// List runs
     Ps(Ps),
     /// Cancel runs

@@ -188,6 +188,19 @@ pub(crate) struct Diff {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Prints the signs of the attempt, the blocked calls, the processes at the first sign, the names of the
+variables, the connections and the end of the output. Needs the scopes `run` and `audit`.
+
+Examples:
+  codelia trace 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia trace --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+pub(crate) struct Trace {
+    /// Id of the run, or its start
+    pub(crate) run: String,
+}
+
+#[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  codelia ps\n  codelia ps work                            list the processes of the session\n  codelia ps --usage\n  codelia ps --all --session work --limit 10\n  codelia ps -l app=web"
 )]

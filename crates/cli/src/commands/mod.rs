@@ -23,4 +23,5 @@ pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod supervisor;
 pub(crate) mod tools;
+pub(crate) mod trace;
 pub(crate) mod up;

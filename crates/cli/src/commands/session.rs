@@ -7,7 +7,8 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
-        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionState, TextList, UpdateSessionRequest,
+        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionState, TextList,
+        UpdateSessionRequest,
     },
 };
 
