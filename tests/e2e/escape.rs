@@ -234,7 +234,6 @@ impl Tried<'_> {
         let network = if self.attack.is_ended { NetworkMode::None } else { NetworkMode::Proxy };
         let request = CreateSessionRequest { network: network.into(), ..Default::default() };
         let session = client.create(request).await?;
-        client.put(&session.name, "dir/file", "before").await.err();
         client.put(&session.name, "file", "before").await?;
         let workspace =
             self.cluster.workers[0].root.join("sessions").join(&session.session_id).join("workspace");

@@ -309,7 +309,10 @@ mod tests {
             number: 41,
             args: vec![38, 5],
             count: 1,
+            path: String::new(),
         };
         assert_eq!(blocked_call(&violation), "SYSCALL_BLOCKED: socket(0x26, 0x5)");
+        let exec = ViolationEvent { syscall: "execve".into(), path: "/usr/bin/id".into(), ..violation };
+        assert_eq!(blocked_call(&exec), "SYSCALL_BLOCKED: execve(0x26, 0x5) /usr/bin/id");
     }
 }

@@ -80,6 +80,9 @@ pub(crate) fn with_canaries(mut plan: Plan) -> Option<Plan> {
 
 impl Canaries {
     /// Watches nothing yet.
+    ///
+    /// The deprecation is about types whose descriptor may change; this one keeps its own.
+    #[allow(deprecated)]
     pub(crate) fn new() -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         Ok(Self {
