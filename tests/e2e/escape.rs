@@ -259,7 +259,9 @@ impl Tried<'_> {
 
     /// A transactional run that tries it. It would sleep if nothing ended it.
     async fn run(&self, session: &str) -> Result<Run> {
-        let seconds = format!("1000{}", std::process::id());
+        // Unique on this machine.
+        let digits: String = session.chars().rev().filter(char::is_ascii_digit).take(8).collect();
+        let seconds = format!("1{digits}");
         let script = format!("echo changed > file; echo seen; {}; sleep {seconds}", self.attack.script);
         let mut request = StartRunRequest {
             tool: format!("tools/{}", self.tool),

@@ -14,7 +14,7 @@ use std::{
         unix::fs::{DirBuilderExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
 };
 
 use codelia_policy::{EscapeOptions, Mount, Plan};
@@ -135,7 +135,8 @@ impl Canaries {
         if opened.is_empty() {
             return;
         }
-        for run in runs.all_active().into_iter().filter(|run| run.meter.get().is_some()) {
+        // One that is not launched has opened nothing.
+        for run in runs.all_active().into_iter().filter(|run| run.launched.load(Ordering::Acquire)) {
             let session = run.assigned.session;
             for (_, name) in opened.iter().filter(|(opened, _)| *opened == session) {
                 let path = PATHS.into_iter().find(|path| file_name(path) == name).unwrap_or(name);

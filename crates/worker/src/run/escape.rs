@@ -18,7 +18,7 @@ use time::OffsetDateTime;
 use tokio::{task::spawn_blocking, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::run::active::ActiveRun;
+use crate::run::active::{ActiveRun, Phase};
 
 /// Indicators that are kept of a run, and calls and connections in its trace.
 const MAX_INDICATORS: usize = 20;
@@ -125,9 +125,13 @@ pub(crate) async fn respond(run: &ActiveRun, options: &EscapeOptions, indicator:
 
 /// The processes of a run; `None` if they cannot be listed, or not soon enough.
 async fn processes(run: &ActiveRun) -> Option<Vec<ListedProcess>> {
-    let reader = run.meter.get()?.reader.clone()?;
-    let listing = spawn_blocking(move || reader.processes(MAX_PROCESSES));
-    timeout(LIST_TIMEOUT, listing).await.ok()?.ok()?.ok()?
+    let listing = async {
+        // A command may be faster than the answer to its launch.
+        run.phase.subscribe().wait_for(|phase| !matches!(phase, Phase::Assigned)).await.ok().map(drop)?;
+        let reader = run.meter.get()?.reader.clone()?;
+        spawn_blocking(move || reader.processes(MAX_PROCESSES)).await.ok()?.ok()?
+    };
+    timeout(LIST_TIMEOUT, listing).await.ok()?
 }
 
 impl EscapeLog {
