@@ -6,7 +6,7 @@ use clap::Command;
 
 /// Commands by what they are for. A command that is missing here is listed at the end.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Runs", &["run", "exec", "attach", "logs", "ps", "kill", "diff", "approvals", "supervisor"]),
+    ("Runs", &["run", "exec", "attach", "logs", "ps", "kill", "diff", "trace", "approvals", "supervisor"]),
     ("Sessions and files", &["session", "cp", "cat", "ls", "rm", "mkdir", "mv", "policy"]),
     ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
     ("Administration", &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"]),

@@ -189,8 +189,8 @@ pub(crate) struct Diff {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints the signs of the attempt, the blocked calls, the processes at the first sign, the names of the
-variables, the connections and the end of the output. Needs the scopes `run` and `audit`.
+Prints the signs of the attempt, the blocked calls, the processes at the first sign, the names
+of the variables, the connections and the end of the output. Needs the scopes `run` and `audit`.
 
 Examples:
   codelia trace 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
