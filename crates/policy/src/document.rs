@@ -72,7 +72,7 @@ impl IsolationLevel {
     pub fn of(mode: Mode) -> Self {
         match mode {
             Mode::Logical => Self::None,
-            Mode::Bwrap | Mode::Nsjail | Mode::Container => Self::Full,
+            Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container => Self::Full,
         }
     }
 }

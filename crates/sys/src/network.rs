@@ -4,10 +4,12 @@
 use std::{
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
+    path::Path,
 };
 
 use nix::sched::{CloneFlags, setns};
 use rustix::{
+    fs::{Mode, OFlags},
     io::Errno,
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt},
 };
@@ -53,6 +55,40 @@ pub fn unshare() -> Result<(), Errno> {
 /// As `setns(2)`.
 pub fn enter(namespace: impl AsFd) -> Result<(), Errno> {
     setns(namespace, CloneFlags::CLONE_NEWNET).map_err(from_nix)
+}
+
+/// Opens the network namespace of this thread. `proc_dir` is where `/proc` is mounted.
+///
+/// # Errors
+/// As `open(2)`.
+pub fn open_own(proc_dir: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(proc_dir.join("thread-self/ns/net"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Counts what is left of sockets in the network of this thread: open ones, those that are closing,
+/// and fragments that wait. `None` if the kernel does not say. `proc_dir` is where `/proc` is mounted.
+#[must_use]
+pub fn count_sockets(proc_dir: &Path) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(proc_dir.join("thread-self/net").join(name)).ok();
+    let of_ipv4 = sum_of_sockets(&read("sockstat")?)?;
+    // A kernel without IPv6 has no such file.
+    Some(of_ipv4 + read("sockstat6").map_or(Some(0), |text| sum_of_sockets(&text))?)
+}
+
+/// Sums the fields of each protocol that belong to one network: `orphan`, `alloc` and `mem` are sums of
+/// the host.
+fn sum_of_sockets(text: &str) -> Option<u64> {
+    let mut sum = 0;
+    for line in text.lines() {
+        let (_, fields) = line.split_once(':')?;
+        let mut words = fields.split_ascii_whitespace();
+        while let (Some(name), Some(value)) = (words.next(), words.next()) {
+            if ["used", "inuse", "tw"].contains(&name) {
+                sum += value.parse::<u64>().ok()?;
+            }
+        }
+    }
+    Some(sum)
 }
 
 /// Starts the loopback interface, with its usual addresses. Needs `CAP_NET_ADMIN`.
@@ -225,6 +261,23 @@ mod tests {
             let _sockets = [Ipv6Addr::LOCALHOST, Ipv4Addr::LOCALHOST.to_ipv6_mapped()].map(listen);
             TcpStream::connect("127.0.0.1:443").unwrap();
             TcpStream::connect("[::1]:443").unwrap();
+        });
+    }
+
+    #[test]
+    fn sockets_of_a_network_are_counted() {
+        in_own_namespace(|| {
+            let count = || count_sockets(Path::new("/proc")).unwrap();
+            start_loopback().unwrap();
+            assert_eq!(count(), 0);
+            let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            assert!(count() > 0, "an open socket is seen");
+            let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+            let (accepted, _) = server.accept().unwrap();
+            // This side closes first, and waits.
+            drop(accepted);
+            drop((client, server));
+            assert!(count() > 0, "a closing connection is seen");
         });
     }
 

@@ -64,7 +64,7 @@ pub(crate) struct FilesystemArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sandbox and limits")]
 pub(crate) struct SandboxArgs {
-    /// Sandbox mode: logical, bwrap, nsjail or container [default: the server's]
+    /// Sandbox mode: logical, bwrap, nsjail, native or container [default: the server's]
     #[arg(long)]
     pub(crate) mode: Option<Mode>,
     /// Kill the command after this long; with -t or -d the default is 4h [default: 2m, max: 1day]

@@ -83,7 +83,7 @@ pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) 
             "use a kernel that lets the worker mount overlays, with sessions on ext4, xfs or btrfs \
              (`codelia doctor`)",
         ),
-        Mode::Bwrap | Mode::Nsjail => Ok(()),
+        Mode::Bwrap | Mode::Nsjail | Mode::Native => Ok(()),
     }
 }
 
@@ -161,7 +161,7 @@ pub fn egress_remedy(mode: Mode) -> &'static str {
         Mode::Container => {
             "run the worker as root, with a container runtime on the host's kernel (runc) that has IPv6"
         }
-        Mode::Bwrap | Mode::Nsjail => {
+        Mode::Bwrap | Mode::Nsjail | Mode::Native => {
             "use a kernel with IPv6 (without ipv6.disable=1) that lets users create network namespaces \
              (sysctl user.max_net_namespaces)"
         }
@@ -174,11 +174,11 @@ pub fn egress_remedy(mode: Mode) -> &'static str {
 pub fn limits_remedy(mode: Mode, watches: bool) -> &'static str {
     match mode {
         Mode::Container => "give the container engine cgroups with the controllers memory, pids and cpu",
-        Mode::Bwrap | Mode::Nsjail if !watches => {
+        Mode::Bwrap | Mode::Nsjail | Mode::Native if !watches => {
             "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or set \
              sandbox.limit_enforcement=best_effort to have limits watched instead"
         }
-        Mode::Bwrap | Mode::Nsjail | Mode::Logical => {
+        Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Logical => {
             "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes)"
         }
     }
