@@ -4,7 +4,9 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan};
-use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, Receipt, TerminalSize, Usage, Violation};
+use codelia_types::{
+    CommandSpec, Mode, NearLimit, Outcome, Receipt, SessionId, TerminalSize, Usage, Violation,
+};
 use tokio::sync::mpsc;
 
 use crate::{AskedReads, Error, UsageReader};
@@ -74,6 +76,10 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The leftovers could not be listed or removed. Call again later.
     async fn sweep(&self) -> Result<usize, Error>;
+
+    /// Removes what is kept for the next run of a session. Call it when the session is gone or its lease
+    /// is; a run of it may come later nevertheless.
+    fn forget_session(&self, _: SessionId) {}
 
     /// Removes what the sandboxes of this process share on the host, such as a parent control
     /// group. Call it when no sandbox is left.

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use codelia_init::{Exit, Failure, Report, Request, Step};
 use codelia_policy::{Limit, Plan};
 use codelia_sys::{
-    Pid,
     cgroup::{self, Group, GroupReader},
+    process::TreeRoot,
 };
 use codelia_types::{Mode, NearLimit, NetworkUsage, Outcome, Receipt, Resource, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
@@ -311,7 +311,7 @@ async fn limit_exceeded(
 
 async fn watched_limit_exceeded(
     watcher: Option<&mut Watcher>,
-    tool: Option<Pid>,
+    tool: Option<TreeRoot>,
     near: &NearLimits,
 ) -> KillReason {
     match (watcher, tool) {

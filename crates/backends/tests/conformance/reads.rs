@@ -371,6 +371,7 @@ macro_rules! in_modes_that_ask {
     ($($name:ident),+ $(,)?) => {
         in_mode!(bwrap = Bwrap: $($name),+);
         in_mode!(nsjail = Nsjail: $($name),+);
+        in_mode!(native = Native: $($name),+);
     };
 }
 

@@ -137,9 +137,9 @@ fn target_of(one: &OwnMount) -> &Path {
     match one {
         OwnMount::Proc => Path::new(PROC),
         OwnMount::Terminals { .. } => Path::new(TERMINALS),
-        OwnMount::Tmpfs { target, .. } | OwnMount::Staged { target, .. } | OwnMount::Symlink { target, .. } => {
-            target
-        }
+        OwnMount::Tmpfs { target, .. }
+        | OwnMount::Staged { target, .. }
+        | OwnMount::Symlink { target, .. } => target,
     }
 }
 

@@ -61,7 +61,8 @@ impl PidFd {
     /// As `open(2)` and `read(2)`.
     pub fn pid(&self) -> Result<Option<Pid>, Errno> {
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
-        let text = fs::read_to_string(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let text =
+            fs::read_to_string(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pid:")).ok_or(Errno::BADF)?;
         // A process that has ended has -1, one of another namespace 0.
         Ok(line.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw))

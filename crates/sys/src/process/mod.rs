@@ -28,7 +28,7 @@ pub use kill::{PidFd, descendants, is_alive, kill, kill_all_others, signal_proce
 pub use list::{ListedProcess, list};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
 pub use single_thread::{SingleThread, exec};
-pub use tree::Tree;
+pub use tree::{Tree, TreeRoot};
 
 /// The pid of this process.
 #[must_use]

@@ -54,8 +54,7 @@ impl SingleThread {
     /// # Errors
     /// As `clone3(2)`.
     pub fn fork_isolated(&self, child: impl FnOnce() -> i32) -> Result<(Pid, PidFd), Errno> {
-        let namespaces =
-            libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+        let namespaces = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
         let mut pidfd: RawFd = -1;
         // SAFETY: all fields are numbers, for which zero is valid and means nothing.
         let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };

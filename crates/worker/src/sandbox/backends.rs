@@ -103,7 +103,9 @@ impl Backends {
         let host = &with_homes(&self.installed(spec.mode)?.host, spec)?;
         let plan = match spec.mode {
             Mode::Logical => Plan::logical(target, spec, host.enforceable),
-            Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container => Plan::isolated(target, spec, host, ids),
+            Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container => {
+                Plan::isolated(target, spec, host, ids)
+            }
         };
         let plan = plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))?;
         self.with_authorities(plan)
