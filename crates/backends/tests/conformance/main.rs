@@ -18,6 +18,7 @@ mod host_objects;
 mod leaks;
 mod levels;
 mod limits;
+mod native;
 mod near_limits;
 mod network;
 mod overlays;

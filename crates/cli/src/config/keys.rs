@@ -135,6 +135,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.cpu_idle", "CODELIA_SANDBOX_CPU_IDLE", Bool).or("false").formerly("sandbox.yields", "CODELIA_SANDBOX_YIELDS"),
     key("sandbox.bwrap", "CODELIA_BWRAP", Text).or("bwrap"),
     key("sandbox.nsjail", "CODELIA_NSJAIL", Text).or("nsjail"),
+    key("sandbox.native_templates", "CODELIA_SANDBOX_NATIVE_TEMPLATES", Integer).or("64"),
     key("sandbox.container_socket", "CODELIA_SANDBOX_CONTAINER_SOCKET", Text).or("/var/run/docker.sock"),
     key("sandbox.container_runtime", "CODELIA_SANDBOX_CONTAINER_RUNTIME", Text).unset("the engine's default"),
     key("sandbox.container_image", "CODELIA_SANDBOX_CONTAINER_IMAGE", Text).or("codelia-base"),

@@ -201,6 +201,8 @@ pub(crate) struct Sandbox {
     /// Programs of the modes, by path or name.
     pub(crate) bwrap: PathBuf,
     pub(crate) nsjail: PathBuf,
+    /// Mode `native`: how many active sessions keep their namespaces for the next run.
+    pub(crate) native_templates: usize,
     /// Mode `container`: engine socket, runtime and default image.
     pub(crate) container_socket: PathBuf,
     pub(crate) container_runtime: Option<String>,

@@ -44,6 +44,7 @@ enum Source {
 pub(super) fn create(template: &Template) -> io::Result<()> {
     let sources = template.mounts.iter().map(open).collect::<io::Result<Vec<_>>>()?;
     let host_proc = mount::clone_tree(Path::new(PROC))?;
+    mount::restrict_tree(&host_proc, true)?;
     mount::change_root(&mount::create_tmpfs(MAX_ROOT_BYTES)?)?;
     attach(&host_proc, Path::new(HOST_PROC))?;
     for (one, source) in template.mounts.iter().zip(sources) {

@@ -6,7 +6,7 @@ use codelia_backends::{Backend, Prepared};
 use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
 use codelia_store::{ToolWithdrawn, Withdrawn};
 use codelia_telemetry::{Permit, TenantPool};
-use codelia_types::{Mode, NetworkMode, Reason, Refusal, TenantId};
+use codelia_types::{Mode, NetworkMode, Reason, Refusal, SessionId, TenantId};
 use tokio::task::spawn_blocking;
 
 use crate::{Error, egress::TrustStore};
@@ -161,6 +161,11 @@ impl Backends {
                 }
             }
         }
+    }
+
+    /// Removes what is kept for the next run of a session.
+    pub(crate) fn forget_session(&self, session: SessionId) {
+        self.installed.values().for_each(|installed| installed.backend.forget_session(session));
     }
 
     /// Removes what the sandboxes of this worker shared.

@@ -114,6 +114,8 @@ impl Janitor {
     }
 
     async fn remove_directory(&self, id: SessionId) -> bool {
+        // Its processes have the session's user, which another session gets next.
+        self.backends.forget_session(id);
         let (root, began) = (self.root.clone(), Instant::now());
         match blocking(move || root.remove_session(id)).await {
             Some(bytes) => {
