@@ -127,6 +127,11 @@ async fn nsjail_changes_are_applied_or_dropped() -> Result<()> {
 }
 
 #[tokio::test]
+async fn native_changes_are_applied_or_dropped() -> Result<()> {
+    changes_are_applied_or_dropped("native").await
+}
+
+#[tokio::test]
 async fn killed_worker_applies_all_or_nothing() -> Result<()> {
     let Some(mut cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
