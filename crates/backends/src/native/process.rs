@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use async_trait::async_trait;
 use codelia_policy::Plan;
 use codelia_sys::{
-    Errno, Pid,
+    Pid,
     process::{PidFd, TreeRoot},
 };
 use codelia_types::Receipt;
@@ -27,7 +27,8 @@ use super::template::Template;
 #[derive(Debug)]
 pub(super) struct NativeProcess {
     init: AsyncFd<PidFd>,
-    pid: Pid,
+    /// `None` if it had ended before we could ask.
+    pid: Option<Pid>,
     mounts: MountMarkers,
     /// The sandbox dies with it.
     _template: Arc<Template>,
@@ -42,7 +43,7 @@ impl NativeProcess {
         template: Arc<Template>,
         namespaces: Option<Arc<Namespaces>>,
     ) -> Result<Self, Error> {
-        let pid = init.pid().and_then(|pid| pid.ok_or(Errno::SRCH)).map_err(io::Error::from)?;
+        let pid = init.pid().map_err(io::Error::from)?;
         let init = async_fd(init).map_err(|(_, error)| error)?;
         let mounts = MountMarkers::of(plan);
         Ok(Self { init, pid, mounts, _template: template, _namespaces: namespaces })
@@ -63,7 +64,7 @@ impl SandboxProcess for NativeProcess {
     }
 
     fn tool(&self) -> Option<TreeRoot> {
-        Some(TreeRoot::First(self.pid))
+        self.pid.map(TreeRoot::First)
     }
 
     async fn remove(&mut self) -> Receipt {

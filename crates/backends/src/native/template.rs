@@ -54,11 +54,14 @@ impl Template {
 
     /// Starts a sandbox. Returns the socket to its init, and the init.
     pub(super) async fn start(&self) -> Result<(Control, PidFd), Error> {
+        timeout(SETUP_TIMEOUT, self.request_start()).await.map_err(|_| Error::InitTimeout)?
+    }
+
+    async fn request_start(&self) -> Result<(Control, PidFd), Error> {
         let (mut control, remote) = Control::pair()?;
         self.socket.lock().await.send(&TemplateRequest::Start, &[remote.as_fd()]).await?;
         drop(remote);
-        let report = timeout(SETUP_TIMEOUT, control.receive()).await.map_err(|_| Error::InitTimeout)?;
-        match report? {
+        match control.receive().await? {
             Some(Report::Started) => {
                 let init = control.take_descriptor()?;
                 Ok((control, init.into()))

@@ -18,6 +18,9 @@ use super::{plan::TemplateSpec, template::Template};
 /// How long a template is kept after its last use. An idle session costs nothing then.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 
+/// An older template is not used: what it was made from may have changed.
+const MAX_AGE: Duration = Duration::from_secs(600);
+
 /// The kept templates.
 #[derive(Debug)]
 pub(super) struct Templates {
@@ -31,6 +34,7 @@ struct Kept {
     spec: TemplateSpec,
     /// Made once, however many runs wait for it.
     template: Arc<OnceCell<Arc<Template>>>,
+    made_at: Instant,
     used_at: Instant,
 }
 
@@ -76,13 +80,12 @@ impl Templates {
 
     /// The place of a template, used now.
     fn keep(&self, spec: &TemplateSpec) -> Arc<OnceCell<Arc<Template>>> {
-        let mut kept = self.lock();
-        let found = kept.iter().position(|one| one.spec == *spec);
-        let template = match found {
-            Some(index) => kept.remove(index).template,
-            None => Arc::default(),
-        };
-        kept.push(Kept { spec: spec.clone(), template: template.clone(), used_at: Instant::now() });
+        let (mut kept, now) = (self.lock(), Instant::now());
+        let found = kept.iter().position(|one| one.spec == *spec).map(|index| kept.remove(index));
+        let new = || Kept { spec: spec.clone(), template: Arc::default(), made_at: now, used_at: now };
+        let one = found.filter(|one| one.made_at.elapsed() < MAX_AGE).unwrap_or_else(new);
+        let template = one.template.clone();
+        kept.push(Kept { used_at: now, ..one });
         let surplus = kept.len().saturating_sub(self.max);
         kept.drain(..surplus);
         template
