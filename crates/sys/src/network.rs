@@ -3,33 +3,36 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::Path,
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    libc,
+    sched::{CloneFlags, setns},
+};
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt},
 };
 
-use crate::process::from_nix;
+use crate::{fd::last_errno, process::from_nix};
 
 /// Connections that wait until they are accepted.
 const BACKLOG: i32 = 128;
 
 /// The number of the loopback interface in every namespace.
 const LOOPBACK: u32 = 1;
+const LOOPBACK_NAME: [u8; 2] = *b"lo";
 
 // Values of the netlink interface.
-const RTM_NEWLINK: u16 = 16;
 const RTM_NEWROUTE: u16 = 24;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
 const NLM_F_CREATE: u16 = 0x400;
-const IFF_UP: u32 = 1;
+const IFF_UP: i16 = 1;
 const RT_TABLE_LOCAL: u8 = 255;
 const RTPROT_STATIC: u8 = 4;
 const RT_SCOPE_HOST: u8 = 254;
@@ -94,12 +97,20 @@ fn sum_of_sockets(text: &str) -> Option<u64> {
 /// Starts the loopback interface, with its usual addresses. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// As the kernel's answer: `EPERM` without the capability.
+/// As `ioctl(SIOCSIFFLAGS)`: `EPERM` without the capability.
 pub fn start_loopback() -> Result<(), Errno> {
-    let [index, flags] = [LOOPBACK, IFF_UP].map(u32::to_ne_bytes);
-    // ifinfomsg: family, padding, type, index, flags, and which flags to change.
-    let body = [[0; 4], index, flags, flags].concat();
-    change(RTM_NEWLINK, 0, &body)
+    // Any socket serves. Unlike others, a Unix socket is gone at once when it is closed.
+    let cloexec = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, cloexec, None)?;
+    // SAFETY: all fields are numbers, for which zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (letter, byte) in request.ifr_name.iter_mut().zip(LOOPBACK_NAME) {
+        *letter = byte.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = IFF_UP;
+    // SAFETY: the descriptor is open, and the kernel only reads the request.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Makes every address of a network one of this host, on loopback: packets to it never leave, and
