@@ -13,6 +13,9 @@
 //! Where no descriptor can be passed out of the sandbox, init keeps the launch socket and relays:
 //! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
 //! have no terminal.
+//!
+//! In mode `native` a template's process starts init, on a socket of its own ([`TemplateRequest`]).
+//! `started` comes before everything else on the control socket then.
 
 use std::{
     collections::BTreeMap,

@@ -105,7 +105,7 @@ pub fn start_loopback() -> Result<(), Errno> {
     // SAFETY: all fields are numbers, for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (letter, byte) in request.ifr_name.iter_mut().zip(LOOPBACK_NAME) {
-        *letter = byte.cast_signed();
+        *letter = libc::c_char::from_ne_bytes([byte]);
     }
     request.ifr_ifru.ifru_flags = IFF_UP;
     // SAFETY: the descriptor is open, and the kernel only reads the request.

@@ -27,7 +27,7 @@ use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
     probe::{self, Probed},
-    sandbox::{Sandbox, cgroups::Cgroups, prepared, setup},
+    sandbox::{Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
     tool::{
         overlay::{Namespaces, Overlays},
         view,
@@ -112,7 +112,7 @@ impl Native {
         &self,
         plan: &Plan,
         namespaces: Option<Arc<Namespaces>>,
-    ) -> Result<(crate::sandbox::control::Control, NativeProcess), Error> {
+    ) -> Result<(Control, NativeProcess), Error> {
         let wanted = plan::template(plan)?;
         let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
         // Overlays are gone with the last sandbox, and a transaction's with its run.

@@ -117,9 +117,10 @@ impl Split {
                 let is_copied = metadata.is_file() && view::is_readable(&metadata);
                 self.add_source(path, is_copied)?;
                 let source = path.clone();
-                match is_copied {
-                    true => TemplateMount::Copy { source, target },
-                    false => TemplateMount::Bind { source, target, writable: false },
+                if is_copied {
+                    TemplateMount::Copy { source, target }
+                } else {
+                    TemplateMount::Bind { source, target, writable: false }
                 }
             }
             Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {

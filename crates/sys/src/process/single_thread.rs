@@ -60,7 +60,7 @@ impl SingleThread {
         let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
         arguments.flags = u64::from((namespaces | libc::CLONE_PIDFD).cast_unsigned());
         arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
-        arguments.pidfd = (&raw mut pidfd).addr() as u64;
+        arguments.pidfd = (&raw mut pidfd).expose_provenance() as u64;
         // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call.
         // Without a stack and without CLONE_VM this is a fork; there is no other thread that could
         // hold a lock which the child would wait for.
