@@ -23,7 +23,7 @@ use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::Scratch;
 
-use database::{backlog, capacity, cells, growth, lists, retention, snapshot};
+use database::{backlog, capacity, cells, growth, lists, retention, snapshot, statement_counts};
 
 /// Number of turns of each measurement.
 const ROUNDS: usize = 5;
@@ -67,6 +67,14 @@ async fn main() -> Result<()> {
     if selected("idle") {
         println!("{}", idle::measure(&server).await?);
     }
+    if selected("capacity") {
+        // Counting statements takes a little time, so the other parts do without.
+        let counting = statement_counts::start_server(&scratch.join("counting")).await?;
+        for mode in capacity::measure(&counting, cores, numbers(&[capacity::SECONDS])?[0]).await? {
+            println!("{mode}");
+        }
+        counting.stop().await?;
+    }
     // Long: hours for all of them at full size. They run only if they are named.
     match part.as_deref() {
         Some("growth") => println!("{}", growth::measure(&server, &numbers(&growth::SIZES)?).await?),
@@ -79,11 +87,6 @@ async fn main() -> Result<()> {
         }
         Some("retention") => {
             println!("{}", retention::measure(&server, numbers(&[retention::SECONDS])?[0]).await?)
-        }
-        Some("capacity") => {
-            for mode in capacity::measure(&server, cores).await? {
-                println!("{mode}");
-            }
         }
         Some("cells") => cells::days().for_each(|day| println!("{day}")),
         _ => {}
