@@ -27,6 +27,8 @@ pub struct Lease {
     /// Whether the session's directory must exist: a run or a file call may have left files in it,
     /// and the caller did not allow their loss.
     pub has_files: bool,
+    /// Whether runs may be queued in the session.
+    pub has_queue: bool,
     /// Runs of the previous holder that were queued again.
     pub retried: u64,
     /// Runs of the previous holder that ended as lost.
@@ -117,8 +119,35 @@ impl Store {
             },
             spec: acquired.spec.0,
             has_files,
+            has_queue: true,
             retried,
             lost,
+        }))
+    }
+
+    /// As [`Store::lease_acquire`], for a session that nobody has held before. Returns `None` also if
+    /// somebody has.
+    pub async fn lease_acquire_first(
+        &self,
+        session: SessionId,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+    ) -> Result<Option<Lease>, Error> {
+        let acquired =
+            sqlx::query_file!("src/sql/lease_acquire_first.sql", session.0, worker.as_str(), incarnation.0)
+                .fetch_optional(&self.pools.runs)
+                .await?;
+        let Some(acquired) = acquired else { return Ok(None) };
+        let epoch = LeaseEpoch(acquired.lease_epoch);
+        Ok(Some(Lease {
+            session,
+            tenant: row::parse("sessions.tenant_id", &acquired.tenant_id)?,
+            token: LeaseToken { worker: worker.clone(), incarnation, epoch },
+            spec: acquired.spec.0,
+            has_files: false,
+            has_queue: acquired.has_queue,
+            retried: 0,
+            lost: 0,
         }))
     }
 

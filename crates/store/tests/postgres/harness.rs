@@ -102,7 +102,7 @@ impl Fixture {
         let request = SessionRequest { ttl, idle_ttl, ..SessionRequest::default() };
         let created = self.session_try(request, self.quotas).await.unwrap();
         match created {
-            SessionCreated::New(session, _) => *session,
+            SessionCreated::New { session, .. } => *session,
             other => panic!("{other:?}"),
         }
     }

@@ -35,7 +35,7 @@ async fn concurrent_creates_respect_session_quota() {
     let fixture = Fixture::new().await;
     let quotas = Quotas { sessions: 3, ..Quotas::default() };
     let answers = join_all((0..20).map(|_| fixture.session_try(SessionRequest::default(), quotas))).await;
-    let new = answers.iter().filter(|a| matches!(a, Ok(SessionCreated::New(..)))).count();
+    let new = answers.iter().filter(|a| matches!(a, Ok(SessionCreated::New { .. }))).count();
     assert_eq!(new, 3);
     assert_eq!(fixture.store.tenant_usage(&fixture.tenant).await.unwrap().sessions, 3);
     fixture.end().await;

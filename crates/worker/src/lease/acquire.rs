@@ -38,8 +38,8 @@ pub(crate) struct SessionLeases {
 
 impl SessionLeases {
     /// Acquires a session if possible and prepares for its first run. Returns the epoch if the
-    /// worker holds the session now.
-    pub(crate) async fn acquire(&self, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
+    /// worker holds the session now. `is_new` says that probably nobody has held the session yet.
+    pub(crate) async fn acquire(&self, id: SessionId, is_new: bool) -> Result<Option<LeaseEpoch>, Error> {
         let current = self.lease.current();
         if let Holding::Held { epoch, closing: false } = self.sessions.holding(id) {
             // It is offered because it has queued runs, such as one that waited for an approval.
@@ -50,7 +50,7 @@ impl SessionLeases {
         if self.drain.is_draining() || !current.is_live() || !self.sessions.begin_acquire(id) {
             return Ok(None);
         }
-        let answer = self.store.lease_acquire(id, self.lease.worker(), current.incarnation).await;
+        let answer = self.acquire_in_store(id, &current, is_new).await;
         let Ok(Some(lease)) = answer else {
             // A failed call may still have been stored; the poll finds out.
             if answer.is_err() {
@@ -66,6 +66,19 @@ impl SessionLeases {
             return Ok(None);
         }
         self.open(&current, lease).await
+    }
+
+    async fn acquire_in_store(
+        &self,
+        id: SessionId,
+        current: &WorkerLease,
+        is_new: bool,
+    ) -> Result<Option<Lease>, Error> {
+        let (worker, incarnation) = (self.lease.worker(), current.incarnation);
+        if is_new && let Some(lease) = self.store.lease_acquire_first(id, worker, incarnation).await? {
+            return Ok(Some(lease));
+        }
+        self.store.lease_acquire(id, worker, incarnation).await
     }
 
     /// Opens the directory of a session whose lease was just acquired.
@@ -90,9 +103,12 @@ impl SessionLeases {
                 Ok(None)
             }
             Ok(Some(ids)) => {
+                let has_queue = lease.has_queue;
                 self.sessions.acquired(lease, ids);
                 self.spares.refill(id);
-                self.wakeups.poll.notify_one();
+                if has_queue {
+                    self.wakeups.poll.notify_one();
+                }
                 Ok(Some(epoch))
             }
             Err(error) => {

@@ -133,7 +133,7 @@ impl Sessions {
 
     /// Adds a session whose lease was acquired.
     pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
-        let id = lease.session;
+        let (id, has_queue) = (lease.session, lease.has_queue);
         let held = Held {
             tenant: lease.tenant,
             epoch: lease.token.epoch,
@@ -144,7 +144,9 @@ impl Sessions {
             spare: None,
         };
         self.lock().insert(id, Entry::Held(Box::new(held)));
-        self.queued.mark(id);
+        if has_queue {
+            self.queued.mark(id);
+        }
     }
 
     /// Marks a session as ended. The caller cancels its runs.
@@ -337,6 +339,7 @@ mod tests {
                 scopes: codelia_policy::SessionScopes::default(),
             },
             has_files: false,
+            has_queue: true,
             retried: 0,
             lost: 0,
         }

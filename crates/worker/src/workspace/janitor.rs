@@ -1,7 +1,7 @@
 //! The janitor: removes the directories of ended sessions on this worker's root. Idempotent: each
 //! sweep reads the store again.
 
-use std::{sync::Arc, time::Instant};
+use std::{future::ready, pin::pin, sync::Arc, time::Instant};
 
 use codelia_store::{Error, Store};
 use codelia_sys::memory;
@@ -27,6 +27,8 @@ use crate::{
 const SWEEP_LIMIT: i64 = 200;
 /// Directories that are removed concurrently.
 const MAX_CONCURRENT_REMOVALS: usize = 4;
+/// Removed sessions that one statement records.
+const MAX_RECORDED: usize = 64;
 /// Directories that one query looks up.
 const ORPHANS_PER_QUERY: usize = 500;
 
@@ -90,27 +92,27 @@ impl Janitor {
     async fn remove_ended(&self, current: &WorkerLease) -> Result<(), Error> {
         let (worker, incarnation, root) = (self.lease.worker(), current.incarnation, self.root.id);
         let ended = self.store.session_list_removable(worker, incarnation, root, SWEEP_LIMIT).await?;
-        stream::iter(ended)
-            .for_each_concurrent(MAX_CONCURRENT_REMOVALS, |id| async move {
-                if let Err(error) = self.remove_session(id).await {
-                    tracing::warn!(%error, session = %id, "cannot record session removal, retrying");
-                }
-            })
-            .await;
+        let removed = stream::iter(ended)
+            .map(|id| async move { self.remove_session(id).await.then_some(id) })
+            .buffer_unordered(MAX_CONCURRENT_REMOVALS);
+        // Those that are removed meanwhile are recorded together. None waits for a slow one.
+        let mut removed = pin!(removed.filter_map(ready).ready_chunks(MAX_RECORDED));
+        while let Some(ids) = removed.next().await {
+            match self.store.session_mark_removed(&ids, root).await {
+                Ok(()) => ids.into_iter().for_each(|id| self.sessions.forget(id)),
+                Err(error) => tracing::warn!(%error, ?ids, "cannot record session removals, retrying"),
+            }
+        }
         Ok(())
     }
 
-    /// Removes an ended session when its runs have ended and are committed, which needs its lease.
-    async fn remove_session(&self, id: SessionId) -> Result<(), Error> {
+    /// Removes the directory of an ended session when its runs have ended and are committed, which needs
+    /// its lease. Returns whether it did.
+    async fn remove_session(&self, id: SessionId) -> bool {
         self.sessions.close(id);
         self.runs.cancel_session(id);
         let is_due = self.removals.is_due(id) && !self.runs.has_active(id);
-        if !is_due || !self.remove_directory(id).await {
-            return Ok(());
-        }
-        self.store.session_mark_removed(id, self.root.id).await?;
-        self.sessions.forget(id);
-        Ok(())
+        is_due && self.remove_directory(id).await
     }
 
     async fn remove_directory(&self, id: SessionId) -> bool {

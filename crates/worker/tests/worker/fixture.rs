@@ -149,7 +149,7 @@ impl Fixture {
     /// Creates a session that the worker holds.
     pub(crate) async fn held_session(&self) -> SessionId {
         let id = self.session(Duration::from_secs(600)).await;
-        let offer = OfferSessionRequest { session_id: id.to_string() };
+        let offer = OfferSessionRequest { session_id: id.to_string(), is_new: false };
         assert!(self.caller.clone().offer_session(offer).await.unwrap().into_inner().taken);
         id
     }
