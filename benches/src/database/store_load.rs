@@ -96,6 +96,7 @@ impl StoreLoad {
             secret_env: None,
             check_quotas: false,
             key: KeyId::generate(),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: None,

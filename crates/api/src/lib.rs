@@ -24,6 +24,7 @@ mod flags;
 mod info;
 mod key_guard;
 mod key_uses;
+mod known_keys;
 mod live_usage;
 mod maintenance;
 mod message;

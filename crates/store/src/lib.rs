@@ -55,7 +55,7 @@ pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use flag::{
     Flag, FlagAction, FlagRollback, FlagTally, MAX_FLAGS, NewFlagRevision, RolledBack, TrippedFlag,
 };
-pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, OperatorBootstrap, Scope};
+pub use key::{Caller, FoundKey, Key, KeyStanding, KeyVersion, NewKey, OperatorBootstrap, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport, WantedSessions};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};

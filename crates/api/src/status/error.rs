@@ -142,6 +142,18 @@ impl ApiError {
         }
     }
 
+    /// Whether the call was refused and changed nothing. Another error may come after a change was stored.
+    pub(crate) fn is_refusal(&self) -> bool {
+        !matches!(
+            self,
+            Self::Unavailable { .. }
+                | Self::Internal { .. }
+                | Self::QueryTimeout
+                | Self::DeadlineExceeded
+                | Self::ShuttingDown
+        )
+    }
+
     /// The text for the caller, without internal detail.
     pub(crate) fn text(&self) -> String {
         match self {

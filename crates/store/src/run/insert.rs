@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::{Run, RunState, settings::SpecColumns};
 use crate::{
-    Error, EventBody, EventKind, EventSubject, NewApproval, Quotas, SealedEnv, Store, approval,
+    Error, EventBody, EventKind, EventSubject, KeyVersion, NewApproval, Quotas, SealedEnv, Store, approval,
     audit::{AuditLog, SignedEvent, command_detail},
     row,
     tenant::QUOTA_MARGIN,
@@ -41,6 +41,9 @@ pub struct NewRun<'a> {
     pub check_quotas: bool,
     /// The key that starts it.
     pub key: KeyId,
+    /// The version of the key, if this call has not looked it up: the run is inserted only if nothing about
+    /// the key has changed.
+    pub key_version: Option<KeyVersion>,
     /// The same key, if the run may request approvals.
     pub requested_by: Option<KeyId>,
     /// The span of the call that starts it, if traces are exported.
@@ -75,6 +78,8 @@ pub enum RunAdmission {
     Existing(Box<Run>),
     /// The idempotency key was used before with a different request.
     KeyReused,
+    /// The key is not the same as [`NewRun::key_version`] any more, or has expired.
+    KeyChanged,
     /// The tenant has no such session.
     NoSession,
     /// The session has ended.
@@ -102,6 +107,7 @@ impl Store {
                     spec = self.spec_columns_again(new.spec, &spec)?;
                     continue;
                 }
+                Insertion::Refused(RunAdmission::KeyChanged) => return Ok(RunAdmission::KeyChanged),
                 Insertion::Refused(refusal) => refusal,
             };
             match self.run_of_key(&new).await? {
@@ -147,6 +153,7 @@ impl Store {
             Insertion::Recorded(recorded) => recorded,
             // They were there a moment ago.
             Insertion::SettingsMissing => return Err(Error::RowMissing { what: "run" }),
+            Insertion::Refused(RunAdmission::KeyChanged) => RunAdmission::KeyChanged,
             Insertion::Refused(refusal) => match self.run_of_key(new).await? {
                 KeyState::Used(existing) => existing,
                 KeyState::Unknown | KeyState::Freed => refusal,
@@ -263,6 +270,9 @@ async fn insert_within(
         new.key.0,
         event.detail,
         mac,
+        new.key_version.map(|version| version.key),
+        new.key_version.map(|version| version.tenant),
+        new.key_version.and_then(|version| version.policy),
     )
     .fetch_optional(executor)
     .await?;
@@ -285,6 +295,9 @@ async fn insert_within(
             incarnation: found.incarnation.map(Incarnation),
             counted: new.check_quotas.then_some(counted),
         }));
+    }
+    if !found.key_is_same {
+        return Ok(Insertion::Refused(RunAdmission::KeyChanged));
     }
     if !found.settings_known {
         return Ok(Insertion::SettingsMissing);

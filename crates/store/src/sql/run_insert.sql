@@ -1,5 +1,5 @@
--- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to and, if
--- $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the approval is allowed.
+-- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to, the
+-- key if $25 is set and, if $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the approval is allowed.
 WITH session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
@@ -33,9 +33,19 @@ known AS (
         OR EXISTS (SELECT 1 FROM run_settings
                    WHERE hash = $15 AND used_day >= greatest(run_day($1), (now() AT TIME ZONE 'UTC')::date - 1)) AS settings
 ),
+caller AS (
+    -- The rows that key_authenticate read are the same, so the key is not revoked and its tenant not suspended.
+    SELECT $25::bigint IS NULL
+        OR EXISTS (SELECT 1 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+                   WHERE k.id = $22 AND k.tenant_id = $3
+                     AND k.xmin::text::bigint = $25 AND t.xmin::text::bigint = $26::bigint
+                     AND coalesce(k.expires_at > now(), true)
+                     AND (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
+                          ORDER BY p.version DESC LIMIT 1) IS NOT DISTINCT FROM $27::bigint) AS is_same
+),
 admitted AS (
-    SELECT session.* FROM session, used, known
-    WHERE session.open AND NOT session.lost AND known.settings AND used.active < $9 AND used.queued < $10
+    SELECT session.* FROM session, used, known, caller
+    WHERE caller.is_same AND session.open AND NOT session.lost AND known.settings AND used.active < $9 AND used.queued < $10
 ),
 keyed AS (
     INSERT INTO run_keys (session_id, idempotency_key, run_id, request_hash)
@@ -75,5 +85,6 @@ audited AS (
 SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
-       session.address AS "address?", session.lease_epoch AS "lease_epoch!", known.settings AS "settings_known!"
-FROM session CROSS JOIN used CROSS JOIN known LEFT JOIN inserted ON true
+       session.address AS "address?", session.lease_epoch AS "lease_epoch!", known.settings AS "settings_known!",
+       caller.is_same AS "key_is_same!"
+FROM session CROSS JOIN used CROSS JOIN known CROSS JOIN caller LEFT JOIN inserted ON true

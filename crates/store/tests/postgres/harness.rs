@@ -186,6 +186,7 @@ impl Fixture {
             secret_env: Some(&SECRET),
             check_quotas: true,
             key: KeyId(Uuid::nil()),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: None,

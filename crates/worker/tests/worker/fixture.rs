@@ -168,6 +168,7 @@ impl Fixture {
             secret_env: None,
             check_quotas: true,
             key: KeyId::generate(),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: None,
