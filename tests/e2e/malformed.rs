@@ -346,6 +346,13 @@ fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.FileService.RemoveFile" => {
             RemoveFileRequest { parent, path: path(), recursive: false }.encode_to_vec()
         }
+        "codelia.v1.FileService.ExportFiles" => {
+            ExportFilesRequest { parent, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.FileService.ImportFiles" => {
+            let open = ImportFilesOpen { parent, ..Default::default() };
+            ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }.encode_to_vec()
+        }
         "codelia.v1.FileService.EditFile" => {
             EditFileRequest { parent, path: path(), old_text: "a".into(), ..Default::default() }
                 .encode_to_vec()

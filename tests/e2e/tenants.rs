@@ -254,6 +254,13 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.FileService.RemoveFile" => {
             not_found(sessions().map(|parent| RemoveFileRequest { parent, path: path(), recursive: true }))
         }
+        "codelia.v1.FileService.ExportFiles" => {
+            not_found(sessions().map(|parent| ExportFilesRequest { parent, ..Default::default() }))
+        }
+        "codelia.v1.FileService.ImportFiles" => not_found(sessions().map(|parent| {
+            let open = ImportFilesOpen { parent, ..Default::default() };
+            ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }
+        })),
         "codelia.v1.FileService.EditFile" => not_found(sessions().map(|parent| EditFileRequest {
             parent,
             path: path(),

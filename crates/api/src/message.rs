@@ -91,9 +91,11 @@ impl RequestRules {
 fn max_bytes(path: &str) -> usize {
     let Some(method) = path.strip_prefix("/codelia.v1.") else { return MAX_WITHOUT_KEY };
     match method {
-        "RunService/StartRun" | "RunService/Exec" | "FileService/WriteFile" | "FileService/EditFile" => {
-            MAX_CONTENT
-        }
+        "RunService/StartRun"
+        | "RunService/Exec"
+        | "FileService/WriteFile"
+        | "FileService/ImportFiles"
+        | "FileService/EditFile" => MAX_CONTENT,
         "SessionService/CreateSession"
         | "SessionService/UpdateSession"
         | "PolicyService/CheckPolicy"

@@ -268,6 +268,12 @@ reasons! {
     TextAmbiguous = "TEXT_AMBIGUOUS",
         "the text to replace occurs more than once",
         "give more context, or set `replace_all`";
+    ArchiveInvalid = "ARCHIVE_INVALID",
+        "the archive is malformed, incomplete, or not a tar archive (plain or compressed with zstd)",
+        "pack it again, without sparse files";
+    ArchiveTooLarge = "ARCHIVE_TOO_LARGE",
+        "the archive or directory exceeds a limit on entries, bytes, depth, names or compression",
+        "split it; compress without `--long` or `--ultra`";
     TooManyFileCalls = "TOO_MANY_FILE_CALLS",
         "too many file calls are open on the worker",
         "retry after the delay in `RetryInfo`";

@@ -68,9 +68,10 @@ impl Files {
     ) -> Result<v1::ListFilesResponse, ApiError> {
         let mut page = Page::<NameCursor, _>::parse(&caller.tenant, &request)?;
         let path = request::directory("path", &request.path)?;
+        let depth = request::depth(request.depth)?;
         while let Some(limit) = page.batch() {
             let after = page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default();
-            let directory = wire::ListedDirectory { path: path.clone(), after, limit };
+            let directory = wire::ListedDirectory { path: path.clone(), after, limit, depth };
             let files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
             page.add(files, |named| (NameCursor(named.file_name), named.file.unwrap_or_default()));
         }
@@ -87,6 +88,7 @@ fn single_file(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
 #[tonic::async_trait]
 impl FileService for Files {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<v1::ReadFileResponse, Status>> + Send>>;
+    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
 
     async fn write_file(
         &self,
@@ -110,7 +112,7 @@ impl FileService for Files {
         let route = self.route(&caller, resource_name::session("parent", &request.parent)?);
         let opened = route.read(&request).await;
         let chunks = self.audited(&caller, &route, opened).await?;
-        Ok(Response::new(Box::pin(transfer::send_file(route, chunks, deadline))))
+        Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
     }
 
     async fn stat_file(
@@ -193,5 +195,30 @@ impl FileService for Files {
         let response = self.call(&caller, &parent, Call::EditFile(request)).await?;
         let replacements = response.replacements;
         Ok(Response::new(v1::EditFileResponse { file: Some(single_file(response.files)?), replacements }))
+    }
+
+    async fn export_files(
+        &self,
+        request: Request<v1::ExportFilesRequest>,
+    ) -> Result<Response<Self::ExportFilesStream>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let request = request::export(request.into_inner())?;
+        let route = self.route(&caller, resource_name::session("parent", &request.parent)?);
+        let opened = route.export(&request).await;
+        let chunks = self.audited(&caller, &route, opened).await?;
+        Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
+    }
+
+    async fn import_files(
+        &self,
+        request: Request<Streaming<v1::ImportFilesRequest>>,
+    ) -> Result<Response<v1::ImportFilesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut requests = request.into_inner();
+        let (session, open) = transfer::read_import(&mut requests).await?;
+        let route = self.route(&caller, session);
+        let imported = transfer::import(&route, open, requests).await;
+        Ok(Response::new(self.audited(&caller, &route, imported).await?))
     }
 }

@@ -17,6 +17,8 @@ const MAX_PATH: usize = 4095;
 const MAX_COMPONENT: usize = 255;
 const MAX_MODE: i32 = 0o777;
 const MAX_ETAG: usize = 128;
+/// Levels of a listing.
+const MAX_DEPTH: i32 = 100;
 /// Maximum bytes of one chunk of a file, or of a text to replace.
 pub(crate) const MAX_DATA: usize = 1024 * 1024;
 
@@ -104,6 +106,29 @@ pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest
     Ok(wire)
 }
 
+/// Validates the number of levels of a listing.
+pub(crate) fn depth(depth: i32) -> Checked<i32> {
+    if (0..=MAX_DEPTH).contains(&depth) {
+        Ok(depth.max(1))
+    } else {
+        Err(ApiError::invalid("depth", format!("must be 0 to {MAX_DEPTH}")))
+    }
+}
+
+/// Validates a request to export a directory.
+pub(crate) fn export(mut wire: v1::ExportFilesRequest) -> Checked<v1::ExportFilesRequest> {
+    wire.path = directory("path", &wire.path)?;
+    let format = v1::ArchiveFormat::try_from(wire.format);
+    format.map_err(|_| ApiError::invalid("format", "unknown format"))?;
+    Ok(wire)
+}
+
+/// Validates the first message of an import; the paths of its fields start with `open`.
+pub(crate) fn import(mut wire: v1::ImportFilesOpen) -> Checked<v1::ImportFilesOpen> {
+    wire.path = directory("path", &wire.path)?;
+    Ok(wire)
+}
+
 /// Validates a request to edit a file.
 pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest> {
     wire.path = path("path", &wire.path)?;
@@ -116,7 +141,7 @@ pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest
     Ok(wire)
 }
 
-/// The file name where a page of a directory ends: bytes that need not be UTF-8.
+/// The path in the listed directory where a page ends: bytes that need not be UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameCursor(pub(crate) Vec<u8>);
 
@@ -131,7 +156,8 @@ impl FromStr for NameCursor {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_hex || text.len() > 2 * MAX_COMPONENT {
+        // The worker enters no directory with a longer path.
+        if !is_hex || text.len() > 2 * (MAX_PATH + 1 + MAX_COMPONENT) {
             return Err(());
         }
         let pair = |at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());

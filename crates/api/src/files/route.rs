@@ -63,6 +63,18 @@ impl SessionRoute {
         .await
     }
 
+    /// Begins to pack a directory.
+    pub(super) async fn export(
+        &self,
+        request: &v1::ExportFilesRequest,
+    ) -> Result<(SessionId, Streaming<wire::ExportFilesResponse>), ApiError> {
+        self.call_holder(|mut client, session| {
+            let request = wire::ExportFilesRequest { session: Some(session), request: Some(request.clone()) };
+            async move { client.export_files(request).await }
+        })
+        .await
+    }
+
     /// Calls the holder. A worker that no longer holds the session has done nothing, so the call is
     /// retried with the next holder.
     async fn call_holder<T, F>(

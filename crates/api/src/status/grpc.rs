@@ -205,6 +205,10 @@ fn describe_file(details: &mut ErrorDetails, error: &FileError) -> HashMap<Strin
     }
     let mut metadata = HashMap::from([("field".to_owned(), error.field.clone())]);
     metadata.extend(error.rule().map(|rule| ("rule".to_owned(), rule)));
+    if let Some((member, entries)) = error.import() {
+        metadata.insert("member".to_owned(), member.to_owned());
+        metadata.insert("imported_entries".to_owned(), entries.to_string());
+    }
     metadata
 }
 

@@ -35,7 +35,7 @@ pub(crate) use self::{
     audit::{Audit, AuditCommand},
     certs::{Certs, DevCerts},
     context::Context,
-    files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
+    files::{Cat, CopyPath, Cp, Export, Import, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
     run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
@@ -174,6 +174,10 @@ are several.")]
     Mkdir(Mkdir),
     /// Move or rename a file of a session
     Mv(Mv),
+    /// Pack a directory of a session as a tar archive
+    Export(Export),
+    /// Unpack a tar archive in a session
+    Import(Import),
     /// Validate, explain, store and try policies
     #[command(subcommand)]
     Policy(Policy),

@@ -3,19 +3,22 @@
 //! Each call names the lease under which it was sent. File work runs outside the async runtime,
 //! piece by piece, so that a slow caller holds no thread.
 
+mod archive;
 mod calls;
 mod error;
 mod limiter;
+mod listing;
 mod upload;
 mod workspace;
 
-use std::{fs::File, pin::Pin, sync::Arc, time::Duration};
+use std::{fs::File, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use codelia_proto::{
     internal::v1::{
-        CallFileRequest, CallFileResponse, FileRefusalReason as Reason, HeldSession, ReadFileRequest,
-        ReadFileResponse, WriteFileRequest, WriteFileResponse, worker_file_service_server::WorkerFileService,
+        CallFileRequest, CallFileResponse, ExportFilesRequest, ExportFilesResponse,
+        FileRefusalReason as Reason, HeldSession, ImportFilesResponse, ReadFileRequest, ReadFileResponse,
+        WriteFileRequest, WriteFileResponse, worker_file_service_server::WorkerFileService,
         write_file_request::Kind,
     },
     v1::{self, read_file_response},
@@ -25,6 +28,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{
+    archive::{ArchivePermits, Export, Import},
     error::FileError,
     limiter::{CallLimiter, CallPermit},
     upload::{Upload, WriteOptions, read_at},
@@ -92,10 +96,63 @@ impl FileService {
                         .map_err(FileError::at("open.path"));
                 }
                 // The caller left. The file has no name yet and is gone when `upload` is dropped.
-                Some(Kind::Open(_)) | None => return Err(Reason::Impossible.into()),
+                Some(Kind::Open(_) | Kind::Import(_)) | None => return Err(Reason::Impossible.into()),
             }
         }
     }
+
+    /// Admits an archive and opens its workspace.
+    async fn open_archive(
+        &self,
+        requested: Option<HeldSession>,
+    ) -> Result<(Workspace, ArchivePermits), FileError> {
+        let tenant = requested.as_ref().map(|session| session.tenant_id.clone()).unwrap_or_default();
+        let workspace = self.open(requested).await?;
+        Ok((workspace, ArchivePermits::acquire(&self.limiter, &tenant)?))
+    }
+
+    async fn export(&self, request: ExportFilesRequest) -> Result<Export, FileError> {
+        let (workspace, permits) = self.open_archive(request.session).await?;
+        let request = request.request.ok_or(Reason::Impossible)?;
+        let export = blocking(move || Export::begin(workspace, permits, &request)).await;
+        export.map_err(FileError::at("path"))
+    }
+
+    async fn import(
+        &self,
+        mut requests: Streaming<WriteFileRequest>,
+    ) -> Result<v1::ImportFilesResponse, FileError> {
+        let Some(Kind::Import(opened)) = next(&mut requests).await? else {
+            return Err(Reason::Impossible.into());
+        };
+        let (workspace, permits) = self.open_archive(opened.session).await?;
+        let open = opened.open.ok_or(Reason::Impossible)?;
+        let begun = blocking(move || Import::begin(workspace, permits, &open)).await;
+        let mut import = begun.map_err(FileError::at("open.path"))?;
+        loop {
+            match next(&mut requests).await? {
+                Some(Kind::Data(data)) => {
+                    let appended = blocking(move || import.append(&data).map(|()| import)).await;
+                    import = appended.map_err(FileError::at("data"))?;
+                }
+                Some(Kind::Finish(_)) => {
+                    return blocking(move || import.finish()).await.map_err(FileError::at("data"));
+                }
+                // The caller left.
+                Some(Kind::Open(_) | Kind::Import(_)) | None => return Err(Reason::Impossible.into()),
+            }
+        }
+    }
+}
+
+fn export_stream(export: Export) -> impl Stream<Item = Result<ExportFilesResponse, Status>> + Send {
+    stream::try_unfold(export, |mut export| async move {
+        let (next, export) = blocking(move || export.next().map(|next| (next, export))).await?;
+        let Some(kind) = next else { return Ok(None) };
+        let response = v1::ExportFilesResponse { kind: Some(kind) };
+        Ok(Some((ExportFilesResponse { response: Some(response) }, export)))
+    })
+    .map_err(|error: FileError| error.into())
 }
 
 async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Upload, FileError> {
@@ -103,7 +160,12 @@ async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Up
     blocking(move || {
         let mode = open.mode.map(i32::cast_unsigned);
         let options = WriteOptions { mode, replace: !open.create_only, etag: open.etag };
-        shared.as_session(|| Upload::begin(&shared, &open.path, options))
+        shared.as_session(|| {
+            if open.create_parents {
+                calls::make_all(&shared, Path::new(&open.path).parent().unwrap_or(Path::new("")))?;
+            }
+            Upload::begin(&shared, &open.path, options)
+        })
     })
     .await
 }
@@ -171,6 +233,7 @@ impl FileRead {
 #[tonic::async_trait]
 impl WorkerFileService for FileService {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<ReadFileResponse, Status>> + Send>>;
+    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<ExportFilesResponse, Status>> + Send>>;
 
     async fn call_file(
         &self,
@@ -194,6 +257,22 @@ impl WorkerFileService for FileService {
         let file = self.write(request.into_inner()).await?;
         let response = v1::WriteFileResponse { file: Some(file) };
         Ok(Response::new(WriteFileResponse { response: Some(response) }))
+    }
+
+    async fn export_files(
+        &self,
+        request: Request<ExportFilesRequest>,
+    ) -> Result<Response<Self::ExportFilesStream>, Status> {
+        let export = self.export(request.into_inner()).await?;
+        Ok(Response::new(Box::pin(export_stream(export))))
+    }
+
+    async fn import_files(
+        &self,
+        request: Request<Streaming<WriteFileRequest>>,
+    ) -> Result<Response<ImportFilesResponse>, Status> {
+        let response = self.import(request.into_inner()).await?;
+        Ok(Response::new(ImportFilesResponse { response: Some(response) }))
     }
 }
 

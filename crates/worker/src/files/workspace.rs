@@ -133,8 +133,13 @@ impl Workspace {
         access: FileAccess,
     ) -> Result<ResolvedPath, FileError> {
         let resolved = self.root.resolve(Path::new(path), final_symlink)?;
-        self.policy.check_file(access, &Path::new(WORKSPACE).join(&resolved.path))?;
+        self.check_policy(access, &resolved.path)?;
         Ok(resolved)
+    }
+
+    /// Checks the policy for a path in the workspace that has no links in it.
+    pub(crate) fn check_policy(&self, access: FileAccess, path: &Path) -> Result<(), FileError> {
+        Ok(self.policy.check_file(access, &Path::new(WORKSPACE).join(path))?)
     }
 
     /// Resolves a path that must exist.
@@ -158,7 +163,7 @@ impl Workspace {
 
     /// Whether a path in the workspace may appear in a listing.
     pub(crate) fn may_see(&self, path: &Path) -> bool {
-        self.policy.check_file(FileAccess::Read, &Path::new(WORKSPACE).join(path)).is_ok()
+        self.check_policy(FileAccess::Read, path).is_ok()
     }
 
     /// A directory for entries that are about to be removed or put in place atomically. It is on
@@ -167,14 +172,24 @@ impl Workspace {
         self.held.root.trash()
     }
 
+    /// A directory for imports that are not complete. It is next to the workspace, out of reach of
+    /// commands, and emptied when a worker takes the session.
+    pub(crate) fn imports(&self) -> PathBuf {
+        self.held.root.imports(self.session)
+    }
+
     /// Creates a directory of the session's user in the trash.
     pub(crate) fn create_in_trash(&self, name: &str) -> Result<OwnedFd, FileError> {
-        let path = self.trash().join(name);
-        DirBuilder::new().mode(0o700).create(&path)?;
+        self.create_private(&self.trash().join(name))
+    }
+
+    /// Creates a directory of the session's user.
+    pub(crate) fn create_private(&self, path: &Path) -> Result<OwnedFd, FileError> {
+        DirBuilder::new().mode(0o700).create(path)?;
         if let Some(Ids { uid, gid }) = self.user {
-            lchown(&path, Some(uid), Some(gid))?;
+            lchown(path, Some(uid), Some(gid))?;
         }
-        Ok(open_directory(&path)?)
+        Ok(open_directory(path)?)
     }
 }
 
