@@ -11,8 +11,9 @@ A destination file appears once its copy is complete. An existing local file is 
 --force; a link is replaced itself, never followed. Write a local name that has a colon as ./a:b.
 
 With several sources the destination must be a directory: an existing one, or one that ends with a
-slash in a session. Missing directories in a session are created. A directory is copied into an existing directory, else under the new name. Links
-and special files in a directory are skipped with a message.
+slash in a session. Missing directories in a session are created. A directory is copied into an
+existing directory, else under the new name. Links and special files in a directory are skipped
+with a message.
 
 Examples:
   codelia cp notes.txt work:             into the workspace of session `work`
@@ -129,8 +130,9 @@ pub(crate) struct Export {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads tar archives, also compressed with zstd. A directory that does not exist appears when the import
-is complete. Existing files are replaced only with --force; without it the first one ends the import.
+Reads tar archives, also compressed with zstd. A directory that does not exist appears when the
+import is complete. Existing files are replaced only with --force; without it the first one ends
+the import.
 
 Examples:
   codelia import src.tar work:src
