@@ -11,9 +11,12 @@ mod isolated;
 mod measure;
 mod neighbours;
 mod noise;
+mod peers;
+mod plot;
 mod processor_time;
 mod report;
 mod runs;
+mod scaling;
 mod scrape;
 mod spine;
 
@@ -63,6 +66,12 @@ async fn main() -> Result<()> {
     }
     if selected("scrape") {
         println!("{}", scrape::measure(&server, cores).await?);
+    }
+    if selected("peers") {
+        println!("{}", peers::measure(&server, cores).await?);
+    }
+    if selected("scaling") {
+        println!("{}", scaling::measure(&server, cores, &numbers(&scaling::ENDED_RUNS)?).await?);
     }
     if selected("idle") {
         println!("{}", idle::measure(&server).await?);
