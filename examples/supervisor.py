@@ -30,7 +30,7 @@ def approve(request, persist):
 
 def decide(request, arguments):
     if request["op"] in arguments.approve:
-        return approve(request, arguments.persist)
+        return approve(request, arguments.persist or arguments.save is not None)
     if sys.stdin.isatty():
         return ask(request)
     return {"type": "cmd.deny", "id": request["id"]}
@@ -41,12 +41,16 @@ def main():
     parser.add_argument("socket", help="path of the supervisor's socket")
     parser.add_argument("--approve", action="append", default=[], metavar="OP", help="approve this operation")
     parser.add_argument("--persist", action="store_true", help="approve persistently")
+    parser.add_argument("--save", choices=["user", "project", "org"], help="approve persistently, for this scope")
     parser.add_argument("--count", type=int, default=0, help="exit after this many decisions; 0 for never")
     arguments = parser.parse_args()
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(arguments.socket)
     lines = connection.makefile("rw", encoding="utf-8", newline="\n")
+    if arguments.save:
+        lines.write(json.dumps({"type": "cmd.policy.save", "scope": arguments.save}) + "\n")
+        lines.flush()
     decided = 0
     for line in lines:
         event = json.loads(line)

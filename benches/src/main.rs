@@ -11,9 +11,12 @@ mod isolated;
 mod measure;
 mod neighbours;
 mod noise;
+mod peers;
+mod plot;
 mod processor_time;
 mod report;
 mod runs;
+mod scaling;
 mod scrape;
 mod spine;
 
@@ -23,7 +26,7 @@ use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::Scratch;
 
-use database::{backlog, capacity, cells, growth, lists, retention, snapshot};
+use database::{backlog, capacity, cells, growth, lists, retention, snapshot, statement_counts};
 
 /// Number of turns of each measurement.
 const ROUNDS: usize = 5;
@@ -64,8 +67,22 @@ async fn main() -> Result<()> {
     if selected("scrape") {
         println!("{}", scrape::measure(&server, cores).await?);
     }
+    if selected("peers") {
+        println!("{}", peers::measure(&server, cores).await?);
+    }
+    if selected("scaling") {
+        println!("{}", scaling::measure(&server, cores, &numbers(&scaling::ENDED_RUNS)?).await?);
+    }
     if selected("idle") {
         println!("{}", idle::measure(&server).await?);
+    }
+    if selected("capacity") {
+        // Counting statements takes a little time, so the other parts do without.
+        let counting = statement_counts::start_server(&scratch.join("counting")).await?;
+        for mode in capacity::measure(&counting, cores, numbers(&[capacity::SECONDS])?[0]).await? {
+            println!("{mode}");
+        }
+        counting.stop().await?;
     }
     // Long: hours for all of them at full size. They run only if they are named.
     match part.as_deref() {
@@ -79,11 +96,6 @@ async fn main() -> Result<()> {
         }
         Some("retention") => {
             println!("{}", retention::measure(&server, numbers(&[retention::SECONDS])?[0]).await?)
-        }
-        Some("capacity") => {
-            for mode in capacity::measure(&server, cores).await? {
-                println!("{mode}");
-            }
         }
         Some("cells") => cells::days().for_each(|day| println!("{day}")),
         _ => {}

@@ -55,6 +55,15 @@ impl Measured {
         Ok(Self { latencies, took: begin.elapsed() })
     }
 
+    /// What another process measured in `took`.
+    pub(crate) fn from_latencies(all: impl IntoIterator<Item = Duration>, took: Duration) -> Result<Self> {
+        let mut latencies = Histogram::new(3)?;
+        for latency in all {
+            latencies.record(u64::try_from(latency.as_micros())?)?;
+        }
+        Ok(Self { latencies, took })
+    }
+
     /// Returns the number of operations.
     pub(crate) fn count(&self) -> u64 {
         self.latencies.len()

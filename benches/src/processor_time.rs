@@ -13,7 +13,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub(crate) struct ProcessorTime(BTreeMap<&'static str, f64>);
 
 impl ProcessorTime {
-    /// Reads it for the first api and worker of the cluster, for the worker's ended children and for Postgres.
+    /// Reads it for the first api and worker of the cluster, for the worker's ended children, for Postgres and
+    /// for this process, which is the client.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
         // The process that all backends descend from.
@@ -31,6 +32,7 @@ impl ProcessorTime {
             }
         }
         Ok(Self(BTreeMap::from([
+            ("client", Stat::read(std::process::id())?.own),
             ("api", api.own),
             ("worker", worker.own),
             ("sandbox and command", worker.ended_children),

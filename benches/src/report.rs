@@ -26,6 +26,11 @@ impl Report {
         found.map(|(_, measured)| measured).ok_or_else(|| anyhow::anyhow!("{name} was not measured"))
     }
 
+    /// The measurements in order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&'static str, &Measured)> {
+        self.rows.iter().map(|(name, measured)| (*name, measured))
+    }
+
     /// Compares the p95 of a row with its target.
     pub(crate) fn check_p95(&mut self, name: &'static str, max: Duration) -> anyhow::Result<()> {
         let p95 = self.of(name)?.percentile(95.0);

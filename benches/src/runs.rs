@@ -1,7 +1,7 @@
 //! Runs in leased sessions through the public API. Each lane has its own session.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -11,6 +11,7 @@ use codelia_proto::{
     v1::{Limits, StartRunRequest, outcome::Kind},
 };
 use codelia_tests::{Client, Cluster, Exec, command, shell};
+use codelia_types::SessionId;
 
 use crate::measure::Measured;
 
@@ -89,6 +90,22 @@ impl Runs {
     pub(crate) async fn outcome(&self, time: Duration) -> Result<Measured> {
         Measured::of(self.sessions.len(), time, |lane| self.run(command(&self.sessions[lane], &["true"])))
             .await
+    }
+
+    /// Like [`Runs::outcome`] with this many callers, which use all sessions in turn.
+    pub(crate) async fn in_turn(&self, callers: usize, time: Duration) -> Result<Measured> {
+        let next = AtomicUsize::new(0);
+        Measured::of(callers, time, |_| {
+            let session = next.fetch_add(1, Ordering::Relaxed) % self.sessions.len();
+            self.run(command(&self.sessions[session], &["true"]))
+        })
+        .await
+    }
+
+    /// The id of a session.
+    pub(crate) fn session_id(&self, lane: usize) -> Result<SessionId> {
+        let name = &self.sessions[lane];
+        Ok(name.rsplit('/').next().unwrap_or(name).parse()?)
     }
 
     async fn run(&self, request: StartRunRequest) -> Result<Duration> {

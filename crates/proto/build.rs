@@ -33,7 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes(".codelia.v1.OutputEvent.data")
         .bytes(".codelia.v1.ReadFileResponse.data")
         .bytes(".codelia.v1.WriteFileRequest.data")
+        .bytes(".codelia.v1.ExportFilesResponse.data")
+        .bytes(".codelia.v1.ImportFilesRequest.data")
         .bytes(".codelia.internal.v1.WriteFileRequest.data")
+        .bytes(".codelia.internal.v1.ImportFilesRequest.data")
         // Has values of the environment.
         .skip_debug([".codelia.v1.CommandSpec"])
         .compile_fds(protox::compile(PUBLIC.iter().chain(INTERNAL), [&root])?)?;

@@ -7,7 +7,7 @@ use codelia_proto::v1::{
     SetIsolationFloorRequest, UpdateQuotasRequest, WorkerState,
 };
 use codelia_store::{EventKind, Scope as Granted};
-use codelia_tests::{Client, Cluster, ClusterOptions, refusal, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, Exec, refusal, shell};
 use tonic::Code;
 
 async fn list_sessions(client: &Client) -> Result<(), tonic::Status> {
@@ -62,6 +62,52 @@ async fn key_is_stored_hashed_and_revoked_immediately() -> Result<()> {
         let refused = refusal(&list_sessions(revoked).await.expect_err("a revoked key"));
         assert_eq!(refused.code, Code::Unauthenticated);
     }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn key_that_just_ran_is_revoked_immediately() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let made = client.admin().create_key(key_request("tenants/-", &[Scope::Run])).await?.into_inner();
+    let caller = client.with_secret(&made.secret)?;
+    let session = caller.session().await?.name;
+    let malformed = shell("sessions/", "true");
+    let code = |status: tonic::Status| refusal(&status).code;
+    // The control: the key runs again and again, and mistakes are reported as such.
+    for _ in 0..3 {
+        caller.exec(&session, "true").await?;
+        caller.start(shell(&session, "true")).await?;
+    }
+    assert_eq!(code(caller.start(malformed.clone()).await.expect_err("malformed")), Code::InvalidArgument);
+    let runs = || cluster.database.number("SELECT count(*) FROM runs");
+    let before = runs().await?;
+
+    client.admin().revoke_key(RevokeKeyRequest { name: made.key.unwrap_or_default().name }).await?;
+    for request in [shell(&session, "true"), malformed] {
+        let refused = caller.start(request.clone()).await.expect_err("a revoked key");
+        assert_eq!(code(refused), Code::Unauthenticated);
+        let refused = Exec::start(&caller, request).await.expect_err("a revoked key");
+        assert_eq!(code(refused), Code::Unauthenticated);
+    }
+    assert_eq!(runs().await?, before);
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn suspended_tenant_cannot_run_immediately() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?.name;
+    for _ in 0..2 {
+        client.exec(&session, "true").await?;
+    }
+    cluster
+        .database
+        .execute("UPDATE tenants SET suspended_at = now(), suspend_reason = 'x' WHERE id = 'a'")
+        .await?;
+    let refused = refusal(&client.start(shell(&session, "true")).await.expect_err("a suspended tenant"));
+    assert_eq!(refused.reason, "TENANT_SUSPENDED");
     cluster.end().await
 }
 

@@ -23,9 +23,11 @@ const TEST_ROOTS: [(&str, &str); 7] = [
 ];
 
 /// Macros that generate a test from each name they are given.
-const TEST_MACROS: [&str; 6] = [
+const TEST_MACROS: [&str; 8] = [
     "in_every_mode!(",
+    "in_every_runtime!(",
     "in_modes_that_ask!(",
+    "in_modes_that_log!(",
     "in_every_shared_kernel!(",
     "in_mode!(",
     "with_every_engine!(",

@@ -181,6 +181,11 @@ async fn sessions_are_isolated_in_mode_nsjail() -> Result<()> {
 }
 
 #[tokio::test]
+async fn sessions_are_isolated_in_mode_native() -> Result<()> {
+    sessions_are_isolated("native").await
+}
+
+#[tokio::test]
 async fn sessions_are_isolated_in_mode_container() -> Result<()> {
     sessions_are_isolated("container").await
 }
@@ -223,6 +228,11 @@ async fn setuid_file_is_out_of_reach_in_mode_bwrap() -> Result<()> {
 #[tokio::test]
 async fn setuid_file_is_out_of_reach_in_mode_nsjail() -> Result<()> {
     setuid_file_is_out_of_reach("nsjail").await
+}
+
+#[tokio::test]
+async fn setuid_file_is_out_of_reach_in_mode_native() -> Result<()> {
+    setuid_file_is_out_of_reach("native").await
 }
 
 #[tokio::test]

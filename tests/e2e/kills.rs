@@ -23,9 +23,10 @@ const CONCURRENT: usize = 10;
 const WORKER_KILLS: usize = 5;
 
 /// Modes: name and protocol value.
-const MODES: [(&str, SandboxMode); 4] = [
+const MODES: [(&str, SandboxMode); 5] = [
     ("bwrap", SandboxMode::Bwrap),
     ("nsjail", SandboxMode::Nsjail),
+    ("native", SandboxMode::Native),
     ("logical", SandboxMode::Logical),
     ("container", SandboxMode::Container),
 ];
@@ -50,8 +51,8 @@ enum Ending {
     ByItself,
     Timeout,
     Cancel,
-    /// Kill a process that the worker or its engine started: a tool, or init in mode `logical`. The
-    /// sandbox may not be complete yet.
+    /// Kill a process that the worker or its engine started: a tool, the holder of a template, or init
+    /// in mode `logical`. The sandbox may not be complete yet.
     KillTool,
     KillInit,
 }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, time::Duration};
 use anyhow::{Context, Result};
 use codelia_proto::v1::*;
 use codelia_tests::{Client, Cluster, HeldRun, Method, all_methods, call, refusal, shell};
+use futures::{StreamExt, stream};
 use prost::Message;
 use prost_reflect::{
     DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value,
@@ -15,6 +16,9 @@ use tonic::Code;
 
 /// Longer than any text the API accepts.
 const OVERSIZED: usize = 200_000;
+
+/// Requests at the same time.
+const CONCURRENT: usize = 8;
 
 /// Names of existing resources, for requests that are valid except for one field.
 struct Ids {
@@ -68,6 +72,9 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             ..Default::default()
         }
         .encode_to_vec()),
+        "codelia.v1.SessionService.ReleaseSession" => {
+            one(ReleaseSessionRequest { name: name(), reason: "malformed".into() }.encode_to_vec())
+        }
         "codelia.v1.SessionService.CloseSession" => one(CloseSessionRequest { name: name() }.encode_to_vec()),
         "codelia.v1.RunService.StartRun" => one(start().encode_to_vec()),
         "codelia.v1.RunService.WatchRun" => one(watch().encode_to_vec()),
@@ -89,14 +96,12 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.RunService.SignalRun" => {
             one(SignalRunRequest { name: run_name(), signal: 15 }.encode_to_vec())
         }
-        "codelia.v1.PolicyService.CheckPolicy" => {
-            one(CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec())
-        }
         "codelia.v1.PolicyService.ExplainPolicy" => {
             one(ExplainPolicyRequest { session: name(), ..Default::default() }.encode_to_vec())
         }
         _ => {
-            return of_scope_policies(method)
+            return of_changes(method, run_name())
+                .or_else(|| of_scope_policies(method))
                 .or_else(|| of_admin(method, ids))
                 .or_else(|| of_operator(method, ids))
                 .or_else(|| of_flags(method))
@@ -204,6 +209,15 @@ fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     })
 }
 
+/// Valid requests about the changes of a run.
+fn of_changes(method: &str, name: String) -> Option<Vec<Vec<u8>>> {
+    Some(vec![match method {
+        "codelia.v1.RunService.ApplyChanges" => ApplyChangesRequest { name }.encode_to_vec(),
+        "codelia.v1.RunService.DiscardChanges" => DiscardChangesRequest { name }.encode_to_vec(),
+        _ => return None,
+    }])
+}
+
 /// Valid requests of the tool service.
 fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
     let (name, reason) = ("tools/formatter".to_owned(), "because".to_owned());
@@ -242,6 +256,9 @@ fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
     let (scope, name, reason) = (PolicyScope::Project.into(), "web".to_owned(), "because".to_owned());
     let policy = Some(Policy { delegate: vec!["process.debug".to_owned()], ..Default::default() });
     Some(vec![match method {
+        "codelia.v1.PolicyService.CheckPolicy" => {
+            CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec()
+        }
         "codelia.v1.PolicyService.SetScopePolicy" => {
             SetScopePolicyRequest { scope, name, policy, reason, expected_version: None }.encode_to_vec()
         }
@@ -257,6 +274,9 @@ fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
         }
         "codelia.v1.PolicyService.ListScopePolicyVersions" => {
             ListScopePolicyVersionsRequest { scope, name, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.PolicyService.ListProjects" => {
+            ListProjectsRequest { page_size: 3, ..Default::default() }.encode_to_vec()
         }
         "codelia.v1.PolicyService.DryRunScopePolicy" => {
             let since = Some(prost_types::Duration { seconds: 60, nanos: 0 });
@@ -345,6 +365,13 @@ fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
         }
         "codelia.v1.FileService.RemoveFile" => {
             RemoveFileRequest { parent, path: path(), recursive: false }.encode_to_vec()
+        }
+        "codelia.v1.FileService.ExportFiles" => {
+            ExportFilesRequest { parent, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.FileService.ImportFiles" => {
+            let open = ImportFilesOpen { parent, ..Default::default() };
+            ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }.encode_to_vec()
         }
         "codelia.v1.FileService.EditFile" => {
             EditFileRequest { parent, path: path(), old_text: "a".into(), ..Default::default() }
@@ -543,10 +570,10 @@ async fn every_method_names_bad_field_and_stores_nothing() -> Result<()> {
             panic!("{name} is missing in the table of this test")
         };
         for request in requests {
-            for corrupt in corrupt_fields(&DynamicMessage::decode(method.input(), request.as_slice())?) {
-                refused(&operator, &method, &corrupt).await;
-                tried += 1;
-            }
+            let corrupt = corrupt_fields(&DynamicMessage::decode(method.input(), request.as_slice())?);
+            tried += corrupt.len();
+            let calls = corrupt.iter().map(|one| refused(&operator, &method, one));
+            stream::iter(calls).buffer_unordered(CONCURRENT).collect::<()>().await;
         }
     }
     assert!(tried > 200, "only {tried} requests were sent");
@@ -561,7 +588,7 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let operator = cluster.operator().await?;
     // Methods without required fields.
     let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
-                    ListTenantRuns ListFlags VerifyEvents ListTools";
+                    ListTenantRuns ListFlags VerifyEvents ListTools ListProjects";
     let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
     for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();

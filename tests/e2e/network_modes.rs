@@ -69,6 +69,11 @@ async fn network_setting_has_effect_in_mode_nsjail() -> Result<()> {
 }
 
 #[tokio::test]
+async fn network_setting_has_effect_in_mode_native() -> Result<()> {
+    network_setting_has_effect("native").await
+}
+
+#[tokio::test]
 async fn network_setting_has_effect_in_mode_container() -> Result<()> {
     network_setting_has_effect("container").await
 }

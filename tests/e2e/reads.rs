@@ -1,17 +1,25 @@
 //! Reads that a person decides about while the command waits (`filesystem.mode: dynamic`).
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
     Approval, ApprovalDecision, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState,
     CancelRunRequest, CreateSessionRequest, DecideApprovalRequest, FilesystemMode, FilesystemPolicy,
-    GetApprovalRequest, ListApprovalsRequest, Policy, RevokeApprovalRequest, Run, SandboxMode, TextList,
-    outcome::Kind,
+    GetApprovalRequest, ListApprovalsRequest, Policy, PolicyScope, RevokeApprovalRequest, Run, SandboxMode,
+    SetScopePolicyRequest, TextList, outcome::Kind,
 };
 use codelia_store::Scope;
-use codelia_tests::{Client, Cluster, Scratch, Transcript, available, eventually, is_root, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, Process, Scratch, Transcript, available, eventually, is_root, refusal, shell,
+};
 use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::isolation::isolating_with;
@@ -242,5 +250,137 @@ async fn waiting_read_survives_api_and_dies_with_worker() -> Result<()> {
     let done = place.result(&run).await?;
     ensure!(matches!(done.outcome(), Kind::Lost(_)), "{done:?}");
     ensure!(!done.stdout_text().contains("content"), "{done:?}");
+    place.cluster.end().await
+}
+
+/// A session of another key of the tenant, or of a project.
+impl Place {
+    async fn session_of(&self, client: &Client, project: &str) -> Result<String> {
+        let project = project.to_owned();
+        let request = CreateSessionRequest { project, ..self.asking(SandboxMode::Unspecified) };
+        Ok(client.create(request).await?.name)
+    }
+
+    async fn set_policy(
+        &self,
+        client: &Client,
+        scope: PolicyScope,
+        name: &str,
+        fields: &[&str],
+    ) -> Result<()> {
+        let delegate = fields.iter().map(|field| (*field).to_owned()).collect();
+        let request = SetScopePolicyRequest {
+            scope: scope.into(),
+            name: name.into(),
+            policy: Some(Policy { delegate, ..Policy::default() }),
+            reason: "tests".into(),
+            expected_version: None,
+        };
+        client.policies().set_scope_policy(request).await?;
+        Ok(())
+    }
+
+    /// Whether a run of the session reads a file without a new decision. What waits is denied.
+    async fn is_granted(&self, session: &str, name: &str) -> Result<bool> {
+        let run = self.read(session, name).await?;
+        let done = async { self.result(&run).await.map(Some) };
+        let asked = async {
+            let asked = self.pending(&run).await;
+            let nothing = (ApprovalScope::Unspecified, ApprovalReach::File);
+            self.decide(&asked, ApprovalDecision::Deny, nothing).await?;
+            anyhow::Ok(None)
+        };
+        let granted = tokio::select! { done = done => done, asked = asked => asked }?;
+        Ok(granted.is_some_and(|done| done.stdout_text().contains("content")))
+    }
+}
+
+#[tokio::test]
+async fn decision_is_kept_for_user_or_project() -> Result<()> {
+    const FIELD: &str = "filesystem.read_only_paths";
+    let Some(place) = Place::start(Vec::new()).await? else { return Ok(()) };
+    let operator = place.cluster.operator().await?;
+    let other = place.caller.with_secret(&place.cluster.key("a", &[Scope::Run]).await?)?;
+    let caller = &place.caller;
+    for project in ["web", "shop"] {
+        place.set_policy(caller, PolicyScope::Project, project, &[]).await?;
+    }
+    let (own, web) = (place.session().await?, place.session_of(&other, "web").await?);
+
+    // Nothing is delegated: refused with the field, and the read still waits.
+    let run = place.read(&web, "one").await?;
+    let asked = place.pending(&run).await;
+    for scope in [ApprovalScope::User, ApprovalScope::Project] {
+        let allow = (scope, ApprovalReach::File);
+        let refused = place.decide(&asked, ApprovalDecision::Allow, allow).await.expect_err("not delegated");
+        ensure!(refused.message().contains(FIELD), "{refused:?}");
+        ensure!(refusal(&refused).fields == ["scope"], "{refused:?}");
+        ensure!(place.state(&asked).await?.state() == ApprovalState::Pending);
+    }
+    place.set_policy(&operator, PolicyScope::Organisation, "a", &[FIELD]).await?;
+    let allow = (ApprovalScope::User, ApprovalReach::File);
+    let refused = place.decide(&asked, ApprovalDecision::Allow, allow).await.expect_err("by the project");
+    ensure!(refused.message().contains("project"), "{refused:?}");
+    let decided = place.allow(&run, ApprovalScope::Project, ApprovalReach::File).await?;
+    ensure!((decided.scope(), &*decided.subject) == (ApprovalScope::Project, "web"), "{decided:?}");
+    ensure!(place.result(&run).await?.stdout_text().contains("content of one"));
+
+    // It holds for the project, whoever creates the session, and for nothing else.
+    ensure!(place.is_granted(&place.session_of(caller, "web").await?, "one").await?);
+    ensure!(!place.is_granted(&place.session_of(caller, "shop").await?, "one").await?);
+    ensure!(!place.is_granted(&own, "one").await?);
+
+    // A user: all sessions that the same key creates.
+    let run = place.read(&own, "two").await?;
+    let asked = place.pending(&run).await;
+    let project = (ApprovalScope::Project, ApprovalReach::File);
+    let refused = place.decide(&asked, ApprovalDecision::Allow, project).await.expect_err("has no project");
+    ensure!(refused.message().contains("no project"), "{refused:?}");
+    place.allow(&run, ApprovalScope::User, ApprovalReach::File).await?;
+    place.result(&run).await?;
+    ensure!(place.is_granted(&place.session().await?, "two").await?);
+    ensure!(!place.is_granted(&place.session_of(&other, "").await?, "two").await?);
+    ensure!(
+        !place.is_granted(&place.session_of(caller, "shop").await?, "two").await?,
+        "shop delegates nothing"
+    );
+
+    // As long as the organisation delegates the field.
+    place.set_policy(&operator, PolicyScope::Organisation, "a", &[]).await?;
+    ensure!(!place.is_granted(&place.session().await?, "two").await?);
+    place.cluster.end().await
+}
+
+/// The example knows nothing but the protocol.
+#[tokio::test]
+async fn supervisor_shows_who_reads() -> Result<()> {
+    let missing = (!Path::new("/usr/bin/python3").exists()).then_some("/usr/bin/python3 is missing");
+    if !available("python", missing) {
+        return Ok(());
+    }
+    let Some(place) = Place::start(Vec::new()).await? else { return Ok(()) };
+    let operator = place.cluster.operator().await?;
+    place.set_policy(&operator, PolicyScope::Organisation, "a", &["filesystem.read_only_paths"]).await?;
+    let socket = place.cluster.directory().join("supervisor.sock");
+    let path = socket.to_str().context("the path is text")?;
+    let command = place.cluster.cli(&place.decider, &["supervisor", "--socket", path]);
+    let mut supervisor = Process::start("supervisor", command, place.cluster.directory())?;
+    eventually("it listens", || async { tokio::net::UnixStream::connect(&socket).await.ok() }).await;
+    let run = place.read(&place.session().await?, "one").await?;
+    let mut example = Command::new("/usr/bin/python3");
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/supervisor.py");
+    example.arg(program).arg(&socket).args(["--approve", "file_read", "--save", "user", "--count", "1"]);
+    let example = Process::finish(example, b"").await?;
+    ensure!(example.code == Some(0), "{example:?}");
+    let events: Vec<Value> = example.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let (request, decision) = (&events[0], &events[1]);
+    ensure!(request["path"] == place.files.join("one").display().to_string(), "{request}");
+    ensure!(request["cwd"] == place.files.display().to_string(), "{request}");
+    ensure!(request["exe"].as_str().is_some_and(|exe| exe.contains("/bin/")), "{request}");
+    ensure!(request["pid"].as_u64().is_some_and(|pid| (2..1000).contains(&pid)), "in the sandbox: {request}");
+    ensure!((&decision["decision"], &decision["scope"]) == (&"approve".into(), &"user".into()), "{decision}");
+    ensure!(place.result(&run).await?.stdout_text() == "content of one\nover\n");
+    ensure!(place.is_granted(&place.session().await?, "one").await?, "for the next session of the user");
+    ensure!(supervisor.terminate().await?.success());
     place.cluster.end().await
 }

@@ -69,6 +69,13 @@ async fn tty_names_a_device_in_nsjail() -> Result<()> {
 }
 
 #[tokio::test]
+async fn tty_names_a_device_in_native() -> Result<()> {
+    let Some(cluster) = isolating("native", 1).await? else { return Ok(()) };
+    terminal_is_a_device_of_the_sandbox(&cluster).await?;
+    cluster.end().await
+}
+
+#[tokio::test]
 async fn tty_names_a_device_in_container() -> Result<()> {
     let Some(cluster) = isolating("container", 1).await? else { return Ok(()) };
     terminal_is_a_device_of_the_sandbox(&cluster).await?;

@@ -108,7 +108,7 @@ async fn programs_stay_connected_while_an_api_restarts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn first_decision_counts_whoever_gives_it() -> Result<()> {
+async fn first_decision_of_any_program_counts() -> Result<()> {
     let cluster = Cluster::start().await?;
     let caller = cluster.tenant("a").await?;
     let decider = decider(&cluster, &caller).await?;
@@ -130,7 +130,7 @@ async fn first_decision_counts_whoever_gives_it() -> Result<()> {
     for wrong in [
         json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "dir", "persist": false }),
         json!({ "type": "cmd.approve", "id": "019b2d4c-0000-7000-8000-000000000000", "scope": "file", "persist": false }),
-        json!({ "type": "cmd.policy.save", "scope": "user" }),
+        json!({ "type": "cmd.policy.save", "scope": "everyone" }),
         json!({ "type": "cmd.unknown" }),
         json!("text"),
     ] {

@@ -60,6 +60,9 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let request = UpdateSessionRequest { update_mask, ttl: hour(), ..Default::default() };
             not_found(sessions().map(|name| UpdateSessionRequest { name, ..request.clone() }))
         }
+        "codelia.v1.SessionService.ReleaseSession" => {
+            not_found(sessions().map(|name| ReleaseSessionRequest { name, reason: "mine".into() }))
+        }
         "codelia.v1.SessionService.CloseSession" => {
             not_found(sessions().map(|name| CloseSessionRequest { name }))
         }
@@ -85,6 +88,10 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         }
         "codelia.v1.RunService.SignalRun" => {
             not_found(runs().map(|name| SignalRunRequest { name, signal: 15 }))
+        }
+        "codelia.v1.RunService.ApplyChanges" => not_found(runs().map(|name| ApplyChangesRequest { name })),
+        "codelia.v1.RunService.DiscardChanges" => {
+            not_found(runs().map(|name| DiscardChangesRequest { name }))
         }
         "codelia.v1.PolicyService.CheckPolicy" => {
             let policy = Some(Policy::default());
@@ -131,6 +138,9 @@ fn of_scope_policies(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.PolicyService.ListScopePolicyVersions" => {
             let name = ids.tenant.clone();
             not_found([ListScopePolicyVersionsRequest { scope, name, ..Default::default() }])
+        }
+        "codelia.v1.PolicyService.ListProjects" => {
+            Expected::Unmentioned(ListProjectsRequest::default().encode_to_vec())
         }
         "codelia.v1.PolicyService.DryRunScopePolicy" => {
             let (name, policy) = (ids.tenant.clone(), Some(Policy::default()));
@@ -254,6 +264,13 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.FileService.RemoveFile" => {
             not_found(sessions().map(|parent| RemoveFileRequest { parent, path: path(), recursive: true }))
         }
+        "codelia.v1.FileService.ExportFiles" => {
+            not_found(sessions().map(|parent| ExportFilesRequest { parent, ..Default::default() }))
+        }
+        "codelia.v1.FileService.ImportFiles" => not_found(sessions().map(|parent| {
+            let open = ImportFilesOpen { parent, ..Default::default() };
+            ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }
+        })),
         "codelia.v1.FileService.EditFile" => not_found(sessions().map(|parent| EditFileRequest {
             parent,
             path: path(),

@@ -100,7 +100,10 @@ async fn is_answered(address: &str, tls: Option<ClientTlsConfig>) -> bool {
     };
     let Ok(endpoint) = endpoint else { return false };
     let mut worker = WorkerServiceClient::new(endpoint.connect_lazy());
-    worker.offer_session(OfferSessionRequest { session_id: uuid::Uuid::now_v7().to_string() }).await.is_ok()
+    worker
+        .offer_session(OfferSessionRequest { session_id: uuid::Uuid::now_v7().to_string(), is_new: false })
+        .await
+        .is_ok()
 }
 
 #[tokio::test]

@@ -225,3 +225,36 @@ async fn tools_are_managed_on_the_command_line() -> Result<()> {
     assert!(cli(&client, &["tools", "show", "echo"]).await?.stderr.contains("not found"));
     cluster.end().await
 }
+
+#[tokio::test]
+async fn transactional_tool_drops_changes_of_escape_attempt() -> Result<()> {
+    let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?.name;
+    let level = IsolationLevel::IsolationLevel0;
+    let impossible = ToolDeclaration { transactional: true, ..declaration(level) };
+    let status = register(&client, impossible).await.err().context("refused")?;
+    ensure!(refusal(&status).fields == ["declaration.transactional"], "{status:?}");
+    let level = IsolationLevel::IsolationLevel2;
+    register(&client, ToolDeclaration { transactional: true, ..declaration(level) }).await?;
+
+    let tree = "find . -exec stat -c '%n %a %u %Y %s' {} + | sort; cat * | sha256sum";
+    succeeds(&client, &session, "mkdir dir; echo 1 > dir/file; echo 1 > file").await?;
+    let before = client.exec(&session, tree).await?.stdout_text();
+    // The request does not say that the run is transactional.
+    let attempt = "echo 2 > file; rm -r dir; unshare --user true; exit 0";
+    let run = client.start(with_tool(shell(&session, attempt))).await?;
+    client.watch_to_end(&run.name, 0).await?;
+    let ended = client.get_run(&run.name).await?;
+    ensure!(ended.transaction() == TransactionMode::Apply && ended.violation_count > 0, "{ended:?}");
+    ensure!(ended.changes.is_some_and(|it| it.state() == ChangesState::Dropped));
+    ensure!(client.exec(&session, tree).await?.stdout_text() == before);
+    // The control: without the tool, the changes are seen.
+    client.exec(&session, attempt).await?;
+    ensure!(client.exec(&session, tree).await?.stdout_text() != before);
+
+    let container = StartRunRequest { mode: SandboxMode::Container.into(), ..shell(&session, "true") };
+    let status = client.start(with_tool(container)).await.err().context("refused")?;
+    ensure!(refusal(&status).fields == ["tool.transaction"], "{status:?}");
+    cluster.end().await
+}

@@ -23,7 +23,7 @@ fn transactional(session: &str, script: &str) -> StartRunRequest {
 }
 
 /// Executes a run to its end.
-async fn run(client: &Client, request: StartRunRequest) -> Result<Run> {
+pub(crate) async fn run(client: &Client, request: StartRunRequest) -> Result<Run> {
     let run = client.start(request).await?;
     client.watch_to_end(&run.name, 0).await?;
     Ok(client.get_run(&run.name).await?)
@@ -36,7 +36,7 @@ fn exit_code(run: &Run) -> Option<i32> {
     }
 }
 
-fn changes(run: &Run) -> Result<&Changes> {
+pub(crate) fn changes(run: &Run) -> Result<&Changes> {
     run.changes.as_ref().with_context(|| format!("{run:?}"))
 }
 
@@ -56,7 +56,7 @@ fn leftovers(cluster: &Cluster) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-async fn nothing_is_left(cluster: &Cluster) {
+pub(crate) async fn nothing_is_left(cluster: &Cluster) {
     let is_clean = || async { leftovers(cluster).is_ok_and(|found| found.is_empty()).then_some(()) };
     eventually("no changes are left", is_clean).await;
 }
@@ -124,6 +124,11 @@ async fn bwrap_changes_are_applied_or_dropped() -> Result<()> {
 #[tokio::test]
 async fn nsjail_changes_are_applied_or_dropped() -> Result<()> {
     changes_are_applied_or_dropped("nsjail").await
+}
+
+#[tokio::test]
+async fn native_changes_are_applied_or_dropped() -> Result<()> {
+    changes_are_applied_or_dropped("native").await
 }
 
 #[tokio::test]

@@ -179,8 +179,17 @@ impl Cluster {
 
     /// Restarts a worker that has exited, with its id and settings.
     pub async fn restart_worker(&mut self, number: usize) -> Result<()> {
-        ensure!(self.workers[number].process.has_ended()?, "worker {number} is still running");
         let settings = self.workers[number].settings.clone();
+        self.replace_worker(number, settings).await
+    }
+
+    /// Restarts a worker that has exited, with its id and these settings.
+    pub async fn restart_worker_with(&mut self, number: usize, settings: &[(&str, &str)]) -> Result<()> {
+        self.replace_worker(number, owned(settings)).await
+    }
+
+    async fn replace_worker(&mut self, number: usize, settings: Vec<(String, String)>) -> Result<()> {
+        ensure!(self.workers[number].process.has_ended()?, "worker {number} is still running");
         self.workers[number] = self.start_worker(number, settings).await?;
         Ok(())
     }

@@ -54,6 +54,7 @@ impl HeldRun {
             secret_env: None,
             check_quotas: true,
             key: KeyId::generate(),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: Some(&approval),

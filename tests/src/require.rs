@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 25] = [
+const NEEDS: [&str; 26] = [
     "postgres",
     "pgbouncer",
     "cgroup",
@@ -23,6 +23,7 @@ const NEEDS: [&str; 25] = [
     "logical",
     "bwrap",
     "nsjail",
+    "native",
     "container",
     "podman",
     "vm",

@@ -1,27 +1,29 @@
 //! Starts a program and waits for it, on all cores, as often as possible.
 
 use std::{
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
+use codelia_tests::Scratch;
 use tokio::task::spawn_blocking;
 
 use crate::measure::Measured;
 
 /// A typical bubblewrap command line.
-const BWRAP: &str = "bwrap --unshare-all --die-with-parent --clearenv --cap-drop ALL --ro-bind /usr /usr \
+pub(crate) const BWRAP: &str = "bwrap --unshare-all --die-with-parent --clearenv --cap-drop ALL --ro-bind /usr /usr \
     --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp true";
 
 /// A loop that only starts processes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Loop {
-    words: &'static str,
+pub(crate) struct Loop<'a> {
+    words: &'a str,
     lanes: usize,
 }
 
-impl Loop {
+impl Loop<'static> {
     /// Runs `true` in this many lanes.
     pub(crate) fn of_true(lanes: usize) -> Self {
         Self { words: "/bin/true", lanes }
@@ -31,27 +33,36 @@ impl Loop {
     pub(crate) fn of_bwrap(lanes: usize) -> Self {
         Self { words: BWRAP, lanes }
     }
+}
+
+impl<'a> Loop<'a> {
+    /// Runs a program with its arguments, separated by spaces, in this many lanes.
+    pub(crate) fn of(words: &'a str, lanes: usize) -> Self {
+        Self { words, lanes }
+    }
 
     /// Runs the loop for `time`.
     pub(crate) async fn measure(self, time: Duration) -> Result<Measured> {
-        Measured::of(
-            self.lanes,
-            time,
-            |_| async move { spawn_blocking(move || fork_and_exec(self.words)).await? },
-        )
+        // Some programs leave files in the working directory, so each lane has its own.
+        let directories = (0..self.lanes).map(|_| Scratch::new()).collect::<Result<Vec<_>>>()?;
+        Measured::of(self.lanes, time, |lane| {
+            let (words, directory) = (self.words.to_owned(), directories[lane].path().to_owned());
+            async move { spawn_blocking(move || fork_and_exec(&words, &directory)).await? }
+        })
         .await
     }
 }
 
-fn fork_and_exec(words: &str) -> Result<Duration> {
+fn fork_and_exec(line: &str, directory: &Path) -> Result<Duration> {
     let begin = Instant::now();
-    let mut words = words.split_whitespace();
+    let mut words = line.split_whitespace();
     let status = Command::new(words.next().unwrap_or_default())
         .args(words)
+        .current_dir(directory)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()?;
-    ensure!(status.success(), "{status}");
+    ensure!(status.success(), "{status}: {line}");
     Ok(begin.elapsed())
 }

@@ -1,4 +1,5 @@
-//! Processor time of one run in each process of an installation. `docs/scaling.md` computes with it.
+//! What one run costs: processor time of each process of an installation, statements and log (WAL) of
+//! the database. `docs/scaling.md` and ADR 7 compute with it.
 
 use std::{
     collections::BTreeMap,
@@ -10,12 +11,13 @@ use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
 
+use super::statement_counts::CountStart;
 use crate::{measure::Measured, processor_time::ProcessorTime, runs::Runs};
 
-/// How long runs are counted in each mode.
-const WINDOW: Duration = Duration::from_secs(20);
+/// How many seconds runs are counted in each mode.
+pub(crate) const SECONDS: u64 = 10;
 
-/// Processor time of one run in one mode.
+/// The cost of one run in one mode.
 #[derive(Debug)]
 pub(crate) struct Capacity {
     mode: &'static str,
@@ -23,19 +25,22 @@ pub(crate) struct Capacity {
     runs_per_second: f64,
     /// Milliseconds of one run, by process.
     millis: BTreeMap<&'static str, f64>,
+    /// What the database did for one run.
+    database: Vec<String>,
 }
 
 /// Measures concurrent runs in each mode: in sessions that exist, and in a new one for each.
-pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Vec<Capacity>> {
+pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) -> Result<Vec<Capacity>> {
+    let window = Duration::from_secs(seconds);
     let mut all = Vec::new();
     for mode in ["logical", "bwrap"] {
         let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
         let shape = ClusterOptions { slots: 4 * cores, settings, ..ClusterOptions::default() };
         let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
         let runs = Runs::prepare(&cluster, "capacity", 4 * cores).await?;
-        all.push(Capacity::of(&cluster, mode, "sessions that exist", runs.outcome(WINDOW)).await?);
+        all.push(Capacity::of(&cluster, mode, "sessions that exist", runs.outcome(window)).await?);
         let client = Runs::client(&cluster, "sessions").await?;
-        let sessions = Measured::of(4 * cores, WINDOW, |_| Runs::first_byte_in_new_session(&client));
+        let sessions = Measured::of(4 * cores, window, |_| Runs::first_byte_in_new_session(&client));
         all.push(Capacity::of(&cluster, mode, "a new session for each", sessions).await?);
         cluster.end().await?;
     }
@@ -49,15 +54,23 @@ impl Capacity {
         sessions: &'static str,
         runs: impl Future<Output = Result<Measured>>,
     ) -> Result<Self> {
+        let counts = CountStart::now(&cluster.database).await?;
         let before = ProcessorTime::of(cluster).await?;
         let begin = Instant::now();
         let count = runs.await?.count();
         let took = begin.elapsed().as_secs_f64();
         let used = ProcessorTime::of(cluster).await?.since(&before);
+        let counts = counts.end(&cluster.database).await?;
         #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
         let count = count as f64;
         let millis = used.into_iter().map(|(name, seconds)| (name, seconds * 1000.0 / count));
-        Ok(Self { mode, sessions, runs_per_second: count / took, millis: millis.collect() })
+        Ok(Self {
+            mode,
+            sessions,
+            runs_per_second: count / took,
+            millis: millis.collect(),
+            database: counts.lines(count),
+        })
     }
 }
 
@@ -71,6 +84,6 @@ impl fmt::Display for Capacity {
         for (process, millis) in &self.millis {
             writeln!(f, "    {process:<24} {millis:>7.2} ms {:>9.0}", 1000.0 / millis)?;
         }
-        Ok(())
+        self.database.iter().try_for_each(|line| writeln!(f, "    {line}"))
     }
 }

@@ -73,7 +73,8 @@ pub(crate) async fn ended_runs(database: &Database, template: SessionId, count: 
              INSERT INTO run_labels (token, run_id)
              SELECT unnest(label_tokens(tenant, '{{\"kind\": \"rare\"}}')), id FROM filled WHERE n % 1000 = 0;
              INSERT INTO tenant_output (tenant_id, day, bytes)
-             SELECT tenant, run_day(id), count(*) * 17 FROM filled GROUP BY 1, 2;
+             SELECT tenant, run_day(id), count(*) * 17 FROM filled GROUP BY 1, 2
+             ON CONFLICT (tenant_id, day) DO UPDATE SET bytes = tenant_output.bytes + excluded.bytes;
              DROP TABLE filled"
         ))
         .await

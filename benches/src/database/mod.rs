@@ -8,6 +8,7 @@ pub(crate) mod growth;
 pub(crate) mod lists;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
+pub(crate) mod statement_counts;
 mod store_load;
 
 use anyhow::Result;

@@ -70,14 +70,14 @@ impl StoreLoad {
             check_quota: false,
         };
         match self.store.session_create(new, self.quotas).await? {
-            SessionCreated::New(session, _) => Ok(session.id),
+            SessionCreated::New { session, .. } => Ok(session.id),
             other => bail!("{other:?}"),
         }
     }
 
     /// Acquires the lease of a session.
     pub(crate) async fn lease(&self, session: SessionId) -> Result<Lease> {
-        let lease = self.store.lease_acquire(session, &self.worker, self.incarnation).await?;
+        let lease = self.store.lease_acquire_first(session, &self.worker, self.incarnation).await?;
         lease.context("the lease was not acquired")
     }
 
@@ -96,6 +96,7 @@ impl StoreLoad {
             secret_env: None,
             check_quotas: false,
             key: KeyId::generate(),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: None,
@@ -117,6 +118,7 @@ impl StoreLoad {
             started_ago: Some(Duration::from_millis(5)),
             tail: vec![chunk],
             events: vec![],
+            held_for: None,
         };
         self.store
             .run_commit(
@@ -145,7 +147,7 @@ impl StoreLoad {
         let run = self.insert(session).await?;
         self.commit(run, &lease).await?;
         self.store.session_close(&self.tenant, &SessionRef::Id(session)).await?;
-        self.store.session_mark_removed(session, self.root).await?;
+        self.store.session_mark_removed(&[session], self.root).await?;
         Ok(begin.elapsed())
     }
 }

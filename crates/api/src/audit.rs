@@ -50,6 +50,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         ApiError::Tool(ToolError::Quarantined { .. } | ToolError::NotApproved { .. }) => {
             Some("tool".to_owned())
         }
+        ApiError::SessionQuarantined { .. } => Some("session".to_owned()),
         ApiError::CommandNotAllowed { rule, .. } => Some(format!("policy.{rule}")),
         ApiError::File(error) => error.denied_by(),
         ApiError::NotFound { .. }
@@ -70,6 +71,8 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::TenantExists
         | ApiError::SessionEnded { .. }
         | ApiError::RunNotRunning
+        | ApiError::WorkerOutdated
+        | ApiError::ChangesNotHeld { .. }
         | ApiError::SessionDataLost
         | ApiError::OutputExpired
         | ApiError::OutputDataLost { .. }

@@ -1,5 +1,6 @@
-//! Authentication: every request looks up its key, so that a revoked key stops working immediately.
-//! The layer wraps all services, so that every new method is protected.
+//! Authentication: every request looks up its key, or has it checked by the statement that records its
+//! run, so that a revoked key stops working immediately. The layer wraps all services, so that every new
+//! method is protected.
 
 use std::{
     convert::Infallible,
@@ -11,7 +12,7 @@ use std::{
 
 use codelia_policy::IsolationLevel;
 use codelia_server::{Source, hold_until_end};
-use codelia_store::{Caller, FoundKey, KeyStanding, Scope, Store};
+use codelia_store::{Caller, FoundKey, KeyStanding, KeyVersion, Scope, Store};
 use codelia_telemetry::metrics;
 use codelia_types::TenantId;
 use futures::future::BoxFuture;
@@ -26,6 +27,7 @@ use crate::{
     descriptors::Descriptors,
     key_guard::KeyGuard,
     key_uses::KeyUses,
+    known_keys::KnownKeys,
     message::{LimitedBody, MessageRules, RequestRules},
     options::Options,
     rate_limit::RateLimits,
@@ -50,12 +52,13 @@ const OPERATOR_METHODS: [&str; 8] = [
 /// Methods of the approval service that take decisions.
 const DECIDING_METHODS: [&str; 2] = ["DecideApproval", "RevokeApproval"];
 /// Methods of the policy service whose handlers decide who may call them.
-const SCOPE_METHODS: [&str; 5] = [
+const SCOPE_METHODS: [&str; 6] = [
     "SetScopePolicy",
     "GetScopePolicy",
     "DeleteScopePolicy",
     "RollbackScopePolicy",
     "ListScopePolicyVersions",
+    "ListProjects",
 ];
 /// Calls that may stay open as long as a run, or longer.
 const WATCHES: [&str; 3] = [
@@ -63,6 +66,9 @@ const WATCHES: [&str; 3] = [
     "/codelia.v1.ApprovalService/WatchApprovals",
     "/codelia.v1.AuditService/VerifyEvents",
 ];
+/// Calls that record a run. The statement that does so checks the key again, so a key that was valid a
+/// moment ago is not looked up first.
+const RECORDING: [&str; 2] = ["/codelia.v1.RunService/StartRun", "/codelia.v1.RunService/Exec"];
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Generates the secret of a key and the hash that the store keeps.
@@ -104,9 +110,17 @@ fn bearer_secret(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && encoded.len() == ENCODED_LEN).then_some(secret)
 }
 
-/// The caller that the layer authenticated.
+/// The caller that the layer authenticated. Fails if its key was not looked up for this call: see
+/// [`admitted`].
 pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, ApiError> {
-    extensions.get::<Caller>().cloned().ok_or(ApiError::Unauthenticated)
+    let admitted = admitted(extensions)?;
+    admitted.unchecked.is_none().then(|| admitted.caller.clone()).ok_or(ApiError::Unauthenticated)
+}
+
+/// The caller of a call that records a run. Its key must be checked with the run, or by
+/// [`AdmittedCaller::check`].
+pub(crate) fn admitted(extensions: &Extensions) -> Result<Arc<AdmittedCaller>, ApiError> {
+    extensions.get::<Arc<AdmittedCaller>>().cloned().ok_or(ApiError::Unauthenticated)
 }
 
 /// Whether the caller's key has the scope.
@@ -153,6 +167,7 @@ fn authorize(caller: &Caller, path: &str) -> Result<(), ApiError> {
             "/codelia.v1.PolicyService" if SCOPE_METHODS.contains(&method) => {
                 &[Scope::Run, Scope::Admin, Scope::Operator]
             }
+            "/codelia.v1.SessionService" if method == "ReleaseSession" => &[Scope::Admin, Scope::Operator],
             "/codelia.v1.AdminService" if OPERATOR_METHODS.contains(&method) => &[Scope::Operator],
             "/codelia.v1.AdminService" => &[Scope::Admin, Scope::Operator],
             _ => &[Scope::Run],
@@ -172,6 +187,7 @@ pub(crate) struct AuthLayer {
     unisolated_tenant: Option<TenantId>,
     keys: Arc<KeyGuard>,
     key_uses: Arc<KeyUses>,
+    known_keys: Arc<KnownKeys>,
     sign_ins: Arc<SignIns>,
     calls: Arc<CallsInFlight>,
     rules: Arc<RequestRules>,
@@ -185,20 +201,54 @@ impl AuthLayer {
             unisolated_tenant: options.unisolated_tenant.clone(),
             keys: Arc::new(KeyGuard::new(options.calls.failed_keys_per_minute)),
             key_uses: Arc::default(),
+            known_keys: Arc::default(),
             sign_ins: Arc::default(),
             calls: CallsInFlight::new(options.calls),
             rules: Arc::new(RequestRules::new(descriptors, options.calls.message_timeout)),
         }
     }
 
-    async fn admit(&self, request: RequestHead) -> Result<(Caller, CallPermit), ApiError> {
-        let FoundKey { mut caller, standing, use_is_stale } = self.authenticate(&request).await?;
-        if self.unisolated_tenant.as_ref() == Some(&caller.tenant) {
-            caller.floor = IsolationLevel::None;
+    async fn admit(self, request: RequestHead) -> Result<(AdmittedCaller, CallPermit), ApiError> {
+        if let Some((caller, version, permit)) = self.admit_known(&request) {
+            return Ok((AdmittedCaller { caller, unchecked: Some((version, self, request)) }, permit));
         }
-        tracing::Span::current().record("tenant", caller.tenant.as_str());
-        request.tenant.set(&caller.tenant);
-        self.requests.check(&caller.tenant, per_second(caller.quotas.requests_per_second))?;
+        let found = self.identify(&request).await?;
+        self.requests.check(&found.caller.tenant, per_second(found.caller.quotas.requests_per_second))?;
+        let caller = self.accept(found, &request).await?;
+        let permit = self.calls.open(caller.key, WATCHES.contains(&request.path.as_str()))?;
+        Ok((AdmittedCaller { caller, unchecked: None }, permit))
+    }
+
+    /// Admits a call that records a run if its key was valid a moment ago. If anything speaks against it,
+    /// the key is looked up to say exactly what.
+    fn admit_known(&self, request: &RequestHead) -> Option<(Caller, KeyVersion, CallPermit)> {
+        if !RECORDING.contains(&request.path.as_str()) {
+            return None;
+        }
+        let (caller, version) = self.known_keys.get(&request.key_hash?, Instant::now())?;
+        if !self.sign_ins.is_recorded(caller.key, request.source) {
+            return None;
+        }
+        authorize(&caller, &request.path).ok()?;
+        let permit = self.calls.open(caller.key, false).ok()?;
+        self.requests.check(&caller.tenant, per_second(caller.quotas.requests_per_second)).ok()?;
+        request.belongs_to(&caller);
+        Some((caller, version, permit))
+    }
+
+    /// Looks the key up, whether calls with it are accepted or not.
+    async fn identify(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
+        let mut found = self.authenticate(request).await?;
+        if self.unisolated_tenant.as_ref() == Some(&found.caller.tenant) {
+            found.caller.floor = IsolationLevel::None;
+        }
+        request.belongs_to(&found.caller);
+        Ok(found)
+    }
+
+    /// Fails unless calls with the key are accepted and it may make this one.
+    async fn accept(&self, found: FoundKey, request: &RequestHead) -> Result<Caller, ApiError> {
+        let FoundKey { caller, standing, use_is_stale, version } = found;
         let refusal = match standing {
             KeyStanding::Valid => None,
             KeyStanding::Expired => Some(ApiError::KeyExpired),
@@ -213,8 +263,10 @@ impl AuthLayer {
             self.key_uses.record(&self.store, &caller);
         }
         authorize(&caller, &request.path)?;
-        let permit = self.calls.open(caller.key, WATCHES.contains(&request.path.as_str()))?;
-        Ok((caller, permit))
+        if let Some(hash) = request.key_hash {
+            self.known_keys.set(hash, caller.clone(), version, Instant::now());
+        }
+        Ok(caller)
     }
 
     async fn authenticate(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
@@ -227,6 +279,8 @@ impl AuthLayer {
 
     async fn find_key(&self, request: &RequestHead) -> Result<FoundKey, ApiError> {
         let hash = request.key_hash.ok_or(ApiError::Unauthenticated)?;
+        // Until it is found to be valid again.
+        self.known_keys.remove(&hash);
         let lookup = self.keys.begin(hash, request.source, Instant::now())?;
         metrics().key_lookup();
         match self.store.key_authenticate(&hash).await {
@@ -242,7 +296,32 @@ impl AuthLayer {
     }
 }
 
+/// A caller that a layer admitted.
+#[derive(Debug, Clone)]
+pub(crate) struct AdmittedCaller {
+    /// The caller, as it was when its key was last looked up.
+    pub(crate) caller: Caller,
+    /// Set if the key was not looked up for this call.
+    unchecked: Option<(KeyVersion, AuthLayer, RequestHead)>,
+}
+
+impl AdmittedCaller {
+    /// What the statement that records a run must find unchanged; `None` if the key was looked up for this
+    /// call.
+    pub(crate) fn unchecked_version(&self) -> Option<KeyVersion> {
+        self.unchecked.as_ref().map(|(version, ..)| *version)
+    }
+
+    /// Looks the key up, if that was not done for this call.
+    pub(crate) async fn check(&self) -> Result<Caller, ApiError> {
+        let Some((_, auth, request)) = &self.unchecked else { return Ok(self.caller.clone()) };
+        let found = auth.identify(request).await?;
+        auth.accept(found, request).await
+    }
+}
+
 /// What authentication needs of a request.
+#[derive(Debug, Clone)]
 struct RequestHead {
     /// `None` if the key is missing or malformed.
     key_hash: Option<[u8; 32]>,
@@ -259,6 +338,12 @@ impl RequestHead {
             path: request.uri().path().to_owned(),
             tenant: request.extensions().get().cloned().unwrap_or_default(),
         }
+    }
+
+    /// Names the tenant in the trace and the log.
+    fn belongs_to(&self, caller: &Caller) {
+        tracing::Span::current().record("tenant", caller.tenant.as_str());
+        self.tenant.set(&caller.tenant);
     }
 }
 
@@ -308,8 +393,8 @@ where
         let (auth, head) = (self.auth.clone(), RequestHead::of(&request));
         Box::pin(async move {
             match auth.admit(head).await {
-                Ok((caller, permit)) => {
-                    request.extensions_mut().insert(caller);
+                Ok((admitted, permit)) => {
+                    request.extensions_mut().insert(Arc::new(admitted));
                     let permit = Arc::new(permit);
                     let response = inner.call(limited(request, rules, Some(permit.clone()))).await?;
                     Ok(hold_until_end(response, permit))
@@ -325,13 +410,13 @@ fn limited(request: Request<Body>, rules: MessageRules, permit: Option<Arc<CallP
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use codelia_store::Quotas;
     use codelia_types::KeyId;
 
     use super::*;
 
-    fn caller_with(scopes: &[Scope]) -> Caller {
+    pub(crate) fn caller_with(scopes: &[Scope]) -> Caller {
         Caller {
             key: KeyId::generate(),
             tenant: "a".parse().unwrap(),

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     dispatch::Dispatch,
+    files::Traversals,
     flags::FlagRules,
     options::Options,
     quota::{OutputQuota, RunQuota, SessionQuota},
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     /// The rules of mode flags.
     pub(crate) flags: FlagRules,
     pub(crate) tenant_policies: TenantPolicies,
+    /// Sessions with file calls that left their workspace.
+    pub(crate) traversals: Traversals,
     /// Tools that runs named lately.
     pub(crate) tools: ToolCache,
     pub(crate) output_quota: OutputQuota,

@@ -91,9 +91,11 @@ impl RequestRules {
 fn max_bytes(path: &str) -> usize {
     let Some(method) = path.strip_prefix("/codelia.v1.") else { return MAX_WITHOUT_KEY };
     match method {
-        "RunService/StartRun" | "RunService/Exec" | "FileService/WriteFile" | "FileService/EditFile" => {
-            MAX_CONTENT
-        }
+        "RunService/StartRun"
+        | "RunService/Exec"
+        | "FileService/WriteFile"
+        | "FileService/ImportFiles"
+        | "FileService/EditFile" => MAX_CONTENT,
         "SessionService/CreateSession"
         | "SessionService/UpdateSession"
         | "PolicyService/CheckPolicy"
@@ -378,7 +380,7 @@ mod tests {
             .method_paths()
             .filter(|path| rules.of(path, Framing::Prefixed).max_bytes > MAX_PLAIN)
             .collect();
-        assert_eq!(large.len(), 12, "{large:?}");
+        assert_eq!(large.len(), 13, "{large:?}");
         assert_eq!(rules.of("/grpc.health.v1.Health/Check", Framing::Prefixed).max_bytes, MAX_WITHOUT_KEY);
         assert_eq!(rules.of("/codelia.v1.RunService/Exec", Framing::Prefixed).pace, Pace::EachFrame);
         assert_eq!(rules.of("/codelia.v1.RunService/WatchRun", Framing::Prefixed).pace, Pace::Whole);

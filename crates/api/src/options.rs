@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use codelia_policy::{Ceilings, Limits, Policy};
+use codelia_policy::{Ceilings, EscapeOptions, Limits, Policy};
 use codelia_server::TlsFiles;
 use codelia_store::{Retention, SecretKey};
 use codelia_types::{Mode, NetworkMode, TenantId};
@@ -52,6 +52,8 @@ pub struct Options {
     pub cors_origins: CorsOrigins,
     /// Whether to log a line for each call.
     pub access_log: bool,
+    /// What is done when a file call tries to leave its workspace.
+    pub escape: EscapeOptions,
     /// Where alerts about attempts to escape are sent.
     pub webhook: Option<Webhook>,
     /// How long rows are kept, unless their tenant has a retention of its own.

@@ -57,6 +57,7 @@ list_requests!(
     ListFlagHistoryRequest(),
     ListFlagsRequest(),
     ListKeysRequest(),
+    ListProjectsRequest(),
     ListRunsRequest(labels),
     ListScopePolicyVersionsRequest(),
     ListSessionsRequest(labels),

@@ -184,6 +184,14 @@ impl PolicyService for Policies {
         Ok(Response::new(self.history(&caller, request.into_inner()).await?))
     }
 
+    async fn list_projects(
+        &self,
+        request: Request<v1::ListProjectsRequest>,
+    ) -> Result<Response<v1::ListProjectsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.projects(&caller, request.into_inner()).await?))
+    }
+
     async fn dry_run_scope_policy(
         &self,
         request: Request<v1::DryRunScopePolicyRequest>,

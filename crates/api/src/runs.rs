@@ -5,8 +5,8 @@ use std::{pin::Pin, sync::Arc, time::Instant};
 use codelia_policy::{IsolationLevel, RunSpec};
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{
-    Caller, EventKind, Grant, NewApproval, NewRun, Quotas, Run, RunAdmission, RunFilter, RunState, Scope,
-    SessionRef,
+    Caller, EventKind, Grant, KeyVersion, NewApproval, NewRun, Quotas, Run, RunAdmission, RunFilter,
+    RunState, Scope, SessionRef,
 };
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{ApprovalId, RunId, SessionId};
@@ -21,8 +21,10 @@ use crate::{
         approval::{approval_needed, may_ask},
         check_available,
     },
-    audit, auth,
+    audit,
+    auth::{self, AdmittedCaller},
     cancel::{cancel_run, cancellation},
+    changes,
     context::Context,
     dispatch::Push,
     live_usage,
@@ -70,9 +72,37 @@ impl Runs {
         self.context.with_policy(caller, is_large, parse).await
     }
 
+    /// Parses and records a run. If the caller's key was not looked up, the statement that records the run
+    /// checks it. Any refusal is only for the owner of a valid key, so then the key is looked up, and the
+    /// run admitted as if it were new.
+    async fn start_admitted(
+        &self,
+        admitted: &AdmittedCaller,
+        wire: v1::StartRunRequest,
+        ends_with_caller: bool,
+    ) -> Result<(Caller, RecordedRun), ApiError> {
+        if let Some(version) = admitted.unchecked_version() {
+            let caller = &admitted.caller;
+            let recorded = match self.parse(caller, wire.clone(), ends_with_caller).await {
+                Ok(request) => self.admit(caller, request, Some(version)).await,
+                Err(error) => Err(error),
+            };
+            match recorded {
+                Ok(recorded) => return Ok((caller.clone(), recorded)),
+                // The run may have been recorded.
+                Err(error) if !error.is_refusal() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let caller = admitted.check().await?;
+        let request = self.parse(&caller, wire, ends_with_caller).await?;
+        let recorded = self.start(&caller, request).await?;
+        Ok((caller, recorded))
+    }
+
     async fn start(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {
         let session = request.session.clone();
-        let recorded = self.admit(caller, request).await;
+        let recorded = self.admit(caller, request, None).await;
         if let Err(error) = &recorded {
             let store = &self.context.store;
             audit::record(store, caller, EventKind::RunRefused, Some(&session), error).await;
@@ -80,7 +110,12 @@ impl Runs {
         recorded
     }
 
-    async fn admit(&self, caller: &Caller, mut request: RunRequest) -> Result<RecordedRun, ApiError> {
+    async fn admit(
+        &self,
+        caller: &Caller,
+        mut request: RunRequest,
+        key_version: Option<KeyVersion>,
+    ) -> Result<RecordedRun, ApiError> {
         let Context { options, store, session_cache, output_quota, run_quota, tools, .. } = &*self.context;
         let begun = Instant::now();
         let name = request.session.clone();
@@ -125,6 +160,7 @@ impl Runs {
             secret_env: secret_env.as_ref(),
             check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
             key: caller.key,
+            key_version,
             requested_by: may_ask(&spec).then_some(caller.key),
             traceparent: traceparent.as_deref(),
             approval: approval.as_ref(),
@@ -145,9 +181,14 @@ impl Runs {
             }
             RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
             RunAdmission::KeyReused => Err(ApiError::IdempotencyKeyReused),
+            RunAdmission::KeyChanged => Err(ApiError::Unauthenticated),
             RunAdmission::NoSession => Err(session_lookup::missing(store, &caller.tenant, &name).await),
             RunAdmission::SessionEnded => Err(session_lookup::ended(store, &caller.tenant, session).await),
             RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
+            RunAdmission::WorkerLacks => Err(ApiError::WorkerOutdated),
+            RunAdmission::SessionQuarantined(reason) => {
+                Err(ApiError::SessionQuarantined { id: session, reason })
+            }
             RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
         }
     }
@@ -268,6 +309,13 @@ impl Runs {
         }
     }
 
+    /// Applies or drops the changes of a run that wait for a decision.
+    async fn decide_changes(&self, caller: &Caller, name: &str, apply: bool) -> Result<v1::Run, ApiError> {
+        let run = self.find(caller, resource_name::run("name", name)?).await?;
+        let run = changes::decide(&self.context, caller, run, apply).await?;
+        Ok(shown(caller, &run, to_proto::run(&run)))
+    }
+
     /// Finds the run that a watch request names, and the position to send output from.
     async fn watched(&self, caller: &Caller, wire: v1::WatchRunRequest) -> Result<(Run, i64), ApiError> {
         let name = resource_name::run("name", &wire.name)?;
@@ -277,24 +325,28 @@ impl Runs {
 
     async fn open_exec(
         &self,
-        caller: Caller,
+        admitted: &AdmittedCaller,
         mut requests: Streaming<v1::ExecRequest>,
         deadline: Deadline,
     ) -> Result<EventReceiver, ApiError> {
-        let (recorded, position, starts) = match read_opening(&mut requests).await? {
+        let opening = match read_opening(&mut requests).await {
+            Ok(opening) => opening,
+            Err(error) => return Err(admitted.check().await.err().unwrap_or(error)),
+        };
+        let (caller, recorded, position, starts) = match opening {
             ExecOpening::Start(wire) => {
-                let request =
-                    self.parse(&caller, *wire, true).await.map_err(|error| error.within("start"))?;
-                let recorded = self.start(&caller, request).await.map_err(|error| error.within("start"))?;
-                (recorded, 0, true)
+                let started = self.start_admitted(admitted, *wire, true).await;
+                let (caller, recorded) = started.map_err(|error| error.within("start"))?;
+                (caller, recorded, 0, true)
             }
             ExecOpening::Attach(wire) => {
+                let caller = admitted.check().await?;
                 if wire.stored_only {
                     return Err(ApiError::invalid("attach.stored_only", "only for WatchRun; leave it unset"));
                 }
                 let (run, position) =
                     self.watched(&caller, wire).await.map_err(|error| error.within("attach"))?;
-                (RecordedRun { run, next: NextStep::Nothing }, position, false)
+                (caller, RecordedRun { run, next: NextStep::Nothing }, position, false)
             }
         };
         let (events, receiver) = mpsc::channel(EVENT_BUFFER);
@@ -335,9 +387,9 @@ impl RunService for Runs {
         &self,
         request: Request<v1::StartRunRequest>,
     ) -> Result<Response<v1::StartRunResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let request = self.parse(&caller, request.into_inner(), false).await?;
-        let RecordedRun { run, next } = self.start(&caller, request).await?;
+        let admitted = auth::admitted(request.extensions())?;
+        let (caller, RecordedRun { run, next }) =
+            self.start_admitted(&admitted, request.into_inner(), false).await?;
         match next {
             NextStep::Nothing => {}
             NextStep::Push(push) => drop(self.push(&run, push)),
@@ -369,9 +421,9 @@ impl RunService for Runs {
         &self,
         request: Request<Streaming<v1::ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
-        let caller = auth::caller(request.extensions())?;
+        let admitted = auth::admitted(request.extensions())?;
         let deadline = Deadline::from_request(&request);
-        let events = self.open_exec(caller, request.into_inner(), deadline).await?;
+        let events = self.open_exec(&admitted, request.into_inner(), deadline).await?;
         let events = events.map(|event| event.map(|event| v1::ExecResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))
     }
@@ -429,5 +481,23 @@ impl RunService for Runs {
         let caller = auth::caller(request.extensions())?;
         let run = self.signal(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::SignalRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
+    }
+
+    async fn apply_changes(
+        &self,
+        request: Request<v1::ApplyChangesRequest>,
+    ) -> Result<Response<v1::ApplyChangesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let run = self.decide_changes(&caller, &request.get_ref().name, true).await?;
+        Ok(Response::new(v1::ApplyChangesResponse { run: Some(run) }))
+    }
+
+    async fn discard_changes(
+        &self,
+        request: Request<v1::DiscardChangesRequest>,
+    ) -> Result<Response<v1::DiscardChangesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let run = self.decide_changes(&caller, &request.get_ref().name, false).await?;
+        Ok(Response::new(v1::DiscardChangesResponse { run: Some(run) }))
     }
 }

@@ -128,6 +128,25 @@ impl Policies {
         Ok(v1::ListScopePolicyVersionsResponse { versions, next_page_token })
     }
 
+    pub(crate) async fn projects(
+        &self,
+        caller: &Caller,
+        wire: v1::ListProjectsRequest,
+    ) -> Result<v1::ListProjectsResponse, ApiError> {
+        let mut page = Page::<String, _>::parse(&caller.tenant, &wire)?;
+        while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
+            let rows = self.context.store.project_list(&caller.tenant, page.after.as_deref(), limit).await?;
+            page.add(rows, |(name, change)| {
+                let tenant = caller.tenant.clone();
+                let of = ScopeRef { tenant, scope: PolicyScope::Project, name: name.clone() };
+                (name, change_to_proto(&of, change))
+            });
+        }
+        let (projects, next_page_token) = page.finish();
+        Ok(v1::ListProjectsResponse { projects, next_page_token })
+    }
+
     pub(crate) async fn dry_run(
         &self,
         caller: &Caller,

@@ -41,7 +41,8 @@ impl SessionCache {
         entries.get(&(tenant.clone(), id)).cloned()
     }
 
-    fn insert(&self, tenant: &TenantId, id: SessionId, spec: SessionSpec) -> Arc<SessionSpec> {
+    /// Remembers the spec of a session.
+    pub(crate) fn insert(&self, tenant: &TenantId, id: SessionId, spec: SessionSpec) -> Arc<SessionSpec> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= MAX_ENTRIES {
             entries.clear();

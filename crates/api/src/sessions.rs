@@ -9,7 +9,7 @@ use codelia_policy::{FlagSubject, NetworkPolicy, Policy};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
     Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
-    SessionState,
+    SessionState, WorkerCandidate,
 };
 use codelia_telemetry::task;
 use codelia_types::SessionId;
@@ -17,7 +17,7 @@ use serde_json::Value;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    admission::{SessionRequest, admit_policy, check_available, fingerprint},
+    admission::{SessionRequest, admit_policy, fingerprint},
     audit, auth,
     context::Context,
     paging::Page,
@@ -52,7 +52,7 @@ impl Sessions {
     }
 
     async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
-        let Context { options, store, session_quota, flags, .. } = &*self.context;
+        let Context { options, store, session_cache, session_quota, flags, .. } = &*self.context;
         let is_large = request.policy.is_large();
         let id = SessionId::generate();
         let subject = FlagSubject { session: id, tenant: &caller.tenant, labels: &request.labels };
@@ -70,11 +70,6 @@ impl Sessions {
             flags.refused(flag.as_ref());
             error
         })?;
-        let available = check_available(store, spec.mode).await;
-        if let Err(ApiError::ModeUnavailable { .. }) = &available {
-            flags.refused(spec.flags.mode.as_ref());
-        }
-        available?;
         let new = NewSession {
             id,
             tenant: &caller.tenant,
@@ -90,15 +85,20 @@ impl Sessions {
         };
         let begun = Instant::now();
         match store.session_create(new, caller.quotas).await {
-            Ok(SessionCreated::New(session, open)) => {
+            Ok(SessionCreated::New { session, open, candidates }) => {
                 if let Some(open) = open {
                     session_quota.counted(&caller.tenant, [open], begun);
                 }
                 flags.created(&spec);
-                Ok(self.offer(*session).await)
+                session_cache.insert(&caller.tenant, id, spec);
+                Ok(self.offer(*session, candidates).await)
             }
             Ok(SessionCreated::Existing(session)) => Ok(*session),
             Ok(SessionCreated::KeyReused) => Err(ApiError::IdempotencyKeyReused),
+            Ok(SessionCreated::ModeUnavailable) => {
+                flags.refused(spec.flags.mode.as_ref());
+                Err(ApiError::ModeUnavailable { mode: spec.mode })
+            }
             Ok(SessionCreated::OverQuota) => Err(ApiError::QuotaExceeded { quota: "sessions" }),
             Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
             Err(error) => Err(error.into()),
@@ -106,10 +106,11 @@ impl Sessions {
     }
 
     /// Offers a new session to a worker, so that it has a lease before its first run.
-    async fn offer(&self, mut session: Session) -> Session {
-        let (context, id, mode) = (self.context.clone(), session.id, session.spec.mode);
+    async fn offer(&self, mut session: Session, candidates: Vec<WorkerCandidate>) -> Session {
+        let (context, id) = (self.context.clone(), session.id);
         // A task, so that the offer continues after the timeout.
-        let offer = task::background("offer", async move { context.dispatch.offer(id, mode).await });
+        let offer =
+            task::background("offer", async move { context.dispatch.offer_new(id, candidates).await });
         if let Ok(Ok(Some((worker, epoch)))) = tokio::time::timeout(OFFER_TIMEOUT, offer).await {
             session.holder = Some(worker);
             session.lease_epoch = epoch;
@@ -206,6 +207,16 @@ impl Sessions {
             task::background("close", async move { context.dispatch.close(&address, id).await });
         }
         Ok(session)
+    }
+
+    async fn release(&self, caller: &Caller, wire: v1::ReleaseSessionRequest) -> Result<Session, ApiError> {
+        let name = resource_name::session("name", &wire.name)?;
+        let reason = validate::reason(wire.reason)?;
+        let store = &self.context.store;
+        match store.session_release(&caller.tenant, &name, caller.key, &reason).await? {
+            Some(session) => Ok(session),
+            None => Err(session_lookup::missing(store, &caller.tenant, &name).await),
+        }
     }
 }
 
@@ -330,6 +341,15 @@ impl SessionService for Sessions {
         let caller = auth::caller(request.extensions())?;
         let session = self.close(&caller, request.into_inner()).await?;
         Ok(Response::new(v1::CloseSessionResponse { session: Some(to_proto::session(session)) }))
+    }
+
+    async fn release_session(
+        &self,
+        request: Request<v1::ReleaseSessionRequest>,
+    ) -> Result<Response<v1::ReleaseSessionResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let session = self.release(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ReleaseSessionResponse { session: Some(to_proto::session(session)) }))
     }
 }
 

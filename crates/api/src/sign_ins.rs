@@ -60,6 +60,14 @@ impl SignIns {
         stored
     }
 
+    /// Whether this server has recorded lately that the key is used from there.
+    pub(crate) fn is_recorded(&self, key: KeyId, source: Source) -> bool {
+        self.lock(|state| {
+            let at = state.used.get(&(key, source)).copied();
+            at.is_some_and(|at| at.elapsed() < USE_INTERVAL)
+        })
+    }
+
     /// Records in the background that a key was refused; `caller` if the key is known.
     pub(crate) fn refused(&self, store: &Store, caller: Option<&Caller>, source: Source, error: &ApiError) {
         let Some(count) = self.lock(|state| state.refusals_due(source, Instant::now())) else { return };

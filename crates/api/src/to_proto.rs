@@ -6,7 +6,8 @@ use codelia_store::{
     OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState,
     SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
-use codelia_types::{CommandSpec, Mode, Outcome};
+use codelia_types::{ChangesState, CommandSpec, Mode, Outcome, TransactionMode};
+use time::OffsetDateTime;
 
 use crate::retention;
 
@@ -32,6 +33,11 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
         policy: Some((&session.spec.policy).into()),
         allow_data_loss: session.allow_data_loss,
         project: session.spec.scopes.project.unwrap_or_default(),
+        quarantine: session.quarantine.map(|quarantine| v1::SessionQuarantine {
+            reason: quarantine.reason,
+            run_id: quarantine.run.map(|run| run.to_string()).unwrap_or_default(),
+            create_time: Some(timestamp_to_proto(quarantine.at)),
+        }),
     }
 }
 
@@ -74,7 +80,12 @@ pub(crate) fn run_with_env(run: &Run) -> v1::Run {
 }
 
 fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
+    let changes = run.changes.as_ref().map(|changes| v1::Changes {
+        expire_time: hold_expiry(run, changes.state).map(timestamp_to_proto),
+        ..changes.into()
+    });
     v1::Run {
+        changes,
         command: Some(command),
         mode: v1::SandboxMode::from(run.spec.mode).into(),
         network: run.spec.network.map_or(v1::NetworkMode::Unspecified, Into::into).into(),
@@ -83,6 +94,14 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
         tool: run.spec.tool.as_ref().map(|tool| tool.id.to_string()).unwrap_or_default(),
         transaction: run.spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
         ..run_without_spec(run)
+    }
+}
+
+/// When the changes of a run are dropped that wait for a decision.
+fn hold_expiry(run: &Run, state: ChangesState) -> Option<OffsetDateTime> {
+    match (state, run.spec.transaction) {
+        (ChangesState::Held, Some(TransactionMode::Hold { timeout })) => Some(run.ended_at? + timeout),
+        _ => None,
     }
 }
 
@@ -313,6 +332,10 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
         revoke_reason: approval.revoke_reason.unwrap_or_default(),
         path: approval.path,
         reach: approval_reach(approval.reach).into(),
+        pid: approval.reader.pid.cast_signed(),
+        exe: approval.reader.exe,
+        cwd: approval.reader.cwd,
+        subject: approval.subject.unwrap_or_default(),
     }
 }
 
@@ -348,6 +371,8 @@ fn approval_scope(scope: Option<ApprovalScope>) -> v1::ApprovalScope {
         None => v1::ApprovalScope::Unspecified,
         Some(ApprovalScope::Once) => v1::ApprovalScope::Once,
         Some(ApprovalScope::Session) => v1::ApprovalScope::Session,
+        Some(ApprovalScope::User) => v1::ApprovalScope::User,
+        Some(ApprovalScope::Project) => v1::ApprovalScope::Project,
         Some(ApprovalScope::Tenant) => v1::ApprovalScope::Tenant,
     }
 }

@@ -291,8 +291,16 @@ pub(crate) fn network(number: i32) -> Checked<Option<NetworkMode>> {
 }
 
 /// Validates a transaction mode; `None` if unset.
-pub(crate) fn transaction(number: i32) -> Checked<Option<TransactionMode>> {
-    enum_value::<v1::TransactionMode>("transaction", number).map(v1::TransactionMode::to_mode)
+pub(crate) fn transaction(
+    number: i32,
+    hold_timeout: Option<prost_types::Duration>,
+) -> Checked<Option<TransactionMode>> {
+    let mode = enum_value::<v1::TransactionMode>("transaction", number)?;
+    let timeout = ttl("hold_timeout", hold_timeout, TransactionMode::MAX_HOLD)?;
+    if timeout.is_some() && mode != v1::TransactionMode::Hold {
+        return invalid("hold_timeout", "only for TRANSACTION_MODE_HOLD; leave it unset");
+    }
+    Ok(mode.to_mode(timeout.unwrap_or(TransactionMode::DEFAULT_HOLD)))
 }
 
 /// Validates an enum value: unknown numbers are rejected, not ignored.

@@ -4,10 +4,12 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan};
-use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, Receipt, TerminalSize, Usage, Violation};
+use codelia_types::{
+    CommandSpec, Mode, NearLimit, Outcome, Receipt, SessionId, TerminalSize, Usage, Violation,
+};
 use tokio::sync::mpsc;
 
-use crate::{AskedReads, Error, UsageReader};
+use crate::{AskedReads, Error, IsolationCheck, Operations, UsageReader};
 
 /// One mode of isolation. To add a mode, implement this trait and run the conformance suite
 /// (`tests/conformance`) against it.
@@ -74,6 +76,10 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The leftovers could not be listed or removed. Call again later.
     async fn sweep(&self) -> Result<usize, Error>;
+
+    /// Removes what is kept for the next run of a session. Call it when the session is gone or its lease
+    /// is; a run of it may come later nevertheless.
+    fn forget_session(&self, _: SessionId) {}
 
     /// Removes what the sandboxes of this process share on the host, such as a parent control
     /// group. Call it when no sandbox is left.
@@ -171,6 +177,12 @@ pub trait Running: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Takes what was logged of the command. Complete once [`wait`](Running::wait) has returned. `None`
+    /// if the plan logs nothing, and on the second call.
+    fn take_operations(&mut self) -> Option<Operations> {
+        None
+    }
+
     /// The limits that the command gets near to, as [`wait`](Running::wait) sees that: a bounded
     /// channel with each limit at most once. `None` on the second call.
     fn near_limits(&mut self) -> Option<mpsc::Receiver<NearLimit>> {
@@ -180,6 +192,12 @@ pub trait Running: Send + Sync + std::fmt::Debug {
     /// Reads what the command uses. `None` if nothing counts it: mode `logical` without a control
     /// group.
     fn usage_reader(&self) -> Option<UsageReader> {
+        None
+    }
+
+    /// Checks that the processes of the command stay in their sandbox. `None` in modes in which they
+    /// have no common ancestor on the host (`container`), or no sandbox (`logical`).
+    fn isolation_check(&self) -> Option<IsolationCheck> {
         None
     }
 

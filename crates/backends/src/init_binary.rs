@@ -55,7 +55,7 @@ pub(crate) async fn call(
     match report {
         Some(Report::Ready) => Ok(control.take_descriptors()),
         Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-        Some(Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_)) => {
+        Some(Report::Started | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_)) => {
             Err(Error::UnexpectedMessage)
         }
         None => sent.and(Err(Error::InitExited)),

@@ -1,7 +1,8 @@
-//! What the isolating modes (bwrap, nsjail, container) share.
+//! What the isolating modes (bwrap, nsjail, native, container) share.
 
 use std::path::Path;
 
+use codelia_init::{Failure, Step};
 use codelia_policy::{Ids, Limit, Plan, egress_remedy};
 use codelia_sys::{Errno, Pid, process, pty};
 use codelia_types::{Mode, NetworkMode};
@@ -84,6 +85,30 @@ pub(crate) fn ids(plan: &Plan) -> Result<Ids, Error> {
 /// A path as text. Tools and engines take their mounts as text.
 pub(crate) fn utf8(path: &Path) -> Result<&str, Error> {
     path.to_str().ok_or(Error::Unenforceable { field: "mounts" })
+}
+
+/// How to fix a failure of `codelia-init` in any mode on the host's kernel.
+pub(crate) fn init_remedy(error: &Error) -> &'static str {
+    match error {
+        Error::InitFailed(Failure { step: Step::SetRlimits, .. }) => {
+            "start the worker with a hard limit of core dumps of at least 1 (systemd: LimitCORE=1)"
+        }
+        // Without a private view of the runtime, a command could watch and lock files of the host.
+        Error::InitFailed(Failure { step: Step::PrivateRuntime, .. }) => {
+            "use a kernel with overlayfs that ordinary users may mount (5.11 or later), with /usr on a file \
+             system that it supports, at most one overlay deep"
+        }
+        _ => "fix what the error names; the worker's log has details",
+    }
+}
+
+pub(crate) fn overlay_gap(error: &Error) -> Gap {
+    Gap {
+        missing: format!("overlays of host directories: {error}"),
+        remedy: "use a kernel that lets the worker mount overlays (5.19 or later as root, 5.11 or later for \
+                 other users), with programs and temporary files on ext4, xfs or btrfs"
+            .to_owned(),
+    }
 }
 
 pub(crate) fn executables_gap(error: &Error) -> Gap {

@@ -4,7 +4,8 @@
 //! fallback. The same `codelia-init` runs inside every sandbox, so a plan means the same in every
 //! mode.
 //!
-//! Start reading at [`Backend`]. The modes: [`Logical`], [`bwrap()`], [`nsjail()`], [`container()`].
+//! Start reading at [`Backend`]. The modes: [`Logical`], [`bwrap()`], [`nsjail()`], [`native()`],
+//! [`container()`].
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod init_binary;
 mod isolation;
 mod logical;
 mod mask;
+mod native;
 mod probe;
 mod sandbox;
 mod seccomp;
@@ -39,9 +41,12 @@ pub use error::Error;
 pub use host_runtime::host_runtime;
 pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};
+pub use native::{NativeOptions, native};
 pub use sandbox::{
     cgroups::can_enforce_limits,
-    reads::{AskedReads, ReadDecision},
+    isolation_check::{Drift, IsolationCheck},
+    operations::{Operation, Operations},
+    reads::{AskedReads, ReadDecision, ReadRequest, Reader},
 };
 pub use tool::{ToolOptions, bwrap::bwrap, nsjail::nsjail};
 pub use usage_reader::UsageReader;

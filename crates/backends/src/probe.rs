@@ -2,17 +2,24 @@
 
 use std::{
     collections::BTreeMap,
+    env,
     path::{Path, PathBuf},
 };
 
+use async_trait::async_trait;
 use codelia_policy::{
     EgressRules, Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, NetworkPolicy,
-    Plan, PlanTarget, Policy, RunSpec,
+    Plan, PlanTarget, Policy, RunSpec, limits_remedy,
 };
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
 
-use crate::{Error, Gap, Prepared, Stdio, isolation::PROBE};
+use crate::{
+    Capabilities, Error, Gap, Prepared, Stdio,
+    isolation::{self, PROBE},
+    sandbox::cgroups::Cgroups,
+    tool::overlay,
+};
 
 /// User ids of probes start here. Nothing else uses ids this high.
 const FIRST_PROBE_UID: u32 = 0x7000_0000;
@@ -116,6 +123,69 @@ pub(crate) fn reads_plan(mode: Mode, init: &Path, host: Enforceable) -> Result<P
         security.asked_reads = vec!["/run".into()];
     }
     Ok(plan)
+}
+
+/// A mode on the host's kernel, as the probe tries it.
+#[async_trait]
+pub(crate) trait Probed: Sync {
+    const MODE: Mode;
+
+    /// Path of `codelia-init`.
+    fn init(&self) -> &Path;
+
+    /// Creates a sandbox.
+    async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error>;
+
+    /// What is missing if no sandbox can be created.
+    fn gap(&self, error: &Error) -> Gap;
+}
+
+/// Tries everything that a plan may need: limits, a whole sandbox, and its optional parts.
+pub(crate) async fn capabilities<P: Probed>(mode: &P, cgroups: &Cgroups, watch_limits: bool) -> Capabilities {
+    let mut gaps = Vec::new();
+    let limits = cgroups.probe(limits_remedy(P::MODE, watch_limits), &mut gaps);
+    let limits = Enforceable { violations: true, watches: watch_limits, ..limits };
+    let plan = |only| isolated_plan(P::MODE, mode.init(), limits, only);
+    if let Err(error) = try_plan(mode, plan(None)).await {
+        gaps.push(mode.gap(&error));
+        return Capabilities { mode: P::MODE, usable: false, enforceable: limits, gaps };
+    }
+    let mut is_possible = |tried: Result<(), Error>, gap: &dyn Fn(&Error) -> Gap| match tried {
+        Ok(()) => true,
+        Err(error) => {
+            gaps.push(gap(&error));
+            false
+        }
+    };
+    let tried = try_plan(mode, plan(Some(Path::new(PROBE)))).await;
+    let executables = is_possible(tried, &isolation::executables_gap);
+    let tried = try_plan(mode, egress_plan(P::MODE, mode.init(), limits)).await;
+    let egress = is_possible(tried, &|error| isolation::egress_gap(P::MODE, error));
+    let overlays = is_possible(try_overlay(mode, plan(None)).await, &isolation::overlay_gap);
+    let tried = try_plan(mode, reads_plan(P::MODE, mode.init(), limits)).await;
+    let asked_reads = is_possible(tried, &isolation::reads_gap);
+    let network = true;
+    let enforceable =
+        Enforceable { network, egress, syscalls: true, executables, asked_reads, overlays, ..limits };
+    // Without limits it would refuse every run.
+    let usable = limits.limits() || watch_limits;
+    Capabilities { mode: P::MODE, usable, enforceable, gaps }
+}
+
+/// Runs a trivial command through a whole sandbox.
+async fn try_plan(mode: &impl Probed, plan: Result<Plan, Error>) -> Result<(), Error> {
+    run(mode.create(&plan?).await?, Path::new(PROBE)).await
+}
+
+/// The same with an overlay over `/usr`.
+async fn try_overlay(mode: &impl Probed, plan: Result<Plan, Error>) -> Result<(), Error> {
+    let mut plan = plan?;
+    let layers = env::temp_dir().join(plan.sandbox.to_string());
+    let (source, target) = ("/usr".into(), "/usr".into());
+    plan.mounts.push(Mount::Overlay { source, target, layer: layers.join("usr") });
+    let tried = try_plan(mode, Ok(plan)).await;
+    let removed = overlay::remove_layers(&layers);
+    tried.and(Ok(removed?))
 }
 
 /// Runs `codelia-init --version`, which needs nothing else.

@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, bail};
 use codelia_backends::{
-    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions, ToolOptions, bwrap,
-    container, nsjail,
+    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions, NativeOptions,
+    ToolOptions, bwrap, container, native, nsjail,
 };
 use codelia_types::Mode;
 use codelia_worker::UidRange;
@@ -16,7 +16,8 @@ use crate::{
 };
 
 /// Order of preference if no mode is configured. Modes that use the host's programs and start in
-/// milliseconds come before the one that needs an image. `logical` isolates nothing and must be chosen.
+/// milliseconds come before the one that needs an image. `native` is new and must be chosen; `logical`
+/// isolates nothing and must be, too.
 const PREFERENCE: [Mode; 3] = [Mode::Bwrap, Mode::Nsjail, Mode::Container];
 
 const NO_ISOLATION: &str = "; to run commands without isolation, use --mode logical";
@@ -45,6 +46,13 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
             sandbox_uids,
             engine_sockets: vec![config.sandbox.container_socket.clone()],
             watch_limits,
+        })?),
+        Arc::new(native(NativeOptions {
+            init: init.clone(),
+            cgroup_parent: cgroup_parent.clone(),
+            engine_sockets: vec![config.sandbox.container_socket.clone()],
+            watch_limits,
+            max_templates: config.sandbox.native_templates,
         })?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),

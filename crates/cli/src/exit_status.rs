@@ -154,7 +154,8 @@ fn time(duration: Option<&prost_types::Duration>) -> Option<Duration> {
 /// Describes a system call that the policy blocked.
 pub(crate) fn blocked_call(violation: &ViolationEvent) -> String {
     let args: Vec<String> = violation.args.iter().map(|arg| format!("{arg:#x}")).collect();
-    format!("{}: {}({})", violation.kind, violation.syscall, args.join(", "))
+    let path = if violation.path.is_empty() { String::new() } else { format!(" {}", violation.path) };
+    format!("{}: {}({}){path}", violation.kind, violation.syscall, args.join(", "))
 }
 
 /// Says that a run is near a limit. `None` for output: its caller gets all of it.
@@ -308,7 +309,10 @@ mod tests {
             number: 41,
             args: vec![38, 5],
             count: 1,
+            path: String::new(),
         };
         assert_eq!(blocked_call(&violation), "SYSCALL_BLOCKED: socket(0x26, 0x5)");
+        let exec = ViolationEvent { syscall: "execve".into(), path: "/usr/bin/id".into(), ..violation };
+        assert_eq!(blocked_call(&exec), "SYSCALL_BLOCKED: execve(0x26, 0x5) /usr/bin/id");
     }
 }

@@ -57,6 +57,7 @@ fn transaction(mode: v1::TransactionMode) -> Option<&'static str> {
         v1::TransactionMode::Unspecified => None,
         v1::TransactionMode::Apply => Some("apply"),
         v1::TransactionMode::Preview => Some("preview"),
+        v1::TransactionMode::Hold => Some("hold"),
     }
 }
 
@@ -67,6 +68,7 @@ pub(crate) fn changes(changes: &v1::Changes) -> Value {
         "added": changes.added,
         "changed": changes.changed,
         "removed": changes.removed,
+        "expire_time": timestamp(changes.expire_time.as_ref()),
         "entries": changes.entries.iter().map(change).collect::<Vec<_>>(),
     })
 }
@@ -75,6 +77,7 @@ pub(crate) fn changes(changes: &v1::Changes) -> Value {
 pub(crate) fn changes_state(state: v1::ChangesState) -> &'static str {
     match state {
         v1::ChangesState::Applied => "applied",
+        v1::ChangesState::Held => "held",
         v1::ChangesState::Dropped | v1::ChangesState::Unspecified => "dropped",
     }
 }
@@ -149,6 +152,11 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "idle_ttl_ns": nanos(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
         "project": non_empty(&session.project),
+        "quarantine": session.quarantine.as_ref().map(|quarantine| json!({
+            "reason": quarantine.reason,
+            "run_id": non_empty(&quarantine.run_id),
+            "create_time": timestamp(quarantine.create_time.as_ref()),
+        })),
         "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
         "limits": session.limits.as_ref().map(limits),
@@ -166,10 +174,14 @@ pub(crate) fn approval(approval: &v1::Approval) -> Value {
         "host": non_empty(&approval.host),
         "port": Some(approval.port).filter(|port| *port != 0),
         "path": non_empty(&approval.path),
+        "pid": Some(approval.pid).filter(|pid| *pid != 0),
+        "exe": non_empty(&approval.exe),
+        "cwd": non_empty(&approval.cwd),
         "reach": approval_reach(approval),
         "message": approval.message,
         "state": approval_state(approval),
         "scope": approval_scope(approval),
+        "subject": non_empty(&approval.subject),
         "requested_by": approval.requested_by,
         "decided_by": non_empty(&approval.decided_by),
         "reason": non_empty(&approval.reason),
@@ -237,6 +249,8 @@ pub(crate) fn approval_scope(approval: &v1::Approval) -> Option<&'static str> {
         v1::ApprovalScope::Unspecified => None,
         v1::ApprovalScope::Once => Some("once"),
         v1::ApprovalScope::Session => Some("session"),
+        v1::ApprovalScope::User => Some("user"),
+        v1::ApprovalScope::Project => Some("project"),
         v1::ApprovalScope::Tenant => Some("tenant"),
     }
 }
@@ -433,6 +447,7 @@ pub(crate) fn run_state(run: &v1::Run) -> &'static str {
 pub(crate) fn session_state(session: &v1::Session) -> &'static str {
     match session.state() {
         v1::SessionState::Unspecified => "unknown",
+        v1::SessionState::Open if session.quarantine.is_some() => "quarantined",
         v1::SessionState::Open => "open",
         v1::SessionState::Ended => "ended",
     }
@@ -558,6 +573,7 @@ fn violation(violation: &v1::ViolationEvent) -> Value {
         // As text: not every JSON parser keeps 64 bits.
         "args": violation.args.iter().map(|arg| format!("{arg:#x}")).collect::<Vec<_>>(),
         "count": violation.count,
+        "path": non_empty(&violation.path),
     })
 }
 

@@ -8,6 +8,7 @@ mod protocol;
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
     Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity,
-    Launch, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, PrivatePath, Report, Request,
-    RestrictRequest, Rlimit, SecuritySetup, Setup, StagedMount, Step, View,
+    HOST_PROC, Launch, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, OwnMount, PrivatePath,
+    Report, Request, RestrictRequest, Rlimit, STAGING_DIR, SecuritySetup, Setup, StagedMount, Step, Template,
+    TemplateMount, TemplateRequest, View,
 };

@@ -18,6 +18,7 @@ mod overlay;
 mod process_tree;
 mod restrict;
 mod setup;
+mod template;
 mod view;
 
 use std::{
@@ -51,6 +52,8 @@ fn main() -> ExitCode {
         mount_flags::serve(&mut control)
     } else if is_first_argument("--egress") {
         network::serve(&mut control)
+    } else if is_first_argument("--template") {
+        template::serve(&mut control)
     } else {
         serve(&mut control)
     };

@@ -19,7 +19,11 @@ type Find = fn(&str) -> Option<u64>;
 
 /// The counters of a sandbox's own network. Empty if the network is not its own.
 #[derive(Debug, Default)]
-pub(crate) struct NoRouteCounters(Vec<(File, Find)>);
+pub(crate) struct NoRouteCounters {
+    files: Vec<(File, Find)>,
+    /// The count at the beginning: an earlier sandbox of the session may have had the network.
+    before: u64,
+}
 
 impl NoRouteCounters {
     /// Opens the counters. A kernel without IPv6 has no file for it.
@@ -27,15 +31,24 @@ impl NoRouteCounters {
         if !matches!(security.expected.namespaces.get("net"), Some(ExpectedNamespace::Not(_))) {
             return Self::default();
         }
-        let open = |(path, find): (&str, Find)| File::open(path).ok().map(|file| (file, find));
-        Self(FILES.into_iter().filter_map(open).collect())
+        // Each file is read once.
+        Self { files: open_files(), before: sum(open_files()) }
     }
 
     /// The number of attempts. What cannot be read counts as none.
     pub(crate) fn count(self) -> u64 {
-        let counts = self.0.into_iter().filter_map(|(file, find)| find(&read(file)?));
-        counts.fold(0, u64::saturating_add)
+        sum(self.files).saturating_sub(self.before)
     }
+}
+
+fn open_files() -> Vec<(File, Find)> {
+    let open = |(path, find): (&str, Find)| File::open(path).ok().map(|file| (file, find));
+    FILES.into_iter().filter_map(open).collect()
+}
+
+fn sum(files: Vec<(File, Find)>) -> u64 {
+    let counts = files.into_iter().filter_map(|(file, find)| find(&read(file)?));
+    counts.fold(0, u64::saturating_add)
 }
 
 /// With `read` alone: init's filter allows no other call on files.

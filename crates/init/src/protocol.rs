@@ -13,6 +13,9 @@
 //! Where no descriptor can be passed out of the sandbox, init keeps the launch socket and relays:
 //! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
 //! have no terminal.
+//!
+//! In mode `native` a template's process starts init, on a socket of its own ([`TemplateRequest`]).
+//! `started` comes before everything else on the control socket then.
 
 use std::{
     collections::BTreeMap,
@@ -72,6 +75,117 @@ pub struct Overlay {
     /// their owners, and nothing is durable before the worker makes it so.
     pub is_transaction: bool,
 }
+
+/// A message to `codelia-init --template`: first `create`, then any number of `start`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateRequest {
+    /// Make the template. The answer is `ready`.
+    Create(Box<Template>),
+    /// Start a sandbox out of the template. Carries its control socket, on which the answer comes:
+    /// `started`, then everything that init sends.
+    Start,
+}
+
+/// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
+/// with the session's user holds them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
+    /// The host name.
+    pub hostname: Option<String>,
+    /// The user inside. Outside it is the user of this process.
+    pub uid: u32,
+    /// The group inside.
+    pub gid: u32,
+    /// Whether its sandboxes have networks of their own, with loopback.
+    pub has_networks: bool,
+    /// The mounts that all sandboxes share, in order.
+    pub mounts: Vec<TemplateMount>,
+    /// The mounts that each sandbox makes on top of them, in order.
+    pub own_mounts: Vec<OwnMount>,
+}
+
+/// A mount or file of a template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateMount {
+    /// A directory or file of the host, with the mounts below it.
+    Bind {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// Whether it is writable.
+        writable: bool,
+    },
+    /// A copy of a file of the host.
+    Copy {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+    },
+    /// A file with this text.
+    File {
+        /// Inside.
+        target: PathBuf,
+        /// The text.
+        text: String,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Path of the link, inside.
+        target: PathBuf,
+        /// The target of the link.
+        to: PathBuf,
+    },
+    /// A minimal `/dev`, with these devices of the host.
+    Dev {
+        /// Their names.
+        devices: Vec<String>,
+    },
+}
+
+/// A mount that each sandbox of a template makes for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OwnMount {
+    /// `/proc` of its PID namespace.
+    Proc,
+    /// `/dev/pts`.
+    Terminals {
+        /// How many terminals can be open.
+        max: u32,
+    },
+    /// A tmpfs.
+    Tmpfs {
+        /// Inside.
+        target: PathBuf,
+        /// Size in bytes.
+        size_bytes: u64,
+    },
+    /// A mount that the template made elsewhere, because it belongs above or below one of these.
+    Staged {
+        /// Where the template made it.
+        staged: PathBuf,
+        /// Where it belongs.
+        target: PathBuf,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Path of the link, inside.
+        target: PathBuf,
+        /// The target of the link.
+        to: PathBuf,
+    },
+}
+
+/// The directory inside a sandbox with mounts that are moved elsewhere or must only exist. It is masked
+/// before a command starts.
+pub const STAGING_DIR: &str = "/.codelia-mounts";
+
+/// The host's `/proc` in a template. The kernel mounts a new one only where one is visible.
+pub const HOST_PROC: &str = "/.codelia-mounts/proc";
 
 /// The directory of the mount points, in the directory of the layers.
 pub const OVERLAY_MOUNTS_DIR: &str = "mounted";
@@ -150,6 +264,9 @@ pub struct View {
     pub private: Vec<PrivatePath>,
     /// Paths to hide.
     pub masked: Vec<Mask>,
+    /// Whether init's mount namespace belongs to its own user namespace already.
+    #[serde(default)]
+    pub owns_mounts: bool,
 }
 
 /// A directory or file of the host's runtime.
@@ -287,6 +404,8 @@ pub struct Rlimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
+    /// The sandbox is started out of a template. Carries the pidfd of its init.
+    Started,
     /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
     /// TCP listener of the resolver, and those that are not bound.
     Egress,
@@ -438,6 +557,18 @@ pub enum Step {
     OverlayMount,
     /// Set `nosuid` and `nodev` on the mounts of a container.
     RestrictMounts,
+    /// Create the namespaces of a template.
+    TemplateNamespaces,
+    /// Create the mounts of a template.
+    TemplateMounts,
+    /// Create or enter a network of a template.
+    TemplateNetwork,
+    /// Start a sandbox out of a template.
+    StartSandbox,
+    /// Map the ids of a sandbox, and have it end with its template.
+    JoinTemplate,
+    /// Create the mounts that a sandbox of a template has for itself.
+    OwnMounts,
 }
 
 /// How the command ended, and what its processes used.

@@ -48,7 +48,8 @@ type Made = Vec<(PathBuf, ExpectedMount)>;
 
 /// Creates the view. Returns the mounts that it made.
 pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made, Failure> {
-    mount::unshare_mounts_and_cgroups().map_err(at(Step::UnshareView))?;
+    let unshare = if view.owns_mounts { mount::unshare_cgroups } else { mount::unshare_mounts_and_cgroups };
+    unshare().map_err(at(Step::UnshareView))?;
     let files = Files::create().map_err(at_io(Step::UnshareView))?;
     let table = proc_self::mounts().map_err(at(Step::PrivateRuntime))?;
     make_submounts_read_only(expected, &table).map_err(at(Step::MaskPaths))?;

@@ -33,6 +33,9 @@ pub struct Policy {
     pub environment: EnvironmentPolicy,
     /// The commands that are refused before they start. Not a security boundary.
     pub command: CommandPolicy,
+    /// What the command does that is logged.
+    #[serde(skip_serializing_if = "LoggingPolicy::is_empty")]
+    pub logging: LoggingPolicy,
     /// Fields that the scopes below may set freely, such as `resources.max_memory_bytes`, within the
     /// policy of the installation. Only a policy of a scope has it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -72,7 +75,7 @@ impl IsolationLevel {
     pub fn of(mode: Mode) -> Self {
         match mode {
             Mode::Logical => Self::None,
-            Mode::Bwrap | Mode::Nsjail | Mode::Container => Self::Full,
+            Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container => Self::Full,
         }
     }
 }
@@ -330,4 +333,23 @@ pub struct CommandPolicy {
     /// Maximum length of the command, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u64>,
+}
+
+/// What a command does that is logged, for people who want to know. Not a security boundary: a command
+/// can have the log show another name than the one that it uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoggingPolicy {
+    /// Whether signals that the command sends are logged. Default: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signals: Option<bool>,
+    /// Whether operations that change files are logged. Default: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_operations: Option<bool>,
+}
+
+impl LoggingPolicy {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }

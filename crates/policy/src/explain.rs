@@ -37,7 +37,7 @@ pub struct ExplainedField {
 }
 
 /// Every field with a description of its default.
-pub(crate) const FIELDS: [(&str, &str); 49] = [
+pub(crate) const FIELDS: [(&str, &str); 51] = [
     ("isolation_level", "the level of the mode"),
     ("filesystem.mode", "writes to read_write_paths reach the host, and no read waits"),
     ("filesystem.root_path", "/workspace"),
@@ -87,6 +87,8 @@ pub(crate) const FIELDS: [(&str, &str); 49] = [
     ("command.allowed_patterns", "any"),
     ("command.blocked_patterns", "none"),
     ("command.max_length", "any"),
+    ("logging.signals", "false"),
+    ("logging.file_operations", "false"),
 ];
 
 impl Policy {

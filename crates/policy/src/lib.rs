@@ -20,6 +20,7 @@ mod document;
 mod dry_run;
 mod duration_text;
 mod egress;
+mod escape;
 mod explain;
 mod files;
 mod flags;
@@ -43,13 +44,15 @@ mod validate;
 
 pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
+    IsolationLevel, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
+    SyscallPolicy,
 };
 pub use dry_run::{DryRun, DryRunResult};
 pub use egress::{
     CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS,
     EgressDecision, EgressLimits, EgressRules,
 };
+pub use escape::{EscapeOptions, EscapeResponse, Severity, UnknownResponse};
 pub use explain::{ExplainedField, Source};
 pub use files::{FileAccess, FileDenied};
 pub use flags::{
@@ -62,8 +65,8 @@ pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;
 pub use plan::{
-    Enforceable, HostInfo, Ids, IoLimits, Plan, PlanError, PlanTarget, Security, SyscallRules, egress_remedy,
-    limits_remedy,
+    Enforceable, HostInfo, Ids, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security, SyscallRules,
+    egress_remedy, limits_remedy,
 };
 pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};

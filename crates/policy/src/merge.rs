@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use crate::{
     CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemMode, FilesystemPolicy, LimitsRequest,
-    NetworkPolicy, PathTrie, Policy, ProcessPolicy, ResourcePolicy, SyscallMode, SyscallPolicy,
-    egress::DEFAULT_EGRESS_PORTS, hosts, plan::DEFAULT_VIOLATION_LIMIT,
+    LoggingPolicy, NetworkPolicy, PathTrie, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
+    SyscallPolicy, egress::DEFAULT_EGRESS_PORTS, hosts, plan::DEFAULT_VIOLATION_LIMIT,
 };
 use codelia_types::NetworkMode;
 
@@ -46,6 +46,7 @@ impl Policy {
             syscalls: self.syscalls.merge(&lower.syscalls),
             environment: self.environment.merge(&lower.environment),
             command: self.command.merge(&lower.command),
+            logging: self.logging.merge(&lower.logging),
             // Only scopes delegate: see `Scopes`.
             delegate: Vec::new(),
         }
@@ -247,6 +248,16 @@ impl CommandPolicy {
             allowed_patterns: intersect(&self.allowed_patterns, &lower.allowed_patterns, equal),
             blocked_patterns: union(&self.blocked_patterns, &lower.blocked_patterns),
             max_length: min(self.max_length, lower.max_length),
+        }
+    }
+}
+
+impl LoggingPolicy {
+    fn merge(&self, lower: &Self) -> Self {
+        // What one policy wants to be logged is logged.
+        Self {
+            signals: self.signals.max(lower.signals),
+            file_operations: self.file_operations.max(lower.file_operations),
         }
     }
 }

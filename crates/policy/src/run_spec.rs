@@ -49,6 +49,20 @@ pub struct RunTool {
 }
 
 impl RunSpec {
+    /// What workers of this version can do that earlier ones cannot.
+    pub const FEATURES: [&str; 2] = [Self::TRANSACTIONS, Self::HELD_CHANGES];
+    const TRANSACTIONS: &str = "transactions";
+    const HELD_CHANGES: &str = "held_changes";
+
+    /// What its worker must be able to do: an earlier version would ignore the option.
+    #[must_use]
+    pub fn needs(&self) -> Option<&'static [&'static str]> {
+        match self.transaction? {
+            TransactionMode::Apply | TransactionMode::Preview => Some(&[Self::TRANSACTIONS]),
+            TransactionMode::Hold { .. } => Some(&Self::FEATURES),
+        }
+    }
+
     /// The wall time limit.
     #[must_use]
     pub fn timeout(&self) -> Duration {

@@ -141,6 +141,22 @@ const NEVER: &[&[&str]] = &[
     ],
 ];
 
+/// Calls that no ordinary program makes: they serve to administer a machine, or to take it over. An
+/// attempt is a sign of an escape.
+#[rustfmt::skip]
+const HOSTILE: &[&str] = &[
+    "mount", "umount2", "pivot_root", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick",
+    "mount_setattr", "open_by_handle_at", "setns", "bpf", "kexec_load", "kexec_file_load", "init_module",
+    "finit_module", "delete_module", "reboot",
+];
+
+/// Calls that an escape needs and that some ordinary programs try: debuggers, browsers, container tools,
+/// asynchronous runtimes. Of `clone`, only the flags for namespaces are blocked.
+#[rustfmt::skip]
+const DANGEROUS: &[&str] = &[
+    "ptrace", "perf_event_open", "userfaultfd", "io_uring_setup", "chroot", "unshare", "clone", "clone3", "keyctl",
+];
+
 /// What `LEVEL_1` allows in addition: calls that are not needed by most programs, and neither leave the
 /// sandbox nor change the host. All of them are in [`NEVER`].
 #[rustfmt::skip]
@@ -176,6 +192,16 @@ pub fn never_allowed() -> impl Iterator<Item = &'static str> {
     NEVER.iter().copied().flatten().copied()
 }
 
+/// Whether no ordinary program makes this call.
+pub(crate) fn is_hostile(name: &str) -> bool {
+    HOSTILE.contains(&name)
+}
+
+/// Whether an escape needs this call, and ordinary programs try it as well.
+pub(crate) fn is_dangerous(name: &str) -> bool {
+    DANGEROUS.contains(&name)
+}
+
 /// Whether this is the name of a system call.
 #[must_use]
 pub fn is_known(name: &str) -> bool {
@@ -194,25 +220,15 @@ mod tests {
         assert_eq!(all.len(), distinct.len());
     }
 
+    /// All dangerous calls but `clone`, of which only some flags are blocked.
+    fn dangerous() -> impl Iterator<Item = &'static str> {
+        HOSTILE.iter().chain(DANGEROUS).copied().filter(|name| *name != "clone")
+    }
+
     #[test]
     fn dangerous_calls_are_not_allowed() {
-        for name in [
-            "ptrace",
-            "kexec_load",
-            "open_by_handle_at",
-            "perf_event_open",
-            "bpf",
-            "userfaultfd",
-            "io_uring_setup",
-            "mount",
-            "umount2",
-            "pivot_root",
-            "chroot",
-            "unshare",
-            "setns",
-            "keyctl",
-        ] {
-            assert!(!allowed(false).iter().any(|allowed| allowed == name), "{name}");
+        for name in dangerous() {
+            assert!(!is_allowed(name, false), "{name}");
             assert!(is_known(name), "{name}");
         }
     }
@@ -220,10 +236,9 @@ mod tests {
     #[test]
     fn process_level_adds_no_dangerous_call() {
         assert!(PROCESS_LEVEL.iter().all(|name| NEVER.iter().any(|group| group.contains(name))));
-        let dangerous = "kexec_load open_by_handle_at perf_event_open bpf userfaultfd io_uring_setup mount umount2 \
-                         pivot_root chroot unshare setns clone3 keyctl ptrace init_module reboot sync";
-        for name in dangerous.split_whitespace() {
-            assert!(!allowed_at_process_level(false).iter().any(|allowed| allowed == name), "{name}");
+        let allowed = allowed_at_process_level(false);
+        for name in dangerous().chain(["sync"]) {
+            assert!(!allowed.iter().any(|allowed| allowed == name), "{name}");
         }
     }
 

@@ -2,11 +2,11 @@
 //!
 //! A pattern is matched word by word in linear time, so that no pattern of a tenant is expensive.
 
-use codelia_types::ToolId;
+use codelia_types::{Mode, ToolId};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Ceilings, IsolationLevel, Policy, PolicyError,
+    Ceilings, IsolationLevel, Plan, Policy, PolicyError,
     format::{self, Format, ParseError},
 };
 
@@ -34,7 +34,7 @@ pub struct ToolDeclaration {
     pub command_pattern: Option<String>,
     /// Tightens the policy of the session. Its isolation level is that of the tool; without one, `LEVEL_2`.
     pub policy: Policy,
-    /// Whether its runs change files only if they succeed. Not supported yet, so it is refused.
+    /// Whether its runs change files only if they succeed, whatever their caller says.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub transactional: bool,
 }
@@ -119,10 +119,19 @@ impl ToolDeclaration {
         }
         self.check_executables()?;
         self.command_pattern.as_deref().map_or(Ok(()), check_pattern)?;
-        if self.transactional {
-            return fail("transactional", "is not supported yet; leave it out");
-        }
+        self.check_transactional()?;
         Ok(self.policy.validate(ceilings)?)
+    }
+
+    /// Refuses what no run of a transactional tool could have.
+    fn check_transactional(&self) -> Result<(), ToolError> {
+        let mode = if self.level() == IsolationLevel::None { Mode::Logical } else { Mode::Bwrap };
+        match Plan::check_transaction(mode, &self.policy) {
+            Err(error) if self.transactional => {
+                fail("transactional", error.remedy.unwrap_or("needs a mode with isolation"))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     fn check_executables(&self) -> Result<(), ToolError> {
@@ -277,7 +286,14 @@ mod tests {
         for pattern in ["", "a  b", "* a", "a ** b", "a x**", "a **x", "a ********* b", &"a".repeat(1001)] {
             assert_eq!(field(&tool(&[], Some(pattern))), "command_pattern", "{pattern}");
         }
-        assert_eq!(field(&ToolDeclaration { transactional: true, ..tool(&["a"], None) }), "transactional");
+        let transactional =
+            |policy: Policy| field(&ToolDeclaration { transactional: true, policy, ..tool(&["a"], None) });
+        assert_eq!(transactional(Policy::default()), "");
+        let none = Some(IsolationLevel::None);
+        assert_eq!(transactional(Policy { isolation_level: none, ..Policy::default() }), "transactional");
+        let mut shared = Policy::default();
+        shared.filesystem.read_write_paths = Some(vec!["/srv/shared".into()]);
+        assert_eq!(transactional(shared), "transactional");
         let mut bad = tool(&["a"], None);
         bad.policy.syscalls.violation_limit = Some(0);
         assert_eq!(field(&bad), "policy.syscalls.violation_limit");

@@ -8,8 +8,8 @@ use std::{path::PathBuf, time::Duration};
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
     EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits,
-    LimitsRequest, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
-    Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy,
+    ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -166,26 +166,32 @@ fn environment_and_command() -> impl Strategy<Value = (EnvironmentPolicy, Comman
     )
 }
 
+fn logging() -> impl Strategy<Value = LoggingPolicy> {
+    (of(any::<bool>()), of(any::<bool>()))
+        .prop_map(|(signals, file_operations)| LoggingPolicy { signals, file_operations })
+}
+
 /// Boxed: several of them at once would not fit on the stack of a test.
 fn policies() -> BoxedStrategy<Policy> {
     let level = of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
-    (level, filesystem(), process(), network(), resources(), syscall_policy(), environment_and_command())
-        .prop_map(
-            |(isolation_level, filesystem, process, network, resources, syscalls, (environment, command))| {
-                Policy {
-                    isolation_level,
-                    filesystem,
-                    container: ContainerPolicy::default(),
-                    process,
-                    network,
-                    resources,
-                    syscalls,
-                    environment,
-                    command,
-                    delegate: Vec::new(),
-                }
-            },
-        )
+    let rest = (environment_and_command(), logging());
+    (level, filesystem(), process(), network(), resources(), syscall_policy(), rest)
+        .prop_map(|(isolation_level, filesystem, process, network, resources, syscalls, (pair, logging))| {
+            let (environment, command) = pair;
+            Policy {
+                isolation_level,
+                filesystem,
+                container: ContainerPolicy::default(),
+                process,
+                network,
+                resources,
+                syscalls,
+                environment,
+                command,
+                logging,
+                delegate: Vec::new(),
+            }
+        })
         .boxed()
 }
 

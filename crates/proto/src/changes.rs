@@ -1,5 +1,7 @@
 //! Transactional runs and their changes.
 
+use std::time::Duration;
+
 use codelia_types::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
 
 use crate::{
@@ -12,18 +14,20 @@ impl From<TransactionMode> for v1::TransactionMode {
         match mode {
             TransactionMode::Apply => Self::Apply,
             TransactionMode::Preview => Self::Preview,
+            TransactionMode::Hold { .. } => Self::Hold,
         }
     }
 }
 
 impl v1::TransactionMode {
-    /// The mode; `None` if it is unspecified.
+    /// The mode; `None` if it is unspecified. Held changes wait for `hold_timeout`.
     #[must_use]
-    pub fn to_mode(self) -> Option<TransactionMode> {
+    pub fn to_mode(self, hold_timeout: Duration) -> Option<TransactionMode> {
         match self {
             Self::Unspecified => None,
             Self::Apply => Some(TransactionMode::Apply),
             Self::Preview => Some(TransactionMode::Preview),
+            Self::Hold => Some(TransactionMode::Hold { timeout: hold_timeout }),
         }
     }
 }
@@ -34,6 +38,7 @@ impl From<&Changes> for v1::Changes {
         let state = match changes.state {
             ChangesState::Applied => v1::ChangesState::Applied,
             ChangesState::Dropped => v1::ChangesState::Dropped,
+            ChangesState::Held => v1::ChangesState::Held,
         };
         Self {
             state: state.into(),
@@ -41,6 +46,7 @@ impl From<&Changes> for v1::Changes {
             changed: count(changes.changed),
             removed: count(changes.removed),
             entries: changes.entries.iter().map(Into::into).collect(),
+            expire_time: None,
         }
     }
 }
@@ -71,6 +77,7 @@ impl From<&Change> for v1::Change {
 pub(crate) fn read_changes(wire: v1::Changes) -> Result<Changes, InvalidField> {
     let state = match enum_value("state", wire.state)? {
         v1::ChangesState::Applied => ChangesState::Applied,
+        v1::ChangesState::Held => ChangesState::Held,
         v1::ChangesState::Dropped | v1::ChangesState::Unspecified => ChangesState::Dropped,
     };
     let change = |(at, wire)| read_change(wire).map_err(|error| error.within(&format!("entries[{at}]")));

@@ -7,8 +7,8 @@ use std::{
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode,
-    SyscallPolicy,
+    IsolationLevel, LoggingPolicy, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source,
+    SyscallMode, SyscallPolicy,
 };
 
 use crate::{
@@ -37,6 +37,10 @@ impl TryFrom<v1::Policy> for Policy {
             syscalls: wire.syscalls.map(read_syscalls).transpose()?.unwrap_or_default(),
             environment: wire.environment.map(read_environment).transpose()?.unwrap_or_default(),
             command: wire.command.map(read_command).transpose()?.unwrap_or_default(),
+            logging: wire
+                .logging
+                .map(|wire| LoggingPolicy { signals: wire.signals, file_operations: wire.file_operations })
+                .unwrap_or_default(),
             delegate: wire.delegate,
         })
     }
@@ -223,6 +227,10 @@ impl From<&Policy> for v1::Policy {
             syscalls: Some(write_syscalls(&policy.syscalls)),
             environment: Some(write_environment(&policy.environment)),
             command: Some(write_command(&policy.command)),
+            logging: Some(v1::LoggingPolicy {
+                signals: policy.logging.signals,
+                file_operations: policy.logging.file_operations,
+            }),
             delegate: policy.delegate.clone(),
         }
     }
@@ -367,6 +375,7 @@ resources: {max_cpu_time: 4s, max_cpu_millicores: 5, max_wall_time: 6ms, max_mem
 syscalls: {mode: deny, names: [socket], violation_limit: 12}
 environment: {mode: explicit, names: [A]}
 command: {allowed_patterns: [a], blocked_patterns: [b], max_length: 13}
+logging: {signals: true, file_operations: false}
 ";
 
     #[test]

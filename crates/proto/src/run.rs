@@ -119,6 +119,7 @@ impl From<&CountedViolation> for v1::ViolationEvent {
             number: violation.nr,
             args: violation.args.to_vec(),
             count: counted.count.cast_signed(),
+            path: violation.path.clone().unwrap_or_default(),
         }
     }
 }
@@ -200,6 +201,7 @@ pub(crate) fn read_receipt(wire: &v1::Receipt) -> Result<Receipt, InvalidField> 
 /// Converts a violation of an internal message.
 pub(crate) fn read_violation(wire: v1::ViolationEvent) -> Result<CountedViolation, InvalidField> {
     let args = wire.args.try_into().map_err(|_| InvalidField::new("args", "must have 6 values"))?;
-    let violation = Violation { kind: wire.kind, syscall: wire.syscall, nr: wire.number, args };
+    let path = Some(wire.path).filter(|path| !path.is_empty());
+    let violation = Violation { kind: wire.kind, syscall: wire.syscall, nr: wire.number, args, path };
     Ok(CountedViolation { violation, count: integer("count", wire.count)? })
 }

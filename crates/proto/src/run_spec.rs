@@ -1,12 +1,14 @@
 //! The specification of a run, as an api pushes it to a worker.
 
 use codelia_policy::{Policy, RunSpec, RunTool};
+use codelia_types::TransactionMode;
 
 use crate::{
     error::{InvalidField, enum_value, required},
     internal::v1 as internal,
     run::read_command,
     sandbox::{read_limits, read_requested_limits},
+    time::{duration_to_proto, read_duration},
     v1,
 };
 
@@ -26,6 +28,10 @@ impl From<&RunSpec> for internal::RunSpec {
                 level: v1::IsolationLevel::from(Some(tool.level)).into(),
             }),
             transaction: spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
+            hold_timeout: match spec.transaction {
+                Some(TransactionMode::Hold { timeout }) => Some(duration_to_proto(timeout)),
+                Some(TransactionMode::Apply | TransactionMode::Preview) | None => None,
+            },
         }
     }
 }
@@ -37,6 +43,8 @@ impl TryFrom<internal::RunSpec> for RunSpec {
         let mode: v1::SandboxMode = enum_value("mode", wire.mode)?;
         let network: v1::NetworkMode = enum_value("network", wire.network)?;
         let transaction: v1::TransactionMode = enum_value("transaction", wire.transaction)?;
+        let hold_timeout =
+            wire.hold_timeout.as_ref().map(|wire| read_duration("hold_timeout", wire)).transpose()?;
         let command = read_command(required("command", wire.command)?);
         let limits = read_limits(&required("limits", wire.limits)?);
         let requested = read_requested_limits(&required("requested_limits", wire.requested_limits)?);
@@ -50,7 +58,7 @@ impl TryFrom<internal::RunSpec> for RunSpec {
             policy: policy.map_err(|error| InvalidField::from(error).within("policy"))?,
             ends_with_caller: wire.ends_with_caller,
             tool: wire.tool.map(read_tool).transpose().map_err(|error| error.within("tool"))?,
-            transaction: transaction.to_mode(),
+            transaction: transaction.to_mode(hold_timeout.unwrap_or(TransactionMode::DEFAULT_HOLD)),
         })
     }
 }

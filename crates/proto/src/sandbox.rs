@@ -19,6 +19,7 @@ impl v1::SandboxMode {
             Self::Logical => Some(Mode::Logical),
             Self::Bwrap => Some(Mode::Bwrap),
             Self::Nsjail => Some(Mode::Nsjail),
+            Self::Native => Some(Mode::Native),
             Self::Container => Some(Mode::Container),
         }
     }
@@ -30,6 +31,7 @@ impl From<Mode> for v1::SandboxMode {
             Mode::Logical => Self::Logical,
             Mode::Bwrap => Self::Bwrap,
             Mode::Nsjail => Self::Nsjail,
+            Mode::Native => Self::Native,
             Mode::Container => Self::Container,
         }
     }

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, Limits, LimitsRequest, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec,
-    RunTool, SyscallMode, SyscallPolicy,
+    IsolationLevel, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy,
+    ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy,
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
@@ -218,8 +218,20 @@ fn policy() -> impl Strategy<Value = Policy> {
     let level = of(select(IsolationLevel::ALL.to_vec()));
     let container = of(any::<String>()).prop_map(|profile| ContainerPolicy { profile });
     let delegate = prop::collection::vec(any::<String>(), 0..3);
-    (level, filesystem(), container, process(), network(), resources(), calls(), delegate).prop_map(
-        |(isolation_level, filesystem, container, process, network, resources, calls, delegate)| {
+    let logging = (of(any::<bool>()), of(any::<bool>()))
+        .prop_map(|(signals, file_operations)| LoggingPolicy { signals, file_operations });
+    let rest = (logging, delegate);
+    (level, filesystem(), container, process(), network(), resources(), calls(), rest).prop_map(
+        |(
+            isolation_level,
+            filesystem,
+            container,
+            process,
+            network,
+            resources,
+            calls,
+            (logging, delegate),
+        )| {
             let (syscalls, environment, command) = calls;
             Policy {
                 isolation_level,
@@ -231,6 +243,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 syscalls,
                 environment,
                 command,
+                logging,
                 delegate,
             }
         },
@@ -252,7 +265,11 @@ fn spec() -> impl Strategy<Value = RunSpec> {
         policy(),
         any::<bool>(),
         of(tool()),
-        of(select(vec![TransactionMode::Apply, TransactionMode::Preview])),
+        of(select(vec![
+            TransactionMode::Apply,
+            TransactionMode::Preview,
+            TransactionMode::Hold { timeout: Duration::from_millis(1500) },
+        ])),
     )
         .prop_map(
             |(
@@ -338,11 +355,14 @@ fn receipt() -> impl Strategy<Value = Receipt> {
 }
 
 fn violations() -> impl Strategy<Value = Violations> {
-    let violation = (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount())
-        .prop_map(|(kind, syscall, nr, args, count)| CountedViolation {
-            violation: Violation { kind, syscall, nr, args },
-            count,
-        });
+    let path = || proptest::option::of("[a-z/]+");
+    let violation =
+        (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount(), path()).prop_map(
+            |(kind, syscall, nr, args, count, path)| CountedViolation {
+                violation: Violation { kind, syscall, nr, args, path },
+                count,
+            },
+        );
     (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })
 }
 
@@ -352,7 +372,7 @@ fn changes() -> impl Strategy<Value = Changes> {
         vec![ChangedFile::Regular, ChangedFile::Directory, ChangedFile::Symlink, ChangedFile::Special];
     let change = (kinds, select(files), amount(), any::<String>())
         .prop_map(|(kind, file, size, path)| Change { kind, file, size, path });
-    let state = select(vec![ChangesState::Applied, ChangesState::Dropped]);
+    let state = select(vec![ChangesState::Applied, ChangesState::Dropped, ChangesState::Held]);
     (state, amount(), amount(), amount(), vec(change, 0..4)).prop_map(
         |(state, added, changed, removed, entries)| Changes { state, added, changed, removed, entries },
     )

@@ -84,8 +84,19 @@ pub enum EventKind {
     ToolQuarantined,
     /// An administrator ended the quarantine of a tool.
     ToolReleased,
-    /// A command tried to leave its sandbox. The store carries out a part of the response.
+    /// A command tried to leave its sandbox, or a file call its workspace. The store carries out a part of
+    /// the response.
     EscapeAttempt,
+    /// Held changes of a run were applied or dropped: by a key, or because they waited too long.
+    ChangesDecided,
+    /// Signals and file operations of a run, where its policy logs them.
+    OperationsLogged,
+    /// A pattern in what was logged of a run is suspicious. The store queues an alert.
+    SuspiciousOperations,
+    /// Codelia quarantined a session because of an attempt to escape.
+    SessionQuarantined,
+    /// An administrator ended the quarantine of a session.
+    SessionReleased,
     /// A run was admitted. In the audit alone.
     RunAdmitted,
     /// A run ended. In the audit alone.
@@ -111,7 +122,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 50] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -146,6 +157,11 @@ impl EventKind {
         Self::ToolQuarantined,
         Self::ToolReleased,
         Self::EscapeAttempt,
+        Self::ChangesDecided,
+        Self::OperationsLogged,
+        Self::SuspiciousOperations,
+        Self::SessionQuarantined,
+        Self::SessionReleased,
         Self::RunAdmitted,
         Self::RunEnded,
         Self::SessionCreated,
@@ -165,6 +181,7 @@ impl EventKind {
         match self {
             Self::RunRefused | Self::SessionRefused | Self::WorkerFenced | Self::WorkerOutOfRotation => false,
             Self::NetworkConnected | Self::EgressRestarted | Self::LimitNear => false,
+            Self::OperationsLogged => false,
             Self::FileRefused
             | Self::SyscallBlocked
             | Self::NetworkRefused
@@ -192,6 +209,10 @@ impl EventKind {
             | Self::ToolQuarantined
             | Self::ToolReleased
             | Self::EscapeAttempt
+            | Self::ChangesDecided
+            | Self::SuspiciousOperations
+            | Self::SessionQuarantined
+            | Self::SessionReleased
             | Self::RunAdmitted
             | Self::RunEnded
             | Self::SessionCreated
@@ -249,6 +270,11 @@ impl EventKind {
             Self::ToolQuarantined => "TOOL_QUARANTINED",
             Self::ToolReleased => "TOOL_RELEASED",
             Self::EscapeAttempt => "ESCAPE_ATTEMPT",
+            Self::ChangesDecided => "CHANGES_DECIDED",
+            Self::OperationsLogged => "OPERATIONS_LOGGED",
+            Self::SuspiciousOperations => "SUSPICIOUS_OPERATIONS",
+            Self::SessionQuarantined => "SESSION_QUARANTINED",
+            Self::SessionReleased => "SESSION_RELEASED",
             Self::RunAdmitted => "RUN_ADMITTED",
             Self::RunEnded => "RUN_ENDED",
             Self::SessionCreated => "SESSION_CREATED",

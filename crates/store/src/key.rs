@@ -109,6 +109,20 @@ pub struct FoundKey {
     pub standing: KeyStanding,
     /// Whether its last use was recorded longer than a minute ago, or never.
     pub use_is_stale: bool,
+    /// The version of what was found.
+    pub version: KeyVersion,
+}
+
+/// The version of everything that [`Store::key_authenticate`] reads. While it is the same, a key that was
+/// valid is valid, unless it has expired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyVersion {
+    /// The transaction that wrote the row of the key.
+    pub key: i64,
+    /// The transaction that wrote the row of the tenant.
+    pub tenant: i64,
+    /// The version of the tenant's policy.
+    pub policy: Option<i64>,
 }
 
 /// The authenticated caller behind a key.
@@ -208,6 +222,7 @@ impl Store {
                       (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
                        ORDER BY p.version DESC LIMIT 1) AS policy_version,
                       t.max_limits AS "max_limits: Json<LimitsRequest>",
+                      k.xmin::text::bigint AS "key_version!", t.xmin::text::bigint AS "tenant_version!",
                       coalesce(k.expires_at <= now(), false) AS "expired!",
                       t.suspended_at IS NOT NULL AS "suspended!",
                       coalesce(k.last_used_at < now() - interval '1 minute', true) AS "use_is_stale!"
@@ -243,7 +258,9 @@ impl Store {
             policy_version: row.policy_version,
             tools_version: row.tools_version,
         };
-        Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale }))
+        let version =
+            KeyVersion { key: row.key_version, tenant: row.tenant_version, policy: row.policy_version };
+        Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale, version }))
     }
 
     /// Records that a key is used now, unless that was recorded within the last minute.

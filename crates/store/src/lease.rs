@@ -8,7 +8,7 @@ use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{
-    Error, RunRef, SessionSpec, Store,
+    Error, HeldChanges, RunRef, SessionSpec, Store,
     audit::{AuditLog, RunEnd, RunEnds},
     row, run,
 };
@@ -27,6 +27,10 @@ pub struct Lease {
     /// Whether the session's directory must exist: a run or a file call may have left files in it,
     /// and the caller did not allow their loss.
     pub has_files: bool,
+    /// Changes of a run that wait for a decision.
+    pub held: Option<HeldChanges>,
+    /// Whether runs may be queued in the session.
+    pub has_queue: bool,
     /// Runs of the previous holder that were queued again.
     pub retried: u64,
     /// Runs of the previous holder that ended as lost.
@@ -93,7 +97,7 @@ impl Store {
         sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0)
             .execute(&mut *tx)
             .await?;
-        let (mut has_files, mut retried, mut lost) = (false, 0, 0);
+        let (mut has_files, mut held, mut retried, mut lost) = (false, None, 0, 0);
         if acquired.lease_epoch > 1 {
             let orphans = sqlx::query_as!(
                 OrphanRow,
@@ -104,6 +108,7 @@ impl Store {
             .fetch_all(&mut *tx)
             .await?;
             (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, orphans).await?;
+            held = run::held_changes(&mut tx, session).await?;
             has_files = !acquired.allow_data_loss && may_have_files(&mut tx, session).await?;
         }
         tx.commit().await?;
@@ -117,8 +122,37 @@ impl Store {
             },
             spec: acquired.spec.0,
             has_files,
+            held,
+            has_queue: true,
             retried,
             lost,
+        }))
+    }
+
+    /// As [`Store::lease_acquire`], for a session that nobody has held before. Returns `None` also if
+    /// somebody has.
+    pub async fn lease_acquire_first(
+        &self,
+        session: SessionId,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+    ) -> Result<Option<Lease>, Error> {
+        let acquired =
+            sqlx::query_file!("src/sql/lease_acquire_first.sql", session.0, worker.as_str(), incarnation.0)
+                .fetch_optional(&self.pools.runs)
+                .await?;
+        let Some(acquired) = acquired else { return Ok(None) };
+        let epoch = LeaseEpoch(acquired.lease_epoch);
+        Ok(Some(Lease {
+            session,
+            tenant: row::parse("sessions.tenant_id", &acquired.tenant_id)?,
+            token: LeaseToken { worker: worker.clone(), incarnation, epoch },
+            spec: acquired.spec.0,
+            has_files: false,
+            held: None,
+            has_queue: acquired.has_queue,
+            retried: 0,
+            lost: 0,
         }))
     }
 

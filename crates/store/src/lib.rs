@@ -46,8 +46,8 @@ pub use alert::Alert;
 pub use approval::{
     Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
     ApprovalStatus, Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN,
-    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Revocation,
-    RunToWake, Withdrawn,
+    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Reader,
+    Revocation, RunToWake, Withdrawn,
 };
 pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport};
 pub use error::Error;
@@ -55,7 +55,7 @@ pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use flag::{
     Flag, FlagAction, FlagRollback, FlagTally, MAX_FLAGS, NewFlagRevision, RolledBack, TrippedFlag,
 };
-pub use key::{Caller, FoundKey, Key, KeyStanding, NewKey, OperatorBootstrap, Scope};
+pub use key::{Caller, FoundKey, Key, KeyStanding, KeyVersion, NewKey, OperatorBootstrap, Scope};
 pub use lease::{Lease, ReleaseOutcome, SweepReport, WantedSessions};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
@@ -64,8 +64,9 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, HeldSessions, NewRun, Queue, RecordedRun, Run, RunAdmission,
-    RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary, WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, ChangesDecision, HeldChanges, HeldSessions, NewRun, Queue,
+    RecordedRun, Run, RunAdmission, RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary,
+    WaitReason,
 };
 pub use scope_policy::{
     MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet,
@@ -74,7 +75,7 @@ pub use scope_policy::{
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
     NewSession, Session, SessionChange, SessionCreated, SessionEndReason, SessionFilter, SessionNetwork,
-    SessionRef, SessionSpec, SessionState,
+    SessionQuarantine, SessionRef, SessionSpec, SessionState,
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;

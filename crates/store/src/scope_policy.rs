@@ -230,6 +230,39 @@ impl Store {
             .collect())
     }
 
+    /// Lists the projects of a tenant that have a policy, by name, after a name.
+    pub async fn project_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<(String, PolicyChange)>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT name AS "name!", version AS "version!", key_id AS "key_id!", reason AS "reason!",
+                      created_at AS "created_at!"
+               FROM (SELECT DISTINCT ON (name) name, version, policy, key_id, reason, created_at FROM scope_policies
+                     WHERE tenant_id = $1 AND scope = 'project' AND name > coalesce($2, '')
+                     ORDER BY name, version DESC) AS last
+               WHERE policy IS NOT NULL ORDER BY name LIMIT $3"#,
+            tenant.as_str(),
+            after,
+            limit,
+        )
+        .fetch_all(&self.pools.reads)
+        .await?;
+        let change = |version, key, reason, set_at| PolicyChange {
+            version,
+            is_deleted: false,
+            key: KeyId(key),
+            reason,
+            set_at,
+        };
+        Ok(rows
+            .into_iter()
+            .map(|row| (row.name, change(row.version, row.key_id, row.reason, row.created_at)))
+            .collect())
+    }
+
     /// Returns the policies in effect of a project and of a user, those that exist.
     pub async fn scope_policies(
         &self,

@@ -11,7 +11,7 @@ use nix::libc;
 use rustix::{
     cmsg_space,
     event::{PollFd, PollFlags, Timespec},
-    fs::{CWD, MemfdFlags, Mode, OFlags, SeekFrom, StatVfsMountFlags},
+    fs::{CWD, FileType, MemfdFlags, Mode, OFlags, SeekFrom, StatVfsMountFlags},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -59,6 +59,15 @@ pub fn dev_null() -> Result<OwnedFd, Errno> {
 /// As `statvfs(3)`.
 pub fn is_on_read_only_mount(path: &Path) -> Result<bool, Errno> {
     Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+/// Whether a descriptor refers to a directory.
+///
+/// # Errors
+/// As `fstat(2)`.
+pub fn is_directory(fd: impl AsFd) -> Result<bool, Errno> {
+    let mode = rustix::fs::fstat(fd)?.st_mode;
+    Ok(FileType::from_raw_mode(mode) == FileType::Directory)
 }
 
 /// Creates a pipe, read end first, close-on-exec.

@@ -29,6 +29,7 @@ pub mod seccomp;
 pub mod signal;
 pub mod spawn;
 pub mod task_files;
+pub mod user_namespace;
 
 #[cfg(test)]
 #[path = "../../../tests/src/require.rs"]

@@ -13,6 +13,7 @@ use std::{
 
 use nix::{
     libc,
+    mount::{MntFlags, MsFlags},
     sched::{CloneFlags, unshare},
 };
 use rustix::{
@@ -31,6 +32,41 @@ const CREATE: u32 = 6;
 
 const ATTRIBUTES: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
+/// Moves this process into a new cgroup namespace, whose root is the cgroup that it is in.
+///
+/// # Errors
+/// As `unshare(2)`.
+pub fn unshare_cgroups() -> Result<(), Errno> {
+    unshare(CloneFlags::CLONE_NEWCGROUP).map_err(from_nix)
+}
+
+/// Moves this process into new user, mount and UTS namespaces. Nothing propagates between its mounts
+/// and those of the host.
+///
+/// # Errors
+/// As `unshare(2)` and `mount(2)`.
+pub fn unshare_for_template() -> Result<(), Errno> {
+    let namespaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS;
+    unshare(namespaces).map_err(from_nix)?;
+    let (none, flags) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+    nix::mount::mount(none, "/", none, flags, none).map_err(from_nix)
+}
+
+/// Makes a mount that is not attached yet the root of this process's mount namespace. The former root
+/// and everything below it is gone from there.
+///
+/// # Errors
+/// As `move_mount(2)`, `pivot_root(2)` and `umount2(2)`.
+pub fn change_root(root: &OwnedFd) -> Result<(), Errno> {
+    // Any directory serves that every host has.
+    attach(root, Path::new("/proc"))?;
+    rustix::process::fchdir(root)?;
+    // The old root ends on top of the new one, where the working directory is.
+    rustix::process::pivot_root(".", ".")?;
+    nix::mount::umount2(".", MntFlags::MNT_DETACH).map_err(from_nix)?;
+    rustix::process::chdir("/")
+}
+
 /// Moves this process into a new mount namespace and a new cgroup namespace. The root of the latter
 /// is the cgroup that the process is in.
 ///
@@ -45,8 +81,41 @@ pub fn unshare_mounts_and_cgroups() -> Result<(), Errno> {
 /// # Errors
 /// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`.
 pub fn create_tmpfs(max_bytes: u64) -> Result<OwnedFd, Errno> {
+    create_tmpfs_with_mode(max_bytes, "0755")
+}
+
+/// Creates a tmpfs in which everyone may create files, not attached yet.
+///
+/// # Errors
+/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`.
+pub fn create_shared_tmpfs(max_bytes: u64) -> Result<OwnedFd, Errno> {
+    create_tmpfs_with_mode(max_bytes, "1777")
+}
+
+/// Creates the `/proc` of this process's PID namespace, not attached yet.
+///
+/// # Errors
+/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`: `EPERM` if parts of every `/proc` that this process
+/// sees are covered.
+pub fn create_proc() -> Result<OwnedFd, Errno> {
+    create(&open_file_system(c"proc")?, ATTRIBUTES | libc::MOUNT_ATTR_NOEXEC)
+}
+
+/// Creates a `/dev/pts` of its own, not attached yet, in which at most `max` terminals can be open.
+///
+/// # Errors
+/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`.
+pub fn create_devpts(max: u32) -> Result<OwnedFd, Errno> {
+    let context = open_file_system(c"devpts")?;
+    for (name, value) in [(c"mode", "620"), (c"ptmxmode", "666"), (c"max", &*max.to_string())] {
+        configure(&context, SET_STRING, Some((name, Some(value))))?;
+    }
+    create(&context, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC)
+}
+
+fn create_tmpfs_with_mode(max_bytes: u64, mode: &str) -> Result<OwnedFd, Errno> {
     let context = open_file_system(c"tmpfs")?;
-    configure(&context, SET_STRING, Some((c"mode", Some("0755"))))?;
+    configure(&context, SET_STRING, Some((c"mode", Some(mode))))?;
     configure(&context, SET_STRING, Some((c"size", Some(&max_bytes.to_string()))))?;
     create(&context, ATTRIBUTES)
 }
@@ -100,8 +169,7 @@ fn open_tree(directory: impl AsFd, path: &Path, flags: u32) -> Result<OwnedFd, E
     })
 }
 
-const READ_ONLY: libc::mount_attr =
-    libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
+const READ_ONLY: libc::mount_attr = added(libc::MOUNT_ATTR_RDONLY);
 
 /// Makes a mount read-only, which a clone of it inherits.
 ///
@@ -109,6 +177,29 @@ const READ_ONLY: libc::mount_attr =
 /// As `mount_setattr(2)`.
 pub fn make_read_only(tree: &OwnedFd) -> Result<(), Errno> {
     set_attributes(tree, &READ_ONLY)
+}
+
+/// Takes set-user-ID bits and devices from a mount and all mounts below it, and writing unless
+/// `writable`.
+///
+/// # Errors
+/// As `mount_setattr(2)`.
+pub fn restrict_tree(tree: &OwnedFd, writable: bool) -> Result<(), Errno> {
+    let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
+    set_attributes_at(tree, Path::new(""), flags, &added(ATTRIBUTES | read_only))
+}
+
+/// Takes set-user-ID bits from the mount of a device.
+///
+/// # Errors
+/// As `mount_setattr(2)`.
+pub fn restrict_device(tree: &OwnedFd) -> Result<(), Errno> {
+    set_attributes(tree, &added(libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC))
+}
+
+const fn added(attributes: u64) -> libc::mount_attr {
+    libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation: 0, userns_fd: 0 }
 }
 
 /// Makes the mount at a path read-only.

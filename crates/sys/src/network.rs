@@ -3,31 +3,36 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    libc,
+    sched::{CloneFlags, setns},
+};
 use rustix::{
+    fs::{Mode, OFlags},
     io::Errno,
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt},
 };
 
-use crate::process::from_nix;
+use crate::{fd::last_errno, process::from_nix};
 
 /// Connections that wait until they are accepted.
 const BACKLOG: i32 = 128;
 
 /// The number of the loopback interface in every namespace.
 const LOOPBACK: u32 = 1;
+const LOOPBACK_NAME: [u8; 2] = *b"lo";
 
 // Values of the netlink interface.
-const RTM_NEWLINK: u16 = 16;
 const RTM_NEWROUTE: u16 = 24;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
 const NLM_F_CREATE: u16 = 0x400;
-const IFF_UP: u32 = 1;
+const IFF_UP: i16 = 1;
 const RT_TABLE_LOCAL: u8 = 255;
 const RTPROT_STATIC: u8 = 4;
 const RT_SCOPE_HOST: u8 = 254;
@@ -55,15 +60,57 @@ pub fn enter(namespace: impl AsFd) -> Result<(), Errno> {
     setns(namespace, CloneFlags::CLONE_NEWNET).map_err(from_nix)
 }
 
+/// Opens the network namespace of this thread. `proc_dir` is where `/proc` is mounted.
+///
+/// # Errors
+/// As `open(2)`.
+pub fn open_own(proc_dir: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(proc_dir.join("thread-self/ns/net"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Counts what is left of sockets in the network of this thread: open ones, those that are closing,
+/// and fragments that wait. `None` if the kernel does not say. `proc_dir` is where `/proc` is mounted.
+#[must_use]
+pub fn count_sockets(proc_dir: &Path) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(proc_dir.join("thread-self/net").join(name)).ok();
+    let of_ipv4 = sum_of_sockets(&read("sockstat")?)?;
+    // A kernel without IPv6 has no such file.
+    Some(of_ipv4 + read("sockstat6").map_or(Some(0), |text| sum_of_sockets(&text))?)
+}
+
+/// Sums the fields of each protocol that belong to one network: `orphan`, `alloc` and `mem` are sums of
+/// the host.
+fn sum_of_sockets(text: &str) -> Option<u64> {
+    let mut sum = 0;
+    for line in text.lines() {
+        let (_, fields) = line.split_once(':')?;
+        let mut words = fields.split_ascii_whitespace();
+        while let (Some(name), Some(value)) = (words.next(), words.next()) {
+            if ["used", "inuse", "tw"].contains(&name) {
+                sum += value.parse::<u64>().ok()?;
+            }
+        }
+    }
+    Some(sum)
+}
+
 /// Starts the loopback interface, with its usual addresses. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// As the kernel's answer: `EPERM` without the capability.
+/// As `ioctl(SIOCSIFFLAGS)`: `EPERM` without the capability.
 pub fn start_loopback() -> Result<(), Errno> {
-    let [index, flags] = [LOOPBACK, IFF_UP].map(u32::to_ne_bytes);
-    // ifinfomsg: family, padding, type, index, flags, and which flags to change.
-    let body = [[0; 4], index, flags, flags].concat();
-    change(RTM_NEWLINK, 0, &body)
+    // Any socket serves. Unlike others, a Unix socket is gone at once when it is closed.
+    let cloexec = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, cloexec, None)?;
+    // SAFETY: all fields are numbers, for which zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (letter, byte) in request.ifr_name.iter_mut().zip(LOOPBACK_NAME) {
+        *letter = libc::c_char::from_ne_bytes([byte]);
+    }
+    request.ifr_ifru.ifru_flags = IFF_UP;
+    // SAFETY: the descriptor is open, and the kernel only reads the request.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Makes every address of a network one of this host, on loopback: packets to it never leave, and
@@ -225,6 +272,23 @@ mod tests {
             let _sockets = [Ipv6Addr::LOCALHOST, Ipv4Addr::LOCALHOST.to_ipv6_mapped()].map(listen);
             TcpStream::connect("127.0.0.1:443").unwrap();
             TcpStream::connect("[::1]:443").unwrap();
+        });
+    }
+
+    #[test]
+    fn sockets_of_a_network_are_counted() {
+        in_own_namespace(|| {
+            let count = || count_sockets(Path::new("/proc")).unwrap();
+            start_loopback().unwrap();
+            assert_eq!(count(), 0);
+            let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            assert!(count() > 0, "an open socket is seen");
+            let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+            let (accepted, _) = server.accept().unwrap();
+            // This side closes first, and waits.
+            drop(accepted);
+            drop((client, server));
+            assert!(count() > 0, "a closing connection is seen");
         });
     }
 

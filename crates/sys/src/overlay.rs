@@ -21,6 +21,7 @@ use rustix::{
 use crate::{
     mount,
     process::{self, SingleThread, from_nix},
+    user_namespace,
 };
 
 /// Moves this process into a new mount namespace. Without root it also gets a new user namespace
@@ -34,10 +35,7 @@ pub fn unshare_mounts() -> Result<(), Errno> {
         unshare(CloneFlags::CLONE_NEWNS).map_err(from_nix)?;
     } else {
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUSER).map_err(from_nix)?;
-        // The kernel accepts an unprivileged gid_map only after setgroups is denied.
-        write("/proc/self/setgroups", "deny")?;
-        write("/proc/self/uid_map", &format!("{uid} {uid} 1"))?;
-        write("/proc/self/gid_map", &format!("{gid} {gid} 1"))?;
+        user_namespace::map_ids(Path::new("/proc"), (uid, uid), (gid, gid))?;
     }
     let none = None::<&str>;
     mount_at(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(from_nix)

@@ -3,7 +3,7 @@
 
 use std::{fmt, fs, str::FromStr, sync::LazyLock};
 
-use rustix::io::Errno;
+use rustix::{io::Errno, process::Pid};
 
 use crate::Error;
 
@@ -15,10 +15,7 @@ pub struct ProcessId {
     start_ticks: u64,
 }
 
-static CURRENT: LazyLock<Option<ProcessId>> = LazyLock::new(|| {
-    let pid = std::process::id();
-    Some(ProcessId { pid, start_ticks: start_ticks(pid)? })
-});
+static CURRENT: LazyLock<Option<ProcessId>> = LazyLock::new(|| ProcessId::of(rustix::process::getpid()));
 
 impl ProcessId {
     /// The identity of this process.
@@ -27,6 +24,13 @@ impl ProcessId {
     /// `/proc` cannot be read.
     pub fn current() -> Result<Self, Error> {
         CURRENT.ok_or_else(|| Error::new("read the start time from", "/proc/self/stat", Errno::PROTO))
+    }
+
+    /// The identity of the process that has this pid now; `None` if there is none.
+    #[must_use]
+    pub fn of(pid: Pid) -> Option<Self> {
+        let pid = pid.as_raw_nonzero().get().unsigned_abs();
+        Some(Self { pid, start_ticks: start_ticks(pid)? })
     }
 
     /// Whether the process still exists.

@@ -74,6 +74,61 @@ pub fn absolute(task: u32, directory: RawFd, name: &CString) -> Result<PathBuf, 
     if base.is_absolute() { Ok(base.join(name)) } else { Err(Errno::NOTDIR) }
 }
 
+/// The path of a file that a task has open, in the root of its mount namespace.
+///
+/// # Errors
+/// As `readlink(2)`; `ENOENT` if it has no path.
+pub fn path_of_descriptor(task: u32, fd: RawFd) -> Result<PathBuf, Errno> {
+    read_path(&format!("/proc/{task}/fd/{fd}"))
+}
+
+/// The program that a task executes, in the root of its mount namespace.
+///
+/// # Errors
+/// As `readlink(2)`; `ENOENT` if it has no path.
+pub fn executable(task: u32) -> Result<PathBuf, Errno> {
+    read_path(&format!("/proc/{task}/exe"))
+}
+
+/// The working directory of a task, in the root of its mount namespace.
+///
+/// # Errors
+/// As `readlink(2)`; `ENOENT` if it has no path.
+pub fn working_directory(task: u32) -> Result<PathBuf, Errno> {
+    read_path(&format!("/proc/{task}/cwd"))
+}
+
+/// The process of a task, by its number in its own PID namespace.
+///
+/// # Errors
+/// As `open(2)` and `read(2)`; `ESRCH` if the process is gone.
+pub fn pid_in_namespace(task: u32) -> Result<u32, Errno> {
+    last_number(&format!("/proc/{task}/status"), "NStgid:")
+}
+
+/// The process that a pidfd of a task refers to, by its number in its own PID namespace.
+///
+/// # Errors
+/// As `open(2)` and `read(2)`; `ESRCH` if it is not a pidfd, or the process is gone.
+pub fn pid_of_descriptor(task: u32, fd: RawFd) -> Result<u32, Errno> {
+    last_number(&format!("/proc/{task}/fdinfo/{fd}"), "NSpid:")
+}
+
+/// The last number of a line in a small file of `/proc`.
+fn last_number(file: &str, key: &str) -> Result<u32, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(CWD, file, flags, Mode::empty())?;
+    let mut bytes = [0; PAGE];
+    let read = rustix::io::read(file, &mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes[..read]);
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).ok_or(Errno::SRCH)?;
+    line.split_ascii_whitespace().last().and_then(|number| number.parse().ok()).ok_or(Errno::SRCH)
+}
+
+fn read_path(link: &str) -> Result<PathBuf, Errno> {
+    read_link(link).and_then(|path| if path.is_absolute() { Ok(path) } else { Err(Errno::NOENT) })
+}
+
 /// Resolves an absolute name below a root: links and `..` do not leave it. Opens neither for reading
 /// nor for writing, so nothing blocks and nothing happens to the file.
 ///
@@ -97,6 +152,32 @@ pub fn path_of_regular_file(file: impl AsFd) -> Result<Option<PathBuf>, Errno> {
         return Ok(None);
     }
     read_link(&own_link(&file)).map(Some)
+}
+
+/// The path of an open file, in the root of its mount namespace.
+///
+/// # Errors
+/// As `readlink(2)`.
+pub fn path_of(file: impl AsFd) -> Result<PathBuf, Errno> {
+    read_link(&own_link(&file))
+}
+
+/// Whether this is a regular file that somebody may execute.
+///
+/// # Errors
+/// As `fstat(2)`.
+pub fn is_executable_file(file: impl AsFd) -> Result<bool, Errno> {
+    let mode = rustix::fs::fstat(&file)?.st_mode;
+    Ok(FileType::from_raw_mode(mode) == FileType::RegularFile && mode & 0o111 != 0)
+}
+
+/// Opens what a descriptor of a task refers to, without reading rights.
+///
+/// # Errors
+/// As `open(2)`.
+pub fn open_descriptor(task: u32, descriptor: RawFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, format!("/proc/{task}/fd/{descriptor}"), flags, Mode::empty())
 }
 
 /// Opens a resolved regular file for reading, without waiting for anything.
@@ -141,6 +222,21 @@ mod tests {
         assert_eq!(read_name(own, 8), Err(Errno::FAULT));
         let endless = vec![b'a'; 3 * MAX_NAME];
         assert_eq!(read_name(own, endless.as_ptr() as u64), Err(Errno::NAMETOOLONG));
+    }
+
+    #[test]
+    fn own_process_is_described() {
+        let own = std::process::id();
+        assert_eq!(executable(own).unwrap(), std::env::current_exe().unwrap());
+        assert_eq!(working_directory(own).unwrap(), std::env::current_dir().unwrap());
+        assert!(pid_in_namespace(own).is_ok_and(|pid| pid > 0));
+        let file = fs::File::open("/dev/null").unwrap();
+        assert_eq!(path_of_descriptor(own, file.as_raw_fd()).unwrap(), Path::new("/dev/null"));
+        assert_eq!(pid_of_descriptor(own, file.as_raw_fd()), Err(Errno::SRCH));
+        let pidfd =
+            rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+        let pidfd = pidfd.unwrap();
+        assert_eq!(pid_of_descriptor(own, pidfd.as_raw_fd()), pid_in_namespace(own));
     }
 
     #[test]

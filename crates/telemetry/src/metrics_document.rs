@@ -94,7 +94,7 @@ fn label_text(name: &str, values: &BTreeSet<String>) -> String {
         "code" => "the gRPC code".to_owned(),
         "reason" => "as in [errors](errors.md)".to_owned(),
         "step" => "admit, record, dispatch, queue, prepare, setup, execute, commit".to_owned(),
-        "mode" => "logical, bwrap, nsjail, container".to_owned(),
+        "mode" => "logical, bwrap, nsjail, native, container".to_owned(),
         "via" => "connect, http, socks, transparent, dns, direct".to_owned(),
         "version" => "of the program".to_owned(),
         "flag" => "the id of a flag".to_owned(),

@@ -18,7 +18,10 @@ const CAPS: [&str; 3] = ["max_connections", "max_connections_per_address", "metr
 /// Certificates of a process: of the public API, and of connections between apis and workers.
 const CERTIFICATES: [&str; 2] = ["public", "internal"];
 /// What a command can violate.
-const VIOLATIONS: [&str; 1] = ["SYSCALL_BLOCKED"];
+const VIOLATIONS: [&str; 2] = ["SYSCALL_BLOCKED", "EXEC_DENIED"];
+/// Patterns in what was logged of a command.
+const SUSPICIOUS: [&str; 4] =
+    ["many_deletions", "signal_to_all_processes", "signal_to_init", "signals_to_many_processes"];
 
 impl Metrics {
     /// Creates the series of an API server with these methods.
@@ -35,6 +38,7 @@ impl Metrics {
         for quota in QUOTAS {
             self.quota_refusals.add(0, &one_label("quota", quota));
         }
+        self.escape.add_indicators(0, "FILESYSTEM", "high");
         for result in ["sent", "dropped"] {
             self.escape.add_alerts(0, result);
         }
@@ -61,10 +65,18 @@ impl Metrics {
         for kind in VIOLATIONS {
             self.violations.add(0, &one_label("kind", kind));
         }
-        for (kind, severity) in
-            [("SYSCALL", "low"), ("SYSCALL", "critical"), ("PROCESS", "critical"), ("NETWORK", "high")]
-        {
+        for (kind, severity) in [
+            ("SYSCALL", "low"),
+            ("SYSCALL", "critical"),
+            ("PROCESS", "critical"),
+            ("NETWORK", "high"),
+            ("CANARY", "critical"),
+            ("ISOLATION_DRIFT", "critical"),
+        ] {
             self.escape.add_indicators(0, kind, severity);
+        }
+        for pattern in SUSPICIOUS {
+            self.escape.add_suspicious(0, pattern);
         }
         for resource in Resource::ALL {
             self.near_limits.add(0, &one_label("resource", resource.as_str()));

@@ -1,5 +1,7 @@
 //! The changes that a transactional run made to its workspace.
 
+use std::{str::FromStr, time::Duration};
+
 use serde::{Deserialize, Serialize};
 
 /// What becomes of the changes of a transactional run.
@@ -10,6 +12,38 @@ pub enum TransactionMode {
     Apply,
     /// They are always dropped.
     Preview,
+    /// If the run succeeds, they wait for a decision, at most for this long.
+    Hold {
+        /// The time.
+        timeout: Duration,
+    },
+}
+
+impl TransactionMode {
+    /// How long held changes wait if the caller does not say.
+    pub const DEFAULT_HOLD: Duration = Duration::from_secs(3600);
+    /// The longest time that they may wait.
+    pub const MAX_HOLD: Duration = Duration::from_secs(24 * 3600);
+}
+
+impl ChangesState {
+    /// The word in the store.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Dropped => "dropped",
+            Self::Held => "held",
+        }
+    }
+}
+
+impl FromStr for ChangesState {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        [Self::Applied, Self::Dropped, Self::Held].into_iter().find(|state| state.as_str() == word).ok_or(())
+    }
 }
 
 /// Whether changes are in the workspace.
@@ -20,6 +54,8 @@ pub enum ChangesState {
     Applied,
     /// None of them is.
     Dropped,
+    /// None of them is; they wait for a decision.
+    Held,
 }
 
 /// The changes of a run: all are counted, the first ones are listed.

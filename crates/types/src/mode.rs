@@ -24,13 +24,15 @@ pub enum Mode {
     Bwrap,
     /// Namespaces through nsjail.
     Nsjail,
+    /// Namespaces that Codelia makes itself, out of a template for each session.
+    Native,
     /// A container for each run.
     Container,
 }
 
 impl Mode {
     /// All modes, weakest first.
-    pub const ALL: [Self; 4] = [Self::Logical, Self::Bwrap, Self::Nsjail, Self::Container];
+    pub const ALL: [Self; 5] = [Self::Logical, Self::Bwrap, Self::Nsjail, Self::Native, Self::Container];
 
     /// The word for the mode in configuration, metrics and the database.
     #[must_use]
@@ -39,6 +41,7 @@ impl Mode {
             Self::Logical => "logical",
             Self::Bwrap => "bwrap",
             Self::Nsjail => "nsjail",
+            Self::Native => "native",
             Self::Container => "container",
         }
     }
@@ -89,7 +92,7 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, UnknownValue> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| UnknownValue {
             value: text.to_owned(),
-            allowed: "logical, bwrap, nsjail, container",
+            allowed: "logical, bwrap, nsjail, native, container",
         })
     }
 }

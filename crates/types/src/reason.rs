@@ -127,6 +127,9 @@ reasons! {
     SessionDataLost = "SESSION_DATA_LOST",
         "the session's files are lost or their worker is unavailable",
         "create a new session, with `allow_data_loss` if it may continue empty";
+    SessionQuarantined = "SESSION_QUARANTINED",
+        "the session is quarantined after an attempt to escape: it takes no runs and no changes of its files",
+        "look at the reason (`codelia session show`); an administrator releases it (`codelia session release`)";
     OutputExpired = "OUTPUT_EXPIRED",
         "the output of the run was deleted after its retention",
         "read the result with `GetRun`; ask an operator to keep output for longer";
@@ -207,6 +210,15 @@ reasons! {
     SessionBusy = "SESSION_BUSY",
         "a transactional run is alone in its session, and another run or file call did not end in time",
         "retry when it has ended, or use another session";
+    SessionHoldsChanges = "SESSION_HOLDS_CHANGES",
+        "the session holds changes of a run that wait for a decision, and nothing may change its files until then",
+        "apply or discard them (`codelia apply RUN`, `codelia discard RUN`), or use another session";
+    ChangesNotHeld = "CHANGES_NOT_HELD",
+        "the run has no changes that wait for a decision; `changes.state` says what became of them",
+        "look at the run (`codelia diff RUN`); start one with `codelia run --hold` to decide about its changes";
+    WorkerOutdated = "WORKER_OUTDATED",
+        "the worker that holds the session has an earlier version, which cannot execute such a run",
+        "leave the option out, use another session, or retry when the worker was replaced";
     ExecutableNotFound = "EXECUTABLE_NOT_FOUND",
         "the program was not found in the sandbox",
         "check `argv[0]` and `PATH`, or choose an image or a policy with the program";
@@ -268,6 +280,12 @@ reasons! {
     TextAmbiguous = "TEXT_AMBIGUOUS",
         "the text to replace occurs more than once",
         "give more context, or set `replace_all`";
+    ArchiveInvalid = "ARCHIVE_INVALID",
+        "the archive is malformed, incomplete, or not a tar archive (plain or compressed with zstd)",
+        "pack it again, without sparse files";
+    ArchiveTooLarge = "ARCHIVE_TOO_LARGE",
+        "the archive or directory exceeds a limit on entries, bytes, depth, names or compression",
+        "split it; compress without `--long` or `--ultra`";
     TooManyFileCalls = "TOO_MANY_FILE_CALLS",
         "too many file calls are open on the worker",
         "retry after the delay in `RetryInfo`";

@@ -13,9 +13,17 @@ pub struct Violation {
     pub nr: i32,
     /// The arguments of the system call.
     pub args: [u64; 6],
+    /// The file that the call is about, if it was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
 }
 
 impl Violation {
+    /// The kind of a call that the filter blocked.
+    pub const SYSCALL_BLOCKED: &'static str = "SYSCALL_BLOCKED";
+    /// The kind of an attempt to execute a program that the policy does not list.
+    pub const EXEC_DENIED: &'static str = "EXEC_DENIED";
+
     /// The arguments in hexadecimal, as tools that trace system calls print them.
     #[must_use]
     pub fn display_args(&self) -> String {
@@ -68,7 +76,7 @@ mod tests {
 
     fn socket(family: u64) -> Violation {
         let args = [family, 0, 0, 0, 0, 0];
-        Violation { kind: "SYSCALL_BLOCKED".into(), syscall: "socket".into(), nr: 41, args }
+        Violation { kind: "SYSCALL_BLOCKED".into(), syscall: "socket".into(), nr: 41, args, path: None }
     }
 
     #[test]

@@ -6,7 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+mod canary;
 mod egress;
+mod fault;
 mod files;
 mod health;
 mod lease;
@@ -23,6 +25,7 @@ mod workspace;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::{Backend, CgroupParent};
+use codelia_policy::EscapeOptions;
 use codelia_server::{TlsError, TlsFiles};
 use codelia_store::{Retention, SecretKey, Store};
 use codelia_telemetry::{
@@ -39,8 +42,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use egress::TrustError;
 pub use health::Health;
-pub use run::escape::{EscapeOptions, EscapeResponse, UnknownResponse};
 
+use canary::Canaries;
 use egress::Egress;
 use lease::keeper;
 use rpc::server;
@@ -82,6 +85,8 @@ pub struct Options {
     pub kill_grace: Duration,
     /// What is done when a command tries to leave its sandbox.
     pub escape: EscapeOptions,
+    /// Whether sandboxes have decoys. Opening one is a sign of an attempt to leave it.
+    pub canary_files: bool,
     /// How long rows are kept, unless their tenant has a retention of its own.
     pub retention: Retention,
     /// How long a file call may work. Reads and writes of content end by their own limits.
@@ -219,6 +224,11 @@ pub enum Error {
     /// The trust store of sandboxes whose requests get credentials could not be created.
     #[error("cannot create the certificate authority (egress.ca_dir)")]
     Trust(#[from] TrustError),
+    /// Canary files cannot be watched.
+    #[error(
+        "cannot watch canary files; switch escape.canary_files off, or raise fs.inotify.max_user_instances"
+    )]
+    Canaries(#[source] std::io::Error),
     /// A task panicked or ended early.
     #[error("the task {0:?} stopped unexpectedly")]
     Stopped(&'static str),
@@ -247,7 +257,9 @@ impl Service {
         metrics().start_worker(egress::attempts());
         let root = SessionRoot::open(&options.root, options.uids)?;
         let trust = Egress::trust_store(&options)?;
-        let backends = Backends::probe(backends, root.untraversable_ancestor()).await.with_trust(trust);
+        let canaries = options.canary_files.then(Canaries::new).transpose().map_err(Error::Canaries)?;
+        let backends = Backends::probe(backends, root.untraversable_ancestor()).await;
+        let backends = backends.with_trust(trust).with_canaries(canaries.map(Arc::new));
         options.required_mode.map_or(Ok(()), |mode| backends.require(mode))?;
         if backends.modes().is_empty() {
             return Err(Error::NoMode);

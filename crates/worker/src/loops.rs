@@ -63,6 +63,10 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     });
     let w = worker.clone();
     tasks.critical("audit checkpoints", async move { w.store.audit_checkpoints_run().await });
+    if let Some(canaries) = worker.backends.canaries() {
+        let escape = worker.dispatcher.executor.escape;
+        tasks.critical("canary files", canaries.clone().run(worker.runs.clone(), escape));
+    }
     tasks.critical("egress proxy", worker.egress.clone().run());
     tasks.critical("egress approvals", worker.egress.clone().ask());
     tasks.critical("egress updates", worker.egress.clone().follow_sessions());

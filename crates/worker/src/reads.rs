@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_backends::{AskedReads, ReadDecision};
+use codelia_backends::{AskedReads, ReadDecision, ReadRequest, Reader};
 use codelia_store::{
     Approval, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalState, Error, ReadGrant, Store,
 };
@@ -76,7 +76,7 @@ impl Deciding {
         loop {
             tokio::select! {
                 asked = self.reads.next() => match asked {
-                    Some(path) => self.ask(path).await,
+                    Some(asked) => self.ask(asked).await,
                     None => break,
                 },
                 () = sleep(POLL_INTERVAL), if !self.pending.is_empty() => self.poll().await,
@@ -94,8 +94,9 @@ impl Deciding {
     }
 
     /// Requests an approval. What cannot be asked for is denied.
-    async fn ask(&mut self, path: PathBuf) {
-        match self.request(&path).await {
+    async fn ask(&mut self, asked: ReadRequest) {
+        let ReadRequest { path, reader } = asked;
+        match self.request(&path, reader).await {
             Ok(Some(approval)) => self.settle(&path, &approval),
             Ok(None) => {}
             Err(error) => {
@@ -106,7 +107,7 @@ impl Deciding {
     }
 
     /// Requests an approval, unless another run was granted it meanwhile.
-    async fn request(&self, path: &Path) -> Result<Option<Approval>, Error> {
+    async fn request(&self, path: &Path, reader: Reader) -> Result<Option<Approval>, Error> {
         let Subject { tenant, session, run } = &self.subject;
         let grants = self.store.approval_read_grants(tenant, *session).await?;
         let granted = grants.iter().map(|grant| decision(&grant.path, grant.reach, true));
@@ -127,6 +128,7 @@ impl Deciding {
             port: 0,
             message: format!("read {text} (directory {directory})"),
             path: text,
+            reader: codelia_store::Reader { pid: reader.pid, exe: reader.exe, cwd: reader.cwd },
             timeout: self.wait,
         };
         self.store.approval_request(&request).await.map(Some)

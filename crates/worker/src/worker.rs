@@ -24,7 +24,7 @@ use crate::{
         worker_lease::{LeaseHandle, LeaseTerm, WorkerLease},
     },
     rpc::service::RunService,
-    run::{dispatch::Dispatcher, execute::Executor, registry::RunRegistry, slots::SlotQueue},
+    run::{dispatch::Dispatcher, execute::Executor, held::Decider, registry::RunRegistry, slots::SlotQueue},
     sandbox::{backends::Backends, receipts::Receipts, spare_maker::SpareMaker, spare_pool::SparePool},
     wakeups::Wakeups,
     workspace::{janitor::Janitor, removal_backoff::RemovalBackoff, root::SessionRoot},
@@ -108,7 +108,7 @@ impl Worker {
             retention: options.retention,
             file_call_timeout: options.file_call_timeout,
             registration: shared.registration(options, &address, dispatcher.clone()),
-            janitor: shared.janitor(options),
+            janitor: shared.janitor(options, leases.clone()),
             drainer: shared.drainer(options, poller.clone(), dispatcher.clone()),
             address,
             poller,
@@ -141,12 +141,13 @@ impl Worker {
 
     /// The service through which apis read and write the files of sessions.
     pub(crate) fn file_service(&self) -> FileService {
-        FileService::new(Workspaces {
+        let workspaces = Workspaces {
             sessions: self.sessions.clone(),
             root: self.root.clone(),
             lease: self.lease.clone(),
             call_timeout: self.file_call_timeout,
-        })
+        };
+        FileService::new(workspaces, self.janitor.decider.clone())
     }
 }
 
@@ -278,8 +279,16 @@ impl Shared {
         })
     }
 
-    fn janitor(&self, options: &Options) -> Janitor {
+    fn janitor(&self, options: &Options, leases: Arc<SessionLeases>) -> Janitor {
+        let decider = Decider {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            root: self.root.clone(),
+        };
         Janitor {
+            decider: Arc::new(decider),
+            leases,
             store: self.store.clone(),
             lease: self.lease.clone(),
             sessions: self.sessions.clone(),

@@ -83,7 +83,7 @@ async fn large_file_is_streamed_not_buffered() -> Result<()> {
 }
 
 /// Returns the peak memory of a process in kB.
-fn peak_memory(pid: u32) -> i64 {
+pub(super) fn peak_memory(pid: u32) -> i64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("VmHWM in /proc/PID/status")

@@ -1,5 +1,8 @@
 //! File calls: what they do, what they refuse, and that they stay inside the workspace.
 
+mod archive_attacks;
+mod archive_bytes;
+mod archives;
 mod cli;
 mod content;
 mod directories;

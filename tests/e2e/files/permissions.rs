@@ -67,7 +67,7 @@ async fn file_calls_act_as_session_user() -> Result<()> {
 
 /// Creates a session with a policy for its workspace directly in the store, because callers cannot
 /// request one yet.
-async fn with_policy(
+pub(super) async fn with_policy(
     cluster: &Cluster,
     mode: Mode,
     filesystem: FilesystemPolicy,

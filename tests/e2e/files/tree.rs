@@ -186,6 +186,7 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl FileService for HostileServer {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<ReadFileResponse, Status>> + Send>>;
+    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
 
     async fn list_files(&self, request: Request<ListFilesRequest>) -> Answer<ListFilesResponse> {
         let file = |path: &str, kind: FileKind| File {
@@ -250,6 +251,17 @@ impl FileService for HostileServer {
 
     async fn edit_file(&self, _: Request<v1::EditFileRequest>) -> Answer<v1::EditFileResponse> {
         Err(Status::unimplemented("edit"))
+    }
+
+    async fn export_files(&self, _: Request<v1::ExportFilesRequest>) -> Answer<Self::ExportFilesStream> {
+        Err(Status::unimplemented("export"))
+    }
+
+    async fn import_files(
+        &self,
+        _: Request<Streaming<v1::ImportFilesRequest>>,
+    ) -> Answer<v1::ImportFilesResponse> {
+        Err(Status::unimplemented("import"))
     }
 }
 

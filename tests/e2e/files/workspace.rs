@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::*;
-use codelia_tests::{Client, Cluster, refusal};
+use codelia_tests::{Client, Cluster, refusal, within};
 use tonic::{Code, Status};
 
 use crate::isolation::isolating;
@@ -35,11 +35,21 @@ impl<'a> Workspace<'a> {
 
     /// Lists a directory, page by page.
     pub(super) async fn list(self, path: &str, page_size: i32) -> Result<Vec<Vec<String>>, Status> {
+        self.list_levels(path, page_size, 0).await
+    }
+
+    /// Lists a directory and those in it, page by page.
+    pub(super) async fn list_levels(
+        self,
+        path: &str,
+        page_size: i32,
+        depth: i32,
+    ) -> Result<Vec<Vec<String>>, Status> {
         let mut pages = Vec::new();
         let mut page_token = String::new();
         loop {
-            let request =
-                ListFilesRequest { parent: self.session.into(), path: path.into(), page_size, page_token };
+            let (parent, path) = (self.session.into(), path.into());
+            let request = ListFilesRequest { parent, path, page_size, page_token, depth };
             let page = self.client.files().list_files(request).await?.into_inner();
             pages.push(page.files.into_iter().map(|file| file.path).collect());
             page_token = page.next_page_token;
@@ -93,6 +103,45 @@ impl<'a> Workspace<'a> {
             ..Default::default()
         };
         Ok(self.client.files().edit_file(request).await?.into_inner().replacements)
+    }
+}
+
+impl Workspace<'_> {
+    /// Returns an archive of a directory and its summary.
+    pub(super) async fn export(
+        self,
+        path: &str,
+        format: ArchiveFormat,
+    ) -> Result<(Vec<u8>, ExportSummary), Status> {
+        let (parent, path) = (self.session.into(), path.into());
+        let request = ExportFilesRequest { parent, path, format: format.into() };
+        let mut stream = self.client.files().export_files(request).await?.into_inner();
+        let mut archive = Vec::new();
+        while let Some(message) = within("a piece of the archive", stream.message()).await? {
+            match message.kind {
+                Some(export_files_response::Kind::Data(data)) => archive.extend_from_slice(&data),
+                Some(export_files_response::Kind::Summary(summary)) => return Ok((archive, summary)),
+                None => return Err(Status::internal("empty message")),
+            }
+        }
+        Err(Status::internal("no summary"))
+    }
+
+    /// Unpacks an archive.
+    pub(super) async fn import(
+        self,
+        path: &str,
+        archive: &[u8],
+        overwrite: bool,
+    ) -> Result<ImportFilesResponse, Status> {
+        use import_files_request::Kind;
+        let open = ImportFilesOpen { parent: self.session.into(), path: path.into(), overwrite };
+        let chunks = archive.chunks(1 << 20).map(|chunk| Kind::Data(chunk.to_vec().into()));
+        let messages = [Kind::Open(open)].into_iter().chain(chunks);
+        let messages: Vec<_> = messages.chain([Kind::Finish(ImportFilesFinish {})]).collect();
+        let messages = messages.into_iter().map(|kind| ImportFilesRequest { kind: Some(kind) });
+        let mut files = self.client.files();
+        Ok(within("import", files.import_files(tokio_stream::iter(messages))).await?.into_inner())
     }
 }
 

@@ -108,6 +108,11 @@ async fn nothing_leaves_around_the_proxy_in_mode_nsjail() -> Result<()> {
 }
 
 #[tokio::test]
+async fn nothing_leaves_around_the_proxy_in_mode_native() -> Result<()> {
+    nothing_leaves_around_the_proxy("native").await
+}
+
+#[tokio::test]
 async fn nothing_leaves_around_the_proxy_in_mode_container() -> Result<()> {
     nothing_leaves_around_the_proxy("container").await
 }

@@ -143,11 +143,6 @@ async fn programs_reach_allowed_host_only_in_mode_bwrap() -> Result<()> {
 }
 
 #[tokio::test]
-async fn programs_reach_allowed_host_only_in_mode_nsjail() -> Result<()> {
-    programs_reach_allowed_host("nsjail").await
-}
-
-#[tokio::test]
 async fn programs_reach_allowed_host_only_in_mode_container() -> Result<()> {
     programs_reach_allowed_host("container").await
 }

@@ -83,7 +83,7 @@ impl RunRequest {
             ends_with_caller,
             tool: validate::tool(&wire.tool)?,
             declared: None,
-            transaction: validate::transaction(wire.transaction)?,
+            transaction: validate::transaction(wire.transaction, wire.hold_timeout)?,
         })
     }
 
@@ -102,9 +102,7 @@ impl RunRequest {
         // The default of an isolating session does not apply to a run in mode `logical`, either.
         let inherited = if mode == Mode::Logical { None } else { session.network.or(inherited) };
         let network = admit_network(self.network, inherited, &policy, mode, rules.options)?;
-        if self.transaction.is_some() {
-            Plan::check_transaction(mode, &policy)?;
-        }
+        let transaction = self.admit_transaction(mode, &policy)?;
         self.check_command(&policy)?;
         let caps = policy.caps();
         let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
@@ -125,8 +123,20 @@ impl RunRequest {
             requested_limits,
             policy,
             ends_with_caller: self.ends_with_caller,
-            transaction: self.transaction,
+            transaction,
         })
+    }
+
+    /// What becomes of the changes of the run. Those of a transactional tool are applied together or dropped,
+    /// also if the request does not say so.
+    fn admit_transaction(&self, mode: Mode, policy: &Policy) -> Result<Option<TransactionMode>, ApiError> {
+        let of_tool = self.declared.as_ref().is_some_and(|tool| tool.declaration.transactional);
+        let transaction = self.transaction.or(of_tool.then_some(TransactionMode::Apply));
+        if transaction.is_some() {
+            let checked = Plan::check_transaction(mode, policy).map_err(ApiError::from);
+            checked.map_err(|error| if self.transaction.is_none() { error.within("tool") } else { error })?;
+        }
+        Ok(transaction)
     }
 
     /// The mode: that of the request, else `logical` for a tool without isolation, else the session's.

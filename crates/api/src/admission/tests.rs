@@ -31,6 +31,7 @@ pub(crate) fn options() -> Options {
         calls: CallLimits::default(),
         cors_origins: crate::CorsOrigins::None,
         access_log: false,
+        escape: codelia_policy::EscapeOptions::default(),
         webhook: None,
         retention: codelia_store::Retention::default(),
     }

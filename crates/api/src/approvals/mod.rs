@@ -133,6 +133,8 @@ fn allowed_scope(wire: &v1::DecideApprovalRequest) -> Result<Option<ApprovalScop
         v1::ApprovalScope::Unspecified => None,
         v1::ApprovalScope::Once => Some(ApprovalScope::Once),
         v1::ApprovalScope::Session => Some(ApprovalScope::Session),
+        v1::ApprovalScope::User => Some(ApprovalScope::User),
+        v1::ApprovalScope::Project => Some(ApprovalScope::Project),
         v1::ApprovalScope::Tenant => Some(ApprovalScope::Tenant),
     };
     match (validate::enum_value("decision", wire.decision)?, scope) {

@@ -182,6 +182,8 @@ mod tests {
             port: 0,
             path: String::new(),
             reach: None,
+            reader: Default::default(),
+            subject: None,
             requested_by: KeyId::generate(),
             message: "m".into(),
             state,

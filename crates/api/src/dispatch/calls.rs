@@ -12,7 +12,7 @@ use codelia_proto::{
     timestamp_to_proto,
 };
 use codelia_server::TlsIdentity;
-use codelia_store::{Run, SealedEnv, Store};
+use codelia_store::{Run, SealedEnv, Store, WorkerCandidate};
 use codelia_telemetry::{Step, metrics, trace};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use tokio_stream::wrappers::ReceiverStream;
@@ -54,16 +54,34 @@ impl Dispatch {
     /// Offers a session to workers with free slots, one after the other, until one takes it.
     pub(crate) async fn offer(&self, session: SessionId, mode: Mode) -> Option<(WorkerId, LeaseEpoch)> {
         let started = Instant::now();
-        let mut candidates = match self.store.worker_candidates(session, mode).await {
-            Ok(candidates) => candidates,
+        match self.store.worker_candidates(session, mode).await {
+            Ok(candidates) => self.offer_to(session, candidates, false, started).await,
             Err(error) => {
                 tracing::warn!(%session, %error, "cannot read workers for session");
-                return None;
+                None
             }
-        };
+        }
+    }
+
+    /// Offers a session that was just created to these workers.
+    pub(crate) async fn offer_new(
+        &self,
+        session: SessionId,
+        candidates: Vec<WorkerCandidate>,
+    ) -> Option<(WorkerId, LeaseEpoch)> {
+        self.offer_to(session, candidates, true, Instant::now()).await
+    }
+
+    async fn offer_to(
+        &self,
+        session: SessionId,
+        mut candidates: Vec<WorkerCandidate>,
+        is_new: bool,
+        started: Instant,
+    ) -> Option<(WorkerId, LeaseEpoch)> {
         self.placement.sort(&mut candidates);
         for candidate in candidates {
-            let request = wire::OfferSessionRequest { session_id: session.to_string() };
+            let request = wire::OfferSessionRequest { session_id: session.to_string(), is_new };
             let request = traced(request, trace::current());
             let response =
                 self.call(&candidate.address, async |mut client| client.offer_session(request).await).await;
@@ -81,7 +99,7 @@ impl Dispatch {
 
     /// Has the worker that holds a session look for its queued runs.
     pub(crate) async fn wake(&self, address: &str, session: SessionId) {
-        let request = wire::OfferSessionRequest { session_id: session.to_string() };
+        let request = wire::OfferSessionRequest { session_id: session.to_string(), is_new: false };
         let sent = self.call(address, async |mut client| client.offer_session(request).await).await;
         log_failure("wake", address, sent.map(drop));
     }

@@ -23,7 +23,7 @@ mod tests {
         let refusal = FileRefusal {
             reason: FileRefusalReason::NotHeld.into(),
             field: "path".into(),
-            rule: String::new(),
+            ..Default::default()
         };
         let with_details = |refusal: FileRefusal| {
             Status::with_details(Code::FailedPrecondition, "refused", refusal.encode_to_vec().into())

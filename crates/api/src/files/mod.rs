@@ -4,6 +4,7 @@ mod error;
 mod request;
 mod route;
 mod transfer;
+mod traversal;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -15,7 +16,8 @@ use codelia_store::{Caller, EventKind, SessionRef};
 use futures::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use self::{request::NameCursor, route::SessionRoute};
+use self::request::NameCursor;
+pub(crate) use self::{route::SessionRoute, traversal::Traversals};
 use crate::{
     audit, auth, context::Context, paging::Page, request::Deadline, resource_name, status::ApiError,
 };
@@ -27,8 +29,16 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    fn route(&self, caller: &Caller, session: SessionRef) -> SessionRoute {
-        SessionRoute { context: self.context.clone(), tenant: caller.tenant.clone(), session }
+    fn route(&self, caller: &Caller, session: SessionRef, writes: bool) -> SessionRoute {
+        SessionRoute { context: self.context.clone(), tenant: caller.tenant.clone(), session, writes }
+    }
+
+    /// Reports paths that leave the workspace by their text. The call is refused for them next.
+    async fn report_traversal(&self, caller: &Caller, parent: &str, paths: &[&str]) {
+        let Some(path) = paths.iter().find(|path| request::leaves_workspace(path)) else { return };
+        if let Ok(session) = resource_name::session("parent", parent) {
+            traversal::report(&self.context, caller, &session, path).await;
+        }
     }
 
     async fn call(
@@ -37,9 +47,10 @@ impl Files {
         parent: &str,
         call: Call,
     ) -> Result<wire::CallFileResponse, ApiError> {
-        let route = self.route(caller, resource_name::session("parent", parent)?);
+        let writes = !matches!(call, Call::StatFile(_) | Call::ListFiles(_));
+        let route = self.route(caller, resource_name::session("parent", parent)?, writes);
         let response = route.call(&call).await;
-        self.audited(caller, &route, response).await
+        self.audited(caller, &route, &paths(&call), response).await
     }
 
     /// Makes a call and returns the file that it is about.
@@ -47,16 +58,22 @@ impl Files {
         single_file(self.call(caller, parent, call).await?.files)
     }
 
-    /// Records the error if it is a refusal.
+    /// Records the error if it is a refusal of the call for these paths.
     async fn audited<T>(
         &self,
         caller: &Caller,
         route: &SessionRoute,
+        paths: &str,
         result: Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         if let Err(error) = &result {
             let store = &self.context.store;
             audit::record(store, caller, EventKind::FileRefused, Some(&route.session), error).await;
+        }
+        if let Err(ApiError::File(error)) = &result
+            && error.leads_out()
+        {
+            traversal::report(&self.context, caller, &route.session, paths).await;
         }
         result
     }
@@ -67,15 +84,30 @@ impl Files {
         request: v1::ListFilesRequest,
     ) -> Result<v1::ListFilesResponse, ApiError> {
         let mut page = Page::<NameCursor, _>::parse(&caller.tenant, &request)?;
+        self.report_traversal(caller, &request.parent, &[&request.path]).await;
         let path = request::directory("path", &request.path)?;
+        let depth = request::depth(request.depth)?;
         while let Some(limit) = page.batch() {
             let after = page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default();
-            let directory = wire::ListedDirectory { path: path.clone(), after, limit };
+            let directory = wire::ListedDirectory { path: path.clone(), after, limit, depth };
             let files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
             page.add(files, |named| (NameCursor(named.file_name), named.file.unwrap_or_default()));
         }
         let (files, next_page_token) = page.finish();
         Ok(v1::ListFilesResponse { files, next_page_token })
+    }
+}
+
+/// The paths that a call names.
+fn paths(call: &Call) -> String {
+    match call {
+        Call::StatFile(request) => request.path.clone(),
+        Call::ListFiles(request) => request.path.clone(),
+        Call::MakeDirectory(request) => request.path.clone(),
+        Call::RemoveFile(request) => request.path.clone(),
+        Call::EditFile(request) => request.path.clone(),
+        Call::MoveFile(request) => format!("{} -> {}", request.source_path, request.destination_path),
+        Call::CopyFile(request) => format!("{} -> {}", request.source_path, request.destination_path),
     }
 }
 
@@ -87,6 +119,7 @@ fn single_file(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
 #[tonic::async_trait]
 impl FileService for Files {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<v1::ReadFileResponse, Status>> + Send>>;
+    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
 
     async fn write_file(
         &self,
@@ -94,10 +127,12 @@ impl FileService for Files {
     ) -> Result<Response<v1::WriteFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut requests = request.into_inner();
-        let (session, open) = transfer::read_open(&mut requests).await?;
-        let route = self.route(&caller, session);
+        let open = transfer::read_open(&mut requests).await?;
+        self.report_traversal(&caller, &open.parent, &[&open.path]).await;
+        let (session, open) = transfer::check_open(open)?;
+        let (route, path) = (self.route(&caller, session, true), open.path.clone());
         let written = transfer::write(&route, open, requests).await;
-        Ok(Response::new(self.audited(&caller, &route, written).await?))
+        Ok(Response::new(self.audited(&caller, &route, &path, written).await?))
     }
 
     async fn read_file(
@@ -106,11 +141,13 @@ impl FileService for Files {
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
-        let request = request::read(request.into_inner())?;
-        let route = self.route(&caller, resource_name::session("parent", &request.parent)?);
+        let request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
+        let request = request::read(request)?;
+        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
         let opened = route.read(&request).await;
-        let chunks = self.audited(&caller, &route, opened).await?;
-        Ok(Response::new(Box::pin(transfer::send_file(route, chunks, deadline))))
+        let chunks = self.audited(&caller, &route, &request.path, opened).await?;
+        Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
     }
 
     async fn stat_file(
@@ -119,6 +156,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::StatFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
         let file = self.call_one(&caller, &parent, Call::StatFile(request)).await?;
@@ -139,6 +177,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::MakeDirectoryResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
         let file = self.call_one(&caller, &parent, Call::MakeDirectory(request)).await?;
@@ -151,6 +190,8 @@ impl FileService for Files {
     ) -> Result<Response<v1::MoveFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.source_path, &request.destination_path])
+            .await;
         request.source_path = request::path("source_path", &request.source_path)?;
         request.destination_path = request::path("destination_path", &request.destination_path)?;
         let parent = std::mem::take(&mut request.parent);
@@ -164,6 +205,8 @@ impl FileService for Files {
     ) -> Result<Response<v1::CopyFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.source_path, &request.destination_path])
+            .await;
         request.source_path = request::path("source_path", &request.source_path)?;
         request.destination_path = request::path("destination_path", &request.destination_path)?;
         let parent = std::mem::take(&mut request.parent);
@@ -177,6 +220,7 @@ impl FileService for Files {
     ) -> Result<Response<v1::RemoveFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let mut request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
         request.path = request::path("path", &request.path)?;
         let parent = std::mem::take(&mut request.parent);
         self.call(&caller, &parent, Call::RemoveFile(request)).await?;
@@ -188,10 +232,41 @@ impl FileService for Files {
         request: Request<v1::EditFileRequest>,
     ) -> Result<Response<v1::EditFileResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let mut request = request::edit(request.into_inner())?;
+        let request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
+        let mut request = request::edit(request)?;
         let parent = std::mem::take(&mut request.parent);
         let response = self.call(&caller, &parent, Call::EditFile(request)).await?;
         let replacements = response.replacements;
         Ok(Response::new(v1::EditFileResponse { file: Some(single_file(response.files)?), replacements }))
+    }
+
+    async fn export_files(
+        &self,
+        request: Request<v1::ExportFilesRequest>,
+    ) -> Result<Response<Self::ExportFilesStream>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
+        let request = request::export(request)?;
+        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
+        let opened = route.export(&request).await;
+        let chunks = self.audited(&caller, &route, &request.path, opened).await?;
+        Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
+    }
+
+    async fn import_files(
+        &self,
+        request: Request<Streaming<v1::ImportFilesRequest>>,
+    ) -> Result<Response<v1::ImportFilesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let mut requests = request.into_inner();
+        let open = transfer::read_import(&mut requests).await?;
+        self.report_traversal(&caller, &open.parent, &[&open.path]).await;
+        let (session, open) = transfer::check_import(open)?;
+        let (route, path) = (self.route(&caller, session, true), open.path.clone());
+        let imported = transfer::import(&route, open, requests).await;
+        Ok(Response::new(self.audited(&caller, &route, &path, imported).await?))
     }
 }

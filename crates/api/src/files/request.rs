@@ -17,6 +17,8 @@ const MAX_PATH: usize = 4095;
 const MAX_COMPONENT: usize = 255;
 const MAX_MODE: i32 = 0o777;
 const MAX_ETAG: usize = 128;
+/// Levels of a listing.
+const MAX_DEPTH: i32 = 100;
 /// Maximum bytes of one chunk of a file, or of a text to replace.
 pub(crate) const MAX_DATA: usize = 1024 * 1024;
 
@@ -62,6 +64,23 @@ pub(crate) fn directory(field: &str, text: &str) -> Checked<String> {
     Ok(names.join("/"))
 }
 
+/// Whether a path leaves the workspace by its text alone: it is absolute and elsewhere, or has more `..`
+/// than directories before them.
+pub(crate) fn leaves_workspace(text: &str) -> bool {
+    let path = Path::new(text);
+    let relative = path.strip_prefix(WORKSPACE).unwrap_or(path);
+    let mut depth = 0_usize;
+    for component in relative.components() {
+        match component {
+            Component::CurDir => {}
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir if depth > 0 => depth -= 1,
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return true,
+        }
+    }
+    false
+}
+
 fn etag(text: &str) -> Checked<()> {
     if text.len() <= MAX_ETAG && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(())
@@ -104,6 +123,29 @@ pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest
     Ok(wire)
 }
 
+/// Validates the number of levels of a listing.
+pub(crate) fn depth(depth: i32) -> Checked<i32> {
+    if (0..=MAX_DEPTH).contains(&depth) {
+        Ok(depth.max(1))
+    } else {
+        Err(ApiError::invalid("depth", format!("must be 0 to {MAX_DEPTH}")))
+    }
+}
+
+/// Validates a request to export a directory.
+pub(crate) fn export(mut wire: v1::ExportFilesRequest) -> Checked<v1::ExportFilesRequest> {
+    wire.path = directory("path", &wire.path)?;
+    let format = v1::ArchiveFormat::try_from(wire.format);
+    format.map_err(|_| ApiError::invalid("format", "unknown format"))?;
+    Ok(wire)
+}
+
+/// Validates the first message of an import; the paths of its fields start with `open`.
+pub(crate) fn import(mut wire: v1::ImportFilesOpen) -> Checked<v1::ImportFilesOpen> {
+    wire.path = directory("path", &wire.path)?;
+    Ok(wire)
+}
+
 /// Validates a request to edit a file.
 pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest> {
     wire.path = path("path", &wire.path)?;
@@ -116,7 +158,7 @@ pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest
     Ok(wire)
 }
 
-/// The file name where a page of a directory ends: bytes that need not be UTF-8.
+/// The path in the listed directory where a page ends: bytes that need not be UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameCursor(pub(crate) Vec<u8>);
 
@@ -131,7 +173,8 @@ impl FromStr for NameCursor {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_hex || text.len() > 2 * MAX_COMPONENT {
+        // The worker enters no directory with a longer path.
+        if !is_hex || text.len() > 2 * (MAX_PATH + 1 + MAX_COMPONENT) {
             return Err(());
         }
         let pair = |at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
@@ -174,12 +217,22 @@ mod tests {
     }
 
     #[test]
+    fn only_paths_that_lead_out_leave_the_workspace() {
+        for out in ["..", "../x", "a/../../b", "/etc/passwd", "/workspacex", "/workspace/../etc", "/"] {
+            assert!(leaves_workspace(out), "{out}");
+        }
+        for inside in ["", ".", "a", "a/../b", "/workspace", "/workspace/a", "...", "a..b", "missing\0"] {
+            assert!(!leaves_workspace(inside), "{inside}");
+        }
+    }
+
+    #[test]
     fn cursor_holds_any_name() {
         for name in [&b"a"[..], b"\xff\x00x", b""] {
             let cursor = NameCursor(name.to_vec());
             assert_eq!(cursor.to_string().parse(), Ok(cursor));
         }
-        for bad in ["x", "0", "zz", "é", &"00".repeat(256)] {
+        for bad in ["x", "0", "zz", "é", &"00".repeat(MAX_PATH + MAX_COMPONENT + 2)] {
             assert!(bad.parse::<NameCursor>().is_err(), "{bad}");
         }
     }

@@ -10,8 +10,8 @@ use codelia_proto::{
 };
 use codelia_store::{SessionEndReason, SessionRef, SessionState};
 use codelia_telemetry::backoff::Backoff;
-use codelia_types::{SessionId, TenantId};
-use tokio::time::{Instant, sleep};
+use codelia_types::{KeyId, RunId, SessionId, TenantId};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::{Status, Streaming, transport::Channel};
 
 use super::error;
@@ -19,6 +19,8 @@ use crate::{context::Context, session_lookup, status::ApiError};
 
 /// How long a session may be without a worker before the call fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long applying changes may take before the call fails. The worker continues.
+const DECISION_TIMEOUT: Duration = Duration::from_secs(60);
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(200);
 
@@ -26,10 +28,12 @@ pub(super) type Client = WorkerFileServiceClient<Channel>;
 
 /// Routes calls to one session.
 #[derive(Debug)]
-pub(super) struct SessionRoute {
-    pub(super) context: Arc<Context>,
-    pub(super) tenant: TenantId,
-    pub(super) session: SessionRef,
+pub(crate) struct SessionRoute {
+    pub(crate) context: Arc<Context>,
+    pub(crate) tenant: TenantId,
+    pub(crate) session: SessionRef,
+    /// Whether the call changes files.
+    pub(crate) writes: bool,
 }
 
 /// The worker that holds a session.
@@ -51,6 +55,21 @@ impl SessionRoute {
         .map(|(_, response)| response)
     }
 
+    /// Decides about the changes of a run that the session holds.
+    pub(crate) async fn decide_changes(&self, run: RunId, apply: bool, key: KeyId) -> Result<(), ApiError> {
+        let deciding = self.call_holder(|mut client, session| {
+            let (run_id, key_id) = (run.to_string(), key.to_string());
+            let request = wire::DecideChangesRequest { session: Some(session), run_id, apply, key_id };
+            async move { client.decide_changes(request).await }
+        });
+        match timeout(DECISION_TIMEOUT, deciding).await {
+            Ok(decided) => decided.map(drop),
+            Err(_) => {
+                Err(ApiError::unavailable(format_args!("the changes of run {run} are still being moved")))
+            }
+        }
+    }
+
     /// Opens a file for reading.
     pub(super) async fn read(
         &self,
@@ -59,6 +78,18 @@ impl SessionRoute {
         self.call_holder(|mut client, session| {
             let request = wire::ReadFileRequest { session: Some(session), request: Some(request.clone()) };
             async move { client.read_file(request).await }
+        })
+        .await
+    }
+
+    /// Begins to pack a directory.
+    pub(super) async fn export(
+        &self,
+        request: &v1::ExportFilesRequest,
+    ) -> Result<(SessionId, Streaming<wire::ExportFilesResponse>), ApiError> {
+        self.call_holder(|mut client, session| {
+            let request = wire::ExportFilesRequest { session: Some(session), request: Some(request.clone()) };
+            async move { client.export_files(request).await }
         })
         .await
     }
@@ -96,6 +127,9 @@ impl SessionRoute {
                     return Err(ApiError::SessionDataLost);
                 }
                 (SessionState::Ended, _) => return Err(ApiError::session_ended(&session)),
+            }
+            if let (true, Some(quarantine)) = (self.writes, session.quarantine) {
+                return Err(ApiError::SessionQuarantined { id: session.id, reason: quarantine.reason });
             }
             self.mark_used(session.id).await?;
             if let Some(address) = session.holder_address {

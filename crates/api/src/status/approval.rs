@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use codelia_store::{Approval, ApprovalState, NotDecided, Withdrawn};
+use codelia_policy::DELEGABLE_FIELDS;
+use codelia_store::{Approval, ApprovalScope, ApprovalState, NotDecided, Withdrawn};
 use codelia_types::{ApprovalId, KeyId, Reason};
 use tonic::Code;
 
@@ -93,6 +94,10 @@ impl ApiError {
             NotDecided::NoPath => {
                 return Self::invalid("reach", "this approval is about no file; leave it unset");
             }
+            NotDecided::NoSubject(scope) => return Self::invalid("scope", no_subject(*scope)),
+            NotDecided::NotDelegated { field, scope } => {
+                return Self::invalid("scope", not_delegated(field, *scope));
+            }
             NotDecided::Before(approval) => {
                 let Approval { state, decided_by, .. } = **approval;
                 ApprovalError::Decided { id, state, decided_by }
@@ -104,4 +109,26 @@ impl ApiError {
             },
         })
     }
+}
+
+fn no_subject(scope: ApprovalScope) -> String {
+    let missing = match scope {
+        ApprovalScope::Project => "has no project",
+        _ => "does not exist any more, or its user is not known",
+    };
+    format!("the session {missing}; allow it once, for the session or for the tenant")
+}
+
+fn not_delegated(field: &str, scope: ApprovalScope) -> String {
+    if !DELEGABLE_FIELDS.contains(&field) {
+        return format!("{field} cannot be delegated to a {scope}; allow it for the session or the tenant");
+    }
+    let above = match scope {
+        ApprovalScope::User => "the organisation, and of the session's project if it has one,",
+        _ => "the organisation",
+    };
+    format!(
+        "the policy of {above} must delegate {field} to each {scope} first; else allow it for the session or \
+         the tenant"
+    )
 }

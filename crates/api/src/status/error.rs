@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use codelia_policy::IsolationLevel;
 use codelia_proto::timestamp_to_proto;
 use codelia_store::{MAX_POLICY_NAMES, Session, SessionEndReason};
-use codelia_types::{Mode, SessionId};
+use codelia_types::{ChangesState, Mode, SessionId};
 use time::OffsetDateTime;
 
 use super::{approval::ApprovalError, file::FileError, flag::FlagError, tool::ToolError};
@@ -57,8 +57,14 @@ pub(crate) enum ApiError {
     SessionEnded { id: SessionId, alias: Option<String>, reason: SessionEndReason, at: OffsetDateTime },
     /// The run has no command that runs.
     RunNotRunning,
+    /// The run has no changes that wait for a decision, but these.
+    ChangesNotHeld { state: Option<ChangesState> },
+    /// The worker that holds the session cannot do what the run needs.
+    WorkerOutdated,
     /// The session's files are lost.
     SessionDataLost,
+    /// The session is quarantined.
+    SessionQuarantined { id: SessionId, reason: String },
     /// The output of the run is deleted.
     OutputExpired,
     /// An object with output of the run is missing or too short.
@@ -142,6 +148,18 @@ impl ApiError {
         }
     }
 
+    /// Whether the call was refused and changed nothing. Another error may come after a change was stored.
+    pub(crate) fn is_refusal(&self) -> bool {
+        !matches!(
+            self,
+            Self::Unavailable { .. }
+                | Self::Internal { .. }
+                | Self::QueryTimeout
+                | Self::DeadlineExceeded
+                | Self::ShuttingDown
+        )
+    }
+
     /// The text for the caller, without internal detail.
     pub(crate) fn text(&self) -> String {
         match self {
@@ -181,9 +199,7 @@ impl ApiError {
             Self::AliasInUse => {
                 "alias: in use by another open session; choose another or close that session".into()
             }
-            Self::TenantNotEmpty { sessions } => {
-                format!("the tenant has {sessions} open sessions; close them, or set `force`")
-            }
+            Self::TenantNotEmpty { sessions } => tenant_not_empty(*sessions),
             Self::TenantDeleted => "the tenant is being deleted; that cannot be undone".into(),
             Self::TenantExists => "tenant_id: already exists; choose another".into(),
             Self::SessionEnded { id, alias, reason, at } => {
@@ -192,9 +208,10 @@ impl ApiError {
                 format!("session {name:?} ended at {at}: {why}; create a new one")
             }
             Self::RunNotRunning => "the run is not running: it is queued or has ended".into(),
-            Self::SessionDataLost => {
-                "the session's files are lost or their worker is unavailable; create a new session".into()
-            }
+            Self::ChangesNotHeld { state } => changes_not_held(*state).into(),
+            Self::WorkerOutdated => WORKER_OUTDATED.into(),
+            Self::SessionDataLost => SESSION_DATA_LOST.into(),
+            Self::SessionQuarantined { id, reason } => session_quarantined(*id, reason),
             Self::OutputExpired => OUTPUT_EXPIRED.into(),
             Self::OutputDataLost { object, problem } => lost_output(object, problem),
             Self::ModeNotAllowed { mode } => {
@@ -229,11 +246,40 @@ impl ApiError {
 
 const QUERY_TIMEOUT: &str =
     "the database took too long; retry, or ask for less: a smaller page, one session, a filter";
+const WORKER_OUTDATED: &str = "transaction: the worker that holds the session has an earlier version, which cannot do \
+     this; leave it out, use another session, or retry when the worker was replaced";
+const SESSION_DATA_LOST: &str =
+    "the session's files are lost or their worker is unavailable; create a new session";
 const OUTPUT_EXPIRED: &str = "the output of the run was deleted after its retention; `GetRun` has the result";
+
+fn session_quarantined(id: SessionId, reason: &str) -> String {
+    format!(
+        "session: {id} is quarantined: {reason}; an administrator releases it with `codelia session release {id}`"
+    )
+}
+
+fn tenant_not_empty(sessions: i64) -> String {
+    format!("the tenant has {sessions} open sessions; close them, or set `force`")
+}
+
+fn changes_not_held(state: Option<ChangesState>) -> &'static str {
+    match state {
+        None => {
+            "the run has no list of changes: it has not ended, or was not started with `codelia run --hold`"
+        }
+        Some(ChangesState::Applied) => "the changes of the run are applied already",
+        Some(ChangesState::Dropped) => {
+            "the changes of the run are dropped: it failed, they were discarded, or they waited too long"
+        }
+        Some(ChangesState::Held) => {
+            "the session does not hold the changes of the run any more; start it again"
+        }
+    }
+}
 
 fn policy_changed(version: i64) -> String {
     match version {
-        0 => "expected_version: there is no policy".into(),
+        0 => "expected_version: the scope has no policy; leave the field out".into(),
         _ => format!("expected_version: version {version} is in effect; read it and repeat the change"),
     }
 }

@@ -1,6 +1,6 @@
 //! [`FileError`]: why a worker rejects a file call.
 
-use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Cause};
+use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Cause, ImportProgress};
 use codelia_types::Reason;
 use tonic::Code;
 
@@ -12,19 +12,21 @@ pub(crate) struct FileError {
     pub(crate) field: String,
     /// The policy rule that forbids the call, if one does.
     rule: String,
+    /// How far an import got.
+    import: Option<ImportProgress>,
 }
 
 impl FileError {
     /// An error about a field, for a cause other than the policy.
     pub(crate) fn new(cause: Cause, field: &str) -> Self {
-        Self { cause, field: field.to_owned(), rule: String::new() }
+        Self { cause, field: field.to_owned(), rule: String::new(), import: None }
     }
 
     /// The error that a worker reported; `None` if it gave no cause.
     pub(crate) fn from_worker(refusal: FileRefusal) -> Option<Self> {
         match refusal.reason() {
             Cause::Unspecified => None,
-            cause => Some(Self { cause, field: refusal.field, rule: refusal.rule }),
+            cause => Some(Self { cause, field: refusal.field, rule: refusal.rule, import: refusal.import }),
         }
     }
 
@@ -36,6 +38,11 @@ impl FileError {
     /// Whether the worker does not hold the session; another worker may.
     pub(crate) fn is_not_held(&self) -> bool {
         self.cause == Cause::NotHeld
+    }
+
+    /// Whether the path leaves the workspace.
+    pub(crate) fn leads_out(&self) -> bool {
+        self.cause == Cause::LeadsOut
     }
 
     /// Whether the same call may succeed later.
@@ -59,11 +66,21 @@ impl FileError {
 
     /// The text for the caller, with the field.
     pub(crate) fn text(&self) -> String {
-        if self.field.is_empty() {
-            self.message().to_owned()
-        } else {
-            format!("{}: {}", self.field, self.message())
+        let text = match (self.import(), self.field.is_empty()) {
+            (Some((member, _)), _) if !member.is_empty() => format!("member {member:?}: {}", self.message()),
+            (_, true) => self.message().to_owned(),
+            (_, false) => format!("{}: {}", self.field, self.message()),
+        };
+        match self.import() {
+            None => text,
+            Some((_, 0)) => format!("{text}; nothing was imported"),
+            Some((_, entries)) => format!("{text}; {entries} imported entries remain"),
         }
+    }
+
+    /// The member of an archive at fault, and how many entries of it remain.
+    pub(crate) fn import(&self) -> Option<(&str, i64)> {
+        self.import.as_ref().map(|import| (import.member.as_str(), import.entries))
     }
 
     /// The text without the field.
@@ -87,7 +104,15 @@ impl FileError {
             Cause::Impossible => "not a valid file path",
             Cause::Busy => "too many file calls are open; retry",
             Cause::SessionBusy => "a transactional run is alone in the session; retry when it has ended",
+            Cause::HoldsChanges => {
+                "the session holds changes of a run; apply or discard them (codelia apply, codelia discard)"
+            }
             Cause::TimedOut => "timed out; split the work into smaller calls",
+            Cause::ArchiveInvalid => "malformed, incomplete or unsupported archive",
+            Cause::ArchiveTooLarge => {
+                "exceeds a limit of archives: 200000 entries, 64 GiB, 100 levels, paths of \
+                                       4095 bytes, zstd windows of 8 MiB, compression by 1000"
+            }
             Cause::Stalled => "the stream stalled; start again",
             Cause::Failed | Cause::Unspecified => "internal error; report the x-request-id to the operator",
         }
@@ -114,7 +139,10 @@ impl FileError {
             Cause::Impossible => (Code::InvalidArgument, Reason::InvalidField),
             Cause::Busy => (Code::ResourceExhausted, Reason::TooManyFileCalls),
             Cause::SessionBusy => (Code::Unavailable, Reason::SessionBusy),
+            Cause::HoldsChanges => (Code::FailedPrecondition, Reason::SessionHoldsChanges),
             Cause::TimedOut => (Code::DeadlineExceeded, Reason::FileCallTimeout),
+            Cause::ArchiveInvalid => (Code::InvalidArgument, Reason::ArchiveInvalid),
+            Cause::ArchiveTooLarge => (Code::ResourceExhausted, Reason::ArchiveTooLarge),
             Cause::Stalled => (Code::Aborted, Reason::StreamStalled),
             Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),
         }

@@ -44,8 +44,11 @@ impl ApiError {
             Self::TenantDeleted => (Code::FailedPrecondition, Reason::TenantDeleted),
             Self::TenantExists => (Code::AlreadyExists, Reason::TenantExists),
             Self::SessionEnded { .. } => (Code::FailedPrecondition, Reason::SessionEnded),
+            Self::ChangesNotHeld { .. } => (Code::FailedPrecondition, Reason::ChangesNotHeld),
+            Self::WorkerOutdated => (Code::FailedPrecondition, Reason::WorkerOutdated),
             Self::RunNotRunning => (Code::FailedPrecondition, Reason::RunNotRunning),
             Self::SessionDataLost => (Code::FailedPrecondition, Reason::SessionDataLost),
+            Self::SessionQuarantined { .. } => (Code::FailedPrecondition, Reason::SessionQuarantined),
             Self::OutputExpired => (Code::FailedPrecondition, Reason::OutputExpired),
             Self::OutputDataLost { .. } => (Code::DataLoss, Reason::OutputDataLost),
             Self::ModeNotAllowed { .. } => (Code::FailedPrecondition, Reason::ModeNotAllowed),
@@ -93,7 +96,10 @@ impl ApiError {
             | Self::TenantExists
             | Self::SessionEnded { .. }
             | Self::RunNotRunning
+            | Self::WorkerOutdated
+            | Self::ChangesNotHeld { .. }
             | Self::SessionDataLost
+            | Self::SessionQuarantined { .. }
             | Self::OutputExpired
             | Self::ModeNotAllowed { .. }
             | Self::BelowFloor { .. }
@@ -144,6 +150,7 @@ impl ApiError {
             Self::AuditUnsigned => named("field", "secrets.key_file"),
             Self::OutputDataLost { object, .. } => named("object", object),
             Self::TenantExists => named("field", "tenant_id"),
+            Self::SessionQuarantined { .. } => named("field", "session"),
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
             Self::Tool(error) => error.metadata(),
@@ -185,6 +192,8 @@ impl ApiError {
             | Self::TenantNotEmpty { .. }
             | Self::TenantDeleted
             | Self::RunNotRunning
+            | Self::WorkerOutdated
+            | Self::ChangesNotHeld { .. }
             | Self::SessionDataLost
             | Self::OutputExpired
             | Self::DeadlineExceeded
@@ -205,6 +214,10 @@ fn describe_file(details: &mut ErrorDetails, error: &FileError) -> HashMap<Strin
     }
     let mut metadata = HashMap::from([("field".to_owned(), error.field.clone())]);
     metadata.extend(error.rule().map(|rule| ("rule".to_owned(), rule)));
+    if let Some((member, entries)) = error.import() {
+        metadata.insert("member".to_owned(), member.to_owned());
+        metadata.insert("imported_entries".to_owned(), entries.to_string());
+    }
     metadata
 }
 
@@ -278,6 +291,8 @@ mod tests {
             (ApiError::TenantExists, Code::AlreadyExists),
             (ended(SessionEndReason::Closed), Code::FailedPrecondition),
             (ApiError::RunNotRunning, Code::FailedPrecondition),
+            (ApiError::WorkerOutdated, Code::FailedPrecondition),
+            (ApiError::ChangesNotHeld { state: None }, Code::FailedPrecondition),
             (ApiError::SessionDataLost, Code::FailedPrecondition),
             (ApiError::OutputExpired, Code::FailedPrecondition),
             (ApiError::OutputDataLost { object: "o".into(), problem: "not found".into() }, Code::DataLoss),

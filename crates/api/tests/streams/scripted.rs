@@ -164,7 +164,7 @@ impl WorkerState {
             changes: None,
         };
         let started_ago = Some(Duration::from_millis(1));
-        let committed = RunCommit { result, started_ago, tail, events: Vec::new() };
+        let committed = RunCommit { result, started_ago, tail, events: Vec::new(), held_for: None };
         let assigned =
             self.store.run_list_assigned(&self.id, self.incarnation).await.expect("assigned runs are read");
         let assigned = assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned");
@@ -409,6 +409,7 @@ fn options() -> Options {
         calls: codelia_api::CallLimits::default(),
         cors_origins: codelia_api::CorsOrigins::None,
         access_log: false,
+        escape: codelia_policy::EscapeOptions::default(),
         webhook: None,
         retention: codelia_store::Retention::default(),
     }

@@ -2,7 +2,7 @@
 
 use std::{os::fd::OwnedFd, thread, time::Duration};
 
-use codelia_sys::{Errno, Pid, cgroup::Group, fd};
+use codelia_sys::{Errno, Pid, cgroup::Group, fd, process::TreeRoot};
 use codelia_types::Receipt;
 use tokio::time::timeout;
 
@@ -38,7 +38,7 @@ impl Cleanup {
         self.group.as_ref()
     }
 
-    pub(super) fn tool(&self) -> Option<Pid> {
+    pub(super) fn tool(&self) -> Option<TreeRoot> {
         self.process.tool()
     }
 

@@ -87,6 +87,7 @@ mod tests {
             executables: Some(vec!["/opt/tool".into()]),
             debug: false,
             asked_reads: Vec::new(),
+            logged: Default::default(),
         };
         ExecutableMemory::of(&security).unwrap()
     }

@@ -17,7 +17,10 @@ pub(crate) mod control;
 mod descriptors;
 pub(crate) mod egress;
 mod executable_memory;
+mod executions;
+pub(crate) mod isolation_check;
 mod near_limits;
+pub(crate) mod operations;
 mod outcome;
 pub(crate) mod prepared;
 pub(crate) mod process;
@@ -25,6 +28,7 @@ pub(crate) mod reads;
 mod running;
 pub(crate) mod setup;
 mod supervisor;
+mod wake;
 mod watch;
 
 use std::{
@@ -34,7 +38,7 @@ use std::{
 };
 
 use codelia_init::{Report, Request, Setup};
-use codelia_sys::{Pid, cgroup::Group};
+use codelia_sys::{cgroup::Group, process::TreeRoot};
 use codelia_telemetry::task;
 use codelia_types::Receipt;
 use tokio::{runtime::Handle, time::timeout};
@@ -45,7 +49,7 @@ use control::Control;
 use process::SandboxProcess;
 
 /// How long `codelia-init` may take to report that it is ready.
-const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A live sandbox. Dropping it destroys it in the background.
 #[derive(Debug)]
@@ -90,9 +94,12 @@ impl Sandbox {
         match report {
             Report::Ready if creates_network == egress.is_some() => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
-            Report::Ready | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_) => {
-                return Err(Error::UnexpectedMessage);
-            }
+            Report::Started
+            | Report::Ready
+            | Report::Egress
+            | Report::Terminal
+            | Report::Launched
+            | Report::Exited(_) => return Err(Error::UnexpectedMessage),
         }
         self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
         Ok(Ready {
@@ -111,8 +118,8 @@ impl Sandbox {
         &self.control
     }
 
-    /// The process that all processes of the sandbox descend from, in modes with a tool.
-    pub(crate) fn tool(&self) -> Option<Pid> {
+    /// Where the processes of the sandbox begin, if this process sees them.
+    pub(crate) fn tool(&self) -> Option<TreeRoot> {
         self.cleanup.as_ref()?.tool()
     }
 

@@ -198,7 +198,12 @@ async fn receive_launched(
                 return Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)));
             }
             Some(
-                Report::Egress | Report::Ready | Report::Terminal | Report::Launched | Report::Exited(_),
+                Report::Started
+                | Report::Egress
+                | Report::Ready
+                | Report::Terminal
+                | Report::Launched
+                | Report::Exited(_),
             ) => return Err(Error::UnexpectedMessage),
         }
     }

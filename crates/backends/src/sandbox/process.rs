@@ -1,9 +1,13 @@
 //! The process that a mode started around `codelia-init`: init itself, a tool, or a container.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, fs};
 
 use async_trait::async_trait;
-use codelia_sys::{Errno, Pid, process::ExitStatus};
+use codelia_policy::Plan;
+use codelia_sys::{
+    Errno, Pid,
+    process::{ExitStatus, TreeRoot},
+};
 use codelia_types::Receipt;
 
 use crate::sandbox::child::ChildProcess;
@@ -38,9 +42,9 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
         Ok(())
     }
 
-    /// The process that `codelia-init` and all processes of the sandbox descend from. `None` if it is
-    /// not a child of this process.
-    fn tool(&self) -> Option<Pid> {
+    /// Where the processes of the sandbox begin, with `codelia-init` as the first. `None` if this process
+    /// does not see them.
+    fn tool(&self) -> Option<TreeRoot> {
         None
     }
 
@@ -48,6 +52,24 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
     /// kills all its processes in one step, and none of them can stop it, so it needs no help.
     fn init_in_host_namespace(&self) -> Option<Pid> {
         None
+    }
+}
+
+/// Texts that identify the mounts of a sandbox. None may appear in our own namespace.
+#[derive(Debug)]
+pub(crate) struct MountMarkers([String; 2]);
+
+impl MountMarkers {
+    pub(crate) fn of(plan: &Plan) -> Self {
+        Self([plan.sandbox.to_string(), format!(" {}/", plan.root.display())])
+    }
+
+    /// Counts the mounts that are left.
+    pub(crate) fn count(&self) -> usize {
+        let is_ours = |line: &&str| self.0.iter().any(|marker| line.contains(marker));
+        // If the list cannot be read, assume that a mount is left.
+        let mounts = fs::read_to_string("/proc/self/mountinfo");
+        mounts.map_or(1, |mounts| mounts.lines().filter(is_ours).count())
     }
 }
 

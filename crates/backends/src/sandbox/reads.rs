@@ -10,17 +10,9 @@
 
 use std::{
     collections::HashMap,
-    io::{Read, Write},
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc as blocking,
-    },
+    sync::{Arc, mpsc as blocking},
 };
 
 use codelia_policy::{Ids, Security, SyscallRules};
@@ -31,7 +23,8 @@ use codelia_sys::{
 };
 use tokio::sync::mpsc;
 
-use crate::{Error, seccomp};
+use super::wake::Wake;
+use crate::seccomp;
 
 /// Requests of one sandbox that are open at the same time. Further calls wait for their turn.
 const MAX_REQUESTS: usize = 8;
@@ -54,9 +47,46 @@ const O_PATH: u64 = 0o10_000_000;
 /// The reads of one sandbox that wait for decisions.
 #[derive(Debug)]
 pub struct AskedReads {
-    requests: mpsc::Receiver<PathBuf>,
+    requests: mpsc::Receiver<ReadRequest>,
     decisions: blocking::Sender<ReadDecision>,
     wake: Wake,
+}
+
+/// A file that needs a decision, and the process that reads it first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// The file, as the command sees it.
+    pub path: PathBuf,
+    /// What is known of the process. It may lie about itself: nothing is decided by this.
+    pub reader: Reader,
+}
+
+/// The process that reads a file. Unknown parts are 0 or empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reader {
+    /// Its number in the sandbox.
+    pub pid: u32,
+    /// Its program, as the command sees it.
+    pub exe: String,
+    /// Its working directory, as the command sees it.
+    pub cwd: String,
+}
+
+impl Reader {
+    fn of(task: u32) -> Self {
+        let text = |path: Result<PathBuf, Errno>| path.ok().and_then(|path| readable(&path));
+        Self {
+            pid: task_files::pid_in_namespace(task).unwrap_or_default(),
+            exe: text(task_files::executable(task)).unwrap_or_default(),
+            cwd: text(task_files::working_directory(task)).unwrap_or_default(),
+        }
+    }
+}
+
+/// A path that people can read.
+fn readable(path: &Path) -> Option<String> {
+    let is_readable = |text: &&str| text.len() <= MAX_PATH && !text.chars().any(char::is_control);
+    path.to_str().filter(is_readable).map(str::to_owned)
 }
 
 /// A decision about a file, or about all files below a directory.
@@ -73,7 +103,7 @@ pub struct ReadDecision {
 impl AskedReads {
     /// The next file that needs a decision: the first one of its directory for which a call waits.
     /// `None` when the command can ask for no more. Cancel-safe.
-    pub async fn next(&mut self) -> Option<PathBuf> {
+    pub async fn next(&mut self) -> Option<ReadRequest> {
         self.requests.recv().await
     }
 
@@ -84,29 +114,6 @@ impl AskedReads {
         if self.decisions.send(decision).is_ok() {
             self.wake.wake();
         }
-    }
-}
-
-/// Wakes the thread of a sandbox.
-#[derive(Debug, Clone)]
-pub(super) struct Wake(Arc<WakeState>);
-
-#[derive(Debug)]
-struct WakeState {
-    socket: UnixStream,
-    is_stopped: AtomicBool,
-}
-
-impl Wake {
-    fn wake(&self) {
-        // If the socket is full, the thread has not read the last one.
-        let _ = (&self.0.socket).write(&[0]);
-    }
-
-    /// Has the thread end.
-    pub(super) fn stop(&self) {
-        self.0.is_stopped.store(true, Ordering::Release);
-        self.wake();
     }
 }
 
@@ -125,10 +132,8 @@ pub(super) struct ReadGate {
     waiting: Vec<WaitingCall>,
     /// The file that was asked for in each directory.
     open: HashMap<PathBuf, PathBuf>,
-    requests: mpsc::Sender<PathBuf>,
+    requests: mpsc::Sender<ReadRequest>,
     decided: blocking::Receiver<ReadDecision>,
-    woken: UnixStream,
-    wake: Wake,
 }
 
 impl ReadGate {
@@ -137,11 +142,8 @@ impl ReadGate {
         listener: Arc<OwnedFd>,
         security: &Security,
         ids: Ids,
-    ) -> Result<(Self, AskedReads), Error> {
-        let (socket, woken) = UnixStream::pair()?;
-        socket.set_nonblocking(true)?;
-        woken.set_nonblocking(true)?;
-        let wake = Wake(Arc::new(WakeState { socket, is_stopped: AtomicBool::new(false) }));
+        wake: Wake,
+    ) -> (Self, AskedReads) {
         let (requests, received) = mpsc::channel(MAX_REQUESTS);
         let (sent, decided) = blocking::channel();
         let gate = Self {
@@ -155,29 +157,12 @@ impl ReadGate {
             open: HashMap::new(),
             requests,
             decided,
-            woken,
-            wake: wake.clone(),
         };
-        Ok((gate, AskedReads { requests: received, decisions: sent, wake }))
-    }
-
-    pub(super) fn wake(&self) -> Wake {
-        self.wake.clone()
-    }
-
-    pub(super) fn is_stopped(&self) -> bool {
-        self.wake.0.is_stopped.load(Ordering::Acquire)
-    }
-
-    /// Becomes readable when there is a decision.
-    pub(super) fn woken(&self) -> BorrowedFd<'_> {
-        self.woken.as_fd()
+        (gate, AskedReads { requests: received, decisions: sent, wake })
     }
 
     /// Applies the decisions that have arrived.
     pub(super) fn apply_decisions(&mut self) -> Result<(), Errno> {
-        let mut bytes = [0; 64];
-        while self.woken.read(&mut bytes).is_ok_and(|count| count == bytes.len()) {}
         while let Ok(decision) = self.decided.try_recv() {
             let ReadDecision { path, .. } = &decision;
             self.open.retain(|directory, file| file != path && !directory.starts_with(path));
@@ -199,7 +184,14 @@ impl ReadGate {
             Found::Failed(errno) => self.respond(call, Response::Fail(errno)),
             Found::Asked(waiting) => match self.decisions.get(&waiting.path) {
                 Some(allow) => self.answer(&waiting, allow),
-                None => self.wait(waiting),
+                None => {
+                    // While it waits, it is the caller.
+                    let reader = Reader::of(call.pid);
+                    match listener::is_waiting(&self.listener, call)? {
+                        true => self.wait(WaitingCall { reader, ..waiting }),
+                        false => Ok(()),
+                    }
+                }
             },
         }
     }
@@ -274,7 +266,7 @@ impl ReadGate {
     /// Asks for the first file of each directory in which calls wait.
     fn ask(&mut self) -> Result<(), Errno> {
         for waiting in std::mem::take(&mut self.waiting) {
-            if self.is_asked_for(&waiting.path) {
+            if self.is_asked_for(&waiting) {
                 self.waiting.push(waiting);
             } else {
                 // Nobody can be asked.
@@ -285,12 +277,14 @@ impl ReadGate {
     }
 
     /// Whether somebody was asked, or will be.
-    fn is_asked_for(&mut self, path: &Path) -> bool {
-        let directory = path.parent().unwrap_or(path);
+    fn is_asked_for(&mut self, waiting: &WaitingCall) -> bool {
+        let path = &waiting.path;
+        let directory = path.parent().unwrap_or(path.as_path());
         if self.open.contains_key(directory) || self.open.len() >= MAX_REQUESTS {
             return true;
         }
-        let is_sent = self.requests.try_send(path.to_owned()).is_ok();
+        let request = ReadRequest { path: path.clone(), reader: waiting.reader.clone() };
+        let is_sent = self.requests.try_send(request).is_ok();
         if is_sent {
             self.open.insert(directory.to_owned(), path.to_owned());
         }
@@ -323,12 +317,12 @@ enum Found {
 
 impl Found {
     fn of(call: Notification, path: PathBuf, file: OwnedFd, open: OpenCall) -> Self {
-        let is_readable = |text: &str| text.len() <= MAX_PATH && !text.chars().any(char::is_control);
-        if !path.to_str().is_some_and(is_readable) {
+        if readable(&path).is_none() {
             // Nobody could read what they decide about.
             return Self::Failed(Errno::ACCESS);
         }
-        Self::Asked(WaitingCall { call, path, file, close_on_exec: open.flags & O_CLOEXEC != 0 })
+        let close_on_exec = open.flags & O_CLOEXEC != 0;
+        Self::Asked(WaitingCall { call, path, file, close_on_exec, reader: Reader::default() })
     }
 }
 
@@ -340,6 +334,7 @@ struct WaitingCall {
     /// What it gets if that is allowed.
     file: OwnedFd,
     close_on_exec: bool,
+    reader: Reader,
 }
 
 /// The calls that open files, by number. `None` if the plan denies one.

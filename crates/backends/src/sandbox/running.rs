@@ -9,19 +9,20 @@ use async_trait::async_trait;
 use codelia_init::{Exit, Failure, Report, Request, Step};
 use codelia_policy::{Limit, Plan};
 use codelia_sys::{
-    Pid,
     cgroup::{self, Group, GroupReader},
+    process::TreeRoot,
 };
 use codelia_types::{Mode, NearLimit, NetworkUsage, Outcome, Receipt, Resource, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{
-    Error, Running, SandboxRemote, UsageReader,
+    Error, IsolationCheck, Running, SandboxRemote, UsageReader,
     container::has_own_kernel,
     sandbox::{
         Sandbox,
         control::Control,
         near_limits::{self, NearLimits, NearableLimits},
+        operations::Operations,
         outcome::{self, KillReason},
         supervisor::Supervisor,
         watch::{WatchedLimits, Watcher},
@@ -311,7 +312,7 @@ async fn limit_exceeded(
 
 async fn watched_limit_exceeded(
     watcher: Option<&mut Watcher>,
-    tool: Option<Pid>,
+    tool: Option<TreeRoot>,
     near: &NearLimits,
 ) -> KillReason {
     match (watcher, tool) {
@@ -348,6 +349,10 @@ impl Running for RunningCommand {
         self.supervisor.as_mut()?.violations()
     }
 
+    fn take_operations(&mut self) -> Option<Operations> {
+        self.supervisor.as_mut()?.take_operations()
+    }
+
     fn near_limits(&mut self) -> Option<mpsc::Receiver<NearLimit>> {
         self.near_limits.take()
     }
@@ -355,6 +360,10 @@ impl Running for RunningCommand {
     fn usage_reader(&self) -> Option<UsageReader> {
         let of_group = self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
         of_group.or_else(|| self.watcher.as_ref().map(Watcher::usage_reader))
+    }
+
+    fn isolation_check(&self) -> Option<IsolationCheck> {
+        self.sandbox.tool().map(IsolationCheck::of)
     }
 
     async fn kill_tree(&self) {

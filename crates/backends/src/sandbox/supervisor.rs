@@ -1,11 +1,11 @@
 //! Responds to the system calls that the filter blocks: denies, reports and counts them. Where reads
-//! wait for decisions, it does so on a thread of its own.
+//! wait for decisions or calls are logged, it does so on a thread of its own.
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -26,12 +26,12 @@ use tokio::{
 
 use super::{
     executable_memory::ExecutableMemory,
-    reads::{AskedReads, ReadGate, Wake},
+    executions::Executions,
+    operations::{OperationLog, Operations},
+    reads::{AskedReads, ReadGate},
+    wake::{Wake, Woken},
 };
 use crate::{Error, sandbox::child::async_fd, seccomp};
-
-/// The kind of violation that a blocked system call is.
-const SYSCALL_BLOCKED: &str = "SYSCALL_BLOCKED";
 
 /// Violations buffered for the receiver. More are counted but not reported.
 const MAX_BUFFERED: usize = 256;
@@ -41,6 +41,7 @@ const MAX_BUFFERED: usize = 256;
 pub(crate) struct Supervisor {
     worker: Worker,
     reads: Option<AskedReads>,
+    operations: Option<Arc<Mutex<Operations>>>,
     limit: Arc<ViolationLimit>,
     violations: Option<mpsc::Receiver<Violation>>,
 }
@@ -71,26 +72,47 @@ impl Supervisor {
         let (sender, violations) = mpsc::channel(MAX_BUFFERED);
         let exceeded = Arc::new(ViolationLimit::default());
         let listener = Arc::new(listener);
+        let log = security.logged.any().then(|| OperationLog::new(security));
+        let operations = log.as_ref().map(OperationLog::operations);
         let asks = !security.asked_reads.is_empty();
-        let gate = asks.then(|| ReadGate::new(listener.clone(), security, ids)).transpose()?;
+        let woken = (asks || log.is_some()).then(Woken::new).transpose()?;
+        let gate = woken.as_ref().filter(|_| asks);
+        let gate = gate.map(|woken| ReadGate::new(listener.clone(), security, ids, woken.wake()));
         let (gate, reads) = gate.unzip();
         let responder = Responder {
             listener,
+            woken,
             gate,
+            log,
             launch,
+            is_launched: false,
             exec_allowed: security.exec,
             executable_memory: ExecutableMemory::of(security),
+            executions: Executions::of(security),
             remaining: limit.max(1),
             sender: Some(sender),
             unreported: 0,
             limit: Arc::clone(&exceeded),
         };
-        Ok(Self { worker: responder.start()?, reads, limit: exceeded, violations: Some(violations) })
+        Ok(Self {
+            worker: responder.start()?,
+            reads,
+            operations,
+            limit: exceeded,
+            violations: Some(violations),
+        })
     }
 
     /// The reads that wait for decisions. `None` if none do, and on the second call.
     pub(crate) fn take_reads(&mut self) -> Option<AskedReads> {
         self.reads.take()
+    }
+
+    /// Takes what was logged. `None` if nothing is.
+    pub(crate) fn take_operations(&mut self) -> Option<Operations> {
+        let operations = self.operations.take()?;
+        let mut operations = operations.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(std::mem::take(&mut *operations))
     }
 
     /// The violations as they happen. `None` on the second call.
@@ -123,13 +145,20 @@ impl Drop for Supervisor {
 /// The task or thread behind a [`Supervisor`].
 struct Responder {
     listener: Arc<OwnedFd>,
+    /// Wakes the thread. `None` for a task.
+    woken: Option<Woken>,
     /// Where reads wait for decisions.
     gate: Option<ReadGate>,
+    /// Where calls are logged.
+    log: Option<OperationLog>,
     launch: OwnedFd,
+    is_launched: bool,
     /// Whether the command may call `execve`.
     exec_allowed: bool,
     /// Where the plan lists executables.
     executable_memory: Option<ExecutableMemory>,
+    /// The same, to report programs that are not listed.
+    executions: Option<Executions>,
     /// Violations until the limit is exceeded.
     remaining: u32,
     /// `None` at the end.
@@ -142,10 +171,10 @@ struct Responder {
 impl Responder {
     /// Starts responding, until the last process under the filter has ended or the limit is exceeded.
     fn start(self) -> Result<Worker, Error> {
-        match &self.gate {
-            Some(gate) => {
-                let wake = gate.wake();
-                let thread = thread::Builder::new().name("sandbox reads".to_owned());
+        match &self.woken {
+            Some(woken) => {
+                let wake = woken.wake();
+                let thread = thread::Builder::new().name("sandbox calls".to_owned());
                 thread.spawn(move || self.run_blocking())?;
                 Ok(Worker::Thread(wake))
             }
@@ -212,16 +241,17 @@ impl Responder {
     /// make one, or when the supervisor is dropped.
     fn next_blocking(&mut self) -> Result<Option<Notification>, Errno> {
         loop {
-            let Some(gate) = &mut self.gate else { return Ok(None) };
-            let [called, woken] = match fd::wait_readable(&self.listener, gate.woken()) {
+            let Some(woken) = &mut self.woken else { return Ok(None) };
+            let [called, was_woken] = match fd::wait_readable(&self.listener, woken.as_fd()) {
                 Err(Errno::INTR) => continue,
                 ready => ready?,
             };
-            if gate.is_stopped() || called == fd::Readiness::Closed {
+            if woken.is_stopped() || called == fd::Readiness::Closed {
                 return Ok(None);
             }
-            if woken != fd::Readiness::Pending {
-                gate.apply_decisions()?;
+            if was_woken != fd::Readiness::Pending {
+                woken.clear();
+                self.gate.as_mut().map_or(Ok(()), ReadGate::apply_decisions)?;
             }
             if called == fd::Readiness::Readable
                 && let Some(call) = receive(&self.listener)?
@@ -232,11 +262,9 @@ impl Responder {
     }
 
     fn wait_until_stopped(&mut self) {
-        let Some(gate) = &mut self.gate else { return };
-        while !gate.is_stopped() {
-            if fd::wait_readable(gate.woken(), gate.woken()).is_err() || gate.apply_decisions().is_err() {
-                return;
-            }
+        let Some(woken) = &mut self.woken else { return };
+        while !woken.is_stopped() && fd::wait_readable(woken.as_fd(), woken.as_fd()).is_ok() {
+            woken.clear();
         }
     }
 
@@ -247,22 +275,57 @@ impl Responder {
     }
 
     fn handle(&mut self, call: Notification) -> Result<(), Errno> {
+        let is_logged = self.log_call(call);
         if let Some(gate) = self.gate.as_mut().filter(|gate| gate.handles(call)) {
             return gate.handle(call);
         }
+        if is_logged {
+            return listener::respond(&self.listener, call, Response::Continue);
+        }
         let name = seccomp::name(call.nr);
+        if let (Some(executions), Some(name)) = (&mut self.executions, &name)
+            && executions.handles(name)
+        {
+            return self.observe_exec(call, name.clone());
+        }
         if self.is_launch(name.as_deref())? || self.is_permitted_mapping(name.as_deref(), &call) {
             return listener::respond(&self.listener, call, Response::Continue);
         }
         // Unknown calls fail as on a kernel that does not have them.
         let errno = if name.is_some() { Errno::PERM } else { Errno::NOSYS };
-        self.report(call, name.unwrap_or_else(|| format!("#{}", call.nr)));
+        let syscall = name.unwrap_or_else(|| format!("#{}", call.nr));
+        self.report(call, Violation::SYSCALL_BLOCKED, syscall, None);
         self.remaining -= 1;
         if self.remaining == 0 {
             Ok(())
         } else {
             listener::respond(&self.listener, call, Response::Fail(errno))
         }
+    }
+
+    /// Logs a call that the plan allows and logs. Returns whether it is such a call, which continues even if
+    /// it could not be logged.
+    fn log_call(&mut self, call: Notification) -> bool {
+        let Some(log) = self.log.as_mut().filter(|log| log.observes(call)) else { return false };
+        // Until then it is a call of `codelia-init`.
+        self.is_launched = self.is_launched || fd::is_eof(&self.launch).unwrap_or(true);
+        if self.is_launched
+            && let Err(errno) = log.add(&self.listener, call)
+        {
+            tracing::warn!(%errno, "system call not logged");
+        }
+        true
+    }
+
+    /// Lets the kernel decide about a program, which denies those that are not listed, and reports these.
+    fn observe_exec(&mut self, call: Notification, syscall: String) -> Result<(), Errno> {
+        let is_launched = fd::is_eof(&self.launch)?;
+        let denied = self.executions.as_mut().filter(|_| is_launched);
+        let denied = denied.and_then(|executions| executions.denied(&self.listener, call));
+        if let Some(path) = denied {
+            self.report(call, Violation::EXEC_DENIED, syscall, Some(path));
+        }
+        listener::respond(&self.listener, call, Response::Continue)
     }
 
     /// Whether this is the `execve` of the launch. Until then the process belongs to `codelia-init`
@@ -278,10 +341,11 @@ impl Responder {
         self.executable_memory.as_ref().is_some_and(permits)
     }
 
-    fn report(&mut self, call: Notification, syscall: String) {
-        let violation = Violation { kind: SYSCALL_BLOCKED.to_owned(), syscall, nr: call.nr, args: call.args };
-        let args = violation.display_args();
-        tracing::info!(syscall = violation.syscall, nr = call.nr, args, "system call blocked");
+    fn report(&mut self, call: Notification, kind: &str, syscall: String, path: Option<String>) {
+        let Notification { nr, args, .. } = call;
+        let violation = Violation { kind: kind.to_owned(), syscall, nr, args, path };
+        let (path, args) = (violation.path.as_deref(), violation.display_args());
+        tracing::info!(syscall = violation.syscall, nr, args, path, "system call blocked");
         if self.sender.as_ref().is_none_or(|sender| sender.try_send(violation).is_err()) {
             self.unreported += 1;
         }
@@ -318,4 +382,75 @@ fn receive(listener: &Arc<OwnedFd>) -> Result<Option<Notification>, Errno> {
 /// Fails closed: a call without a response does not pass.
 fn log_end(error: &io::Error) {
     tracing::error!(%error, "blocked system calls can no longer be received");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::net::UnixStream, path::Path, thread::JoinHandle};
+
+    use codelia_policy::{LoggedCalls, SyscallRules, syscalls};
+    use codelia_sys::{capability, process};
+
+    use super::*;
+    use crate::ReadDecision;
+
+    fn security(asked: &Path) -> Security {
+        Security {
+            syscalls: SyscallRules::Allow(syscalls::allowed(false)),
+            violation_limit: Some(50),
+            fork: true,
+            exec: true,
+            executables: None,
+            debug: false,
+            asked_reads: vec![asked.to_owned()],
+            logged: LoggedCalls { signals: true, files: true },
+        }
+    }
+
+    type Results = [io::Result<Vec<u8>>; 2];
+
+    /// A thread under the filter that reads a file twice, and its supervisor.
+    fn start(file: &Path) -> (Supervisor, JoinHandle<Results>) {
+        let security = security(file);
+        let filter = seccomp::filter(&security).unwrap();
+        let (listener, received) = std::sync::mpsc::sync_channel(1);
+        let (begin, begun) = std::sync::mpsc::sync_channel::<()>(1);
+        let file = file.to_owned();
+        let reader = thread::spawn(move || {
+            capability::set_no_new_privs().unwrap();
+            listener.send(listener::install(&filter, true).unwrap().unwrap()).unwrap();
+            begun.recv().unwrap();
+            [fs::read(&file), fs::read(&file)]
+        });
+        let (launch, _) = UnixStream::pair().unwrap();
+        let ids = Ids { uid: process::own_uid(), gid: process::own_gid() };
+        let supervisor =
+            Supervisor::start(received.recv().unwrap(), launch.into(), (&security, ids), 50).unwrap();
+        begin.send(()).unwrap();
+        (supervisor, reader)
+    }
+
+    #[tokio::test]
+    async fn call_without_a_listener_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "content").unwrap();
+        // The control: while it listens, an allowed read succeeds.
+        for is_dropped in [false, true] {
+            let (mut supervisor, reader) = start(&file);
+            let mut reads = supervisor.take_reads().unwrap();
+            let path = reads.next().await.unwrap().path;
+            let supervisor = Some(supervisor).filter(|_| !is_dropped);
+            if is_dropped {
+                assert_eq!(reads.next().await, None);
+            }
+            reads.decide(ReadDecision { path, is_directory: false, allow: true });
+            let results = tokio::task::spawn_blocking(|| reader.join().unwrap()).await.unwrap();
+            for result in results {
+                let expected = if is_dropped { Err(Some(38)) } else { Ok(b"content".to_vec()) };
+                assert_eq!(result.map_err(|error| error.raw_os_error()), expected, "ENOSYS");
+            }
+            drop(supervisor);
+        }
+    }
 }

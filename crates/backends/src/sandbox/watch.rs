@@ -7,7 +7,10 @@ use std::{
 };
 
 use codelia_policy::{Limit, Plan};
-use codelia_sys::{Pid, cgroup::CurrentUsage, process::Tree};
+use codelia_sys::{
+    cgroup::CurrentUsage,
+    process::{Tree, TreeRoot},
+};
 use codelia_types::Resource;
 use tokio::{
     task::{JoinHandle, spawn_blocking},
@@ -47,8 +50,8 @@ impl WatchedLimits {
 
     /// What the processes below `tool` use, and the limit that they exceed. Memory of at least
     /// `exact_from` is read exactly.
-    fn check(self, tool: Pid, exact_from: u64) -> Result<Checked, codelia_sys::Error> {
-        let tree = Tree::below(tool, self.pids.unwrap_or(u64::MAX))?;
+    fn check(self, tool: TreeRoot, exact_from: u64) -> Result<Checked, codelia_sys::Error> {
+        let tree = Tree::read(tool, self.pids.unwrap_or(u64::MAX))?;
         let mut memory_bytes = tree.memory_bytes;
         if self.memory_bytes.is_some() && memory_bytes >= exact_from {
             memory_bytes = tree.proportional_memory_bytes();
@@ -115,7 +118,7 @@ impl Watcher {
     }
 
     /// Waits until the processes below `tool` exceed a limit. Cancel-safe.
-    pub(super) async fn exceeded(&mut self, tool: Pid, near: &NearLimits) -> KillReason {
+    pub(super) async fn exceeded(&mut self, tool: TreeRoot, near: &NearLimits) -> KillReason {
         loop {
             if self.checking.is_none() {
                 sleep_until(self.next).await;

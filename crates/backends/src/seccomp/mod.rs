@@ -7,6 +7,7 @@
 mod denials;
 mod init;
 mod names;
+mod observed;
 mod program;
 mod rules;
 #[cfg(test)]
@@ -17,7 +18,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use codelia_policy::{Security, SyscallRules, syscalls};
+use codelia_policy::{LoggedCalls, Security, SyscallRules, syscalls};
 use codelia_sys::Errno;
 use libseccomp::{ScmpAction, ScmpArgCompare, ScmpFilterContext, ScmpSyscall};
 
@@ -26,6 +27,7 @@ use denials::{Answer, Argument, DENIALS, Denial, EXECUTABLE_MEMORY};
 
 pub(crate) use init::init_filter;
 pub(crate) use names::{name, number};
+pub(crate) use observed::{CHANGES, Form, Name, ObservedCall};
 
 /// Calls that the command's process makes between installing the filter and `execve`. A plan that
 /// denies one of them cannot be enforced.
@@ -54,7 +56,7 @@ static CACHE: Mutex<VecDeque<(Rules, Arc<[u64]>)>> = Mutex::new(VecDeque::new())
 
 /// What a filter depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Rules {
+pub(crate) struct Rules {
     allowed: BTreeSet<String>,
     fork: bool,
     exec: bool,
@@ -65,11 +67,13 @@ struct Rules {
     notify: bool,
     /// Whether calls that open files are sent to the supervisor, too.
     asks: bool,
+    /// Which allowed calls are sent to it to be logged.
+    logged: LoggedCalls,
 }
 
 impl Rules {
     /// A deny list removes calls from the default list.
-    fn of(security: &Security) -> Self {
+    pub(crate) fn of(security: &Security) -> Self {
         let allowed = match &security.syscalls {
             SyscallRules::Allow(names) => names.iter().cloned().collect(),
             SyscallRules::Deny(names) => {
@@ -84,7 +88,13 @@ impl Rules {
             only_listed: security.executables.is_some(),
             notify: security.violation_limit.is_some(),
             asks: !security.asked_reads.is_empty(),
+            logged: security.logged,
         }
+    }
+
+    /// The allowed calls that are logged.
+    pub(crate) fn observed(&self) -> impl Iterator<Item = &'static ObservedCall> {
+        observed::observed(self.logged).filter(|call| self.allowed.contains(call.name))
     }
 }
 
@@ -107,6 +117,9 @@ pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
     }
     if rules.asks && !rules.notify {
         return Err(Error::Unenforceable { field: "policy.filesystem.mode" });
+    }
+    if rules.logged.any() && !rules.notify {
+        return Err(Error::Unenforceable { field: "policy.logging" });
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
     cache(rules, Arc::clone(&filter));
@@ -206,6 +219,7 @@ mod tests {
             executables: None,
             debug: false,
             asked_reads: Vec::new(),
+            logged: LoggedCalls::default(),
         }
     }
 

@@ -8,7 +8,7 @@ use libseccomp::{
     ScmpCompareOp::{self, Equal, MaskedEqual},
 };
 
-use super::Rules;
+use super::{Rules, observed::CHANGES};
 
 // Flags of clone(2) that create a namespace.
 const CLONE_NEWNS: u64 = 0x0002_0000;
@@ -57,15 +57,19 @@ pub(super) fn conditions(name: &str, rules: &Rules) -> Vec<Condition> {
         "clone" => vec![vec![masked(0, CLONE_NAMESPACES | CLONE_THREAD, CLONE_THREAD)]],
         "fork" | "vfork" => allow_if(rules.fork),
         // If denied, the supervisor still lets the first `execve` pass: the launch.
-        "execve" | "execveat" => allow_if(rules.exec),
+        // Where the plan lists executables, Landlock decides, and the supervisor reports.
+        "execve" | "execveat" => allow_if(rules.exec && !rules.only_listed),
         // Landlock does not check files without a name.
         "memfd_create" if rules.only_listed => vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]],
         // The supervisor opens what needs a decision.
-        "open" | "openat" => allow_if(!rules.asks),
+        "open" | "openat" if rules.asks => allow_if(false),
+        "open" if rules.logged.files => vec![vec![masked(1, CHANGES, 0)]],
+        "openat" if rules.logged.files => vec![vec![masked(2, CHANGES, 0)]],
         "personality" => personalities(rules.debug),
         "socket" => sockets(),
         "socketpair" => vec![vec![argument(0, Equal, AF_UNIX)]],
-        _ => allow_if(true),
+        // The supervisor logs them and lets them continue.
+        _ => allow_if(!rules.observed().any(|call| call.name == name)),
     }
 }
 

@@ -117,6 +117,7 @@ fn default_rules() -> Rules {
         only_listed: false,
         notify: true,
         asks: false,
+        logged: Default::default(),
     }
 }
 

@@ -16,8 +16,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use codelia_init::{Failure, Step};
-use codelia_policy::{Enforceable, Ids, Mount, Plan, limits_remedy};
+use codelia_policy::{Ids, Plan};
 use codelia_sys::{
     cgroup::{CgroupParent, Group},
     fd, process, rlimit,
@@ -26,16 +25,15 @@ use codelia_sys::{
 use codelia_types::Mode;
 
 use crate::{
-    Backend, Capabilities, Error, Gap, Prepared, alias,
-    isolation::{self, PROBE},
+    Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
-    probe,
+    probe::{self, Probed},
     sandbox::{Sandbox, cgroups::Cgroups, child::ChildProcess, control::Control, prepared, setup},
 };
 
 use super::{
     dirs::ToolDirs,
-    overlay::{self, Namespaces, Overlays},
+    overlay::{Namespaces, Overlays},
     process::ToolProcess,
     view,
 };
@@ -147,8 +145,8 @@ impl<T: Tool> ToolBackend<T> {
         let plan = &*alias::hide(plan, &self.secrets).await?;
         let mut setup = setup::of(plan)?;
         if let Some(security) = &mut setup.security {
-            let view = view::of(plan, &Masks::of(&plan.mounts).await?, T::COPIES_FILES)?;
-            view::expect_tool_mounts(&mut security.expected, &view);
+            let mut view = view::of(plan, &Masks::of(&plan.mounts).await?, T::COPIES_FILES)?;
+            view::expect_tool_mounts(&mut security.expected, &mut view);
             security.view = Some(view);
         }
         let stderr = File::from(fd::memfd("stderr", b"").map_err(io::Error::from)?);
@@ -222,48 +220,26 @@ impl<T: Tool> ToolBackend<T> {
             Error::Tool { message, .. } => self.tool.remedy(Some(message)),
             Error::ToolMissing { .. } => self.tool.remedy(None),
             Error::ToolStart { .. } => "make the tool executable for the worker's user",
-            Error::InitFailed(Failure { step: Step::SetRlimits, .. }) => {
-                "start the worker with a hard limit of core dumps of at least 1 (systemd: LimitCORE=1)"
-            }
-            Error::InitFailed(Failure { step: Step::PrivateRuntime, .. }) => VIEW_REMEDY,
-            _ => "fix what the error names; the worker's log has details",
+            error => isolation::init_remedy(error),
         };
         probe::sandbox_gap(error, remedy.to_owned())
     }
+}
 
-    /// Runs a trivial command through a whole sandbox.
-    async fn try_sandbox(&self, host: Enforceable, only_executable: Option<&Path>) -> Result<(), Error> {
-        let plan = probe::isolated_plan(T::MODE, &self.paths.init, host, only_executable)?;
-        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
+#[async_trait]
+impl<T: Tool> Probed for ToolBackend<T> {
+    const MODE: Mode = T::MODE;
+
+    fn init(&self) -> &Path {
+        &self.paths.init
     }
 
-    /// The same in network mode `proxy`.
-    async fn try_egress(&self, host: Enforceable) -> Result<(), Error> {
-        let plan = probe::egress_plan(T::MODE, &self.paths.init, host)?;
-        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
+    async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        self.create(plan).await
     }
 
-    /// The same with reads that wait for decisions.
-    async fn try_reads(&self, host: Enforceable) -> Result<(), Error> {
-        let plan = probe::reads_plan(T::MODE, &self.paths.init, host)?;
-        probe::run(self.create(&plan).await?, Path::new(PROBE)).await
-    }
-
-    /// The same with an overlay over `/usr`.
-    async fn try_overlay(&self, host: Enforceable) -> Result<(), Error> {
-        let mut plan = probe::isolated_plan(T::MODE, &self.paths.init, host, None)?;
-        let layers = env::temp_dir().join(plan.sandbox.to_string());
-        plan.mounts.push(Mount::Overlay {
-            source: "/usr".into(),
-            target: "/usr".into(),
-            layer: layers.join("usr"),
-        });
-        let tried = match self.create(&plan).await {
-            Ok(prepared) => probe::run(prepared, Path::new(PROBE)).await,
-            Err(error) => Err(error),
-        };
-        let removed = overlay::remove_layers(&layers);
-        tried.and(Ok(removed?))
+    fn gap(&self, error: &Error) -> Gap {
+        self.gap(error)
     }
 }
 
@@ -274,48 +250,7 @@ impl<T: Tool> Backend for ToolBackend<T> {
     }
 
     async fn probe(&self) -> Capabilities {
-        let mut gaps = Vec::new();
-        let remedy = limits_remedy(T::MODE, self.watch_limits);
-        let limits = self.cgroups.probe(remedy, &mut gaps);
-        let limits = Enforceable { violations: true, watches: self.watch_limits, ..limits };
-        if let Err(error) = self.try_sandbox(limits, None).await {
-            gaps.push(self.gap(&error));
-            return Capabilities { mode: T::MODE, usable: false, enforceable: limits, gaps };
-        }
-        let executables = match self.try_sandbox(limits, Some(Path::new(PROBE))).await {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(isolation::executables_gap(&error));
-                false
-            }
-        };
-        let egress = match self.try_egress(limits).await {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(isolation::egress_gap(T::MODE, &error));
-                false
-            }
-        };
-        let overlays = match self.try_overlay(limits).await {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(overlay_gap(&error));
-                false
-            }
-        };
-        let asked_reads = match self.try_reads(limits).await {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(isolation::reads_gap(&error));
-                false
-            }
-        };
-        let network = true;
-        let enforceable =
-            Enforceable { network, egress, syscalls: true, executables, asked_reads, overlays, ..limits };
-        // Without limits it would refuse every run.
-        let usable = limits.limits() || self.watch_limits;
-        Capabilities { mode: T::MODE, usable, enforceable, gaps }
+        probe::capabilities(self, &self.cgroups, self.watch_limits).await
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
@@ -332,10 +267,6 @@ impl<T: Tool> Backend for ToolBackend<T> {
     }
 }
 
-/// Without a private view of the runtime, a command could watch and lock files of the host.
-const VIEW_REMEDY: &str = "use a kernel with overlayfs that ordinary users may mount (5.11 or later), with /usr on a file system that \
-     it supports, at most one overlay deep";
-
 /// Looks a bare name up in `PATH`. A program that is not found fails when it is started.
 fn find_in_path(program: PathBuf) -> PathBuf {
     if program.components().count() != 1 {
@@ -344,15 +275,6 @@ fn find_in_path(program: PathBuf) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|dir| dir.join(&program)).find(|path| path.is_file());
     found.unwrap_or(program)
-}
-
-fn overlay_gap(error: &Error) -> Gap {
-    Gap {
-        missing: format!("overlays of host directories: {error}"),
-        remedy: "use a kernel that lets the worker mount overlays (5.19 or later as root, 5.11 or later for \
-                 other users), with programs and temporary files on ext4, xfs or btrfs"
-            .to_owned(),
-    }
 }
 
 /// Replaces the symptom, that `codelia-init` does not respond, by the tool's own error output.

@@ -5,8 +5,8 @@ pub(crate) mod bwrap;
 mod dirs;
 pub(crate) mod nsjail;
 mod orphans;
-mod overlay;
+pub(crate) mod overlay;
 mod process;
-mod view;
+pub(crate) mod view;
 
 pub use backend::ToolOptions;

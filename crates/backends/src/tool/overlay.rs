@@ -30,7 +30,7 @@ const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The mounted overlays, by the directory of their layers.
 #[derive(Debug, Default)]
-pub(super) struct Overlays(Mutex<HashMap<PathBuf, Arc<AsyncMutex<SessionOverlays>>>>);
+pub(crate) struct Overlays(Mutex<HashMap<PathBuf, Arc<AsyncMutex<SessionOverlays>>>>);
 
 /// The overlays of one session.
 #[derive(Debug, Default)]
@@ -42,18 +42,18 @@ struct SessionOverlays {
 
 /// The namespaces in which a session's overlays are mounted. They exist while this value does.
 #[derive(Debug)]
-pub(super) struct Namespaces(Vec<OwnedFd>);
+pub(crate) struct Namespaces(Vec<OwnedFd>);
 
 impl Namespaces {
     /// Duplicates the descriptors for a process that enters the namespaces.
-    pub(super) fn try_clone_fds(&self) -> io::Result<Vec<OwnedFd>> {
+    pub(crate) fn try_clone_fds(&self) -> io::Result<Vec<OwnedFd>> {
         self.0.iter().map(OwnedFd::try_clone).collect()
     }
 }
 
 impl Overlays {
     /// Mounts the overlays of a plan that are not mounted yet. Returns `None` if it has none.
-    pub(super) async fn mount(&self, init: &Path, plan: &Plan) -> Result<Option<Arc<Namespaces>>, Error> {
+    pub(crate) async fn mount(&self, init: &Path, plan: &Plan) -> Result<Option<Arc<Namespaces>>, Error> {
         let Some(request) = overlay_request(plan)? else { return Ok(None) };
         let session = self.session(&request.directory);
         // The lock serializes mounts of a session: each must know what is mounted already.
@@ -161,14 +161,14 @@ fn hidden_path(
 }
 
 /// Where an overlay is mounted inside the session's namespaces.
-pub(super) fn mount_point(layer: &Path) -> PathBuf {
+pub(crate) fn mount_point(layer: &Path) -> PathBuf {
     let name = layer.file_name().unwrap_or_default();
     layer.parent().unwrap_or(layer).join(OVERLAY_MOUNTS_DIR).join(name)
 }
 
 /// Removes the layers of a probe. The kernel's `work/work` directories are removed first: they are
 /// empty, but only root can list them.
-pub(super) fn remove_layers(layers: &Path) -> io::Result<()> {
+pub(crate) fn remove_layers(layers: &Path) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(layers) else { return Ok(()) };
     for layer in entries {
         let work = layer?.path().join("work/work");

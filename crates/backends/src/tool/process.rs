@@ -1,18 +1,21 @@
 //! The process of a tool around `codelia-init`.
 
-use std::{fs, path::Path, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use codelia_policy::Plan;
 use codelia_sys::{
     Errno, Pid,
-    process::{self, ExitStatus},
+    process::{self, ExitStatus, TreeRoot},
 };
 use codelia_types::{Mode, Receipt};
 
 use crate::{
     isolation,
-    sandbox::{child::ChildProcess, process::SandboxProcess},
+    sandbox::{
+        child::ChildProcess,
+        process::{MountMarkers, SandboxProcess},
+    },
 };
 
 use super::{dirs::ToolDirs, overlay::Namespaces};
@@ -25,8 +28,7 @@ pub(super) struct ToolProcess {
     mode: Mode,
     /// Processes that had to be killed.
     killed: Vec<Pid>,
-    /// Text that identifies a mount of the sandbox. None may appear in our own namespace.
-    mount_markers: [String; 2],
+    mounts: MountMarkers,
     /// Released when the sandbox is gone.
     dirs: Option<ToolDirs>,
     /// Keeps the session's overlays mounted while this sandbox lives.
@@ -40,12 +42,11 @@ impl ToolProcess {
         dirs: ToolDirs,
         namespaces: Option<Arc<Namespaces>>,
     ) -> Self {
-        let below_root = format!(" {}/", plan.root.display());
         Self {
             process,
             mode: plan.mode,
             killed: Vec::new(),
-            mount_markers: [plan.sandbox.to_string(), below_root],
+            mounts: MountMarkers::of(plan),
             dirs: Some(dirs),
             _namespaces: namespaces,
         }
@@ -55,16 +56,6 @@ impl ToolProcess {
     fn descendants(&self) -> Vec<Pid> {
         self.process.pid().and_then(|tool| process::descendants(tool).ok()).unwrap_or_default()
     }
-
-    fn mounts_left(&self) -> usize {
-        let is_ours = |line: &&str| self.mount_markers.iter().any(|marker| line.contains(marker));
-        // If the list cannot be read, assume that a mount is left.
-        read_mounts().map_or(1, |mounts| mounts.lines().filter(is_ours).count())
-    }
-}
-
-fn read_mounts() -> Option<String> {
-    fs::read_to_string(Path::new("/proc/self/mountinfo")).ok()
 }
 
 #[async_trait]
@@ -86,8 +77,8 @@ impl SandboxProcess for ToolProcess {
         }
     }
 
-    fn tool(&self) -> Option<Pid> {
-        self.process.pid()
+    fn tool(&self) -> Option<TreeRoot> {
+        self.process.pid().map(TreeRoot::Parent)
     }
 
     /// nsjail mounts `/dev/pts` with the limit; bubblewrap cannot.
@@ -102,7 +93,7 @@ impl SandboxProcess for ToolProcess {
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         Receipt {
             processes: count(self.killed.iter().filter(|&&pid| process::is_alive(pid)).count()),
-            mounts: count(self.mounts_left()),
+            mounts: count(self.mounts.count()),
             directories: count(self.dirs.take().map_or(0, ToolDirs::release)),
             ..Receipt::default()
         }

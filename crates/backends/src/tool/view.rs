@@ -9,7 +9,9 @@ use std::{
     sync::LazyLock,
 };
 
-use codelia_init::{ExpectedEnvironment, ExpectedMount, FileIdentity, Mask, PrivatePath, StagedMount, View};
+use codelia_init::{
+    ExpectedEnvironment, ExpectedMount, FileIdentity, Mask, PrivatePath, STAGING_DIR, StagedMount, View,
+};
 use codelia_policy::{Mount, Plan};
 use codelia_sys::{Errno, proc_self};
 
@@ -20,13 +22,10 @@ use crate::{
 };
 
 /// The entries of a minimal `/dev`, which are mounts of the host's devices.
-pub(super) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-
-/// Where mounts wait until `codelia-init` moves them.
-const STAGING: &str = "/.codelia-mounts";
+pub(crate) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 /// The view of a plan. `copies_files` says that the tool copies files of the runtime by itself.
-pub(super) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View, Error> {
+pub(crate) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View, Error> {
     let mut view = View::default();
     for (index, (mount, target)) in masks.zip(&plan.mounts).enumerate() {
         view.masked.extend(mask(target));
@@ -36,42 +35,63 @@ pub(super) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View,
             view.private.extend(private_path(path, plan, copies_files)?);
         }
     }
-    // No command needs it, and its inode is the host's.
-    view.masked.push(Mask { path: INIT.into(), is_directory: false });
-    if view.private.iter().any(|private| !private.below.is_empty()) {
-        view.masked.push(Mask { path: STAGING.into(), is_directory: true });
-    }
     Ok(view)
 }
 
 /// Where the tool makes a mount or file of the plan, by its index. One below a directory of the runtime
 /// is made elsewhere, and `codelia-init` mounts it in its place.
-pub(super) fn place(plan: &Plan, index: usize) -> PathBuf {
+pub(crate) fn place(plan: &Plan, index: usize) -> PathBuf {
     let target = plan.mounts[index].target();
     let is_above = |(runtime, mount): (usize, &Mount)| {
         let Mount::Runtime { path } = mount else { return false };
         target != path && target.starts_with(path) && !is_covered(path, &plan.mounts[runtime + 1..])
     };
     if is_mounted(&plan.mounts[index]) && plan.mounts.iter().enumerate().any(is_above) {
-        Path::new(STAGING).join(index.to_string())
+        Path::new(STAGING_DIR).join(index.to_string())
     } else {
         target.to_owned()
     }
 }
 
-/// Adds the mounts that the tool makes in addition to those of the plan.
-pub(super) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &View) {
-    let read_only = ExpectedMount { writable: Some(false), ..ExpectedMount::default() };
-    let dev = Path::new("/dev");
-    let mounts = [(PathBuf::from("/"), read_only.clone()), (INIT.into(), read_only)];
-    expected.mounts.extend(mounts);
-    for StagedMount { staged, target, .. } in view.private.iter().flat_map(|private| &private.below) {
+/// Adds the mounts that the tool makes in addition to those of the plan, and masks what no command
+/// needs of them.
+pub(crate) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &mut View) {
+    expected.mounts.insert(INIT.into(), read_only());
+    let staged = view.private.iter().flat_map(|private| &private.below);
+    for StagedMount { staged, target, .. } in staged {
         expected.mounts.extend(expected.mounts.get(target).cloned().map(|mount| (staged.clone(), mount)));
     }
+    // Its inode is the host's.
+    view.masked.push(Mask { path: INIT.into(), is_directory: false });
+    if view.private.iter().any(|private| !private.below.is_empty()) {
+        view.masked.push(staging_mask());
+    }
+    expect_root_and_devices(expected);
+}
+
+/// The same for the mounts that a template makes.
+pub(crate) fn expect_template_mounts(expected: &mut ExpectedEnvironment, view: &mut View) {
+    view.owns_mounts = true;
+    view.masked.push(staging_mask());
+    expected.covered = Some(STAGING_DIR.into());
+    expect_root_and_devices(expected);
+}
+
+fn expect_root_and_devices(expected: &mut ExpectedEnvironment) {
+    expected.mounts.insert("/".into(), read_only());
+    let dev = Path::new("/dev");
     if expected.mounts.contains_key(dev) {
         let entries = DEVICES.iter().chain(&["pts"]).map(|name| (dev.join(name), ExpectedMount::default()));
         expected.mounts.extend(entries);
     }
+}
+
+fn read_only() -> ExpectedMount {
+    ExpectedMount { writable: Some(false), ..ExpectedMount::default() }
+}
+
+fn staging_mask() -> Mask {
+    Mask { path: STAGING_DIR.into(), is_directory: true }
 }
 
 /// Whether a later mount covers the path.
@@ -122,7 +142,7 @@ fn host_mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Whether everyone may read a file.
-pub(super) fn is_readable(metadata: &Metadata) -> bool {
+pub(crate) fn is_readable(metadata: &Metadata) -> bool {
     metadata.permissions().mode() & 0o004 != 0
 }
 

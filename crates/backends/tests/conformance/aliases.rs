@@ -114,3 +114,4 @@ async fn denied_path_is_unreachable_through_overlay(mut fixture: Fixture) {
 in_every_mode!(denied_path_is_unreachable_through_aliases);
 in_mode!(bwrap_overlay = Bwrap: denied_path_is_unreachable_through_overlay);
 in_mode!(nsjail_overlay = Nsjail: denied_path_is_unreachable_through_overlay);
+in_mode!(native_overlay = Native: denied_path_is_unreachable_through_overlay);

@@ -47,3 +47,4 @@ async fn is_handled(fixture: &Fixture, script: &str) -> bool {
 
 in_mode!(bwrap = Bwrap: crash_does_not_start_the_handler);
 in_mode!(nsjail = Nsjail: crash_does_not_start_the_handler);
+in_mode!(native = Native: crash_does_not_start_the_handler);

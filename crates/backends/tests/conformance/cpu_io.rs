@@ -223,8 +223,10 @@ in_every_mode!(command_runs_only_on_its_cpus, usage_counts_writes_and_processes)
 // Container engines manage their own groups.
 in_mode!(bwrap_io = Bwrap: read_rate_is_limited, write_rate_is_limited);
 in_mode!(nsjail_io = Nsjail: read_rate_is_limited, write_rate_is_limited);
+in_mode!(native_io = Native: read_rate_is_limited, write_rate_is_limited);
 in_mode!(runc_io = Runc: containers_refuse_io_limits);
 in_mode!(runsc_io = Runsc: containers_refuse_io_limits);
 in_mode!(podman_io = Podman: containers_refuse_io_limits);
 in_mode!(bwrap_alone = Bwrap: low_priority_command_yields_cpu_to_newer_ones);
 in_mode!(nsjail_alone = Nsjail: low_priority_command_yields_cpu_to_newer_ones);
+in_mode!(native_alone = Native: low_priority_command_yields_cpu_to_newer_ones);

@@ -13,8 +13,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, Prepared, Running, Stdio,
-    ToolOptions, bwrap, container, nsjail,
+    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NativeOptions, Operations,
+    Prepared, Running, Stdio, ToolOptions, bwrap, container, native, nsjail,
 };
 use codelia_policy::{
     HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec,
@@ -42,6 +42,7 @@ pub(crate) enum Kind {
     Logical,
     Bwrap,
     Nsjail,
+    Native,
     Runc,
     Runsc,
     /// `runc` through Podman instead of Docker.
@@ -68,6 +69,7 @@ pub(crate) struct Fixture {
 
 /// A session's directory and user.
 pub(crate) struct Session {
+    pub(crate) id: SessionId,
     pub(crate) dir: PathBuf,
     pub(crate) ids: Ids,
 }
@@ -81,6 +83,8 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
     pub(crate) violations: Vec<Violation>,
     pub(crate) near_limits: Vec<NearLimit>,
+    /// What was logged, if the plan asks for it.
+    pub(crate) operations: Option<Operations>,
 }
 
 /// A running command, with the test's ends of its streams.
@@ -144,7 +148,7 @@ impl Fixture {
         let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
         let chosen = FIRST_USER + std::process::id() * USERS_PER_PROCESS + number % USERS_PER_PROCESS;
         let ids = if own.uid == 0 { Ids { uid: chosen, gid: chosen } } else { own };
-        let session = Session { dir, ids };
+        let session = Session { id: SessionId::generate(), dir, ids };
         session.chown(&session.dir);
         session
     }
@@ -177,7 +181,7 @@ impl Fixture {
     }
 
     pub(crate) fn try_plan(&self, session: &Session) -> Result<Plan, PlanError> {
-        let (sandbox, id, root) = (RunId::generate(), SessionId::generate(), session.dir.clone());
+        let (sandbox, id, root) = (RunId::generate(), session.id, session.dir.clone());
         let spec = RunSpec {
             command: command(&["true"]),
             mode: self.backend.mode(),
@@ -252,6 +256,7 @@ impl Started {
         let stderr = tokio::task::spawn_blocking(move || read_all(self.stderr));
         let (outcome, usage) = self.running.wait().await;
         let (stdout, stderr) = (stdout.await.unwrap(), stderr.await.unwrap());
+        let operations = self.running.take_operations();
         let receipt = self.running.destroy().await;
         assert!(receipt.is_clean(), "{receipt:?}");
         let mut reported = Vec::new();
@@ -266,7 +271,7 @@ impl Started {
                 near.push(limit);
             }
         }
-        Finished { outcome, usage, stdout, stderr, violations: reported, near_limits: near }
+        Finished { outcome, usage, stdout, stderr, violations: reported, near_limits: near, operations }
     }
 
     /// Waits while stdin stays open, so that the command cannot end by itself.
@@ -323,6 +328,16 @@ pub(crate) fn backend(kind: Kind, groups: CgroupParent, dir: &Path, watch_limits
                 .unwrap(),
             )
         }
+        Kind::Native => Arc::new(
+            native(NativeOptions {
+                init,
+                cgroup_parent: groups,
+                engine_sockets: vec![engine_socket_in(dir)],
+                watch_limits,
+                max_templates: 8,
+            })
+            .unwrap(),
+        ),
         Kind::Runc | Kind::Runsc | Kind::Podman => Arc::new(container(container_options(kind, dir)).unwrap()),
     }
 }
@@ -395,11 +410,12 @@ pub(crate) fn has_cpusets(fixture: &Fixture) -> bool {
 }
 
 /// Generates one test per isolating mode: `async fn name(fixture)` becomes `bwrap::name`,
-/// `nsjail::name`, `runc::name`, `runsc::name` and `podman::name`.
+/// `nsjail::name`, `native::name`, `runc::name`, `runsc::name` and `podman::name`.
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
         $crate::harness::in_mode!(bwrap = Bwrap: $($name),+);
         $crate::harness::in_mode!(nsjail = Nsjail: $($name),+);
+        $crate::harness::in_mode!(native = Native: $($name),+);
         $crate::harness::in_mode!(runc = Runc: $($name),+);
         $crate::harness::in_mode!(runsc = Runsc: $($name),+);
         $crate::harness::in_mode!(podman = Podman: $($name),+);

@@ -263,3 +263,4 @@ in_every_mode!(
 // In a container, the masks and small files of the engine lack `nodev`.
 in_mode!(bwrap_alone = Bwrap: mounts_are_nosuid_and_nodev, configured_engine_socket_is_invisible);
 in_mode!(nsjail_alone = Nsjail: mounts_are_nosuid_and_nodev, configured_engine_socket_is_invisible);
+in_mode!(native_alone = Native: mounts_are_nosuid_and_nodev, configured_engine_socket_is_invisible);

@@ -177,3 +177,8 @@ async fn nothing_leaves_bwrap() {
 async fn nothing_leaves_nsjail() {
     nothing_leaves(Kind::Nsjail).await;
 }
+
+#[tokio::test]
+async fn nothing_leaves_native() {
+    nothing_leaves(Kind::Native).await;
+}

@@ -74,3 +74,5 @@ in_mode!(bwrap = Bwrap: process_level_filters_only_dangerous_calls, process_leve
     process_level_enforces_limits);
 in_mode!(nsjail = Nsjail: process_level_filters_only_dangerous_calls, process_level_isolates_processes_files_network,
     process_level_enforces_limits);
+in_mode!(native = Native: process_level_filters_only_dangerous_calls, process_level_isolates_processes_files_network,
+    process_level_enforces_limits);

@@ -152,6 +152,8 @@ in_mode!(
     cpu_time_near_limit_is_reported,
 );
 
+in_mode!(native_alone = Native: reached_limit_is_reported_at_the_end, processes_near_limit_are_reported);
+
 in_mode!(
     logical = Logical:
     memory_near_limit_is_reported,

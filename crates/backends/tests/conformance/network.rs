@@ -315,6 +315,7 @@ macro_rules! in_every_shared_kernel {
     ($($name:ident),+ $(,)?) => {
         in_mode!(bwrap = Bwrap: $($name),+);
         in_mode!(nsjail = Nsjail: $($name),+);
+        in_mode!(native = Native: $($name),+);
         in_mode!(runc = Runc: $($name),+);
         in_mode!(podman = Podman: $($name),+);
     };

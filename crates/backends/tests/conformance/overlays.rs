@@ -41,7 +41,7 @@ fn content(dir: &Path) -> Vec<(String, String)> {
 /// Adds an overlay to the policy. A kind without overlays must refuse it by field.
 fn has_overlays(fixture: &mut Fixture, dir: &Path) -> bool {
     fixture.policy.filesystem.overlay_paths = Some(vec![dir.to_owned()]);
-    if matches!(fixture.kind, Kind::Bwrap | Kind::Nsjail) {
+    if matches!(fixture.kind, Kind::Bwrap | Kind::Nsjail | Kind::Native) {
         assert!(fixture.host.enforceable.overlays, "this host can mount overlays");
         return true;
     }

@@ -180,6 +180,24 @@ async fn only_allowed_executables_run(mut fixture: Fixture) {
         "/bin/echo listed; /bin/ls /; cp /bin/ls ./ls; ./ls /; cp /bin/ls /tmp/ls; /tmp/ls /; echo end";
     let finished = fixture.sh(&fixture.session(), script).await;
     assert_eq!(finished.stdout, "listed\nend\n", "{finished:?}");
+    let mut paths: Vec<_> =
+        finished.violations.iter().filter_map(|violation| violation.path.as_deref()).collect();
+    paths.sort_unstable();
+    // A shell tries all directories of PATH.
+    paths.dedup();
+    assert_eq!(paths, ["/usr/bin/cp", "/usr/bin/ls"], "files that do not exist are none");
+}
+
+/// Prints what it costs that programs are listed.
+async fn cost_of_listed_programs_is_printed(mut fixture: Fixture) {
+    const SCRIPT: &str = "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; echo end";
+    let free = fixture.sh(&fixture.session(), SCRIPT).await;
+    fixture.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into(), "/usr/bin/true".into()]);
+    let listed = fixture.sh(&fixture.session(), SCRIPT).await;
+    for (name, finished) in [("any program", free), ("listed programs", listed)] {
+        assert_eq!((finished.stdout.as_str(), finished.violations.len()), ("end\n", 0), "{name}");
+        println!("{name}: {:?} for each of 500 executions", finished.usage.wall_time / 500);
+    }
 }
 
 in_every_mode!(
@@ -197,4 +215,5 @@ in_every_mode!(
     allow_fork_false_is_enforced,
     allow_exec_false_is_enforced,
     only_allowed_executables_run,
+    cost_of_listed_programs_is_printed,
 );

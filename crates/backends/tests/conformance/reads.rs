@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command, sync::LazyLock};
 
-use codelia_backends::{AskedReads, ReadDecision};
+use codelia_backends::{AskedReads, ReadDecision, ReadRequest};
 use codelia_policy::FilesystemMode;
 use codelia_telemetry::task;
 use codelia_types::Outcome;
@@ -92,7 +92,7 @@ impl Fixture {
         let allowed = allowed.to_owned();
         let decider = task::background("decisions of the test", async move {
             let mut asked = Vec::new();
-            while let Some(path) = reads.next().await {
+            while let Some(ReadRequest { path, .. }) = reads.next().await {
                 reads.decide(file(&path, path.starts_with(&allowed)));
                 asked.push(path);
             }
@@ -123,7 +123,7 @@ async fn read_waits_until_it_is_allowed(mut fixture: Fixture) {
     let (mut started, mut reads) = fixture.start_asking(&fixture.session(), &["sh", "-c", &script]).await;
     let lines = [started.line(), started.line(), started.line(), started.line()];
     assert_eq!(lines, ["file", "second", "third", "now"]);
-    let asked = reads.next().await.unwrap();
+    let asked = reads.next().await.unwrap().path;
     assert_eq!(asked, dir.path().join("open/file"));
     reads.decide(file(&asked, true));
     let finished = started.finish().await;
@@ -152,11 +152,11 @@ async fn calls_in_one_directory_are_one_request(mut fixture: Fixture) {
     let script = "for f in file second third; do cat \"$0\"/$f & done; wait";
     let argv = ["sh", "-c", script, path.to_str().unwrap()];
     let (started, mut reads) = fixture.start_asking(&fixture.session(), &argv).await;
-    let first = reads.next().await.unwrap();
+    let first = reads.next().await.unwrap().path;
     assert_eq!(first.parent(), Some(path.as_path()));
     // A decision about one file has the next one asked for.
     reads.decide(file(&first, true));
-    let second = reads.next().await.unwrap();
+    let second = reads.next().await.unwrap().path;
     assert_ne!(first, second);
     reads.decide(directory(&path, true));
     let finished = started.finish().await;
@@ -182,7 +182,7 @@ async fn waiting_call_ends_with_its_run(mut fixture: Fixture) {
     fixture.ask_for(&[dir.path()]);
     let path = dir.path().join("closed/file").display().to_string();
     let (started, mut reads) = fixture.start_asking(&fixture.session(), &["cat", &path]).await;
-    let asked = reads.next().await.unwrap();
+    let asked = reads.next().await.unwrap().path;
     started.running.kill_tree().await;
     let finished = started.finish().await;
     assert_eq!((finished.outcome, finished.stdout), (Outcome::Signaled(9), String::new()));
@@ -371,6 +371,7 @@ macro_rules! in_modes_that_ask {
     ($($name:ident),+ $(,)?) => {
         in_mode!(bwrap = Bwrap: $($name),+);
         in_mode!(nsjail = Nsjail: $($name),+);
+        in_mode!(native = Native: $($name),+);
     };
 }
 

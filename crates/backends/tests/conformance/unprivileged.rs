@@ -1,4 +1,5 @@
-//! Runs the suite of mode `bwrap` as an unprivileged user, with and without a delegated control group.
+//! Runs the suites of the modes `bwrap` and `native` as an unprivileged user, with and without a delegated
+//! control group.
 
 use std::{
     fs::{self, Permissions},
@@ -18,8 +19,13 @@ use crate::{
 
 /// Users that no other test uses. The suite finds its processes by their user, and both suites may
 /// run at the same time.
-const DELEGATED_USER: u32 = 399_999;
-const UNDELEGATED_USER: u32 = 399_998;
+const BWRAP_USERS: Users = Users { delegated: 399_999, undelegated: 399_998 };
+const NATIVE_USERS: Users = Users { delegated: 399_997, undelegated: 399_996 };
+
+struct Users {
+    delegated: u32,
+    undelegated: u32,
+}
 
 /// A control group in each hierarchy that belongs to the user, with a leaf for its processes.
 struct Delegation {
@@ -28,8 +34,8 @@ struct Delegation {
 }
 
 impl Delegation {
-    fn new() -> Self {
-        let name = format!("codelia-user-{}", std::process::id());
+    fn new(user: u32) -> Self {
+        let name = format!("codelia-user-{user}-{}", std::process::id());
         let version_1 =
             ["memory", "pids", "cpu", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let parents = if version_1[0].exists() { version_1.to_vec() } else { vec!["/sys/fs/cgroup".into()] };
@@ -37,9 +43,9 @@ impl Delegation {
         for group in &groups {
             for dir in [group.clone(), group.join("first")] {
                 fs::create_dir_all(&dir).unwrap();
-                chown(&dir, Some(DELEGATED_USER), Some(DELEGATED_USER)).unwrap();
+                chown(&dir, Some(user), Some(user)).unwrap();
                 for file in ["cgroup.procs", "tasks", "cgroup.subtree_control"] {
-                    let _ = chown(dir.join(file), Some(DELEGATED_USER), Some(DELEGATED_USER));
+                    let _ = chown(dir.join(file), Some(user), Some(user));
                 }
             }
         }
@@ -127,6 +133,15 @@ fn passes(mut command: Command) {
 
 #[test]
 fn bwrap_suite_passes_for_unprivileged_user() {
+    suite_passes(BWRAP_USERS.delegated, "CODELIA_TEST_USER_CASES", "bwrap::");
+}
+
+#[test]
+fn native_suite_passes_for_unprivileged_user() {
+    suite_passes(NATIVE_USERS.delegated, "CODELIA_TEST_NATIVE_USER_CASES", "native::");
+}
+
+fn suite_passes(user: u32, variable: &str, all: &str) {
     if !is_root("only root can start the suite as another user") {
         return;
     }
@@ -139,11 +154,11 @@ fn bwrap_suite_passes_for_unprivileged_user() {
             path
         }
     };
-    let delegation = Delegation::new();
-    let cases = cases("CODELIA_TEST_USER_CASES", "bwrap::");
-    let mut command = staged.command(&delegation.enter(), DELEGATED_USER, &cases);
+    let delegation = Delegation::new(user);
+    let cases = cases(variable, all);
+    let mut command = staged.command(&delegation.enter(), user, &cases);
     let outside = tempfile::tempdir_in("/srv").unwrap();
-    chown(outside.path(), Some(DELEGATED_USER), Some(DELEGATED_USER)).unwrap();
+    chown(outside.path(), Some(user), Some(user)).unwrap();
     fs::set_permissions(outside.path(), Permissions::from_mode(0o755)).unwrap();
     command.env("CODELIA_TEST_CGROUP_PARENT", &delegation.name).env("PATH", path);
     command.env(OUTSIDE_TMP, outside.path());
@@ -152,12 +167,21 @@ fn bwrap_suite_passes_for_unprivileged_user() {
 
 #[test]
 fn limits_are_watched_for_user_without_cgroup() {
+    limits_are_watched(BWRAP_USERS.undelegated, "CODELIA_TEST_WATCHED_CASES", "watched::bwrap::");
+}
+
+#[test]
+fn limits_are_watched_in_native_without_cgroup() {
+    limits_are_watched(NATIVE_USERS.undelegated, "CODELIA_TEST_NATIVE_WATCHED_CASES", "watched::native::");
+}
+
+fn limits_are_watched(user: u32, variable: &str, all: &str) {
     if !is_root("only root can start the suite as another user") {
         return;
     }
-    let cases = cases("CODELIA_TEST_WATCHED_CASES", "watched::bwrap::");
+    let cases = cases(variable, all);
     let staged = Staged::new();
-    let mut command = staged.command("true", UNDELEGATED_USER, &cases);
+    let mut command = staged.command("true", user, &cases);
     command.env_remove("CODELIA_TEST_CGROUP_PARENT").env(UNDELEGATED, "1");
     passes(command);
 }

@@ -145,6 +145,7 @@ macro_rules! watched_in_every_tool {
     ($($name:ident),+ $(,)?) => {
         watched_in!(bwrap = Bwrap: $($name),+);
         watched_in!(nsjail = Nsjail: $($name),+);
+        watched_in!(native = Native: $($name),+);
     };
 }
 

@@ -3,7 +3,7 @@
 use codelia_types::Outcome;
 
 use crate::{
-    harness::{Fixture, in_every_mode},
+    harness::Fixture,
     syscall_probe::{probe, session},
 };
 
@@ -41,7 +41,7 @@ async fn programs_that_restrict_themselves_work(fixture: Fixture) {
     assert_eq!((finished.stdout.as_str(), finished.violations), ("", Vec::new()), "{}", finished.stderr);
 }
 
-in_every_mode!(
+in_every_runtime!(
     threads_forks_memfds_and_locks_work,
     rename_and_link_work_with_allowed_executables,
     programs_that_restrict_themselves_work,

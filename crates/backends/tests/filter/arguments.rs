@@ -4,7 +4,7 @@
 //! kernel's own error: the control.
 
 use crate::{
-    harness::{Fixture, Kind, in_every_mode},
+    harness::{Fixture, Kind},
     syscall_probe::{EINVAL, ENOSYS, EPERM, EPROTONOSUPPORT, call, session, unfiltered},
 };
 
@@ -149,7 +149,7 @@ async fn core_limit_stays_at_one(fixture: Fixture) {
     assert_eq!(limits.stdout, "1 1\n0 1\n", "the control");
 }
 
-in_every_mode!(
+in_every_runtime!(
     denied_arguments_are_refused_quietly,
     denied_arguments_are_reported,
     other_arguments_pass,

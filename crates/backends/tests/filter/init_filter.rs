@@ -12,7 +12,7 @@ use codelia_init::{
 };
 
 use crate::{
-    harness::{Fixture, in_every_mode, init_path, is_root},
+    harness::{Fixture, init_path, is_root},
     syscall_probe::SIGSYS,
 };
 
@@ -73,4 +73,4 @@ fn call_outside_its_filter_kills_init() {
     assert_eq!(start_with(ALLOW_ALL), (Some(Report::Ready), Some(0)), "the control");
 }
 
-in_every_mode!(init_runs_with_a_filter);
+in_every_runtime!(init_runs_with_a_filter);

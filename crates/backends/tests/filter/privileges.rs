@@ -1,6 +1,6 @@
 //! A command has no privileges and cannot gain any.
 
-use crate::harness::{Fixture, Kind, in_every_mode};
+use crate::harness::{Fixture, Kind};
 
 async fn capabilities_are_empty_and_cannot_be_gained(fixture: Fixture) {
     let session = fixture.session();
@@ -42,4 +42,8 @@ async fn init_cannot_be_inspected(fixture: Fixture) {
     assert_eq!(stdout, "held\n");
 }
 
-in_every_mode!(capabilities_are_empty_and_cannot_be_gained, securebits_are_locked, init_cannot_be_inspected,);
+in_every_runtime!(
+    capabilities_are_empty_and_cannot_be_gained,
+    securebits_are_locked,
+    init_cannot_be_inspected,
+);

@@ -3,7 +3,7 @@
 use codelia_types::Outcome;
 
 use crate::{
-    harness::{Fixture, in_every_mode},
+    harness::Fixture,
     require::available,
     syscall_probe::{ENOSYS, EPERM, SIGSYS, call, probe, session, unfiltered},
 };
@@ -145,7 +145,7 @@ async fn violation_limit_kills_the_run(mut fixture: Fixture) {
     );
 }
 
-in_every_mode!(
+in_every_runtime!(
     dangerous_calls_are_refused_and_reported,
     clone_with_namespace_flags_is_refused,
     clone3_returns_enosys,

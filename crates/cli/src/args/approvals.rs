@@ -37,7 +37,8 @@ pub(crate) enum ApprovalsCommand {
     Allow {
         /// Id, or start of the id
         approval: String,
-        /// Allow it for this run, for all runs of its session, or for the whole tenant
+        /// Allow it for this run, for all runs of its session, for all sessions of its user or project,
+        /// or for the whole tenant
         #[arg(long = "for", value_name = "SCOPE", value_enum, default_value_t = ApprovalScope::Once)]
         scope: ApprovalScope,
         /// Allow all files below the directory of the file that is asked for
@@ -90,6 +91,11 @@ pub(crate) enum ApprovalScope {
     Once,
     /// All runs of its session
     Session,
-    /// All sessions of the tenant
+    /// All sessions of the user that created its session, if the organisation delegates that
+    User,
+    /// All sessions of the project of its session, if the organisation delegates that
+    Project,
+    /// All sessions of the tenant, which is the organisation
+    #[value(alias = "organisation")]
     Tenant,
 }

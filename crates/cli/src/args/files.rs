@@ -1,4 +1,5 @@
-//! Arguments of the file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir` and `mv`.
+//! Arguments of the file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir`, `mv`, `export` and
+//! `import`.
 
 use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
@@ -10,8 +11,9 @@ A destination file appears once its copy is complete. An existing local file is 
 --force; a link is replaced itself, never followed. Write a local name that has a colon as ./a:b.
 
 With several sources the destination must be a directory: an existing one, or one that ends with a
-slash in a session. A directory is copied into an existing directory, else under the new name. Links
-and special files in a directory are skipped with a message.
+slash in a session. Missing directories in a session are created. A directory is copied into an
+existing directory, else under the new name. Links and special files in a directory are skipped
+with a message.
 
 Examples:
   codelia cp notes.txt work:             into the workspace of session `work`
@@ -46,7 +48,7 @@ pub(crate) struct Cat {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  codelia ls work\n  codelia ls -R work:src\n  codelia ls --json work | jq '.[].path'"
+    after_help = "Examples:\n  codelia ls work\n  codelia ls -R work:src\n  codelia ls -R --depth 2 work\n  codelia ls --json work | jq '.[].path'"
 )]
 pub(crate) struct Ls {
     /// Session, or a path in it [default path: the workspace]
@@ -55,6 +57,9 @@ pub(crate) struct Ls {
     /// List directories with everything in them
     #[arg(short = 'R', long)]
     pub(crate) recursive: bool,
+    /// With --recursive, list this many levels of directories [default: all, max: 100]
+    #[arg(long, value_name = "N", requires = "recursive", value_parser = clap::value_parser!(i32).range(1..=100))]
+    pub(crate) depth: Option<i32>,
     /// List at most this many entries, sorted by name [default: all]
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     pub(crate) limit: usize,
@@ -95,6 +100,52 @@ pub(crate) struct Mv {
     #[arg(value_name = "SESSION:NEW_PATH")]
     pub(crate) destination: SessionPath,
     /// Replace an existing file or empty directory
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Names in the archive are relative to the directory. Links are packed as links. FIFOs, sockets and
+devices are skipped with a message; files that cannot be read too, and then the exit status is 1.
+
+Examples:
+  codelia export work:src -o src.tar       a directory
+  codelia export work -o work.tar.zst      the workspace, compressed
+  codelia export work:out | tar x -C out   to another program")]
+pub(crate) struct Export {
+    /// Session, or a directory in it [default path: the workspace]
+    #[arg(value_name = "SESSION[:DIRECTORY]")]
+    pub(crate) path: String,
+    /// File to write, or - for stdout
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub(crate) output: PathBuf,
+    /// Compress with zstd [default: if the name of the file ends with zst]
+    #[arg(long)]
+    pub(crate) zstd: bool,
+    /// Replace an existing file
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads tar archives, also compressed with zstd. A directory that does not exist appears when the
+import is complete. Existing files are replaced only with --force; without it the first one ends
+the import.
+
+Examples:
+  codelia import src.tar work:src
+  codelia import --force node_modules.tar.zst work:
+  tar c src | codelia import - work:copy")]
+pub(crate) struct Import {
+    /// Archive to unpack, or - for stdin
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Directory to unpack into
+    #[arg(value_name = "SESSION:DIRECTORY")]
+    pub(crate) path: SessionPath,
+    /// Replace existing files
     #[arg(short, long)]
     pub(crate) force: bool,
 }

@@ -59,7 +59,7 @@ Examples:
 pub(crate) struct SetFlag {
     /// Flag id: [a-z0-9-]{1,63}
     pub(crate) flag: String,
-    /// Mode of sessions whose caller requests none: logical, bwrap, nsjail or container
+    /// Mode of sessions whose caller requests none: logical, bwrap, nsjail, native or container
     #[arg(long, required_unless_present = "floor")]
     pub(crate) mode: Option<Mode>,
     /// Minimum isolation level of the sessions: LEVEL_0, LEVEL_1 or LEVEL_2

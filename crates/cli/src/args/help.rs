@@ -6,8 +6,27 @@ use clap::Command;
 
 /// Commands by what they are for. A command that is missing here is listed at the end.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Runs", &["run", "exec", "attach", "logs", "ps", "kill", "diff", "approvals", "supervisor"]),
-    ("Sessions and files", &["session", "cp", "cat", "ls", "rm", "mkdir", "mv", "policy"]),
+    (
+        "Runs",
+        &[
+            "run",
+            "exec",
+            "attach",
+            "logs",
+            "ps",
+            "kill",
+            "diff",
+            "apply",
+            "discard",
+            "trace",
+            "approvals",
+            "supervisor",
+        ],
+    ),
+    (
+        "Sessions and files",
+        &["session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "policy", "projects"],
+    ),
     ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
     ("Administration", &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"]),
     ("Command line", &["context", "config", "whoami", "info", "completions"]),

@@ -35,11 +35,13 @@ pub(crate) use self::{
     audit::{Audit, AuditCommand},
     certs::{Certs, DevCerts},
     context::Context,
-    files::{Cat, CopyPath, Cp, Ls, Mkdir, Mv, Rm, SessionPath},
+    files::{Cat, CopyPath, Cp, Export, Import, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
-    run::{Attach, Diff, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs},
-    sandbox::{FilesystemArgs, NetworkArgs, SandboxArgs},
+    run::{
+        Apply, Attach, Diff, Discard, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs, Trace,
+    },
+    sandbox::{FilesystemArgs, LoggedCalls, NetworkArgs, SandboxArgs},
     server::{Config, Egress, Up},
     session::{CreateSession, Session, SessionChange, UpdateSession},
     supervisor::Supervisor,
@@ -149,6 +151,12 @@ are several.")]
     Logs(Logs),
     /// List what a transactional run changed in its workspace
     Diff(Diff),
+    /// Apply the changes of a run that was started with --hold
+    Apply(Apply),
+    /// Drop the changes of a run that was started with --hold
+    Discard(Discard),
+    /// Show what a run did that tried to leave its sandbox
+    Trace(Trace),
     /// List runs
     Ps(Ps),
     /// Cancel runs
@@ -174,6 +182,10 @@ are several.")]
     Mkdir(Mkdir),
     /// Move or rename a file of a session
     Mv(Mv),
+    /// Pack a directory of a session as a tar archive
+    Export(Export),
+    /// Unpack a tar archive in a session
+    Import(Import),
     /// Validate, explain, store and try policies
     #[command(subcommand)]
     Policy(Policy),
@@ -198,6 +210,18 @@ are several.")]
     /// Manage tools: which commands belong to one, its policy, approval and quarantine
     #[command(subcommand)]
     Tools(Tools),
+    /// List projects: names with a policy that sessions can be created under
+    #[command(after_help = "\
+A project comes into being with its policy (`codelia policy import --scope project --name NAME`).
+
+Examples:
+  codelia projects
+  codelia run --project web -- make test")]
+    Projects {
+        /// List at most this many projects
+        #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
+        limit: usize,
+    },
     /// Show the server's version, modes, limits and features
     Info,
     /// Show your key and tenant with its quotas and usage

@@ -32,11 +32,15 @@ Examples:
   codelia run -d -s work -- ./server         print the run's id; see `codelia attach`
   codelia run --static --overlay /usr/local -- pip install .
   codelia run -s work --transactional -- make  keep none of the changes if make fails
+  codelia run -s work --hold -- make           decide later: codelia diff, apply, discard
   codelia run --json -- make 2>make.log      print the run's record, keep the output")]
 pub(crate) struct Run {
     /// Run in this session, by id or alias [default: a new session for this run]
     #[arg(short, long)]
     pub(crate) session: Option<String>,
+    /// Run in a new session under the policy of this project, see `codelia projects`
+    #[arg(long, value_name = "NAME", conflicts_with = "session")]
+    pub(crate) project: Option<String>,
     /// Command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
@@ -64,7 +68,7 @@ pub(crate) struct Exec {
 
 impl From<Exec> for Run {
     fn from(Exec { options, session, command }: Exec) -> Self {
-        Self { session: Some(session), options, command }
+        Self { session: Some(session), project: None, options, command }
     }
 }
 
@@ -98,6 +102,12 @@ pub(crate) struct RunOptions {
     /// Like --transactional, but always drop the changes
     #[arg(long, conflicts_with = "transactional")]
     pub(crate) preview: bool,
+    /// Like --transactional, but keep the changes for `codelia apply` or `codelia discard`
+    #[arg(long, conflicts_with = "preview")]
+    pub(crate) hold: bool,
+    /// Drop the changes if nobody decides in this time [default: 1h, max: 1day]
+    #[arg(long, value_name = "DURATION", value_parser = duration, requires = "hold")]
+    pub(crate) hold_timeout: Option<Duration>,
     /// Restart the command at most this many times if its worker dies
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) retries: i32,
@@ -176,13 +186,51 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Lists what a run with --transactional or --preview added, changed and removed, with the sizes
-of files.
+Lists what a run with --transactional, --preview or --hold added, changed and removed, with the
+sizes of files.
 
 Examples:
   codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
   codelia diff --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
 pub(crate) struct Diff {
+    /// Id of the run, or its start
+    pub(crate) run: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+While changes wait, other runs and changes of files in the session are refused. Applying them
+again is fine.
+
+Examples:
+  codelia run -s work --hold -- make
+  codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia apply 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+pub(crate) struct Apply {
+    /// Id of the run, or its start
+    pub(crate) run: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Dropping changes again is fine.
+
+Examples:
+  codelia discard 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+pub(crate) struct Discard {
+    /// Id of the run, or its start
+    pub(crate) run: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints the signs of the attempt, the blocked calls, the processes at the first sign, the names
+of the variables, the connections and the end of the output. Needs the scopes `run` and `audit`.
+
+Examples:
+  codelia trace 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia trace --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+pub(crate) struct Trace {
     /// Id of the run, or its start
     pub(crate) run: String,
 }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use codelia_types::{Mode, NetworkMode};
 
 use super::values::{bytes, cpu_millicores, duration, key_value, mebibytes};
@@ -64,7 +64,7 @@ pub(crate) struct FilesystemArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sandbox and limits")]
 pub(crate) struct SandboxArgs {
-    /// Sandbox mode: logical, bwrap, nsjail or container [default: the server's]
+    /// Sandbox mode: logical, bwrap, nsjail, native or container [default: the server's]
     #[arg(long)]
     pub(crate) mode: Option<Mode>,
     /// Kill the command after this long; with -t or -d the default is 4h [default: 2m, max: 1day]
@@ -93,6 +93,9 @@ pub(crate) struct SandboxArgs {
     /// Deny tracing of processes, even if the policy allows it
     #[arg(long)]
     pub(crate) no_debug: bool,
+    /// Log what the command does: signals that it sends, operations that change files
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', value_enum)]
+    pub(crate) log: Vec<LoggedCalls>,
     /// Attach a label (repeatable)
     #[arg(long = "label", value_name = "K=V", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
@@ -111,4 +114,13 @@ pub(crate) struct SandboxArgs {
     // Last: its heading also applies to what follows.
     #[command(flatten)]
     pub(crate) filesystem: FilesystemArgs,
+}
+
+/// What is logged of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LoggedCalls {
+    /// Signals
+    Signals,
+    /// Operations that change files
+    Files,
 }

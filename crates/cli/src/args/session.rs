@@ -49,6 +49,15 @@ Examples:
   codelia session update work --alias done --label state=done --label owner=me
   codelia session update work --allow-host pypi.org --allow-host '*.pythonhosted.org'")]
     Update(UpdateSession),
+    /// End the quarantine of a session (needs the scope `admin` or `operator`)
+    #[command(after_help = "Example:\n  codelia session release work --reason 'looked at'")]
+    Release {
+        /// Id, start of the id, or alias
+        session: String,
+        /// Why; recorded in the audit
+        #[arg(long)]
+        reason: String,
+    },
     /// Close sessions: cancel their runs and remove their files
     Close {
         /// Ids, starts of ids, or aliases; every session is tried

@@ -7,8 +7,8 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Programs of the same user connect to the socket and exchange one JSON object for each line, such as
-{\"type\": \"cmd.approve\", \"id\": \"...\", \"scope\": \"file\", \"persist\": false}. The first decision counts,
-whoever gives it. Needs a key with the scope `approve`.
+{\"type\": \"cmd.approve\", \"id\": \"...\", \"scope\": \"file\", \"persist\": false}. The first decision
+counts. Needs a key with the scope `approve`.
 
 Example:
   codelia supervisor --socket /run/user/1000/codelia.sock")]

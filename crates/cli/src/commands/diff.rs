@@ -1,7 +1,9 @@
-//! `codelia diff`: what a transactional run changed in its workspace.
+//! `codelia diff|apply|discard`: what a transactional run changed in its workspace, and what becomes of it.
 
 use anyhow::{Context, Result, bail};
-use codelia_proto::v1::{Change, Changes, FileKind, GetRunRequest, RunState};
+use codelia_proto::v1::{
+    ApplyChangesRequest, Change, Changes, DiscardChangesRequest, FileKind, GetRunRequest, Run, RunState,
+};
 use serde_json::Value;
 
 use crate::{
@@ -22,6 +24,31 @@ pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> 
         }
         bail!("run {id} has no list of changes: start it with `codelia run --transactional` or `--preview`");
     };
+    print(changes, output)
+}
+
+/// Applies changes that wait for a decision.
+pub(crate) async fn apply(client: &Client, args: &args::Apply, output: Output) -> Result<()> {
+    let request = ApplyChangesRequest { name: resolve::run(client, &args.run).await? };
+    print_decided(client.runs().apply_changes(request).await?.into_inner().run, output)
+}
+
+/// Drops changes that wait for a decision.
+pub(crate) async fn discard(client: &Client, args: &args::Discard, output: Output) -> Result<()> {
+    let request = DiscardChangesRequest { name: resolve::run(client, &args.run).await? };
+    print_decided(client.runs().discard_changes(request).await?.into_inner().run, output)
+}
+
+fn print_decided(run: Option<Run>, output: Output) -> Result<()> {
+    let changes = run.and_then(|run| run.changes).context("the server sent no changes")?;
+    if output.is_json() {
+        return output.print(&record::changes(&changes), "");
+    }
+    write_message(&summary(&changes));
+    Ok(())
+}
+
+fn print(changes: &Changes, output: Output) -> Result<()> {
     if output.is_json() {
         return output.print(&record::changes(changes), "");
     }

@@ -88,6 +88,12 @@ pub(crate) fn requested(args: &args::SandboxArgs) -> Result<Option<v1::Policy>> 
     if args.no_debug {
         policy.process.debug = Some(false);
     }
+    for logged in &args.log {
+        match logged {
+            args::LoggedCalls::Signals => policy.logging.signals = Some(true),
+            args::LoggedCalls::Files => policy.logging.file_operations = Some(true),
+        }
+    }
     policy.check_size().map_err(PolicyError::from).context("policy")?;
     Ok((file.is_some() || policy != Policy::default()).then(|| (&policy).into()))
 }

@@ -8,8 +8,8 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         self, DeleteScopePolicyRequest, DryRunResult, DryRunScopePolicyRequest, DryRunVerdict,
-        GetScopePolicyRequest, ListScopePolicyVersionsRequest, RollbackScopePolicyRequest, ScopePolicy,
-        SetScopePolicyRequest,
+        GetScopePolicyRequest, ListProjectsRequest, ListScopePolicyVersionsRequest,
+        RollbackScopePolicyRequest, ScopePolicy, SetScopePolicyRequest,
     },
 };
 use serde_json::{Value, json};
@@ -66,6 +66,21 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
     let what = if changed.deleted { "deleted as" } else { "is" };
     let text = format!("policy of {} {} {what} version {}", word(&changed), changed.name, changed.version);
     output.print(&to_json(&changed)?, &text)
+}
+
+/// Lists the projects, which are names that have a policy.
+pub(crate) async fn projects(client: &Client, limit: usize, output: Output) -> Result<()> {
+    let projects = pages(limit, async |page_token| {
+        let page_size = i32::try_from(limit.min(PAGE)).unwrap_or_default();
+        let request = ListProjectsRequest { page_size, page_token };
+        let page = client.policies().list_projects(request).await?.into_inner();
+        Ok((page.projects, page.next_page_token))
+    })
+    .await?;
+    output.print_list(&["PROJECT", "VERSION", "WHEN", "REASON"], &projects, change_to_json, |project| {
+        let when = record::relative(project.set_time.as_ref());
+        vec![project.name.clone(), project.version.to_string(), when, project.reason.clone()]
+    })
 }
 
 fn scope(of: &ScopeArgs) -> i32 {

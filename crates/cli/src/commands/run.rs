@@ -132,7 +132,7 @@ async fn open_shell(
     let tty = args.tty || (io::stdin().is_terminal() && io::stdout().is_terminal());
     let options = args::RunOptions { interactive: true, tty, terminal, ..args::RunOptions::default() };
     let command = ["sh", "-c", SHELL].map(str::to_owned).into();
-    run(client, config, &args::Run { session: Some(session), command, options }, output).await
+    run(client, config, &args::Run { session: Some(session), project: None, command, options }, output).await
 }
 
 /// What to forward to a run.
@@ -237,6 +237,7 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
         labels: sandbox.labels.iter().cloned().collect(),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy: policy::requested(sandbox)?,
+        project: args.project.clone().unwrap_or_default(),
         ..Default::default()
     };
     let created = client.sessions().create_session(request).await?.into_inner();
@@ -258,6 +259,11 @@ async fn close_temporary_session(client: &Client, args: &args::Run, session: &st
 /// The request for a run, without its session: what is wrong with it is reported before one is created.
 fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
     let sandbox = &args.options.sandbox;
+    if args.options.hold && args.session.is_none() {
+        anyhow::bail!(
+            "--hold needs --session: a session of its own ends with the run, and its changes with it"
+        );
+    }
     // A session created for this run already has the policy.
     let policy = if args.session.is_some() { policy::requested(sandbox)? } else { None };
     Ok(StartRunRequest {
@@ -273,14 +279,16 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         policy,
         tool: args.options.tool.clone().unwrap_or_default(),
         transaction: transaction(&args.options).into(),
+        hold_timeout: args.options.hold_timeout.map(duration_to_proto),
     })
 }
 
 fn transaction(options: &args::RunOptions) -> TransactionMode {
-    match (options.transactional, options.preview) {
-        (true, _) => TransactionMode::Apply,
-        (false, true) => TransactionMode::Preview,
-        (false, false) => TransactionMode::Unspecified,
+    match options {
+        args::RunOptions { hold: true, .. } => TransactionMode::Hold,
+        args::RunOptions { preview: true, .. } => TransactionMode::Preview,
+        args::RunOptions { transactional: true, .. } => TransactionMode::Apply,
+        _ => TransactionMode::Unspecified,
     }
 }
 

@@ -7,7 +7,8 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
-        ListSessionsRequest, NetworkPolicy, Session, SessionState, TextList, UpdateSessionRequest,
+        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionState, TextList,
+        UpdateSessionRequest,
     },
 };
 
@@ -40,6 +41,12 @@ pub(crate) async fn session(client: &Client, command: args::Session, output: Out
             output.print_fields(&record::session(&extended.session.context(NO_SESSION)?))?;
         }
         args::Session::Update(args) => update(client, &args, output).await?,
+        args::Session::Release { session, reason } => {
+            let name = resolve::session(client, &session).await?;
+            let request = ReleaseSessionRequest { name, reason };
+            let released = client.sessions().release_session(request).await?.into_inner();
+            output.print_fields(&record::session(&released.session.context(NO_SESSION)?))?;
+        }
         args::Session::Close { sessions } => return close(client, &sessions, output).await,
     }
     Ok(ExitCode::SUCCESS)

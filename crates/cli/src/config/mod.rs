@@ -201,6 +201,8 @@ pub(crate) struct Sandbox {
     /// Programs of the modes, by path or name.
     pub(crate) bwrap: PathBuf,
     pub(crate) nsjail: PathBuf,
+    /// Mode `native`: how many active sessions keep their namespaces for the next run.
+    pub(crate) native_templates: usize,
     /// Mode `container`: engine socket, runtime and default image.
     pub(crate) container_socket: PathBuf,
     pub(crate) container_runtime: Option<String>,
@@ -295,9 +297,11 @@ pub(crate) struct Approvals {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Escape {
+    pub(crate) hostile: String,
     pub(crate) critical: String,
     pub(crate) high: String,
     pub(crate) low: String,
+    pub(crate) canary_files: bool,
     pub(crate) webhook_url: Option<SecretString>,
     pub(crate) webhook_secret_file: Option<PathBuf>,
 }

@@ -43,6 +43,7 @@ pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Res
         calls: connections::calls(config),
         cors_origins: config.api.cors_origins.parse().context("api.cors_origins")?,
         access_log: config.log.access,
+        escape: escape::responses(config)?,
         webhook: escape::webhook(config)?,
         retention: retention(config)?,
     })

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use codelia_api::Webhook;
-use codelia_worker::{EscapeOptions, EscapeResponse};
+use codelia_policy::{EscapeOptions, EscapeResponse};
 use secrecy::ExposeSecret;
 
 use super::secrets::read_private;
@@ -20,6 +20,7 @@ pub(crate) fn responses(config: &Config) -> Result<EscapeOptions> {
         low: parse("low", &escape.low)?,
         high: parse("high", &escape.high)?,
         critical: parse("critical", &escape.critical)?,
+        hostile: parse("hostile", &escape.hostile)?,
         webhook: webhook_url(config).is_some(),
     })
 }

@@ -46,6 +46,7 @@ pub(crate) fn worker(
         kill_grace: KILL_GRACE,
         read_timeout: config.sandbox.read_timeout,
         escape: escape::responses(config)?,
+        canary_files: config.escape.canary_files,
         retention: retention(config)?,
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),

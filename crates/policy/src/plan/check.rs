@@ -26,6 +26,8 @@ const NETWORK_EXECUTABLES: &str = "policy.network.executables";
 const SYSCALLS: &str = "policy.syscalls";
 const ENVIRONMENT_MODE: &str = "policy.environment.mode";
 const PROFILE: &str = "policy.container.profile";
+const LOG_SIGNALS: &str = "policy.logging.signals";
+const LOG_FILES: &str = "policy.logging.file_operations";
 const CPUS: &str = "policy.resources.cpus";
 
 /// Refuses a policy that mode `logical` cannot enforce.
@@ -49,6 +51,8 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
         (NETWORK_EXECUTABLES, policy.network.executables.is_some()),
         (SYSCALLS, policy.syscalls.mode.is_some()),
         (ENVIRONMENT_MODE, policy.environment.mode == Some(EnvironmentMode::Inherit)),
+        (LOG_SIGNALS, policy.logging.signals == Some(true)),
+        (LOG_FILES, policy.logging.file_operations == Some(true)),
     ];
     let first = requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
     match first.or(policy.network.proxy_field()).or(IoLimits::from_policy(policy).field()) {
@@ -83,7 +87,7 @@ pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) 
             "use a kernel that lets the worker mount overlays, with sessions on ext4, xfs or btrfs \
              (`codelia doctor`)",
         ),
-        Mode::Bwrap | Mode::Nsjail => Ok(()),
+        Mode::Bwrap | Mode::Nsjail | Mode::Native => Ok(()),
     }
 }
 
@@ -113,6 +117,8 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         (MAX_TOTAL_BYTES, files.max_total_bytes.is_none()),
         (READ_WRITE_PATHS, files.below_writable().is_none()),
         (ENVIRONMENT_MODE, policy.environment.mode != Some(EnvironmentMode::Inherit)),
+        (LOG_SIGNALS, policy.logging.signals != Some(true) || can_log(mode, host)),
+        (LOG_FILES, policy.logging.file_operations != Some(true) || can_log(mode, host)),
     ];
     let rate_limit = || {
         let is_enforced = |direction| match direction {
@@ -129,6 +135,11 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
 /// Landlock can leave out nothing.
 fn can_ask(mode: Mode, host: Enforceable) -> bool {
     host.asked_reads && host.violations && mode != Mode::Container
+}
+
+/// Whether calls of a command can be logged: they come with the reports of blocked calls.
+fn can_log(mode: Mode, host: Enforceable) -> bool {
+    host.violations && mode != Mode::Container
 }
 
 /// The network of an isolated command. Names the field that this host, or mode `host`, cannot enforce.
@@ -161,7 +172,7 @@ pub fn egress_remedy(mode: Mode) -> &'static str {
         Mode::Container => {
             "run the worker as root, with a container runtime on the host's kernel (runc) that has IPv6"
         }
-        Mode::Bwrap | Mode::Nsjail => {
+        Mode::Bwrap | Mode::Nsjail | Mode::Native => {
             "use a kernel with IPv6 (without ipv6.disable=1) that lets users create network namespaces \
              (sysctl user.max_net_namespaces)"
         }
@@ -174,11 +185,11 @@ pub fn egress_remedy(mode: Mode) -> &'static str {
 pub fn limits_remedy(mode: Mode, watches: bool) -> &'static str {
     match mode {
         Mode::Container => "give the container engine cgroups with the controllers memory, pids and cpu",
-        Mode::Bwrap | Mode::Nsjail if !watches => {
+        Mode::Bwrap | Mode::Nsjail | Mode::Native if !watches => {
             "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or set \
              sandbox.limit_enforcement=best_effort to have limits watched instead"
         }
-        Mode::Bwrap | Mode::Nsjail | Mode::Logical => {
+        Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Logical => {
             "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes)"
         }
     }
@@ -199,6 +210,7 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
         FILESYSTEM_MODE if mode != Mode::Logical => Some(
             "use mode bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)",
         ),
+        LOG_SIGNALS | LOG_FILES => Some("use mode bwrap or nsjail"),
         READ_ONLY_PATHS if mode != Mode::Logical => Some(
             "in filesystem.mode dynamic, leave out paths below what every command reads, such as /usr and /tmp",
         ),

@@ -29,7 +29,7 @@ pub use self::{
     check::{egress_remedy, limits_remedy},
     host::{Enforceable, HostInfo},
     io::IoLimits,
-    security::{Security, SyscallRules},
+    security::{LoggedCalls, Security, SyscallRules},
 };
 
 /// The host name inside a sandbox.

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::Enforceable;
-use crate::{FilesystemMode, IsolationLevel, Mount, Policy, SyscallMode, syscalls};
+use crate::{FilesystemMode, IsolationLevel, LoggingPolicy, Mount, Policy, SyscallMode, syscalls};
 
 /// The number of blocked system calls that ends a run, unless its policy sets another.
 pub(crate) const DEFAULT_VIOLATION_LIMIT: u32 = 50;
@@ -32,6 +32,31 @@ pub struct Security {
     /// Paths below which the first read of a file waits for a decision. Empty if no read waits.
     #[serde(default)]
     pub asked_reads: Vec<PathBuf>,
+    /// What the command does that is logged.
+    #[serde(default)]
+    pub logged: LoggedCalls,
+}
+
+/// Groups of system calls that are logged and then continue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoggedCalls {
+    /// Those that send signals.
+    pub signals: bool,
+    /// Those that change files.
+    pub files: bool,
+}
+
+impl LoggedCalls {
+    /// Whether any call is logged.
+    #[must_use]
+    pub fn any(self) -> bool {
+        self.signals || self.files
+    }
+
+    fn from_policy(policy: &Policy) -> Self {
+        let LoggingPolicy { signals, file_operations } = policy.logging;
+        Self { signals: signals == Some(true), files: file_operations == Some(true) }
+    }
 }
 
 /// A system call filter.
@@ -61,6 +86,7 @@ impl Security {
             executables: process.allowed_executables.clone(),
             debug,
             asked_reads: asked_reads(policy, mounts),
+            logged: LoggedCalls::from_policy(policy),
         }
     }
 }

@@ -65,7 +65,7 @@ impl Policy {
             (Some(IsolationLevel::Process | IsolationLevel::Full), Mode::Logical) => {
                 fail("isolation_level", "mode logical provides LEVEL_0 only; use an isolating mode")
             }
-            (Some(IsolationLevel::None), Mode::Bwrap | Mode::Nsjail | Mode::Container) => {
+            (Some(IsolationLevel::None), Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container) => {
                 fail("isolation_level", format!("LEVEL_0 is only valid in mode logical, not in {mode}"))
             }
             _ => Ok(()),

@@ -52,6 +52,15 @@ pub enum NotDecided {
     OnceOnly,
     /// Such an approval is about no file.
     NoPath,
+    /// The session has no project, or its user is not known.
+    NoSubject(ApprovalScope),
+    /// The scopes above do not leave the field to the one that it was to hold for.
+    NotDelegated {
+        /// What was to be widened.
+        field: &'static str,
+        /// Whom it was to hold for.
+        scope: ApprovalScope,
+    },
     /// The installation or the tenant does not permit it any more.
     NotPermitted(Withdrawn),
     /// Another decision came first, or it expired.
@@ -107,6 +116,10 @@ impl Store {
         if found.path.is_empty() && decision.reach.is_some() {
             return Ok(DecisionResult::NotDecided(NotDecided::NoPath));
         }
+        let subject = match subject(&mut tx, &found, decision.allow).await? {
+            Ok(subject) => subject,
+            Err(why) => return Ok(DecisionResult::NotDecided(why)),
+        };
         check_grants(&mut tx, &found, decision.allow).await?;
         let permitted = decision.permitted.under_tenant(&mut tx, tenant).await?;
         let held = lock_run(&mut tx, &found).await?;
@@ -116,7 +129,7 @@ impl Store {
         {
             return Ok(DecisionResult::NotDecided(NotDecided::NotPermitted(withdrawn)));
         }
-        if !update(&mut tx, id, decision).await? {
+        if !update(&mut tx, id, decision, subject.as_deref()).await? {
             let current = get(&mut *tx, tenant, id).await?.unwrap_or(found);
             return Ok(DecisionResult::NotDecided(NotDecided::Before(Box::new(current))));
         }
@@ -172,11 +185,45 @@ impl Store {
     }
 }
 
+/// The project or user that a decision is to hold for; `None` for another scope. The scopes above must
+/// leave the field to it. The caller holds the lock of the tenant, so that no policy changes meanwhile.
+async fn subject(
+    tx: &mut PgConnection,
+    approval: &Approval,
+    scope: Option<ApprovalScope>,
+) -> Result<Result<Option<String>, NotDecided>, Error> {
+    let Some(scope @ (ApprovalScope::User | ApprovalScope::Project)) = scope else { return Ok(Ok(None)) };
+    let field = approval.kind.field();
+    let found = sqlx::query!(
+        r#"SELECT created_by::text AS "user", spec #>> '{scopes,project}' AS project,
+                  scope_delegates(tenant_id, $3, spec #>> '{scopes,project}', $4) AS "is_delegated!"
+           FROM sessions WHERE id = $1 AND tenant_id = $2"#,
+        approval.session.0,
+        approval.tenant.as_str(),
+        scope.as_str(),
+        field,
+    )
+    .fetch_optional(tx)
+    .await?;
+    let is_delegated = found.as_ref().is_some_and(|found| found.is_delegated);
+    let subject = found.and_then(|it| if scope == ApprovalScope::User { it.user } else { it.project });
+    Ok(match subject {
+        None => Err(NotDecided::NoSubject(scope)),
+        Some(_) if !is_delegated => Err(NotDecided::NotDelegated { field, scope }),
+        subject => Ok(subject),
+    })
+}
+
 /// Makes the one decision. The clock is read after all locks were waited for.
-async fn update(tx: &mut PgConnection, id: ApprovalId, decision: &Decision) -> Result<bool, Error> {
+async fn update(
+    tx: &mut PgConnection,
+    id: ApprovalId,
+    decision: &Decision,
+    subject: Option<&str>,
+) -> Result<bool, Error> {
     let state = if decision.allow.is_some() { ApprovalState::Allowed } else { ApprovalState::Denied };
     let updated = sqlx::query!(
-        "UPDATE approvals SET state = $2, scope = $3, decided_by = $4, reason = $5,
+        "UPDATE approvals SET state = $2, scope = $3, subject = $7, decided_by = $4, reason = $5,
                               reach = CASE WHEN path <> '' THEN coalesce($6, 'file') END,
                               decided_at = clock_timestamp(), changed_at = clock_timestamp()
          WHERE id = $1 AND state = 'pending' AND expires_at > clock_timestamp() AND requested_by <> $4",
@@ -186,6 +233,7 @@ async fn update(tx: &mut PgConnection, id: ApprovalId, decision: &Decision) -> R
         decision.key.0,
         decision.reason.as_deref().map(shortened),
         decision.reach.map(ApprovalReach::as_str),
+        subject,
     )
     .execute(tx)
     .await?;
@@ -234,21 +282,23 @@ async fn check_grants(
     approval: &Approval,
     scope: Option<ApprovalScope>,
 ) -> Result<(), Error> {
-    let session: Option<Uuid> = match scope {
+    let (scope, session, subject) = match scope {
         None | Some(ApprovalScope::Once) => return Ok(()),
-        Some(ApprovalScope::Session) => Some(approval.session.0),
-        Some(ApprovalScope::Tenant) => None,
+        Some(ApprovalScope::Session) => ("session", Some(approval.session.0), "the session has"),
+        Some(ApprovalScope::User) => ("user", None, "the users of the tenant have"),
+        Some(ApprovalScope::Project) => ("project", None, "the projects of the tenant have"),
+        Some(ApprovalScope::Tenant) => ("tenant", None, "the tenant has"),
     };
     let count = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM approvals
            WHERE tenant_id = $1 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL
-             AND CASE WHEN $2::uuid IS NULL THEN scope = 'tenant' ELSE scope = 'session' AND session_id = $2 END"#,
+             AND scope = $2 AND session_id = coalesce($3, session_id)"#,
         approval.tenant.as_str(),
-        session,
+        scope,
+        session as Option<Uuid>,
     )
     .fetch_one(tx)
     .await?;
-    let subject = if session.is_some() { "the session has" } else { "the tenant has" };
     request::within(count, MAX_GRANTS, subject, "approvals that hold for later runs; revoke some")
 }
 

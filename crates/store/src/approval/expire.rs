@@ -66,7 +66,7 @@ impl Store {
                      WHERE a.tenant_id = t.id AND a.id < id_at(now() - coalesce(t.retention_audit, $1))
                        AND a.state <> 'pending'
                        AND NOT (a.state = 'allowed' AND a.revoked_at IS NULL
-                                AND (a.scope = 'tenant'
+                                AND (a.scope IN ('tenant', 'project', 'user')
                                      OR (a.scope = 'session'
                                          AND EXISTS (SELECT 1 FROM sessions s
                                                      WHERE s.id = a.session_id AND s.state = 'open'))))

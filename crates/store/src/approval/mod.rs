@@ -97,6 +97,17 @@ impl ApprovalKind {
         self == Self::NetworkHost
     }
 
+    /// The field of a policy that a decision about it widens.
+    #[must_use]
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::NetworkProxy | Self::NetworkHost => "network.mode",
+            Self::EgressHost => "network.allowed_hosts",
+            Self::Isolation => "isolation_level",
+            Self::FileRead => "filesystem.read_only_paths",
+        }
+    }
+
     /// Those that a run requests while it runs, not before it starts.
     const OF_RUNNING: [Self; 2] = [Self::EgressHost, Self::FileRead];
 }
@@ -122,6 +133,10 @@ words! {
         Once = "once",
         /// All runs of its session.
         Session = "session",
+        /// All sessions that the same key created.
+        User = "user",
+        /// All sessions of the same project.
+        Project = "project",
         /// All sessions of the tenant.
         Tenant = "tenant",
     }
@@ -158,6 +173,8 @@ pub struct Approval {
     pub path: String,
     /// Which files it is decided for, if it is decided and has a path.
     pub reach: Option<ApprovalReach>,
+    /// The process that asks for the file. It may lie about itself.
+    pub reader: Reader,
     /// The key that started the run.
     pub requested_by: KeyId,
     /// For the person who decides.
@@ -166,6 +183,8 @@ pub struct Approval {
     pub state: ApprovalState,
     /// What it holds for, if it is allowed.
     pub scope: Option<ApprovalScope>,
+    /// The project or key that it holds for, if that is its scope.
+    pub subject: Option<String>,
     /// The key that decided, if one did.
     pub decided_by: Option<KeyId>,
     /// Why, if the decider said so, or why it expired early.
@@ -180,6 +199,17 @@ pub struct Approval {
     pub revoked: Option<(OffsetDateTime, KeyId)>,
     /// Why it was revoked, if the key said so.
     pub revoke_reason: Option<String>,
+}
+
+/// The process that asks for a file, as it is seen in its sandbox. Unknown parts are 0 or empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reader {
+    /// Its number.
+    pub pid: u32,
+    /// Its program, at most 1024 bytes.
+    pub exe: String,
+    /// Its working directory, at most 1024 bytes.
+    pub cwd: String,
 }
 
 /// A decision that holds for later runs, too.
@@ -217,6 +247,10 @@ impl Approval {
             }
             fields.extend(self.reach.map(|reach| ("reach".to_owned(), reach.as_str().into())));
             fields.extend(self.scope.map(|scope| ("scope".to_owned(), scope.as_str().into())));
+            fields.extend(self.subject.as_deref().map(|name| ("subject".to_owned(), name.into())));
+            if !self.reader.exe.is_empty() {
+                fields.insert("exe".to_owned(), self.reader.exe.as_str().into());
+            }
             fields.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));
         }
         EventBody { kind, field: None, detail }
@@ -229,7 +263,7 @@ macro_rules! select_approvals {
         sqlx::query_as!(
             $crate::approval::ApprovalRow,
             r#"SELECT a.id, a.tenant_id, a.session_id, a.run_id, a.kind, a.host, a.port, a.path, a.reach,
-                      a.requested_by, a.message,
+                      a.pid, a.exe, a.cwd, a.subject, a.requested_by, a.message,
                       CASE WHEN a.state = 'pending' AND a.expires_at <= now() THEN 'expired' ELSE a.state END AS "state!",
                       a.scope, a.decided_by, a.reason, a.created_at, a.expires_at,
                       coalesce(a.decided_at, CASE WHEN a.expires_at <= now() THEN a.expires_at END) AS decided_at,
@@ -252,6 +286,10 @@ struct ApprovalRow {
     port: i32,
     path: String,
     reach: Option<String>,
+    pid: i32,
+    exe: String,
+    cwd: String,
+    subject: Option<String>,
     requested_by: Uuid,
     message: String,
     state: String,
@@ -280,6 +318,8 @@ impl TryFrom<ApprovalRow> for Approval {
             port: port(row.port),
             path: row.path,
             reach: row.reach.map(|text| row::parse("approvals.reach", &text)).transpose()?,
+            reader: Reader { pid: row.pid.unsigned_abs(), exe: row.exe, cwd: row.cwd },
+            subject: row.subject,
             requested_by: KeyId(row.requested_by),
             message: row.message,
             state: row::parse("approvals.state", &row.state)?,

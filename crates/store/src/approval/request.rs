@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 use super::{
     Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
-    MAX_PENDING_OF_TENANT, expire, port, select_approvals, shortened,
+    MAX_PENDING_OF_TENANT, Reader, expire, port, select_approvals, shortened,
 };
 use crate::{Error, EventKind, Store, audit::AuditLog, event, row};
 
@@ -47,6 +47,8 @@ pub struct ApprovalRequest {
     pub port: u16,
     /// The file that it is about, at most 1024 bytes; empty if the kind has none.
     pub path: String,
+    /// The process that asks for the file.
+    pub reader: Reader,
     /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
     pub message: String,
     /// How long it waits for a decision.
@@ -81,8 +83,8 @@ impl Store {
         check_tenant(&mut tx, &request.tenant).await?;
         let id = ApprovalId::generate();
         let inserted = sqlx::query!(
-            "INSERT INTO approvals (id, tenant_id, session_id, run_id, kind, host, port, path, requested_by, message, expires_at)
-             SELECT $1, r.tenant_id, r.session_id, r.id, $5, $6, $7, $10, r.requested_by, $8, now() + $9::interval
+            "INSERT INTO approvals (id, tenant_id, session_id, run_id, kind, host, port, path, pid, exe, cwd, requested_by, message, expires_at)
+             SELECT $1, r.tenant_id, r.session_id, r.id, $5, $6, $7, $10, $11, $12, $13, r.requested_by, $8, now() + $9::interval
              FROM live_runs r
              WHERE r.id = $4 AND r.tenant_id || '' = $2 AND r.session_id = $3 AND r.state = 'running'
                AND r.requested_by IS NOT NULL
@@ -97,6 +99,9 @@ impl Store {
             shortened(&request.message),
             row::interval(request.timeout) as _,
             request.path,
+            request.reader.pid.cast_signed(),
+            request.reader.exe,
+            request.reader.cwd,
         )
         .execute(&mut *tx)
         .await?;
@@ -124,13 +129,13 @@ impl Store {
     /// Lists what is granted to all runs of a session.
     pub async fn approval_grants(&self, tenant: &TenantId, session: SessionId) -> Result<Vec<Grant>, Error> {
         let rows = sqlx::query!(
-            "SELECT DISTINCT kind, host, port FROM approvals
+            "SELECT DISTINCT kind, host, port FROM approvals a
              WHERE tenant_id = $1 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL
-               AND (scope = 'tenant' OR session_id = $2)
+               AND grant_holds(a, $2)
              LIMIT $3",
             tenant.as_str(),
             session.0,
-            2 * MAX_GRANTS,
+            4 * MAX_GRANTS,
         )
         .fetch_all(&self.pools.runs)
         .await?;
@@ -149,14 +154,14 @@ impl Store {
         session: SessionId,
     ) -> Result<Vec<ReadGrant>, Error> {
         let rows = sqlx::query!(
-            r#"SELECT DISTINCT path, coalesce(reach, 'file') AS "reach!" FROM approvals
+            r#"SELECT DISTINCT path, coalesce(reach, 'file') AS "reach!" FROM approvals a
                WHERE tenant_id = $1 AND kind = $3 AND state = 'allowed' AND scope <> 'once'
-                 AND revoked_at IS NULL AND (scope = 'tenant' OR session_id = $2)
+                 AND revoked_at IS NULL AND grant_holds(a, $2)
                LIMIT $4"#,
             tenant.as_str(),
             session.0,
             ApprovalKind::FileRead.as_str(),
-            2 * MAX_GRANTS,
+            4 * MAX_GRANTS,
         )
         .fetch_all(&self.pools.runs)
         .await?;
@@ -185,7 +190,7 @@ impl Store {
         select_approvals!(
             "a.tenant_id = $1 AND a.kind = $3 AND a.host = $4 AND a.port = $5 AND a.path = $6
                AND a.state = 'allowed' AND a.scope <> 'once' AND a.revoked_at IS NULL
-               AND (a.scope = 'tenant' OR a.session_id = $2)
+               AND grant_holds(a, $2)
              LIMIT 1",
             tenant.as_str(),
             session.0,

@@ -89,6 +89,8 @@ pub struct RunCommit {
     pub tail: Vec<OutputChunk>,
     /// Events to record with the result.
     pub events: Vec<EventBody>,
+    /// For how long its changes wait for a decision, if their state says so.
+    pub held_for: Option<Duration>,
 }
 
 /// Selects assigned runs by a condition and its arguments.
@@ -134,7 +136,7 @@ impl Store {
             r#"UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
                FROM sessions s, workers w
                WHERE r.id = $1 AND r.state = 'queued'
-                 AND s.id = r.session_id AND s.ended_at IS NULL
+                 AND s.id = r.session_id AND s.ended_at IS NULL AND s.quarantined_at IS NULL
                  -- Not by the index of holders, which has all sessions of the worker.
                  AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
                  AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
@@ -249,6 +251,7 @@ impl Store {
             &audited.details,
             &audited.macs as _,
             result.changes.as_ref().map(Json) as _,
+            commit.held_for.map(row::interval) as _,
         )
         .fetch_optional(&self.pools.runs)
         .await?;
@@ -295,29 +298,6 @@ impl Store {
         .fetch_optional(&self.pools.runs)
         .await?;
         Ok(stored)
-    }
-
-    /// Whether the changes that a transactional run prepared under a lease are to be applied. `None` if the
-    /// run has not ended.
-    pub async fn run_changes_applied_any_tenant(
-        &self,
-        id: RunId,
-        epoch: LeaseEpoch,
-    ) -> Result<Option<bool>, Error> {
-        let is_live =
-            sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM live_runs WHERE id = $1) AS "is_live!""#, id.0)
-                .fetch_one(&self.pools.runs)
-                .await?;
-        // A run that ends in between is found by the second statement.
-        let is_applied = sqlx::query_scalar!(
-            r#"SELECT coalesce(changes ->> 'state' = 'applied', false) AS "is_applied!" FROM ended_runs
-               WHERE id = $1 AND lease_epoch = $2"#,
-            id.0,
-            epoch.0,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?;
-        Ok(is_applied.or((!is_live).then_some(false)))
     }
 
     /// Ends a run as lost because its result cannot be stored. Returns `false` if the run is no longer

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::{Run, RunState, settings::SpecColumns};
 use crate::{
-    Error, EventBody, EventKind, EventSubject, NewApproval, Quotas, SealedEnv, Store, approval,
+    Error, EventBody, EventKind, EventSubject, KeyVersion, NewApproval, Quotas, SealedEnv, Store, approval,
     audit::{AuditLog, SignedEvent, command_detail},
     row,
     tenant::QUOTA_MARGIN,
@@ -41,6 +41,9 @@ pub struct NewRun<'a> {
     pub check_quotas: bool,
     /// The key that starts it.
     pub key: KeyId,
+    /// The version of the key, if this call has not looked it up: the run is inserted only if nothing about
+    /// the key has changed.
+    pub key_version: Option<KeyVersion>,
     /// The same key, if the run may request approvals.
     pub requested_by: Option<KeyId>,
     /// The span of the call that starts it, if traces are exported.
@@ -75,12 +78,18 @@ pub enum RunAdmission {
     Existing(Box<Run>),
     /// The idempotency key was used before with a different request.
     KeyReused,
+    /// The key is not the same as [`NewRun::key_version`] any more, or has expired.
+    KeyChanged,
     /// The tenant has no such session.
     NoSession,
     /// The session has ended.
     SessionEnded,
     /// The session's files are lost.
     SessionDataLost,
+    /// The worker that holds the session cannot do what the run needs: it has an earlier version.
+    WorkerLacks,
+    /// The session is quarantined, for this reason.
+    SessionQuarantined(String),
     /// The tenant reached this quota: `concurrent_runs` or `queued_runs`.
     OverQuota(&'static str),
 }
@@ -102,6 +111,7 @@ impl Store {
                     spec = self.spec_columns_again(new.spec, &spec)?;
                     continue;
                 }
+                Insertion::Refused(RunAdmission::KeyChanged) => return Ok(RunAdmission::KeyChanged),
                 Insertion::Refused(refusal) => refusal,
             };
             match self.run_of_key(&new).await? {
@@ -147,6 +157,7 @@ impl Store {
             Insertion::Recorded(recorded) => recorded,
             // They were there a moment ago.
             Insertion::SettingsMissing => return Err(Error::RowMissing { what: "run" }),
+            Insertion::Refused(RunAdmission::KeyChanged) => RunAdmission::KeyChanged,
             Insertion::Refused(refusal) => match self.run_of_key(new).await? {
                 KeyState::Used(existing) => existing,
                 KeyState::Unknown | KeyState::Freed => refusal,
@@ -220,6 +231,18 @@ async fn insert_held(
     Ok(inserted)
 }
 
+/// The event that records that a run was admitted.
+fn admitted(log: &AuditLog, new: &NewRun<'_>) -> SignedEvent {
+    let subject = EventSubject {
+        tenant: Some(new.tenant.clone()),
+        session: Some(new.session),
+        run: Some(new.id),
+        key: Some(new.key),
+        worker: None,
+    };
+    log.event(&subject, &EventBody::new(EventKind::RunAdmitted, command_detail(new.spec)))
+}
+
 /// Inserts a run if the tenant has fewer runs than this.
 async fn insert_within(
     log: &AuditLog,
@@ -228,15 +251,9 @@ async fn insert_within(
     spec: &SpecColumns,
     (max_active, max_queued): (i64, i64),
 ) -> Result<Insertion, Error> {
-    let subject = EventSubject {
-        tenant: Some(new.tenant.clone()),
-        session: Some(new.session),
-        run: Some(new.id),
-        key: Some(new.key),
-        worker: None,
-    };
-    let body = EventBody::new(EventKind::RunAdmitted, command_detail(new.spec));
-    let SignedEvent { event, mac } = log.event(&subject, &body);
+    let SignedEvent { event, mac } = admitted(log, new);
+    let needs: Option<Vec<String>> =
+        new.spec.needs().map(|needs| needs.iter().map(|&word| word.to_owned()).collect());
     let found = sqlx::query_file!(
         "src/sql/run_insert.sql",
         new.id.0,
@@ -263,6 +280,10 @@ async fn insert_within(
         new.key.0,
         event.detail,
         mac,
+        needs.as_deref() as _,
+        new.key_version.map(|version| version.key),
+        new.key_version.map(|version| version.tenant),
+        new.key_version.and_then(|version| version.policy),
     )
     .fetch_optional(executor)
     .await?;
@@ -286,13 +307,20 @@ async fn insert_within(
             counted: new.check_quotas.then_some(counted),
         }));
     }
+    if !found.key_is_same {
+        return Ok(Insertion::Refused(RunAdmission::KeyChanged));
+    }
     if !found.settings_known {
         return Ok(Insertion::SettingsMissing);
+    }
+    if let (true, Some(reason)) = (found.open, found.quarantine_reason) {
+        return Ok(Insertion::Refused(RunAdmission::SessionQuarantined(reason)));
     }
     Ok(Insertion::Refused(match found.open {
         false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
         false => RunAdmission::SessionEnded,
         true if found.lost => RunAdmission::SessionDataLost,
+        true if !found.supported => RunAdmission::WorkerLacks,
         true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
         true => RunAdmission::OverQuota("queued_runs"),
     }))

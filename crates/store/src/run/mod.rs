@@ -2,6 +2,7 @@
 //! one statement that moves its row. Every run gets exactly one outcome.
 
 mod assignment;
+mod held;
 mod insert;
 mod list;
 mod queue;
@@ -27,6 +28,8 @@ use crate::{
 };
 
 pub use assignment::{AssignedRun, HeldSessions, RunCommit, RunRef};
+pub(crate) use held::of_session as held_changes;
+pub use held::{ChangesDecision, HeldChanges};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
 pub(crate) use list::{first_id, ordered, read_in_order};
 pub use queue::WaitReason;

@@ -2,14 +2,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_types::{KeyId, SessionId, TenantId};
+use codelia_types::{Incarnation, KeyId, LeaseEpoch, SessionId, TenantId};
 use serde_json::json;
 use sqlx::{PgExecutor, types::Json};
+use time::OffsetDateTime;
+use uuid::Uuid;
 
-use super::{Session, SessionRef, SessionSpec};
+use super::{Session, SessionRef, SessionSpec, SessionState};
 use crate::{
-    Error, EventBody, EventKind, EventSubject, Quotas, Store, audit::SignedEvent, error::is_unique_violation,
-    row, tenant::QUOTA_MARGIN,
+    Error, EventBody, EventKind, EventSubject, Quotas, Store, WorkerCandidate, audit::SignedEvent,
+    error::is_unique_violation, row, tenant::QUOTA_MARGIN,
 };
 
 /// A session to create.
@@ -43,8 +45,15 @@ pub struct NewSession<'a> {
 /// The answer to [`Store::session_create`].
 #[derive(Debug)]
 pub enum SessionCreated {
-    /// The session was created. With the tenant's other open sessions, if they were counted.
-    New(Box<Session>, Option<i64>),
+    /// The session was created.
+    New {
+        /// The session.
+        session: Box<Session>,
+        /// The tenant's other open sessions, if they were counted.
+        open: Option<i64>,
+        /// Two random workers that may take the session, if there are two.
+        candidates: Vec<WorkerCandidate>,
+    },
     /// The idempotency key was used before with the same request. This is the session of that
     /// request.
     Existing(Box<Session>),
@@ -52,6 +61,16 @@ pub enum SessionCreated {
     KeyReused,
     /// The tenant reached its quota of open sessions.
     OverQuota,
+    /// Workers are alive, and none of them has the mode of the session.
+    ModeUnavailable,
+}
+
+/// The answer to one attempt to insert a session.
+enum Insertion {
+    Created(SessionCreated),
+    ModeUnavailable,
+    /// The quota was reached or the idempotency key was used before.
+    Refused,
 }
 
 impl Store {
@@ -61,38 +80,38 @@ impl Store {
     /// [`Error::AlreadyExists`] if an open session of the tenant has the alias.
     pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
         let within = |margin| if new.check_quota { quotas.sessions - margin } else { i64::MAX };
-        let mut open = self.session_insert(&self.pools.runs, &new, within(QUOTA_MARGIN)).await?;
-        if open.is_none() {
-            if let Some(existing) = self.session_existing(&new).await? {
-                return Ok(existing);
-            }
-            // Near the quota, inserts of a tenant are serialized so that they cannot exceed it
-            // together.
-            let mut tx = self.tenant_lock(new.tenant).await?;
-            open = self.session_insert(&mut *tx, &new, within(0)).await?;
-            tx.commit().await?;
-            if open.is_none() {
-                return Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota));
-            }
+        match self.session_insert(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
+            Insertion::Created(created) => return Ok(created),
+            Insertion::ModeUnavailable => return Ok(SessionCreated::ModeUnavailable),
+            Insertion::Refused => {}
         }
-        let session = self.session_get(new.tenant, &SessionRef::Id(new.id)).await?;
-        session
-            .map(|session| SessionCreated::New(Box::new(session), open.filter(|_| new.check_quota)))
-            .ok_or(Error::RowMissing { what: "session" })
+        if let Some(existing) = self.session_existing(&new).await? {
+            return Ok(existing);
+        }
+        // Near the quota, inserts of a tenant are serialized so that they cannot exceed it together.
+        let mut tx = self.tenant_lock(new.tenant).await?;
+        let inserted = self.session_insert(&mut *tx, &new, within(0)).await?;
+        tx.commit().await?;
+        match inserted {
+            Insertion::Created(created) => Ok(created),
+            Insertion::ModeUnavailable => Ok(SessionCreated::ModeUnavailable),
+            Insertion::Refused => Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota)),
+        }
     }
 
-    /// Inserts a session and returns how many others the tenant has, as far as they were counted.
+    /// Inserts a session, unless the tenant has as many already.
     async fn session_insert(
         &self,
         executor: impl PgExecutor<'_>,
         new: &NewSession<'_>,
         max_open: i64,
-    ) -> Result<Option<i64>, Error> {
+    ) -> Result<Insertion, Error> {
         let subject = EventSubject { session: Some(new.id), ..EventSubject::by(new.key, Some(new.tenant)) };
         let detail = json!({ "mode": new.spec.mode.as_str(), "alias": new.alias });
         let body = EventBody::new(EventKind::SessionCreated, detail);
         let SignedEvent { event, mac } = self.audit.event(&subject, &body);
-        let inserted = sqlx::query_file_scalar!(
+        let rows = sqlx::query_file_as!(
+            CreatedRow,
             "src/sql/session_create.sql",
             new.id.0,
             new.tenant.as_str(),
@@ -112,20 +131,30 @@ impl Store {
             new.key.0,
             event.detail,
             mac,
+            new.spec.mode.as_str(),
         )
-        .fetch_optional(executor)
+        .fetch_all(executor)
         .await;
-        match inserted {
-            Ok(Some(open)) => Ok(Some(open)),
-            Ok(None) => {
-                self.audit.forget(event.id);
-                Ok(None)
-            }
+        let rows = match rows {
+            Ok(rows) => rows,
             Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
-                Err(Error::AlreadyExists { what: "session alias" })
+                return Err(Error::AlreadyExists { what: "session alias" });
             }
-            Err(error) => Err(error.into()),
-        }
+            Err(error) => return Err(error.into()),
+        };
+        let Some(&CreatedRow { open, has_mode, created_at, expires_at, .. }) = rows.first() else {
+            return Err(Error::RowMissing { what: "session" });
+        };
+        let (Some(created_at), Some(expires_at)) = (created_at, expires_at) else {
+            self.audit.forget(event.id);
+            return Ok(if has_mode { Insertion::Refused } else { Insertion::ModeUnavailable });
+        };
+        let candidates = rows.into_iter().filter_map(|row| row.candidate().transpose());
+        Ok(Insertion::Created(SessionCreated::New {
+            session: Box::new(Session::created(new, created_at, expires_at)),
+            open: new.check_quota.then_some(open),
+            candidates: candidates.collect::<Result<_, _>>()?,
+        }))
     }
 
     /// Returns the session that was created earlier with the same idempotency key.
@@ -144,5 +173,56 @@ impl Store {
         }
         let session = self.session_get(new.tenant, &SessionRef::Id(SessionId(found.id))).await?;
         Ok(session.map(|session| SessionCreated::Existing(Box::new(session))))
+    }
+}
+
+/// What the statement returns: the session's columns, and one worker that may take it.
+struct CreatedRow {
+    open: i64,
+    has_mode: bool,
+    created_at: Option<OffsetDateTime>,
+    expires_at: Option<OffsetDateTime>,
+    worker: Option<String>,
+    incarnation: Option<Uuid>,
+    address: Option<String>,
+    slots: Option<i32>,
+    busy_slots: Option<i32>,
+}
+
+impl CreatedRow {
+    fn candidate(self) -> Result<Option<WorkerCandidate>, Error> {
+        let (Some(id), Some(incarnation), Some(address), Some(slots), Some(busy_slots)) =
+            (self.worker, self.incarnation, self.address, self.slots, self.busy_slots)
+        else {
+            return Ok(None);
+        };
+        let id = row::parse("workers.id", &id)?;
+        Ok(Some(WorkerCandidate { id, incarnation: Incarnation(incarnation), address, slots, busy_slots }))
+    }
+}
+
+impl Session {
+    /// A session that was just inserted.
+    fn created(new: &NewSession<'_>, created_at: OffsetDateTime, expires_at: OffsetDateTime) -> Self {
+        Self {
+            quarantine: None,
+            id: new.id,
+            tenant: new.tenant.clone(),
+            created_by: Some(new.key),
+            alias: new.alias.map(str::to_owned),
+            spec: new.spec.clone(),
+            network: None,
+            labels: new.labels.clone(),
+            state: SessionState::Open,
+            end_reason: None,
+            created_at,
+            expires_at,
+            idle_ttl: new.idle_ttl,
+            allow_data_loss: new.allow_data_loss,
+            ended_at: None,
+            holder: None,
+            lease_epoch: LeaseEpoch(0),
+            holder_address: None,
+        }
     }
 }

@@ -1,10 +1,13 @@
 //! Ending sessions and removing their files.
 
+use std::collections::BTreeMap;
+
+use codelia_policy::NetworkPolicy;
 use codelia_types::{Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId};
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Session, SessionRef};
+use super::{Session, SessionRef, SessionRow, SessionSpec};
 use crate::{Error, Store, run};
 
 impl Store {
@@ -15,18 +18,38 @@ impl Store {
         session: &SessionRef,
     ) -> Result<Option<Session>, Error> {
         let (id, alias) = session.columns();
-        let mut tx = self.pools.runs.begin().await?;
-        let found = sqlx::query_file!("src/sql/session_close.sql", tenant.as_str(), id, alias)
-            .fetch_optional(&mut *tx)
-            .await?;
-        let Some(found) = found else { return Ok(None) };
-        let id = SessionId(found.id);
-        let has_queue = found.ended && run::begin_queue_end(&mut tx, id, &Outcome::Canceled).await?;
-        tx.commit().await?;
-        if has_queue {
-            self.run_end_queue(id).await?;
+        let canceled = Json(Outcome::Canceled);
+        let closed =
+            sqlx::query_file!("src/sql/session_close.sql", tenant.as_str(), id, alias, canceled as _)
+                .fetch_optional(&self.pools.runs)
+                .await?;
+        let Some(closed) = closed else { return Ok(None) };
+        if closed.has_queue {
+            self.run_end_queue(SessionId(closed.id)).await?;
         }
-        self.session_get(tenant, &SessionRef::Id(id)).await
+        let row = SessionRow {
+            id: closed.id,
+            tenant_id: closed.tenant_id,
+            alias: closed.alias,
+            spec: closed.spec,
+            labels: closed.labels,
+            state: closed.state,
+            end_reason: closed.end_reason,
+            created_at: closed.created_at,
+            expires_at: closed.expires_at,
+            idle_ttl: closed.idle_ttl,
+            allow_data_loss: closed.allow_data_loss,
+            created_by: closed.created_by,
+            ended_at: closed.ended_at,
+            lease_epoch: closed.lease_epoch,
+            network: closed.network,
+            holder: closed.holder,
+            holder_address: closed.holder_address,
+            quarantined_at: closed.quarantined_at,
+            quarantine_reason: closed.quarantine_reason,
+            quarantine_run: closed.quarantine_run,
+        };
+        row.try_into().map(Some)
     }
 
     /// Ends a session whose files its holder cannot find, and refuses its queued runs.
@@ -107,14 +130,24 @@ impl Store {
         Ok(ids.into_iter().map(SessionId).collect())
     }
 
-    /// Records that an ended session's directory is removed, and ends its lease. Does nothing while
-    /// a run of the session is still running.
-    pub async fn session_mark_removed(&self, id: SessionId, root_id: Uuid) -> Result<(), Error> {
+    /// Records that the directories of ended sessions are removed, with the changes that they held, and ends
+    /// their leases. Leaves out sessions in which a run is still running.
+    pub async fn session_mark_removed(&self, ids: &[SessionId], root_id: Uuid) -> Result<(), Error> {
+        let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
         sqlx::query!(
-            "UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
-             WHERE s.id = $1 AND s.state = 'ended' AND s.home_root = $2 AND s.removed_at IS NULL
-               AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running')",
-            id.0,
+            r#"WITH removed AS (
+                   UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
+                   WHERE s.id = ANY ($1) AND s.state = 'ended' AND s.home_root || '' = $2::uuid || '' AND s.removed_at IS NULL
+                     -- Not EXISTS, which the planner may turn into a read of all runs.
+                     AND (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running' LIMIT 1) IS NULL
+                   RETURNING s.id
+               ),
+               freed AS (
+                   DELETE FROM held_changes h USING removed WHERE h.session_id = removed.id RETURNING h.run_id
+               )
+               UPDATE ended_runs r SET changes = jsonb_set(r.changes, '{state}', '"dropped"')
+               FROM freed WHERE r.id = freed.run_id AND r.changes ->> 'state' = 'held'"#,
+            &ids,
             root_id,
         )
         .execute(&self.pools.upkeep)

@@ -3,12 +3,13 @@
 mod create;
 mod end;
 mod network;
+mod quarantine;
 mod update;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy, SessionFlags, SessionScopes};
-use codelia_types::{KeyId, LeaseEpoch, Mode, NetworkMode, SessionId, TenantId, WorkerId};
+use codelia_types::{KeyId, LeaseEpoch, Mode, NetworkMode, RunId, SessionId, TenantId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
@@ -18,6 +19,7 @@ use crate::{Error, Store, row};
 
 pub use create::{NewSession, SessionCreated};
 pub use network::SessionNetwork;
+pub use quarantine::SessionQuarantine;
 pub use update::SessionChange;
 
 /// Selects sessions with their live holder by a condition and its arguments.
@@ -28,6 +30,7 @@ macro_rules! select_sessions {
             "SELECT " + $spec + r#" AS "spec!: Json<SessionSpec>", s.id, s.tenant_id, s.alias,
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
                       s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss, s.created_by,
+                      s.quarantined_at, s.quarantine_reason, s.quarantine_run,
                       s.network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?"
                FROM sessions s
                LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
@@ -109,6 +112,8 @@ pub struct Session {
     pub lease_epoch: LeaseEpoch,
     /// The address of the holder.
     pub holder_address: Option<String>,
+    /// Why it takes no runs and no changes of its files.
+    pub quarantine: Option<SessionQuarantine>,
 }
 
 /// The state of a session.
@@ -404,15 +409,24 @@ struct SessionRow {
     network: Option<Json<NetworkPolicy>>,
     holder: Option<String>,
     holder_address: Option<String>,
+    quarantined_at: Option<OffsetDateTime>,
+    quarantine_reason: Option<String>,
+    quarantine_run: Option<Uuid>,
 }
 
 impl TryFrom<SessionRow> for Session {
     type Error = Error;
 
     fn try_from(row: SessionRow) -> Result<Self, Error> {
+        let quarantine = row.quarantine_reason.zip(row.quarantined_at);
         Ok(Self {
             id: SessionId(row.id),
             tenant: row::parse("sessions.tenant_id", &row.tenant_id)?,
+            quarantine: quarantine.map(|(reason, at)| SessionQuarantine {
+                reason,
+                run: row.quarantine_run.map(RunId),
+                at,
+            }),
             created_by: row.created_by.map(KeyId),
             alias: row.alias,
             spec: row.spec.0,

@@ -14,18 +14,23 @@ DECLARE
         'SELECT, INSERT, DELETE ON ending_sessions TO codelia_worker',
         'SELECT ON upkeep_owner TO codelia_worker',
         'SELECT, INSERT ON ended_runs, run_output TO codelia_worker',
+        -- A worker decides about the changes that it holds.
+        'UPDATE (changes) ON ended_runs TO codelia_worker',
+        'SELECT, INSERT, UPDATE, DELETE ON held_changes TO codelia_worker',
         'INSERT ON events, output_changes TO codelia_worker',
         -- A worker adds to the audit, and reads which of its rows are stored.
         'INSERT, SELECT (writer, id) ON audit TO codelia_worker',
         'INSERT, SELECT (writer, number, at) ON audit_checkpoints TO codelia_worker',
         -- A worker requests and withdraws; the constraints of the table make an allowed row impossible with these columns.
-        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, path, requested_by, message, expires_at), '
+        'SELECT, INSERT (id, tenant_id, session_id, run_id, kind, host, port, path, pid, exe, cwd, requested_by, message, '
+            'expires_at), '
             'UPDATE (state, decided_at, changed_at, reason) ON approvals TO codelia_worker',
         'SELECT, UPDATE (location) ON output_store TO codelia_worker',
         -- A worker adds what happened under a flag, and cannot change the flag.
         'SELECT (flag_id, revision, runs, refused_runs, failed_runs, setups, sessions, refused_sessions), '
             'UPDATE (runs, refused_runs, failed_runs, setups, sessions, refused_sessions) ON flag_revisions TO codelia_worker',
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
+        'SELECT (tenant_id, scope, name, version, policy) ON scope_policies TO codelia_worker',
         'SELECT (tenant_id, id, version, quarantine_reason, approved_version) ON tools TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
         'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '

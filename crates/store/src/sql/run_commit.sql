@@ -29,6 +29,14 @@ stored AS (
         AS c (position, stream, stream_offset, data, object_offset, length)
     ON CONFLICT (run_id, position) DO NOTHING
 ),
+held AS (
+    INSERT INTO held_changes (session_id, run_id, lease_epoch, root, expires_at)
+    SELECT committed.session_id, committed.id, $4, w.root_id, now() + $38::interval
+    FROM committed, workers w WHERE w.id = $2 AND $38::interval IS NOT NULL
+    -- Nothing runs while a session holds changes: a row would be left over.
+    ON CONFLICT (session_id) DO UPDATE
+    SET run_id = excluded.run_id, lease_epoch = excluded.lease_epoch, root = excluded.root, expires_at = excluded.expires_at
+),
 counted AS (
     INSERT INTO output_changes (tenant_id, day, bytes)
     SELECT tenant_id, run_day(id), output_bytes FROM committed WHERE output_bytes > 0

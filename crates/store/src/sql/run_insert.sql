@@ -1,8 +1,9 @@
--- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to and, if
--- $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the approval is allowed.
+-- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to, the
+-- key if $26 is set and, if $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the
+-- approval is allowed.
 WITH session AS (
     SELECT s.id,
-           s.state = 'open' AND s.expires_at > now() AS open, s.end_reason,
+           s.state = 'open' AND s.expires_at > now() AS open, s.end_reason, s.quarantine_reason,
            -- The files are gone and the caller did not allow their loss. Checked only if no worker
            -- holds the session.
            w.id IS NULL AND s.home_root IS NOT NULL AND NOT s.allow_data_loss AND root_is_gone(s.home_root) AS lost,
@@ -14,6 +15,9 @@ WITH session AS (
            CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.id END AS worker_id,
            CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.incarnation END AS incarnation,
            CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.address END AS address,
+           -- A live holder can do what the run needs ($25). Without a holder, only a worker that can will begin it.
+           $25::text[] IS NULL OR w.id IS NULL OR coalesce(w.features_of = w.incarnation AND $25 <@ w.features, false)
+               AS supported,
            s.lease_epoch,
            CASE WHEN w.state IS DISTINCT FROM 'ready' THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
     FROM sessions s
@@ -33,9 +37,20 @@ known AS (
         OR EXISTS (SELECT 1 FROM run_settings
                    WHERE hash = $15 AND used_day >= greatest(run_day($1), (now() AT TIME ZONE 'UTC')::date - 1)) AS settings
 ),
+caller AS (
+    -- The rows that key_authenticate read are the same, so the key is not revoked and its tenant not suspended.
+    SELECT $26::bigint IS NULL
+        OR EXISTS (SELECT 1 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
+                   WHERE k.id = $22 AND k.tenant_id = $3
+                     AND k.xmin::text::bigint = $26 AND t.xmin::text::bigint = $27::bigint
+                     AND coalesce(k.expires_at > now(), true)
+                     AND (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
+                          ORDER BY p.version DESC LIMIT 1) IS NOT DISTINCT FROM $28::bigint) AS is_same
+),
 admitted AS (
-    SELECT session.* FROM session, used, known
-    WHERE session.open AND NOT session.lost AND known.settings AND used.active < $9 AND used.queued < $10
+    SELECT session.* FROM session, used, known, caller
+    WHERE caller.is_same AND session.open AND session.quarantine_reason IS NULL AND NOT session.lost
+      AND session.supported AND known.settings AND used.active < $9 AND used.queued < $10
 ),
 keyed AS (
     INSERT INTO run_keys (session_id, idempotency_key, run_id, request_hash)
@@ -46,13 +61,13 @@ keyed AS (
 inserted AS (
     INSERT INTO live_runs (id, session_id, tenant_id, spec, settings_hash, labels, retries, summary, secret_env,
                            queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch, approval_id, requested_by,
-                           traceparent)
+                           traceparent, needs)
     SELECT $1, a.id, $3, $4, $15, $5, $6, $11, $12,
            $13, now() + $13::interval,
            CASE WHEN $16 IS NOT NULL THEN 'held' WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
            a.worker_id, a.incarnation,
            CASE WHEN a.worker_id IS NOT NULL THEN a.lease_epoch END,
-           $16, $17::uuid, $18::text
+           $16, $17::uuid, $18::text, $25
     FROM admitted a
     WHERE $7::text IS NULL OR EXISTS (SELECT 1 FROM keyed)
     RETURNING created_at
@@ -72,8 +87,10 @@ audited AS (
     INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, detail, mac)
     SELECT $19, $20, $21, 'RUN_ADMITTED', $3, $2, $1, $22, $23, $24 FROM inserted
 )
-SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?", used.active AS "active!", used.queued AS "queued!",
+SELECT session.open AS "open!", session.lost AS "lost!", session.supported AS "supported!", session.end_reason AS "end_reason?",
+       session.quarantine_reason AS "quarantine_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",
-       session.address AS "address?", session.lease_epoch AS "lease_epoch!", known.settings AS "settings_known!"
-FROM session CROSS JOIN used CROSS JOIN known LEFT JOIN inserted ON true
+       session.address AS "address?", session.lease_epoch AS "lease_epoch!", known.settings AS "settings_known!",
+       caller.is_same AS "key_is_same!"
+FROM session CROSS JOIN used CROSS JOIN known CROSS JOIN caller LEFT JOIN inserted ON true

@@ -1,13 +1,12 @@
--- Closes a session. Waits for runs that are being inserted; the caller cancels them next, in a statement that sees them.
-WITH found AS (
-    SELECT id FROM sessions
-    WHERE tenant_id = $1 AND (id = $2 OR (alias = $3 AND state = 'open'))
-),
-ended AS (
-    UPDATE sessions s SET state = 'ended', end_reason = 'closed', ended_at = now(),
-        -- A session that was never leased has no directory.
-        removed_at = CASE WHEN home_root IS NULL THEN now() END
-    FROM found WHERE s.id = found.id AND s.state = 'open'
-    RETURNING s.id
-)
-SELECT found.id, ended.id IS NOT NULL AS "ended!" FROM found LEFT JOIN ended ON true
+-- Closes a session. Waits for runs that are being inserted, and sees them (migrations/0058_close_session.sql).
+SELECT c.has_queue AS "has_queue!",
+       (c.session).spec AS "spec!: Json<SessionSpec>", (c.session).id AS "id!", (c.session).tenant_id AS "tenant_id!",
+       (c.session).alias, (c.session).labels AS "labels!: Json<BTreeMap<String, String>>", (c.session).state AS "state!",
+       (c.session).end_reason, (c.session).created_at AS "created_at!", (c.session).expires_at AS "expires_at!",
+       (c.session).idle_ttl, (c.session).ended_at, (c.session).lease_epoch AS "lease_epoch!",
+       (c.session).allow_data_loss AS "allow_data_loss!", (c.session).created_by,
+       (c.session).quarantined_at, (c.session).quarantine_reason, (c.session).quarantine_run,
+       (c.session).network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?"
+FROM close_session($1, $2, $3, $4) c
+LEFT JOIN workers w ON w.id = (c.session).lease_worker AND w.incarnation = (c.session).lease_incarnation
+    AND w.lease_until > now()

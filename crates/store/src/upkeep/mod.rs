@@ -238,6 +238,7 @@ enum Step {
     #[default]
     Runs,
     Output,
+    Changes,
     Sessions,
     Events,
     Approvals,
@@ -267,7 +268,8 @@ impl Purge {
             }
             self.step = match self.step {
                 Step::Runs => Step::Output,
-                Step::Output => Step::Sessions,
+                Step::Output => Step::Changes,
+                Step::Changes => Step::Sessions,
                 Step::Sessions => Step::Events,
                 Step::Events => Step::Approvals,
                 Step::Approvals => Step::Workers,
@@ -290,6 +292,7 @@ impl Purge {
         match self.step {
             Step::Runs => store.run_purge_any_tenant(keep, MAX_PURGED_ROWS).await,
             Step::Output => store.output_purge_any_tenant(keep, MAX_PURGED_ROWS, deadline).await,
+            Step::Changes => store.changes_drop_ended_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Sessions => store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full),
             Step::Events => store.event_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
             Step::Approvals => store.approval_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),

@@ -92,6 +92,7 @@ impl Fixture {
             host: host.into(),
             port: 443,
             path: String::new(),
+            reader: Default::default(),
             message: format!("connect to {host}:443"),
             timeout: LONG,
         }

@@ -179,11 +179,11 @@ async fn session_far_from_quota_is_not_counted() {
     };
     for _ in 0..2 {
         let created = create(false).await;
-        assert!(matches!(created, SessionCreated::New(_, None)), "{created:?}");
+        assert!(matches!(created, SessionCreated::New { open: None, .. }), "{created:?}");
     }
     assert!(matches!(create(true).await, SessionCreated::OverQuota));
     let counted = fixture.session_try(SessionRequest::default(), fixture.quotas).await.unwrap();
-    assert!(matches!(counted, SessionCreated::New(_, Some(2))), "{counted:?}");
+    assert!(matches!(counted, SessionCreated::New { open: Some(2), .. }), "{counted:?}");
     fixture
         .execute(
             "INSERT INTO sessions (id, tenant_id, spec, labels, expires_at)

@@ -102,7 +102,7 @@ impl Fixture {
         let request = SessionRequest { ttl, idle_ttl, ..SessionRequest::default() };
         let created = self.session_try(request, self.quotas).await.unwrap();
         match created {
-            SessionCreated::New(session, _) => *session,
+            SessionCreated::New { session, .. } => *session,
             other => panic!("{other:?}"),
         }
     }
@@ -186,6 +186,7 @@ impl Fixture {
             secret_env: Some(&SECRET),
             check_quotas: true,
             key: KeyId(Uuid::nil()),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: None,
@@ -233,5 +234,6 @@ pub(crate) fn exited(code: i32) -> RunCommit {
         started_ago: Some(Duration::from_millis(5)),
         tail: vec![],
         events: vec![],
+        held_for: None,
     }
 }

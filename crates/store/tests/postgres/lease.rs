@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codelia_store::{
-    DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SweepReport,
+    DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SessionRef, SweepReport,
 };
 use codelia_tests::eventually;
 use codelia_types::{Incarnation, LostReason, Outcome};
@@ -364,5 +364,40 @@ async fn busy_pool_does_not_delay_lease_connection() {
     let (held, ()) = futures::future::join(held, renewed).await;
     assert!(held.iter().any(Result::is_ok), "the control: the pool worked again once the lock was gone");
     blocker.close().await.unwrap();
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn first_lease_needs_a_session_that_nobody_held() {
+    let fixture = Fixture::new().await;
+    let (worker, other) = (fixture.worker("w").await, fixture.worker("v").await);
+    let acquire = async |session: &Session, worker: &Registered| {
+        fixture.store.lease_acquire_first(session.id, &worker.id, worker.incarnation).await.unwrap()
+    };
+    let session = fixture.session().await;
+    let leases = join_all([&worker, &other].map(|worker| acquire(&session, worker))).await;
+    let [lease] = &leases.into_iter().flatten().collect::<Vec<_>>()[..] else { panic!("one winner") };
+    assert_eq!((lease.token.epoch.0, lease.has_queue), (1, false));
+    let run = fixture.insert(session.id, 0).await;
+    assert_eq!(fixture.run(run).await.state, RunState::Running, "the lease counts");
+    let second = fixture.session().await;
+    let lease = acquire(&second, &worker).await.unwrap();
+    let released = fixture.store.lease_release(second.id, &lease.token).await.unwrap();
+    assert_eq!(released, ReleaseOutcome::Released);
+    assert!(acquire(&second, &worker).await.is_none(), "it was held before");
+    assert_eq!(fixture.lease(&second, &worker).await.unwrap().token.epoch.0, 2);
+
+    let waiting = fixture.session().await;
+    let run = fixture.insert(waiting.id, 0).await;
+    assert_eq!(fixture.run(run).await.state, RunState::Queued);
+    assert!(acquire(&waiting, &worker).await.unwrap().has_queue);
+    let wanted = fixture.store.lease_list_wanted(&other.id, other.incarnation, 10).await.unwrap();
+    assert_eq!(wanted.free, [], "it does not wait any more");
+
+    let gone = fixture.session().await;
+    fixture.expire_worker(&worker).await;
+    assert!(acquire(&gone, &worker).await.is_none(), "the worker has no lease");
+    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(gone.id)).await.unwrap();
+    assert!(acquire(&gone, &other).await.is_none(), "it has ended");
     fixture.end().await;
 }

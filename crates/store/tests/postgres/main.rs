@@ -9,6 +9,7 @@ mod ending;
 mod failover;
 mod flag;
 mod harness;
+mod held;
 mod history;
 mod lease;
 mod local;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Retention, Store};
+use codelia_policy::PolicyScope;
+use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Retention, ScopeRef, Store};
 use codelia_tests::{Database, eventually};
 use futures::{
     future::{Either, join_all, select},
@@ -57,8 +58,10 @@ async fn slow_lists_delay_neither_runs_nor_lease() {
     let worker = fixture.worker("w").await;
     let keeper = fixture.store.lease_connection(LONG);
     // No statement on the path of a run reads this table.
-    let mut blocker = lock(&fixture.database, "api_keys").await;
-    let lists = join_all((0..20).map(|_| fixture.store.key_list(&fixture.other, None, 10)));
+    let mut blocker = lock(&fixture.database, "scope_policies").await;
+    let project =
+        ScopeRef { tenant: fixture.other.clone(), scope: PolicyScope::Project, name: "p".to_owned() };
+    let lists = join_all((0..20).map(|_| fixture.store.scope_policy_history(&project, None, 10)));
     let run = async {
         blocked(&fixture.database, 4).await;
         let session = fixture.session().await;
@@ -70,7 +73,7 @@ async fn slow_lists_delay_neither_runs_nor_lease() {
     assert!(ends_before(run, lists).await, "the lists still wait");
 
     // The control: as many slow statements of the same class leave no connection.
-    let calls = join_all((0..20).map(|_| fixture.store.key_authenticate(&[0; 32])));
+    let calls = join_all((0..20).map(|_| fixture.store.scope_policies(&fixture.other, None, None)));
     let ping = async {
         blocked(&fixture.database, 14).await;
         assert!(matches!(fixture.store.ping().await, Err(Error::PoolExhausted)));

@@ -45,14 +45,14 @@ async fn alias_is_free_after_session_end() {
     let fixture = Fixture::new().await;
     let request = SessionRequest { alias: Some("dev"), ..SessionRequest::default() };
     let create = || fixture.session_try(request, fixture.quotas);
-    let SessionCreated::New(first, _) = create().await.unwrap() else { panic!("not new") };
+    let SessionCreated::New { session: first, .. } = create().await.unwrap() else { panic!("not new") };
     assert!(matches!(create().await, Err(Error::AlreadyExists { .. })));
 
     let by_alias = SessionRef::Alias("dev".into());
     assert_eq!(fixture.store.session_get(&fixture.tenant, &by_alias).await.unwrap().unwrap().id, first.id);
     fixture.store.session_close(&fixture.tenant, &by_alias).await.unwrap().unwrap();
     assert!(fixture.store.session_get(&fixture.tenant, &by_alias).await.unwrap().is_none());
-    let SessionCreated::New(second, _) = create().await.unwrap() else { panic!("not new") };
+    let SessionCreated::New { session: second, .. } = create().await.unwrap() else { panic!("not new") };
     assert_ne!(first.id, second.id);
     fixture.end().await;
 }
@@ -140,10 +140,10 @@ async fn ended_session_is_removed_after_its_runs() {
         async || fixture.store.session_list_removable(&worker.id, worker.incarnation, ROOT, 9).await.unwrap();
 
     assert_eq!(removable().await, [session.id]);
-    fixture.store.session_mark_removed(session.id, ROOT).await.unwrap();
+    fixture.store.session_mark_removed(&[session.id], ROOT).await.unwrap();
     assert_eq!(removable().await, [session.id], "the run is still running");
     fixture.commit(run, &worker, &lease).await.unwrap();
-    fixture.store.session_mark_removed(session.id, ROOT).await.unwrap();
+    fixture.store.session_mark_removed(&[session.id], ROOT).await.unwrap();
     assert!(removable().await.is_empty());
     fixture.end().await;
 }
@@ -169,7 +169,7 @@ async fn same_key_returns_same_session() {
         let request = SessionRequest { idempotency: Some(("k", hash)), ..SessionRequest::default() };
         fixture.session_try(request, fixture.quotas)
     };
-    let SessionCreated::New(first, _) = create(b"1").await.unwrap() else { panic!("not new") };
+    let SessionCreated::New { session: first, .. } = create(b"1").await.unwrap() else { panic!("not new") };
     let SessionCreated::Existing(again) = create(b"1").await.unwrap() else { panic!("not existing") };
     assert_eq!(first.id, again.id);
     assert!(matches!(create(b"2").await.unwrap(), SessionCreated::KeyReused));

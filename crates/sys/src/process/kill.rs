@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     path::Path,
 };
 
@@ -40,6 +40,12 @@ impl AsFd for PidFd {
     }
 }
 
+impl AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
 impl PidFd {
     /// Opens the process that has this pid now.
     ///
@@ -47,6 +53,19 @@ impl PidFd {
     /// As `pidfd_open(2)`.
     pub fn open(pid: Pid) -> Result<Self, Errno> {
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).map(Self)
+    }
+
+    /// Its pid in the PID namespace of this process; `None` if it has ended.
+    ///
+    /// # Errors
+    /// As `open(2)` and `read(2)`.
+    pub fn pid(&self) -> Result<Option<Pid>, Errno> {
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let text =
+            fs::read_to_string(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pid:")).ok_or(Errno::BADF)?;
+        // A process that has ended has -1, one of another namespace 0.
+        Ok(line.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw))
     }
 
     /// Kills the process. Succeeds if it has ended.

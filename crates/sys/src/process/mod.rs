@@ -2,30 +2,35 @@
 
 mod kill;
 mod list;
+mod place;
 mod reap;
 mod single_thread;
 mod tree;
 
 use std::{
-    ffi::OsString,
+    ffi::{CStr, OsString},
     os::{fd::AsFd, unix::ffi::OsStringExt},
     path::PathBuf,
 };
 
-use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+use nix::{
+    libc,
+    unistd::{Gid, Uid, setgroups, setresgid, setresuid},
+};
 use rustix::{
     io::Errno,
     process::{DumpableBehavior, Pid, Signal},
 };
 
-use crate::Error;
+use crate::{Error, fd::last_errno};
 
 pub(crate) use kill::parse_pids;
 pub use kill::{PidFd, descendants, is_alive, kill, kill_all_others, signal_process_group};
 pub use list::{ListedProcess, list};
+pub use place::{Place, first_of_namespace, program_name};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
 pub use single_thread::{SingleThread, exec};
-pub use tree::Tree;
+pub use tree::{Tree, TreeRoot};
 
 /// The pid of this process.
 #[must_use]
@@ -123,6 +128,32 @@ pub fn change_user(uid: u32, gid: u32) -> Result<(), Errno> {
 /// As `prctl(PR_SET_DUMPABLE)`.
 pub fn set_not_dumpable() -> Result<(), Errno> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+}
+
+/// Lets this process write its own files in `/proc` again, such as the id maps of a new user namespace.
+///
+/// # Errors
+/// As `prctl(PR_SET_DUMPABLE)`.
+pub fn set_dumpable() -> Result<(), Errno> {
+    rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)
+}
+
+/// Sets the name of this process, as `ps` shows it.
+///
+/// # Errors
+/// As `prctl(PR_SET_NAME)`.
+pub fn set_name(name: &CStr) -> Result<(), Errno> {
+    rustix::thread::set_name(name)
+}
+
+/// Sets the host name in the UTS namespace of this process.
+///
+/// # Errors
+/// As `sethostname(2)`.
+pub fn set_host_name(name: &str) -> Result<(), Errno> {
+    // SAFETY: the pointer and the length are those of the name.
+    let result = unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Makes this process the parent of every orphan among its descendants.

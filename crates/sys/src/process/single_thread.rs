@@ -3,12 +3,13 @@
 use std::{
     ffi::{CStr, CString},
     marker::PhantomData,
+    os::fd::{FromRawFd, OwnedFd, RawFd},
 };
 
 use nix::libc;
 use rustix::{io::Errno, process::Pid};
 
-use super::from_nix;
+use super::{PidFd, from_nix};
 use crate::fd::{close_range, last_errno};
 
 /// Proof that this process has one thread and no descriptors except stdin, stdout, stderr and those
@@ -44,6 +45,33 @@ impl SingleThread {
         match unsafe { libc::fork() } {
             0 => exit_immediately(child()),
             pid if pid > 0 => Pid::from_raw(pid).ok_or(Errno::INVAL),
+            _ => Err(last_errno()),
+        }
+    }
+
+    /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1.
+    ///
+    /// # Errors
+    /// As `clone3(2)`.
+    pub fn fork_isolated(&self, child: impl FnOnce() -> i32) -> Result<(Pid, PidFd), Errno> {
+        let namespaces = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+        let mut pidfd: RawFd = -1;
+        // SAFETY: all fields are numbers, for which zero is valid and means nothing.
+        let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+        arguments.flags = u64::from((namespaces | libc::CLONE_PIDFD).cast_unsigned());
+        arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
+        arguments.pidfd = (&raw mut pidfd).expose_provenance() as u64;
+        // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call.
+        // Without a stack and without CLONE_VM this is a fork; there is no other thread that could
+        // hold a lock which the child would wait for.
+        match unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of_val(&arguments)) } {
+            0 => exit_immediately(child()),
+            pid if pid > 0 => {
+                // SAFETY: CLONE_PIDFD has just created this descriptor; nothing else owns it.
+                let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+                Ok((pid, pidfd.into()))
+            }
             _ => Err(last_errno()),
         }
     }

@@ -14,7 +14,16 @@ pub(super) const MEMORY: [&str; 3] = ["RssAnon:", "RssShmem:", "VmSwap:"];
 /// The unit of CPU time in `/proc` (`USER_HZ`), the same on all architectures that we support.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// The descendants of a process at one moment. Processes that start or end meanwhile may be missing.
+/// Where a tree of processes begins.
+#[derive(Debug, Clone, Copy)]
+pub enum TreeRoot {
+    /// With the children of this process, which does not count itself.
+    Parent(Pid),
+    /// With this process.
+    First(Pid),
+}
+
+/// The processes of a tree at one moment. Processes that start or end meanwhile may be missing.
 #[derive(Debug, Default)]
 pub struct Tree {
     /// Number of processes and threads.
@@ -29,12 +38,16 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Reads the tree below a process. Stops as soon as it has more than `max_tasks` tasks.
+    /// Reads a tree. Stops as soon as it has more than `max_tasks` tasks.
     ///
     /// # Errors
     /// The kernel does not list children (it needs `CONFIG_PROC_CHILDREN`), or the process has ended.
-    pub fn below(root: Pid, max_tasks: u64) -> Result<Self, Error> {
-        let mut tree = Self { processes: children(root)?, ..Self::default() };
+    pub fn read(root: TreeRoot, max_tasks: u64) -> Result<Self, Error> {
+        let processes = match root {
+            TreeRoot::Parent(pid) => children(pid)?,
+            TreeRoot::First(pid) => vec![pid],
+        };
+        let mut tree = Self { processes, ..Self::default() };
         let mut next = 0;
         // A parent is read before its children, so that none of their CPU time counts twice.
         while let Some(&pid) = tree.processes.get(next) {
@@ -122,7 +135,7 @@ mod tests {
         }
 
         fn tree(&self, max_tasks: u64) -> Tree {
-            Tree::below(Pid::from_child(&self.0), max_tasks).unwrap()
+            Tree::read(TreeRoot::Parent(Pid::from_child(&self.0)), max_tasks).unwrap()
         }
     }
 

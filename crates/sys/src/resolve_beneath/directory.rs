@@ -6,11 +6,11 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags},
+    fs::{CWD, Mode, OFlags, ResolveFlags},
     io::Errno,
 };
 
-use super::{BENEATH, openat2};
+use super::{BENEATH, BENEATH_ON_ONE_MOUNT, openat2};
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
@@ -32,6 +32,16 @@ pub fn open_directory_beneath(root: impl AsFd, path: &str) -> Result<OwnedFd, Er
         Err(Errno::NOSYS) => walk_beneath(root, path),
         result => result,
     }
+}
+
+/// Opens a directory below another one, on the same mount and not through any symlink.
+///
+/// # Errors
+/// `ELOOP` if a component is a symlink, else as `openat2(2)`.
+pub fn open_directory_without_symlinks(directory: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let resolve = BENEATH_ON_ONE_MOUNT | ResolveFlags::NO_SYMLINKS;
+    openat2(directory, path, DIRECTORY, Mode::empty(), resolve)
 }
 
 /// Fallback for kernels without `openat2`: opens one component at a time and refuses every symlink.
@@ -67,6 +77,12 @@ mod tests {
         for outside in ["..", "a/../..", "/", "out", "out/tmp"] {
             assert_eq!(open_directory_beneath(&root, outside).unwrap_err(), Errno::XDEV, "{outside}");
         }
+        for (path, errno) in
+            [("in", Errno::LOOP), ("out/tmp", Errno::LOOP), ("..", Errno::XDEV), ("x", Errno::NOENT)]
+        {
+            assert_eq!(open_directory_without_symlinks(&root, Path::new(path)).unwrap_err(), errno, "{path}");
+        }
+        assert!(open_directory_without_symlinks(&root, Path::new("a/b")).is_ok());
         assert_eq!(open_directory_beneath(&root, "absent").unwrap_err(), Errno::NOENT);
         let walk = |path: &str| walk_beneath(&root, Path::new(path));
         assert!(walk(".").is_ok() && walk("a/b").is_ok());

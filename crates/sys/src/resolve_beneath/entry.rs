@@ -3,7 +3,10 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
-    os::{fd::OwnedFd, unix::ffi::OsStringExt},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStringExt,
+    },
     path::{Path, PathBuf},
 };
 
@@ -108,6 +111,12 @@ impl Entry {
     pub fn link_target(&self) -> Result<OsString, Errno> {
         let target = rustix::fs::readlinkat(&self.fd, "", Vec::new())?;
         Ok(OsString::from_vec(target.into_bytes()))
+    }
+}
+
+impl AsFd for Entry {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

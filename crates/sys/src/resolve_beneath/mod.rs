@@ -21,7 +21,7 @@ use rustix::{
     io::Errno,
 };
 
-pub use directory::{open_directory, open_directory_beneath};
+pub use directory::{open_directory, open_directory_beneath, open_directory_without_symlinks};
 pub use entry::{Entry, ResolvedPath};
 pub use walk::{FinalSymlink, Root};
 

@@ -11,6 +11,7 @@ use super::Metrics;
 pub(crate) struct EscapeMetrics {
     indicators: Counter<u64>,
     alerts: Counter<u64>,
+    suspicious: Counter<u64>,
 }
 
 impl EscapeMetrics {
@@ -25,11 +26,19 @@ impl EscapeMetrics {
                 "codelia_alerts",
                 "Alerts for the webhook that were sent, or dropped after all attempts",
             ),
+            suspicious: counter(
+                "codelia_suspicious_operations",
+                "Runs whose logged signals or file operations have a suspicious pattern",
+            ),
         }
     }
 
     pub(crate) fn add_indicators(&self, count: u64, kind: &'static str, severity: &'static str) {
         self.indicators.add(count, &[KeyValue::new("type", kind), KeyValue::new("severity", severity)]);
+    }
+
+    pub(crate) fn add_suspicious(&self, count: u64, pattern: &'static str) {
+        self.suspicious.add(count, &[KeyValue::new("pattern", pattern)]);
     }
 
     pub(crate) fn add_alerts(&self, count: u64, result: &'static str) {
@@ -41,6 +50,11 @@ impl Metrics {
     /// Counts a sign that a command tries to leave its sandbox.
     pub fn escape_indicator(&self, kind: &'static str, severity: &'static str) {
         self.escape.add_indicators(1, kind, severity);
+    }
+
+    /// Counts a run with a suspicious pattern in what was logged of it.
+    pub fn suspicious_operations(&self, pattern: &'static str) {
+        self.escape.add_suspicious(1, pattern);
     }
 
     /// Counts an alert that was sent or given up.

@@ -63,6 +63,7 @@ impl Egress {
             host,
             port,
             path: String::new(),
+            reader: Default::default(),
             timeout: self.config.ask_timeout,
         };
         match self.store.approval_request(&request).await {

@@ -1,21 +1,10 @@
 //! The file calls with one request and one response. All functions block.
 
-use std::{
-    collections::BinaryHeap,
-    ffi::{OsStr, OsString},
-    fs::File,
-    os::{
-        fd::OwnedFd,
-        unix::ffi::{OsStrExt, OsStringExt},
-    },
-    path::Path,
-};
+use std::{os::fd::OwnedFd, path::Path};
 
 use codelia_policy::FileAccess;
 use codelia_proto::{
-    internal::v1::{
-        CallFileResponse, FileRefusalReason as Reason, ListedDirectory, NamedFile, call_file_request::Call,
-    },
+    internal::v1::{CallFileResponse, FileRefusalReason as Reason, NamedFile, call_file_request::Call},
     v1,
 };
 use codelia_sys::{
@@ -24,12 +13,13 @@ use codelia_sys::{
 };
 use memchr::memmem::Finder;
 use rustix::fs::{
-    Access, AtFlags, Dir, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
+    Access, AtFlags, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
 };
 use uuid::Uuid;
 
 use super::{
     error::FileError,
+    listing,
     upload::{Upload, WriteOptions, read_at},
     workspace::{Workspace, describe},
 };
@@ -44,7 +34,7 @@ const DIRECTORY_MODE: Mode =
 pub(crate) fn call(workspace: &Workspace, call: Call) -> Result<CallFileResponse, FileError> {
     match call {
         Call::StatFile(request) => stat(workspace, &request).map(one).map_err(FileError::at("path")),
-        Call::ListFiles(request) => list(workspace, &request).map_err(FileError::at("path")),
+        Call::ListFiles(request) => listing::list(workspace, &request).map_err(FileError::at("path")),
         Call::MakeDirectory(request) => {
             make_directory(workspace, &request).map(one).map_err(FileError::at("path"))
         }
@@ -70,68 +60,25 @@ fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File
     })
 }
 
-/// Lists a page of a directory. Memory use does not depend on the size of the directory.
-fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, FileError> {
-    workspace.as_session(|| {
-        let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
-        if entry.kind() != FileType::Directory {
-            return Err(Reason::NoDirectory.into());
-        }
-        let directory = entry.open()?;
-        let max = usize::try_from(request.limit).unwrap_or(0);
-        let visible = |name: &OsStr| workspace.may_see(&target.path.join(name));
-        let may_continue = || workspace.check_deadline();
-        let names = first_names(&directory, OsStr::from_bytes(&request.after), max, visible, may_continue)?;
-        let mut files = Vec::with_capacity(names.len());
-        for name in names {
-            workspace.check_deadline()?;
-            // Skips what was removed meanwhile.
-            if let Some(found) = entry.lookup(&name)? {
-                let file = Some(describe(&target.path.join(&name), &found)?);
-                files.push(NamedFile { file_name: name.into_vec(), file });
-            }
-        }
-        Ok(CallFileResponse { files, ..CallFileResponse::default() })
-    })
-}
-
-/// The first `max` names after `after`, in order.
-fn first_names(
-    directory: &File,
-    after: &OsStr,
-    max: usize,
-    visible: impl Fn(&OsStr) -> bool,
-    may_continue: impl Fn() -> Result<(), FileError>,
-) -> Result<Vec<OsString>, FileError> {
-    let mut first = BinaryHeap::with_capacity(max.min(1024));
-    for entry in Dir::read_from(directory)? {
-        may_continue()?;
-        let entry = entry?;
-        let name = OsStr::from_bytes(entry.file_name().to_bytes());
-        if name == "." || name == ".." || name <= after || !visible(name) {
-            continue;
-        }
-        first.push(name.to_owned());
-        if first.len() > max {
-            first.pop();
-        }
-    }
-    Ok(first.into_sorted_vec())
-}
-
 fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> Result<v1::File, FileError> {
     workspace.as_session(|| {
         if request.parents {
-            for ancestor in Path::new(&request.path).ancestors().collect::<Vec<_>>().into_iter().rev() {
-                workspace.check_deadline()?;
-                make_one(workspace, ancestor, true)?;
-            }
+            make_all(workspace, Path::new(&request.path))?;
         } else {
             make_one(workspace, Path::new(&request.path), false)?;
         }
         let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         describe(&target.path, &entry)
     })
+}
+
+/// Creates a directory and those above it, as far as they are missing. Call it as the session.
+pub(super) fn make_all(workspace: &Workspace, path: &Path) -> Result<(), FileError> {
+    for ancestor in path.ancestors().collect::<Vec<_>>().into_iter().rev() {
+        workspace.check_deadline()?;
+        make_one(workspace, ancestor, true)?;
+    }
+    Ok(())
 }
 
 fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), FileError> {
@@ -316,20 +263,5 @@ mod tests {
         let all = request("x", &"y".repeat(1 << 20), true);
         let edit = Edit::new(vec![b'x'; 3000], &all).unwrap();
         assert_eq!((edit.count, edit.result_bytes), (3000, 3000 << 20));
-    }
-
-    #[test]
-    fn names_are_sorted_and_limited() {
-        let temp = tempfile::tempdir().unwrap();
-        for name in ["c", "a", "d", "b", "hidden"] {
-            std::fs::write(temp.path().join(name), "").unwrap();
-        }
-        let directory = File::open(temp.path()).unwrap();
-        let names = |after: &str, max| {
-            first_names(&directory, OsStr::new(after), max, |name| name != "hidden", || Ok(())).unwrap()
-        };
-        assert_eq!(names("", 2), ["a", "b"]);
-        assert_eq!(names("b", 9), ["c", "d"]);
-        assert!(names("", 0).is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! Errors of file calls, and how they are sent to the api.
 
 use codelia_policy::FileDenied;
-use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Reason};
+use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Reason, ImportProgress};
 use codelia_sys::{Errno, resolve_beneath::ResolveError};
 use prost::Message;
 use tonic::{Code, Status};
@@ -14,11 +14,13 @@ pub(crate) struct FileError {
     field: &'static str,
     /// The rule of the policy that forbids it.
     rule: &'static str,
+    /// How far an import got.
+    import: Option<ImportProgress>,
 }
 
 impl From<Reason> for FileError {
     fn from(reason: Reason) -> Self {
-        Self { reason, field: "", rule: "" }
+        Self { reason, field: "", rule: "", import: None }
     }
 }
 
@@ -72,12 +74,18 @@ impl FileError {
     pub(crate) fn at(field: &'static str) -> impl Fn(Self) -> Self {
         move |error| Self { field, ..error }
     }
+
+    /// Adds how far an import got.
+    pub(crate) fn after(self, import: ImportProgress) -> Self {
+        Self { import: Some(import), ..self }
+    }
 }
 
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
-        let FileError { reason, field, rule } = error;
-        let details = FileRefusal { reason: reason.into(), field: field.to_owned(), rule: rule.to_owned() };
+        let FileError { reason, field, rule, import } = error;
+        let (field, rule) = (field.to_owned(), rule.to_owned());
+        let details = FileRefusal { reason: reason.into(), field, rule, import };
         Status::with_details(Code::FailedPrecondition, reason.as_str_name(), details.encode_to_vec().into())
     }
 }

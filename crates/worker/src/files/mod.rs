@@ -3,33 +3,41 @@
 //! Each call names the lease under which it was sent. File work runs outside the async runtime,
 //! piece by piece, so that a slow caller holds no thread.
 
+mod archive;
 mod calls;
 mod error;
 mod limiter;
+mod listing;
 mod upload;
 mod workspace;
 
-use std::{fs::File, pin::Pin, sync::Arc, time::Duration};
+use std::{fs::File, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use codelia_proto::{
     internal::v1::{
-        CallFileRequest, CallFileResponse, FileRefusalReason as Reason, HeldSession, ReadFileRequest,
-        ReadFileResponse, WriteFileRequest, WriteFileResponse, worker_file_service_server::WorkerFileService,
+        CallFileRequest, CallFileResponse, DecideChangesRequest, DecideChangesResponse, ExportFilesRequest,
+        ExportFilesResponse, FileRefusalReason as Reason, HeldSession, ImportFilesRequest,
+        ImportFilesResponse, ReadFileRequest, ReadFileResponse, WriteFileRequest, WriteFileResponse,
+        call_file_request::Call, import_files_request, worker_file_service_server::WorkerFileService,
         write_file_request::Kind,
     },
     v1::{self, read_file_response},
 };
+use codelia_store::ChangesDecision;
+use codelia_types::LeaseEpoch;
 use futures::{Stream, TryStreamExt, stream};
 use tokio::{task::spawn_blocking, time::timeout};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{
+    archive::{ArchivePermits, Export, Import},
     error::FileError,
     limiter::{CallLimiter, CallPermit},
     upload::{Upload, WriteOptions, read_at},
-    workspace::{Workspace, describe},
+    workspace::{Use, Workspace, describe},
 };
+use crate::run::held::{Decider, NotDecided};
 
 pub(crate) use self::workspace::Workspaces;
 
@@ -42,47 +50,76 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct FileService {
     workspaces: Workspaces,
+    decider: Arc<Decider>,
     limiter: Arc<CallLimiter>,
 }
 
 impl FileService {
-    pub(crate) fn new(workspaces: Workspaces) -> Self {
-        Self { workspaces, limiter: Arc::default() }
+    pub(crate) fn new(workspaces: Workspaces, decider: Arc<Decider>) -> Self {
+        Self { workspaces, decider, limiter: Arc::default() }
     }
 
     /// Admits a call and opens its workspace.
-    async fn open(&self, requested: Option<HeldSession>) -> Result<Workspace, FileError> {
+    async fn open(&self, requested: Option<HeldSession>, use_of_files: Use) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
-        let use_of_workspace = self.workspaces.enter(&requested).await?;
+        let use_of_workspace = self.workspaces.enter(&requested, use_of_files).await?;
         let workspaces = self.workspaces.clone();
         blocking(move || workspaces.open(&requested, permit, use_of_workspace)).await
     }
 
+    /// Decides about the changes that a session holds.
+    async fn decide(&self, request: DecideChangesRequest) -> Result<(), FileError> {
+        let HeldSession { session_id, lease_epoch, .. } = request.session.ok_or(Reason::NotHeld)?;
+        let key = request.key_id.parse().map_err(|_| Reason::Impossible)?;
+        let decision = ChangesDecision {
+            session: session_id.parse().map_err(|_| Reason::NotHeld)?,
+            run: request.run_id.parse().map_err(|_| Reason::Impossible)?,
+            apply: request.apply,
+            key: Some(key),
+        };
+        self.decider.decide(decision, LeaseEpoch(lease_epoch)).await.map_err(|error| {
+            match error {
+                NotDecided::NotHeld => Reason::NotHeld,
+                NotDecided::Busy => Reason::SessionBusy,
+                NotDecided::Unknown => Reason::Failed,
+            }
+            .into()
+        })
+    }
+
     async fn call(&self, request: CallFileRequest) -> Result<CallFileResponse, FileError> {
-        let workspace = self.open(request.session).await?;
         let call = request.call.ok_or(Reason::Impossible)?;
+        let use_of_files = match call {
+            Call::StatFile(_) | Call::ListFiles(_) => Use::Read,
+            Call::MakeDirectory(_)
+            | Call::MoveFile(_)
+            | Call::CopyFile(_)
+            | Call::RemoveFile(_)
+            | Call::EditFile(_) => Use::Change,
+        };
+        let workspace = self.open(request.session, use_of_files).await?;
         blocking(move || calls::call(&workspace, call)).await
     }
 
     async fn read(&self, request: ReadFileRequest) -> Result<FileRead, FileError> {
-        let workspace = self.open(request.session).await?;
+        let workspace = self.open(request.session, Use::Read).await?;
         let request = request.request.ok_or(Reason::Impossible)?;
         let read = blocking(move || FileRead::open(workspace, &request)).await;
         read.map_err(FileError::at("path"))
     }
 
     async fn write(&self, mut requests: Streaming<WriteFileRequest>) -> Result<v1::File, FileError> {
-        let Some(Kind::Open(opened)) = next(&mut requests).await? else {
+        let Some(Kind::Open(opened)) = next(&mut requests).await?.and_then(|message| message.kind) else {
             return Err(Reason::Impossible.into());
         };
-        let workspace = self.open(opened.session).await?;
+        let workspace = self.open(opened.session, Use::Change).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let workspace = Arc::new(workspace);
         let mut upload = begin(&workspace, open).await.map_err(FileError::at("open.path"))?;
         loop {
             let shared = workspace.clone();
-            match next(&mut requests).await? {
+            match next(&mut requests).await?.and_then(|message| message.kind) {
                 Some(Kind::Data(data)) => {
                     upload = append(shared, upload, data).await.map_err(FileError::at("data"))?
                 }
@@ -96,6 +133,61 @@ impl FileService {
             }
         }
     }
+
+    /// Admits an archive and opens its workspace.
+    async fn open_archive(
+        &self,
+        requested: Option<HeldSession>,
+        use_of_files: Use,
+    ) -> Result<(Workspace, ArchivePermits), FileError> {
+        let tenant = requested.as_ref().map(|session| session.tenant_id.clone()).unwrap_or_default();
+        let workspace = self.open(requested, use_of_files).await?;
+        Ok((workspace, ArchivePermits::acquire(&self.limiter, &tenant)?))
+    }
+
+    async fn export(&self, request: ExportFilesRequest) -> Result<Export, FileError> {
+        let (workspace, permits) = self.open_archive(request.session, Use::Read).await?;
+        let request = request.request.ok_or(Reason::Impossible)?;
+        let export = blocking(move || Export::begin(workspace, permits, &request)).await;
+        export.map_err(FileError::at("path"))
+    }
+
+    async fn import(
+        &self,
+        mut requests: Streaming<ImportFilesRequest>,
+    ) -> Result<v1::ImportFilesResponse, FileError> {
+        use import_files_request::Kind;
+        let Some(Kind::Open(opened)) = next(&mut requests).await?.and_then(|message| message.kind) else {
+            return Err(Reason::Impossible.into());
+        };
+        let (workspace, permits) = self.open_archive(opened.session, Use::Change).await?;
+        let open = opened.open.ok_or(Reason::Impossible)?;
+        let begun = blocking(move || Import::begin(workspace, permits, &open)).await;
+        let mut import = begun.map_err(FileError::at("open.path"))?;
+        loop {
+            match next(&mut requests).await?.and_then(|message| message.kind) {
+                Some(Kind::Data(data)) => {
+                    let appended = blocking(move || import.append(&data).map(|()| import)).await;
+                    import = appended.map_err(FileError::at("data"))?;
+                }
+                Some(Kind::Finish(_)) => {
+                    return blocking(move || import.finish()).await.map_err(FileError::at("data"));
+                }
+                // The caller left.
+                Some(Kind::Open(_)) | None => return Err(Reason::Impossible.into()),
+            }
+        }
+    }
+}
+
+fn export_stream(export: Export) -> impl Stream<Item = Result<ExportFilesResponse, Status>> + Send {
+    stream::try_unfold(export, |mut export| async move {
+        let (next, export) = blocking(move || export.next().map(|next| (next, export))).await?;
+        let Some(kind) = next else { return Ok(None) };
+        let response = v1::ExportFilesResponse { kind: Some(kind) };
+        Ok(Some((ExportFilesResponse { response: Some(response) }, export)))
+    })
+    .map_err(|error: FileError| error.into())
 }
 
 async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Upload, FileError> {
@@ -103,7 +195,12 @@ async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Up
     blocking(move || {
         let mode = open.mode.map(i32::cast_unsigned);
         let options = WriteOptions { mode, replace: !open.create_only, etag: open.etag };
-        shared.as_session(|| Upload::begin(&shared, &open.path, options))
+        shared.as_session(|| {
+            if open.create_parents {
+                calls::make_all(&shared, Path::new(&open.path).parent().unwrap_or(Path::new("")))?;
+            }
+            Upload::begin(&shared, &open.path, options)
+        })
     })
     .await
 }
@@ -113,10 +210,10 @@ async fn append(workspace: Arc<Workspace>, mut upload: Upload, data: Bytes) -> R
 }
 
 /// The next message; `None` at the end or when the caller left.
-async fn next(requests: &mut Streaming<WriteFileRequest>) -> Result<Option<Kind>, FileError> {
+async fn next<T>(requests: &mut Streaming<T>) -> Result<Option<T>, FileError> {
     match timeout(STALL_TIMEOUT, requests.message()).await {
         Err(_) => Err(Reason::Stalled.into()),
-        Ok(message) => Ok(message.ok().flatten().and_then(|message| message.kind)),
+        Ok(message) => Ok(message.ok().flatten()),
     }
 }
 
@@ -171,6 +268,7 @@ impl FileRead {
 #[tonic::async_trait]
 impl WorkerFileService for FileService {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<ReadFileResponse, Status>> + Send>>;
+    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<ExportFilesResponse, Status>> + Send>>;
 
     async fn call_file(
         &self,
@@ -194,6 +292,30 @@ impl WorkerFileService for FileService {
         let file = self.write(request.into_inner()).await?;
         let response = v1::WriteFileResponse { file: Some(file) };
         Ok(Response::new(WriteFileResponse { response: Some(response) }))
+    }
+
+    async fn decide_changes(
+        &self,
+        request: Request<DecideChangesRequest>,
+    ) -> Result<Response<DecideChangesResponse>, Status> {
+        self.decide(request.into_inner()).await?;
+        Ok(Response::new(DecideChangesResponse {}))
+    }
+
+    async fn export_files(
+        &self,
+        request: Request<ExportFilesRequest>,
+    ) -> Result<Response<Self::ExportFilesStream>, Status> {
+        let export = self.export(request.into_inner()).await?;
+        Ok(Response::new(Box::pin(export_stream(export))))
+    }
+
+    async fn import_files(
+        &self,
+        request: Request<Streaming<ImportFilesRequest>>,
+    ) -> Result<Response<ImportFilesResponse>, Status> {
+        let response = self.import(request.into_inner()).await?;
+        Ok(Response::new(ImportFilesResponse { response: Some(response) }))
     }
 }
 

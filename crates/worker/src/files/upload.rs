@@ -10,6 +10,7 @@ use std::{
         unix::fs::{FileExt, PermissionsExt},
     },
     path::Path,
+    time::SystemTime,
 };
 
 use codelia_policy::FileAccess;
@@ -59,7 +60,11 @@ pub(crate) struct Upload {
 impl Upload {
     /// Begins to write the file at a path. Call it as the session.
     pub(crate) fn begin(workspace: &Workspace, path: &str, options: WriteOptions) -> Result<Self, FileError> {
-        let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
+        Self::begin_at(workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?, options)
+    }
+
+    /// Begins to write the file that a path was resolved to. Call it as the session.
+    pub(crate) fn begin_at(target: ResolvedPath, options: WriteOptions) -> Result<Self, FileError> {
         target.entry.as_ref().map_or(Ok(()), check_regular)?;
         let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode));
         let file = target.create_unnamed_file()?;
@@ -94,6 +99,11 @@ impl Upload {
                 return Ok(());
             }
         }
+    }
+
+    /// Sets the time of the last modification.
+    pub(crate) fn set_modified(&self, time: SystemTime) -> Result<(), FileError> {
+        Ok(self.file.set_modified(time)?)
     }
 
     /// Gives the file its name atomically.

@@ -37,6 +37,13 @@ use crate::{
 /// How long a file call waits for a transactional run.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
+/// What a call does with files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Change,
+}
+
 /// Opens the workspaces of the sessions that this worker holds.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspaces {
@@ -68,12 +75,21 @@ pub(crate) struct Workspace {
 }
 
 impl Workspaces {
-    /// Waits until no transactional run is alone in the session.
-    pub(crate) async fn enter(&self, requested: &HeldSession) -> Result<OwnedRwLockReadGuard<()>, FileError> {
+    /// Waits until no transactional run is alone in the session. While it holds changes, its files may
+    /// only be read.
+    pub(crate) async fn enter(
+        &self,
+        requested: &HeldSession,
+        use_of_files: Use,
+    ) -> Result<OwnedRwLockReadGuard<()>, FileError> {
         let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
         let lock = self.sessions.workspace(session);
         let limit = self.call_timeout.min(MAX_WAIT);
-        timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy.into())
+        let entered = timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy)?;
+        if use_of_files == Use::Change && self.sessions.hold(session).is_some() {
+            return Err(Reason::HoldsChanges.into());
+        }
+        Ok(entered)
     }
 
     /// Opens a workspace, if its session is held under the lease that the caller names.
@@ -133,8 +149,13 @@ impl Workspace {
         access: FileAccess,
     ) -> Result<ResolvedPath, FileError> {
         let resolved = self.root.resolve(Path::new(path), final_symlink)?;
-        self.policy.check_file(access, &Path::new(WORKSPACE).join(&resolved.path))?;
+        self.check_policy(access, &resolved.path)?;
         Ok(resolved)
+    }
+
+    /// Checks the policy for a path in the workspace that has no links in it.
+    pub(crate) fn check_policy(&self, access: FileAccess, path: &Path) -> Result<(), FileError> {
+        Ok(self.policy.check_file(access, &Path::new(WORKSPACE).join(path))?)
     }
 
     /// Resolves a path that must exist.
@@ -158,7 +179,7 @@ impl Workspace {
 
     /// Whether a path in the workspace may appear in a listing.
     pub(crate) fn may_see(&self, path: &Path) -> bool {
-        self.policy.check_file(FileAccess::Read, &Path::new(WORKSPACE).join(path)).is_ok()
+        self.check_policy(FileAccess::Read, path).is_ok()
     }
 
     /// A directory for entries that are about to be removed or put in place atomically. It is on
@@ -167,14 +188,24 @@ impl Workspace {
         self.held.root.trash()
     }
 
+    /// A directory for imports that are not complete. It is next to the workspace, out of reach of
+    /// commands, and emptied when a worker takes the session.
+    pub(crate) fn imports(&self) -> PathBuf {
+        self.held.root.imports(self.session)
+    }
+
     /// Creates a directory of the session's user in the trash.
     pub(crate) fn create_in_trash(&self, name: &str) -> Result<OwnedFd, FileError> {
-        let path = self.trash().join(name);
-        DirBuilder::new().mode(0o700).create(&path)?;
+        self.create_private(&self.trash().join(name))
+    }
+
+    /// Creates a directory of the session's user.
+    pub(crate) fn create_private(&self, path: &Path) -> Result<OwnedFd, FileError> {
+        DirBuilder::new().mode(0o700).create(path)?;
         if let Some(Ids { uid, gid }) = self.user {
-            lchown(&path, Some(uid), Some(gid))?;
+            lchown(path, Some(uid), Some(gid))?;
         }
-        Ok(open_directory(&path)?)
+        Ok(open_directory(path)?)
     }
 }
 

@@ -3,21 +3,26 @@
 use std::{collections::HashSet, io, sync::Arc};
 
 use codelia_policy::Ids;
-use codelia_store::{Error, Lease, ReleaseOutcome, Store};
+use codelia_store::{ChangesDecision, Error, HeldChanges, Lease, ReleaseOutcome, Store};
 use codelia_telemetry::metrics;
-use codelia_types::{LeaseEpoch, LostReason, SessionId};
+use codelia_types::{ChangesState, LeaseEpoch, LostReason, RunId, SessionId};
 use futures::{TryStreamExt, stream};
+use tokio::time::Instant;
 
 use crate::{
+    canary, fault,
     lease::{
         drain_state::DrainState,
-        sessions::{Holding, Sessions},
+        sessions::{Hold, Holding, Sessions},
         worker_lease::{LeaseHandle, WorkerLease},
     },
     run::registry::RunRegistry,
     sandbox::spare_maker::SpareMaker,
     wakeups::Wakeups,
-    workspace::root::{RootError, SessionRoot},
+    workspace::{
+        root::{RootError, SessionRoot},
+        transaction::Transaction,
+    },
 };
 
 /// Sessions that are released concurrently.
@@ -38,8 +43,8 @@ pub(crate) struct SessionLeases {
 
 impl SessionLeases {
     /// Acquires a session if possible and prepares for its first run. Returns the epoch if the
-    /// worker holds the session now.
-    pub(crate) async fn acquire(&self, id: SessionId) -> Result<Option<LeaseEpoch>, Error> {
+    /// worker holds the session now. `is_new` says that probably nobody has held the session yet.
+    pub(crate) async fn acquire(&self, id: SessionId, is_new: bool) -> Result<Option<LeaseEpoch>, Error> {
         let current = self.lease.current();
         if let Holding::Held { epoch, closing: false } = self.sessions.holding(id) {
             // It is offered because it has queued runs, such as one that waited for an approval.
@@ -50,7 +55,7 @@ impl SessionLeases {
         if self.drain.is_draining() || !current.is_live() || !self.sessions.begin_acquire(id) {
             return Ok(None);
         }
-        let answer = self.store.lease_acquire(id, self.lease.worker(), current.incarnation).await;
+        let answer = self.acquire_in_store(id, &current, is_new).await;
         let Ok(Some(lease)) = answer else {
             // A failed call may still have been stored; the poll finds out.
             if answer.is_err() {
@@ -68,11 +73,24 @@ impl SessionLeases {
         self.open(&current, lease).await
     }
 
+    async fn acquire_in_store(
+        &self,
+        id: SessionId,
+        current: &WorkerLease,
+        is_new: bool,
+    ) -> Result<Option<Lease>, Error> {
+        let (worker, incarnation) = (self.lease.worker(), current.incarnation);
+        if is_new && let Some(lease) = self.store.lease_acquire_first(id, worker, incarnation).await? {
+            return Ok(Some(lease));
+        }
+        self.store.lease_acquire(id, worker, incarnation).await
+    }
+
     /// Opens the directory of a session whose lease was just acquired.
     async fn open(&self, current: &WorkerLease, lease: Lease) -> Result<Option<LeaseEpoch>, Error> {
         let (id, epoch) = (lease.session, lease.token.epoch);
-        let opened = match self.finish_transactions(id).await {
-            Ok(()) => self.directory(&lease).await,
+        let opened = match self.finish_transactions(&lease).await {
+            Ok(hold) => self.directory(&lease).await.map(|ids| ids.map(|ids| (ids, hold))),
             Err(error) => Err(error),
         };
         match opened {
@@ -89,10 +107,13 @@ impl SessionLeases {
                 self.sessions.forget(id);
                 Ok(None)
             }
-            Ok(Some(ids)) => {
-                self.sessions.acquired(lease, ids);
+            Ok(Some((ids, hold))) => {
+                let has_queue = lease.has_queue;
+                self.sessions.acquired(lease, ids, hold);
                 self.spares.refill(id);
-                self.wakeups.poll.notify_one();
+                if has_queue {
+                    self.wakeups.poll.notify_one();
+                }
                 Ok(Some(epoch))
             }
             Err(error) => {
@@ -149,38 +170,84 @@ impl SessionLeases {
     }
 
     /// Finishes the transactional runs that an earlier holder of the session did not: applies changes
-    /// whose run is committed, drops all others. Their row cannot change any more: this worker has
-    /// taken the lease.
-    async fn finish_transactions(&self, id: SessionId) -> Result<(), RootError> {
-        let root = self.root.clone();
+    /// whose row says so and drops all others, except those that wait for a decision. Their row cannot
+    /// change any more: this worker has taken the lease.
+    async fn finish_transactions(&self, lease: &Lease) -> Result<Option<Hold>, RootError> {
+        let (id, root) = (lease.session, self.root.clone());
         let found = file_work(move || root.transactions(id)).await?;
+        let mut hold = None;
         for transaction in found {
-            let prepared = transaction.is_prepared().map_err(RootError::interrupted)?;
-            let is_applied = if prepared {
-                let read = self.store.run_changes_applied_any_tenant(transaction.run, transaction.epoch);
-                read.await.map_err(|error| RootError::interrupted(io::Error::other(error)))? == Some(true)
-            } else {
-                false
-            };
+            let state = self.decided(lease, &transaction).await?;
+            if let (ChangesState::Held, Some(held)) = (state, lease.held) {
+                tracing::info!(session = %id, run = %transaction.run, "changes wait for a decision");
+                hold =
+                    Some(Hold { run: held.run, epoch: held.epoch, until: Instant::now() + held.remaining });
+                continue;
+            }
+            let is_applied = state == ChangesState::Applied;
             tracing::info!(session = %id, run = %transaction.run, is_applied, "finishing transactional run");
             let root = self.root.clone();
+            fault::point("recover");
             file_work(move || root.finish_transaction(&transaction, is_applied)).await?;
+            fault::point("recovered");
         }
-        Ok(())
+        if let (Some(held), None) = (lease.held, hold) {
+            // They expired, or are on a root that is gone.
+            self.drop_held(lease, held.run).await?;
+        }
+        Ok(hold)
+    }
+
+    /// What is to become of changes that an earlier holder left.
+    async fn decided(&self, lease: &Lease, found: &Transaction) -> Result<ChangesState, RootError> {
+        if !found.is_prepared().map_err(RootError::interrupted)? {
+            return Ok(ChangesState::Dropped);
+        }
+        let is_held = |held: &HeldChanges| (held.run, held.epoch) == (found.run, found.epoch);
+        if let Some(held) = lease.held.as_ref().filter(|held| is_held(held)) {
+            if !held.remaining.is_zero() {
+                return Ok(ChangesState::Held);
+            }
+            return self.drop_held(lease, held.run).await;
+        }
+        let read = self.store.run_changes_state_any_tenant(found.run, found.epoch).await;
+        match read.map_err(unknown)? {
+            Some(ChangesState::Applied) => Ok(ChangesState::Applied),
+            // Without its row in the table of held changes nobody can decide about them any more.
+            Some(ChangesState::Dropped | ChangesState::Held) | None => Ok(ChangesState::Dropped),
+        }
+    }
+
+    /// Records that held changes are dropped, and returns what became of them.
+    async fn drop_held(&self, lease: &Lease, run: RunId) -> Result<ChangesState, RootError> {
+        let decision = ChangesDecision { session: lease.session, run, apply: false, key: None };
+        let decided = self.store.changes_decide(decision, &lease.token).await.map_err(unknown)?;
+        Ok(decided.unwrap_or(ChangesState::Dropped))
     }
 
     /// Creates a session's directory if needed and returns its owner; `None` if the session had
     /// files and they are lost.
     async fn directory(&self, lease: &Lease) -> Result<Option<Ids>, RootError> {
         let (root, id, has_files) = (self.root.clone(), lease.session, lease.has_files);
+        let canaries = self.spares.backends.canaries().filter(|_| canary::has_canaries(lease.spec.mode));
+        let (canaries, sessions) = (canaries.cloned(), self.sessions.clone());
         let open = move || {
             if has_files && !root.has_session(id)? {
                 return Ok(None);
             }
-            root.create_session(id).map(|(_, ids)| Some(ids))
+            let (_, ids) = root.create_session(id)?;
+            if let Some(canaries) = canaries {
+                canaries.plant(id, &root.session(id), &sessions).map_err(RootError::interrupted)?;
+            }
+            Ok(Some(ids))
         };
         file_work(open).await
     }
+}
+
+/// The store did not say what is to become of changes.
+fn unknown(error: Error) -> RootError {
+    RootError::interrupted(io::Error::other(error))
 }
 
 /// Does file work outside the async runtime.

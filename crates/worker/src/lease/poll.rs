@@ -205,7 +205,7 @@ impl Poller {
                     // The store says that no live worker holds it, so this one does not either.
                     self.sessions.forget(id);
                 }
-                log_failure(self.leases.acquire(id).await.map(drop));
+                log_failure(self.leases.acquire(id, false).await.map(drop));
             })
             .await;
         Ok(())

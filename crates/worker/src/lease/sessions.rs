@@ -9,7 +9,7 @@ use std::{
 use codelia_backends::Prepared;
 use codelia_policy::{FlagRef, Ids, NetworkPolicy, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
-use codelia_types::{CommandSpec, LeaseEpoch, Mode, Refusal, SessionId, TenantId};
+use codelia_types::{CommandSpec, LeaseEpoch, Mode, Refusal, RunId, SessionId, TenantId};
 use tokio::{
     sync::{OwnedSemaphorePermit, RwLock},
     time::Instant,
@@ -46,6 +46,16 @@ enum Entry {
     Releasing(LeaseEpoch),
 }
 
+/// Changes of a run that wait for a decision. Nothing may change the workspace below them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub(crate) run: RunId,
+    /// The lease under which the run was executed.
+    pub(crate) epoch: LeaseEpoch,
+    /// When they are dropped.
+    pub(crate) until: Instant,
+}
+
 #[derive(Debug)]
 struct Held {
     tenant: TenantId,
@@ -56,6 +66,7 @@ struct Held {
     closing: bool,
     used_at: Instant,
     spare: Option<Box<Spare>>,
+    hold: Option<Hold>,
 }
 
 /// All sessions of this worker.
@@ -131,9 +142,38 @@ impl Sessions {
         }
     }
 
+    /// The changes that a held session holds. Does not change while the workspace is in use.
+    pub(crate) fn hold(&self, id: SessionId) -> Option<Hold> {
+        match self.lock().get(&id)? {
+            Entry::Held(held) => held.hold,
+            Entry::Acquiring | Entry::Releasing(_) => None,
+        }
+    }
+
+    /// Sets what a session that is held under this epoch holds. The caller is alone in the workspace.
+    pub(crate) fn set_hold(&self, id: SessionId, epoch: LeaseEpoch, hold: Option<Hold>) {
+        if let Some(Entry::Held(held)) = self.lock().get_mut(&id)
+            && held.epoch == epoch
+        {
+            held.hold = hold;
+        }
+    }
+
+    /// The sessions whose held changes waited too long.
+    pub(crate) fn expired_holds(&self) -> Vec<(SessionId, LeaseEpoch, RunId)> {
+        let (table, now) = (self.lock(), Instant::now());
+        let expired = table.iter().filter_map(|(id, entry)| match entry {
+            Entry::Held(held) if !held.closing => {
+                held.hold.filter(|hold| hold.until <= now).map(|hold| (*id, held.epoch, hold.run))
+            }
+            Entry::Held(_) | Entry::Acquiring | Entry::Releasing(_) => None,
+        });
+        expired.collect()
+    }
+
     /// Adds a session whose lease was acquired.
-    pub(crate) fn acquired(&self, lease: Lease, ids: Ids) {
-        let id = lease.session;
+    pub(crate) fn acquired(&self, lease: Lease, ids: Ids, hold: Option<Hold>) {
+        let (id, has_queue) = (lease.session, lease.has_queue);
         let held = Held {
             tenant: lease.tenant,
             epoch: lease.token.epoch,
@@ -142,9 +182,12 @@ impl Sessions {
             closing: false,
             used_at: Instant::now(),
             spare: None,
+            hold,
         };
         self.lock().insert(id, Entry::Held(Box::new(held)));
-        self.queued.mark(id);
+        if has_queue {
+            self.queued.mark(id);
+        }
     }
 
     /// Marks a session as ended. The caller cancels its runs.
@@ -307,7 +350,7 @@ fn default_run_spec(spec: &SessionSpec) -> RunSpec {
 #[cfg(test)]
 mod tests {
     use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy, SessionFlags};
-    use codelia_types::{Incarnation, LeaseToken, Receipt, RunId};
+    use codelia_types::{Incarnation, LeaseToken, Receipt};
 
     use super::*;
     use crate::sandbox::spare_pool::MAX_SPARE_AGE;
@@ -337,6 +380,8 @@ mod tests {
                 scopes: codelia_policy::SessionScopes::default(),
             },
             has_files: false,
+            held: None,
+            has_queue: true,
             retried: 0,
             lost: 0,
         }
@@ -346,7 +391,7 @@ mod tests {
         let lease = lease(3);
         let id = lease.session;
         assert!(sessions.begin_acquire(id));
-        sessions.acquired(lease, IDS);
+        sessions.acquired(lease, IDS, None);
         id
     }
 
@@ -390,7 +435,7 @@ mod tests {
         assert!(sessions.begin_acquire(id));
         assert!(!sessions.begin_acquire(id), "one acquisition at a time");
         assert_eq!(sessions.holding(id), Holding::Acquiring);
-        sessions.acquired(lease, IDS);
+        sessions.acquired(lease, IDS, None);
         assert_eq!(sessions.holding(id), Holding::Held { epoch: LeaseEpoch(7), closing: false });
         assert!(sessions.releasing().is_empty());
         assert_eq!(sessions.begin_release(id), Some(LeaseEpoch(7)));

@@ -71,13 +71,14 @@ impl WorkerService for RunService {
         &self,
         request: Request<OfferSessionRequest>,
     ) -> Result<Response<OfferSessionResponse>, Status> {
-        let id: SessionId = parse("session_id", &request.get_ref().session_id)?;
+        let OfferSessionRequest { session_id, is_new } = request.get_ref();
+        let (id, is_new): (SessionId, _) = (parse("session_id", session_id)?, *is_new);
         // In a task: an api that gives up must not leave a session half acquired.
         let leases = self.leases.clone();
         let span = tracing::info_span!("lease", session = %id);
         trace::continue_from(&span, traceparent(&request).as_deref());
         let acquiring = async move {
-            let acquired = leases.acquire(id).await;
+            let acquired = leases.acquire(id, is_new).await;
             trace::end("taken", if matches!(acquired, Ok(Some(_))) { "true" } else { "false" });
             acquired
         };

@@ -1,7 +1,7 @@
 //! A run that is being executed: its state, input and output.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -87,6 +87,8 @@ pub(crate) struct ActiveRun {
     pub(crate) sandbox: OnceLock<Arc<dyn SandboxRemote>>,
     /// Set when the command was started.
     pub(crate) meter: OnceLock<Meter>,
+    /// Set before the command is launched.
+    pub(crate) launched: AtomicBool,
     stdin: Mutex<Option<mpsc::Sender<Bytes>>>,
     owner: Mutex<Owner>,
     pub(crate) owner_deadline: Instant,
@@ -126,6 +128,7 @@ impl ActiveRun {
             control,
             sandbox: OnceLock::new(),
             meter: OnceLock::new(),
+            launched: AtomicBool::new(false),
             stdin: Mutex::new(spec.command.stdin.then_some(stdin)),
             owner: Mutex::new(if spec.ends_with_caller { Owner::Awaited } else { Owner::None }),
             owner_deadline: Instant::now() + OWNER_TIMEOUT,

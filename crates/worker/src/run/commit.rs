@@ -2,16 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{EventBody, EventKind, RunCommit};
+use codelia_store::{AssignedRun, EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, backoff::jittered, metrics, trace};
-use codelia_types::{Changes, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult, Usage};
+use codelia_types::{
+    Changes, ChangesState, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult,
+    TransactionMode, Usage,
+};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    fault,
     lease::sessions::Holding,
     run::{
         active::{ActiveRun, Phase, Started},
+        escape::{self, TraceParts},
         execute::{Executor, NoResult},
         near_limits,
         output_pacing::OutputPacing,
@@ -36,6 +41,8 @@ pub(crate) struct Report {
     field: Option<&'static str>,
     /// What it did in the network.
     events: Vec<EventBody>,
+    /// What was logged of it.
+    logged: Vec<EventBody>,
     /// What it changed, if it was transactional.
     changes: Option<Changes>,
 }
@@ -56,6 +63,7 @@ impl Report {
             started: None,
             field: None,
             events: Vec::new(),
+            logged: Vec::new(),
             changes: None,
         }
     }
@@ -67,8 +75,7 @@ impl Report {
         started_at: Instant,
         started: Started,
     ) -> Self {
-        let started = Some((started_at, started));
-        Self { outcome, usage, receipt, started, field: None, events: Vec::new(), changes: None }
+        Self { usage, started: Some((started_at, started)), ..Self::not_started(outcome, receipt) }
     }
 
     /// Whether the changes of the run may be applied. Nothing may be left that could still change them.
@@ -88,6 +95,10 @@ impl Report {
     /// The report of a run that succeeded, but whose changes cannot be applied.
     pub(super) fn with_outcome(self, outcome: Outcome) -> Self {
         Self { outcome, ..self }
+    }
+
+    pub(crate) fn with_logged(self, logged: Vec<EventBody>) -> Self {
+        Self { logged, ..self }
     }
 
     pub(crate) fn with_events(self, events: Vec<EventBody>) -> Self {
@@ -127,8 +138,12 @@ impl Executor {
         };
         match committed {
             Ok(ended) => {
+                fault::point("committed");
                 // Before anyone learns of the result.
                 self.apply_changes(run, &ended.result).await;
+                if run.escape.quarantines_session() {
+                    self.end_session_runs(run).await;
+                }
                 self.finish(run, Phase::Committed(Arc::new(ended)));
                 Conclusion::Committed
             }
@@ -144,6 +159,21 @@ impl Executor {
                 self.finish(run, Phase::Dropped);
                 Conclusion::NotHeld
             }
+        }
+    }
+
+    /// Ends the other runs of a session that was quarantined: those that run here, and those that the store
+    /// has assigned to this worker and that it has not heard of.
+    async fn end_session_runs(&self, run: &ActiveRun) {
+        let AssignedRun { session, tenant, .. } = &run.assigned;
+        for other in self.runs.all_active() {
+            if other.assigned.session == *session && other.id() != run.id() {
+                other.cancel_within(Some(Duration::ZERO));
+            }
+        }
+        let cancel = || self.store.session_cancel_runs(tenant, *session);
+        if retry_until_fenced("end runs of a quarantined session", run, cancel).await.is_ok() {
+            self.wakeups.poll.notify_one();
         }
     }
 
@@ -227,11 +257,19 @@ impl Executor {
         let totals = run.output.totals();
         let violations = run.violations.all();
         let network = std::mem::take(&mut report.events);
+        let logged = std::mem::take(&mut report.logged);
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
         let tail = run.output.unflushed().chunks;
-        let escape = run.escape.events(&self.escape, &run.assigned.spec, &network, &tail);
-        let events = seen.chain(network).chain(escape).chain(events(&report)).collect();
+        let output = if run.escape.is_empty() { Vec::new() } else { run.output.tail(escape::MAX_TAIL) };
+        let parts = TraceParts {
+            spec: &run.assigned.spec,
+            network: &network,
+            violations: &violations,
+            output: &output,
+        };
+        let escape = run.escape.events(&self.escape, parts);
+        let events = seen.chain(network).chain(logged).chain(escape).chain(events(&report)).collect();
         let changes = report.changes.take();
         let started =
             report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
@@ -251,7 +289,13 @@ impl Executor {
             violations,
             changes,
         };
-        RunCommit { result, started_ago: None, tail, events }
+        let held_for = match (&result.changes, run.assigned.spec.transaction) {
+            (Some(Changes { state: ChangesState::Held, .. }), Some(TransactionMode::Hold { timeout })) => {
+                Some(timeout)
+            }
+            _ => None,
+        };
+        RunCommit { result, started_ago: None, tail, events, held_for }
     }
 }
 

@@ -1,9 +1,13 @@
 //! Starts the command of a run: checks the lease, gets a sandbox, launches.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use codelia_backends::{Launched, Prepared, Running};
-use codelia_policy::{Plan, PlanTarget};
+use codelia_policy::{EscapeOptions, Plan, PlanTarget};
 use codelia_store::{AssignedRun, FlagTally, SecretKey, Store};
 use codelia_telemetry::{Permit, Step, metrics, trace};
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, Receipt};
@@ -19,7 +23,6 @@ use crate::{
     run::{
         active::{ActiveRun, InputReceivers, Started},
         commit::Report,
-        escape::EscapeOptions,
         registry::RunRegistry,
         retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
@@ -178,6 +181,7 @@ impl Executor {
         };
         // Preparation that the run had to wait for counts as setup.
         let waited = requested_at.elapsed();
+        run.launched.store(true, Ordering::Release);
         let (Launched { running, setup_time, .. }, stdio) = self.launch(&command, sandbox).await?;
         let (unenforced, watched) = (plan.unenforced_fields(), plan.watched_fields());
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };

@@ -113,6 +113,11 @@ impl OutputLog {
         Batch { chunks: buffer.unflushed(), until: buffer.totals().stored }
     }
 
+    /// The last bytes that the command wrote, as far as they are in memory.
+    pub(crate) fn tail(&self, max: usize) -> Vec<u8> {
+        self.lock().tail(max)
+    }
+
     /// A batch is in the store and may be dropped from memory.
     pub(crate) fn flushed(&self, batch: &Batch) {
         let more = {

@@ -174,6 +174,21 @@ impl OutputBuffer {
         join(self.pieces.iter().skip(self.flushed_pieces))
     }
 
+    /// The last bytes, at most `max`.
+    pub(crate) fn tail(&self, max: usize) -> Vec<u8> {
+        let mut pieces = Vec::new();
+        let mut left = max;
+        for piece in self.pieces.iter().chain(&self.live).rev() {
+            let start = piece.data.len().saturating_sub(left);
+            left -= piece.data.len() - start;
+            pieces.push(piece.data.slice(start..));
+            if left == 0 {
+                break;
+            }
+        }
+        pieces.into_iter().rev().flatten().collect()
+    }
+
     /// Marks the output before `until` as stored.
     pub(crate) fn flushed(&mut self, until: i64) {
         while let Some(piece) = self.pieces.get(self.flushed_pieces)

@@ -2,13 +2,14 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use codelia_backends::Running;
+use codelia_backends::{IsolationCheck, Running};
+use codelia_policy::EscapeOptions;
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
 use tokio::{
     sync::mpsc,
-    task::JoinHandle,
-    time::{Instant, sleep_until, timeout, timeout_at},
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
@@ -16,9 +17,10 @@ use crate::{
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
-        escape::{EscapeLog, EscapeOptions},
+        escape::{self, EscapeLog, Indicator},
         execute::{Executor, StartedCommand},
         live_usage::Meter,
+        operations,
         output_pacing::OutputPacing,
         retry::LeaseLost,
         stdio::Terminal,
@@ -34,6 +36,11 @@ const REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 /// long the lease is. After each renewal it learns that from the lease keeper. Most commands have
 /// ended by then.
 const LONG_RUNNING: Duration = Duration::from_millis(100);
+
+/// Between two checks of where the processes of a command are.
+const ISOLATION_INTERVAL: Duration = Duration::from_secs(2);
+/// Processes outside their sandbox that a check reports.
+const MAX_DRIFTS: usize = 5;
 
 /// The session's next sandbox is prepared when the command has ended or has run this long, so that
 /// it does not compete with the first output.
@@ -66,11 +73,13 @@ impl Executor {
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
         let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
         let violations = running.violations().map(|reports| collect(run, reports, self.escape));
+        let isolation = running.isolation_check().map(|check| watch_isolation(run, check, self.escape));
 
         let mut reports = Reports { control: inputs.control, near_limits: running.near_limits() };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
+        isolation.inspect(JoinHandle::abort);
         reports.pass_last_near_limits(run);
         metrics().step(Step::Execute, started_at.elapsed());
         let ended_at = Instant::now();
@@ -81,6 +90,7 @@ impl Executor {
             // A worker without the lease stores nothing.
             (Some(_), Err(LeaseLost)) | (None, _) => None,
         };
+        let operations = running.take_operations();
         let receipt = running.destroy().await;
         // Its calls have ended; what nobody decided about is withdrawn in the background.
         if let Some(reads) = reads {
@@ -102,9 +112,14 @@ impl Executor {
             (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
         let network = network.unwrap_or_default().with_direct_attempts(usage.network);
         usage.network = network.usage;
-        run.escape.network(&self.escape, usage.network.as_ref());
+        run.escape.network(&self.escape, run.assigned.spec.network, usage.network.as_ref());
+        if let Some(canaries) = self.backends.canaries() {
+            canaries.respond(&self.runs, &self.escape).await;
+        }
         let outcome = run.escape.outcome(outcome);
-        Ok(Report::of_started(outcome, usage, receipt, started_at, started).with_events(network.events))
+        let logged = operations.map(|it| operations::events(&it, started_at, &pacing, self.escape.webhook));
+        let report = Report::of_started(outcome, usage, receipt, started_at, started);
+        Ok(report.with_events(network.events).with_logged(logged.unwrap_or_default()))
     }
 
     /// Ends the command if it has not ended: asks it first, then kills it. Without a lease it is
@@ -250,8 +265,26 @@ fn collect(
     let run = run.clone();
     task::background("violations", async move {
         while let Some(violation) = reports.recv().await {
-            run.escape.call(&escape, &violation);
+            escape::respond(&run, &escape, Indicator::of_call(&violation)).await;
             run.violations.add(violation);
+        }
+    })
+}
+
+/// Checks from time to time that the processes of a command stay in their sandbox.
+fn watch_isolation(run: &Arc<ActiveRun>, check: IsolationCheck, options: EscapeOptions) -> JoinHandle<()> {
+    let run = run.clone();
+    task::background("isolation check", async move {
+        // The first look shows where init is, before anything could have moved it.
+        sleep(LONG_RUNNING).await;
+        loop {
+            let look = check.clone();
+            if let Ok(Ok(drifts)) = spawn_blocking(move || look.run()).await {
+                for drift in drifts.iter().take(MAX_DRIFTS) {
+                    escape::respond(&run, &options, Indicator::of_drift(drift)).await;
+                }
+            }
+            sleep(ISOLATION_INTERVAL).await;
         }
     })
 }

@@ -7,16 +7,20 @@
 use std::{io, time::Duration};
 
 use codelia_policy::Plan;
-use codelia_telemetry::{backoff::jittered, task};
-use codelia_types::{ChangesState, Outcome, Reason, Refusal, RunResult, TransactionMode};
+use codelia_telemetry::task;
+use codelia_types::{Changes, ChangesState, Outcome, Reason, Refusal, RunId, RunResult, TransactionMode};
 use tokio::{
     sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard},
     task::spawn_blocking,
-    time::{sleep, timeout},
+    time::{Instant, timeout},
 };
 
-use super::execute::{Executor, NoResult};
+use super::{
+    execute::{Executor, NoResult},
+    held,
+};
 use crate::{
+    lease::sessions::Hold,
     run::{active::ActiveRun, commit::Report},
     sandbox::backends::{Denial, failed},
     workspace::transaction::{ScanError, Transaction},
@@ -24,8 +28,6 @@ use crate::{
 
 /// How long a run waits until it may use the workspace. It has a slot meanwhile.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Between two attempts to apply changes.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The use of a workspace by a run, until this is dropped.
 #[derive(Debug)]
@@ -59,7 +61,18 @@ impl Executor {
             () = run.cancel.cancelled() => return Ok(None),
             () = run.drain_deadline.cancelled() => return Ok(None),
         };
-        entered.map(Some).map_err(|_| session_busy(is_alone))
+        let entered = entered.map_err(|_| session_busy(is_alone, self.user_of_workspace(run)))?;
+        match self.sessions.hold(run.assigned.session) {
+            Some(hold) => Err(holds_changes(&hold)),
+            None => Ok(Some(entered)),
+        }
+    }
+
+    /// The run that has used the workspace for longest.
+    fn user_of_workspace(&self, waiting: &ActiveRun) -> Option<RunId> {
+        let runs = self.runs.all_active();
+        let others = runs.iter().filter(|run| run.assigned.session == waiting.assigned.session);
+        others.filter(|run| run.sandbox.get().is_some()).map(|run| run.id()).min()
     }
 
     /// The plan with a directory for the changes, if the run is transactional.
@@ -84,60 +97,57 @@ impl Executor {
                 return not_started;
             }
         };
-        let is_applied = report.is_success()
-            && run.violations.all().total == 0
-            && run.assigned.spec.transaction == Some(TransactionMode::Apply);
+        let kept = match run.assigned.spec.transaction {
+            Some(TransactionMode::Apply) => Some(ChangesState::Applied),
+            Some(TransactionMode::Hold { .. }) => Some(ChangesState::Held),
+            Some(TransactionMode::Preview) | None => None,
+        };
+        let kept = kept.filter(|_| report.is_success() && run.violations.all().total == 0);
         let scanned = transaction.clone();
         let prepared = spawn_blocking(move || {
             let changes = scanned.scan()?;
-            if is_applied {
+            if kept.is_some() {
                 scanned.prepare()?;
             }
             Ok(changes)
         });
         let prepared = prepared.await.map_err(io::Error::from).map_err(ScanError::from).flatten();
-        let report = match prepared {
-            Ok(mut changes) if is_applied => {
-                changes.state = ChangesState::Applied;
-                return Ok(report.with_changes(changes));
-            }
-            Ok(changes) => report.with_changes(changes),
-            Err(error) => {
+        let report = match (prepared, kept) {
+            (Ok(changes), Some(state)) => return Ok(report.with_changes(Changes { state, ..changes })),
+            (Ok(changes), None) => report.with_changes(changes),
+            (Err(error), _) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "cannot prepare the changes of the run"
                 );
                 // What would have succeeded must not look so without its changes.
-                if is_applied { report.with_outcome(unapplied(&error)) } else { report }
+                if kept.is_some() { report.with_outcome(unapplied(&error)) } else { report }
             }
         };
         drop_changes(transaction).await;
         Ok(report)
     }
 
-    /// Applies the changes of a committed run. Retries: nothing may see a part of them. If this worker
-    /// loses the session first, its next holder finishes.
+    /// Applies the changes of a committed run, or has its session hold them. If this worker loses the
+    /// session first, its next holder does.
     pub(super) async fn apply_changes(&self, run: &ActiveRun, result: &RunResult) {
         let Some(transaction) = self.transaction(run) else { return };
-        if result.changes.as_ref().is_none_or(|changes| changes.state != ChangesState::Applied) {
-            return;
-        }
-        loop {
-            let applied = transaction.clone();
-            match file_work(move || applied.apply()).await {
-                Ok(()) => break remove_in_background(transaction),
-                Err(error) => {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot apply the changes, retrying"
-                    );
-                }
+        match (result.changes.as_ref().map(|changes| changes.state), run.assigned.spec.transaction) {
+            (Some(ChangesState::Applied), _) => {
+                let stop = async {
+                    tokio::select! {
+                        () = run.fence.cancelled() => {}
+                        () = run.drain_deadline.cancelled() => {}
+                    }
+                };
+                held::apply_until(transaction, stop).await;
             }
-            tokio::select! {
-                () = sleep(jittered(RETRY_DELAY)) => {}
-                () = run.fence.cancelled() => return,
-                () = run.drain_deadline.cancelled() => return,
+            (Some(ChangesState::Held), Some(TransactionMode::Hold { timeout })) => {
+                let (epoch, until) = (run.assigned.epoch, Instant::now() + timeout);
+                let hold = Hold { run: run.id(), epoch, until };
+                self.sessions.set_hold(run.assigned.session, epoch, Some(hold));
             }
+            _ => {}
         }
     }
 
@@ -145,8 +155,8 @@ impl Executor {
     /// the store has another result. Without the lease, they are the next holder's.
     pub(super) async fn resolve_changes(&self, run: &ActiveRun) {
         let Some(transaction) = self.transaction(run) else { return };
-        let stored = self.store.run_changes_applied_any_tenant(run.id(), run.assigned.epoch).await;
-        if !run.fence.is_cancelled() && matches!(stored, Ok(Some(false))) {
+        let stored = self.store.run_changes_state_any_tenant(run.id(), run.assigned.epoch).await;
+        if !run.fence.is_cancelled() && matches!(stored, Ok(Some(ChangesState::Dropped))) {
             drop_changes(transaction).await;
         }
     }
@@ -157,13 +167,24 @@ impl Executor {
     }
 }
 
-fn session_busy(is_alone: bool) -> Denial {
+fn session_busy(is_alone: bool, user: Option<RunId>) -> Denial {
+    let user = user.map_or_else(|| "another run or file call".to_owned(), |run| format!("run {run}"));
     let message = if is_alone {
-        "a transactional run is alone in its session, and another run or file call did not end in time"
+        format!("a transactional run is alone in its session, and {user} did not end in time")
     } else {
-        "a transactional run is alone in the session and did not end in time"
+        format!(
+            "the session is in use by a transactional run, which is alone in it: {user} did not end in time"
+        )
     };
-    Refusal { reason: Reason::SessionBusy, message: message.to_owned() }.into()
+    Refusal { reason: Reason::SessionBusy, message }.into()
+}
+
+fn holds_changes(hold: &Hold) -> Denial {
+    let run = hold.run;
+    let message = format!(
+        "the session holds the changes of run {run}; apply or discard them (codelia apply {run}, codelia discard {run})"
+    );
+    Refusal { reason: Reason::SessionHoldsChanges, message }.into()
 }
 
 /// The outcome of a run that succeeded, but whose changes cannot be applied.
@@ -178,7 +199,7 @@ fn unapplied(error: &ScanError) -> Outcome {
 
 /// Drops changes. If that fails, the next holder of the session does: they are not prepared, or their
 /// run is not committed.
-async fn drop_changes(transaction: Transaction) {
+pub(super) async fn drop_changes(transaction: Transaction) {
     let discarded = transaction.clone();
     match file_work(move || discarded.discard()).await {
         Ok(()) => remove_in_background(transaction),
@@ -187,7 +208,7 @@ async fn drop_changes(transaction: Transaction) {
 }
 
 /// Removes what is left, which no run waits for. The janitor does it if this fails.
-fn remove_in_background(transaction: Transaction) {
+pub(super) fn remove_in_background(transaction: Transaction) {
     task::background("remove changes", async move {
         if let Err(error) = file_work(move || transaction.empty_trash()).await {
             tracing::warn!(
@@ -198,7 +219,7 @@ fn remove_in_background(transaction: Transaction) {
     });
 }
 
-async fn file_work<T, F>(work: F) -> io::Result<T>
+pub(super) async fn file_work<T, F>(work: F) -> io::Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> io::Result<T> + Send + 'static,

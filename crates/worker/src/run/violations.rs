@@ -53,12 +53,22 @@ impl ViolationLog {
 pub(crate) fn events(violations: &Violations) -> impl Iterator<Item = EventBody> {
     violations.seen.iter().map(|CountedViolation { violation, count }| EventBody {
         kind: EventKind::SyscallBlocked,
-        field: Some("security.syscalls".to_owned()),
+        field: Some(field(violation).to_owned()),
         detail: json!({
+            "kind": violation.kind,
+            "path": violation.path,
             "syscall": violation.syscall,
             "number": violation.nr,
             "args": violation.args,
             "count": count,
         }),
     })
+}
+
+/// The field of the policy that a violation is about.
+fn field(violation: &Violation) -> &'static str {
+    match violation.kind.as_str() {
+        Violation::EXEC_DENIED => "process.allowed_executables",
+        _ => "security.syscalls",
+    }
 }

@@ -6,10 +6,14 @@ use codelia_backends::{Backend, Prepared};
 use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
 use codelia_store::{ToolWithdrawn, Withdrawn};
 use codelia_telemetry::{Permit, TenantPool};
-use codelia_types::{Mode, NetworkMode, Reason, Refusal, TenantId};
+use codelia_types::{Mode, NetworkMode, Reason, Refusal, SessionId, TenantId};
 use tokio::task::spawn_blocking;
 
-use crate::{Error, egress::TrustStore};
+use crate::{
+    Error,
+    canary::{self, Canaries},
+    egress::TrustStore,
+};
 
 /// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound them
 /// too.
@@ -25,6 +29,8 @@ pub(crate) struct Backends {
     large: Arc<TenantPool>,
     /// For sandboxes whose requests get credentials.
     trust: Option<TrustStore>,
+    /// The decoys of sessions, if they have some.
+    canaries: Option<Arc<Canaries>>,
 }
 
 #[derive(Debug)]
@@ -72,11 +78,20 @@ impl Backends {
                 problems.insert(found.mode, found.problem());
             }
         }
-        Self { installed, problems, large: TenantPool::new(MAX_WAITING), trust: None }
+        Self { installed, problems, large: TenantPool::new(MAX_WAITING), trust: None, canaries: None }
     }
 
     pub(crate) fn with_trust(self, trust: Option<TrustStore>) -> Self {
         Self { trust, ..self }
+    }
+
+    pub(crate) fn with_canaries(self, canaries: Option<Arc<Canaries>>) -> Self {
+        Self { canaries, ..self }
+    }
+
+    /// The decoys of sessions, if they have some.
+    pub(crate) fn canaries(&self) -> Option<&Arc<Canaries>> {
+        self.canaries.as_ref()
     }
 
     pub(crate) fn modes(&self) -> Vec<Mode> {
@@ -103,10 +118,27 @@ impl Backends {
         let host = &with_homes(&self.installed(spec.mode)?.host, spec)?;
         let plan = match spec.mode {
             Mode::Logical => Plan::logical(target, spec, host.enforceable),
-            Mode::Bwrap | Mode::Nsjail | Mode::Container => Plan::isolated(target, spec, host, ids),
+            Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container => {
+                Plan::isolated(target, spec, host, ids)
+            }
         };
         let plan = plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))?;
-        self.with_authorities(plan)
+        self.with_decoys(self.with_authorities(plan)?)
+    }
+
+    /// The plan with decoys, if this worker has them.
+    fn with_decoys(&self, plan: Plan) -> Result<Plan, Denial> {
+        if self.canaries.is_none() {
+            return Ok(plan);
+        }
+        let mode = plan.mode;
+        canary::with_canaries(plan).ok_or_else(|| {
+            let message = format!(
+                "escape.canary_files: not available in mode {mode}; use bwrap or nsjail, or ask an operator to switch \
+                 it off"
+            );
+            unenforceable("escape.canary_files", message)
+        })
     }
 
     /// The plan with a trust store, if the requests of its sandbox get credentials.
@@ -159,6 +191,11 @@ impl Backends {
                 }
             }
         }
+    }
+
+    /// Removes what is kept for the next run of a session.
+    pub(crate) fn forget_session(&self, session: SessionId) {
+        self.installed.values().for_each(|installed| installed.backend.forget_session(session));
     }
 
     /// Removes what the sandboxes of this worker shared.

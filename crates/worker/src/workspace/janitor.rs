@@ -1,7 +1,7 @@
 //! The janitor: removes the directories of ended sessions on this worker's root. Idempotent: each
 //! sweep reads the store again.
 
-use std::{sync::Arc, time::Instant};
+use std::{future::ready, pin::pin, sync::Arc, time::Instant};
 
 use codelia_store::{Error, Store};
 use codelia_sys::memory;
@@ -12,10 +12,11 @@ use tokio::task::spawn_blocking;
 
 use crate::{
     lease::{
+        acquire::SessionLeases,
         sessions::Sessions,
         worker_lease::{LeaseHandle, WorkerLease},
     },
-    run::{registry::RunRegistry, slots::SlotQueue},
+    run::{held::Decider, registry::RunRegistry, slots::SlotQueue},
     sandbox::backends::Backends,
     workspace::{
         removal_backoff::RemovalBackoff,
@@ -27,6 +28,8 @@ use crate::{
 const SWEEP_LIMIT: i64 = 200;
 /// Directories that are removed concurrently.
 const MAX_CONCURRENT_REMOVALS: usize = 4;
+/// Removed sessions that one statement records.
+const MAX_RECORDED: usize = 64;
 /// Directories that one query looks up.
 const ORPHANS_PER_QUERY: usize = 500;
 
@@ -41,6 +44,8 @@ pub(crate) struct Janitor {
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) backends: Arc<Backends>,
     pub(crate) removals: RemovalBackoff,
+    pub(crate) decider: Arc<Decider>,
+    pub(crate) leases: Arc<SessionLeases>,
     /// With less free memory than this, the worker keeps no spare sandboxes.
     pub(crate) min_free_memory_bytes: u64,
 }
@@ -54,6 +59,7 @@ impl Janitor {
         if !current.is_live() {
             return Ok(());
         }
+        self.decider.drop_expired().await;
         self.remove_ended(&current).await
     }
 
@@ -73,6 +79,14 @@ impl Janitor {
                 }
             }
         }
+        self.drop_unheld().await
+    }
+
+    /// Drops held changes of sessions that nobody holds, when they waited too long: taking a session does.
+    async fn drop_unheld(&self) -> Result<(), Error> {
+        for id in self.store.changes_list_expired_any_tenant(self.root.id, SWEEP_LIMIT).await? {
+            self.leases.acquire(id, false).await?;
+        }
         Ok(())
     }
 
@@ -90,30 +104,34 @@ impl Janitor {
     async fn remove_ended(&self, current: &WorkerLease) -> Result<(), Error> {
         let (worker, incarnation, root) = (self.lease.worker(), current.incarnation, self.root.id);
         let ended = self.store.session_list_removable(worker, incarnation, root, SWEEP_LIMIT).await?;
-        stream::iter(ended)
-            .for_each_concurrent(MAX_CONCURRENT_REMOVALS, |id| async move {
-                if let Err(error) = self.remove_session(id).await {
-                    tracing::warn!(%error, session = %id, "cannot record session removal, retrying");
+        let removed = stream::iter(ended)
+            .map(|id| async move { self.remove_session(id).await.then_some(id) })
+            .buffer_unordered(MAX_CONCURRENT_REMOVALS);
+        // Those that are removed meanwhile are recorded together. None waits for a slow one.
+        let mut removed = pin!(removed.filter_map(ready).ready_chunks(MAX_RECORDED));
+        while let Some(ids) = removed.next().await {
+            match self.store.session_mark_removed(&ids, root).await {
+                Ok(()) => ids.into_iter().for_each(|id| self.sessions.forget(id)),
+                Err(error) => {
+                    tracing::warn!(%error, sessions = ids.len(), "cannot record session removals, retrying");
                 }
-            })
-            .await;
+            }
+        }
         Ok(())
     }
 
-    /// Removes an ended session when its runs have ended and are committed, which needs its lease.
-    async fn remove_session(&self, id: SessionId) -> Result<(), Error> {
+    /// Removes the directory of an ended session when its runs have ended and are committed, which needs
+    /// its lease. Returns whether it did.
+    async fn remove_session(&self, id: SessionId) -> bool {
         self.sessions.close(id);
         self.runs.cancel_session(id);
         let is_due = self.removals.is_due(id) && !self.runs.has_active(id);
-        if !is_due || !self.remove_directory(id).await {
-            return Ok(());
-        }
-        self.store.session_mark_removed(id, self.root.id).await?;
-        self.sessions.forget(id);
-        Ok(())
+        is_due && self.remove_directory(id).await
     }
 
     async fn remove_directory(&self, id: SessionId) -> bool {
+        // Its processes have the session's user, which another session gets next.
+        self.backends.forget_session(id);
         let (root, began) = (self.root.clone(), Instant::now());
         match blocking(move || root.remove_session(id)).await {
             Some(bytes) => {

@@ -1,7 +1,8 @@
 //! The session root: the directory tree that holds one directory for each session.
 //!
 //! `sessions/ID` belongs to the worker and lets only the session's own user pass. In it are the
-//! workspace, which the session's commands own and may open to everyone, and its overlays.
+//! workspace, which the session's commands own and may open to everyone, its overlays, and imports
+//! that are not complete.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -77,6 +78,22 @@ impl SessionRoot {
         self.sessions().join(id.to_string())
     }
 
+    /// The directory for imports of a session that are not complete.
+    pub(crate) fn imports(&self, id: SessionId) -> PathBuf {
+        self.session_parent(id).join("workspace.imports")
+    }
+
+    /// Moves imports that were interrupted to the trash.
+    fn discard_imports(&self, id: SessionId) -> Result<(), RootError> {
+        let imports = self.imports(id);
+        match fs::rename(&imports, self.trash().join(Uuid::new_v4().to_string())) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(RootError::at("move to the trash", &imports)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a session has a workspace.
     pub(crate) fn has_session(&self, id: SessionId) -> Result<bool, RootError> {
         let path = self.session(id);
@@ -88,6 +105,7 @@ impl SessionRoot {
         let (parent, path) = (self.session_parent(id), self.session(id));
         create_if_absent(&parent)?;
         let existed = !create_if_absent(&path)?;
+        self.discard_imports(id)?;
         let ids = self.users.assign(id, &path).map_err(RootError::at("change the owner of", &path))?;
         if self.users.are_separate() {
             // A setuid file in an open workspace is out of reach of the host's other users.

@@ -149,7 +149,7 @@ impl Fixture {
     /// Creates a session that the worker holds.
     pub(crate) async fn held_session(&self) -> SessionId {
         let id = self.session(Duration::from_secs(600)).await;
-        let offer = OfferSessionRequest { session_id: id.to_string() };
+        let offer = OfferSessionRequest { session_id: id.to_string(), is_new: false };
         assert!(self.caller.clone().offer_session(offer).await.unwrap().into_inner().taken);
         id
     }
@@ -168,6 +168,7 @@ impl Fixture {
             secret_env: None,
             check_quotas: true,
             key: KeyId::generate(),
+            key_version: None,
             requested_by: None,
             traceparent: None,
             approval: None,
@@ -320,7 +321,8 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         drain_grace: settings.drain_grace,
         kill_grace: Duration::from_millis(200),
         read_timeout: Duration::from_secs(60),
-        escape: codelia_worker::EscapeOptions::default(),
+        escape: codelia_policy::EscapeOptions::default(),
+        canary_files: false,
         retention: codelia_store::Retention::default(),
         file_call_timeout: settings.file_call_timeout,
         min_free_memory_bytes: 0,

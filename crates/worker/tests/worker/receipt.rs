@@ -32,7 +32,7 @@ async fn unclean_receipt_drains_the_worker() {
         .unwrap();
     assert_eq!(events.iter().map(|event| event.subject.run).collect::<Vec<_>>(), [Some(run)]);
     let other = fixture.session(std::time::Duration::from_secs(600)).await;
-    let offer = OfferSessionRequest { session_id: other.to_string() };
+    let offer = OfferSessionRequest { session_id: other.to_string(), is_new: false };
     assert!(!fixture.caller.clone().offer_session(offer).await.unwrap().into_inner().taken);
     fixture.end().await;
 }

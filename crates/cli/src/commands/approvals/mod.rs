@@ -115,11 +115,12 @@ fn state(approval: &Approval) -> String {
     let state = record::approval_state(approval);
     match (approval.revoke_time.is_some(), approval.scope()) {
         (true, _) => "revoked".to_owned(),
-        (false, ApprovalScope::Session | ApprovalScope::Tenant) => {
-            format!("{state} for {}", record::approval_scope(approval).unwrap_or_default())
-        }
         (false, ApprovalScope::Once) => format!("{state} once"),
         (false, ApprovalScope::Unspecified) => state.to_owned(),
+        (false, ApprovalScope::Project) => format!("{state} for project {}", approval.subject),
+        (false, ApprovalScope::Session | ApprovalScope::User | ApprovalScope::Tenant) => {
+            format!("{state} for {}", record::approval_scope(approval).unwrap_or_default())
+        }
     }
 }
 
@@ -149,6 +150,8 @@ fn scope_to_proto(scope: args::ApprovalScope) -> ApprovalScope {
     match scope {
         args::ApprovalScope::Once => ApprovalScope::Once,
         args::ApprovalScope::Session => ApprovalScope::Session,
+        args::ApprovalScope::User => ApprovalScope::User,
+        args::ApprovalScope::Project => ApprovalScope::Project,
         args::ApprovalScope::Tenant => ApprovalScope::Tenant,
     }
 }

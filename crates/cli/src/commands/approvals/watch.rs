@@ -31,8 +31,9 @@ pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Decided approvals that are remembered, so that nothing is printed twice.
 const MAX_PRINTED: usize = 1000;
 const QUESTION: &str = "[a]llow once, for the [s]ession, for the [t]enant, [d]eny, or Enter to skip?";
-const FILE_QUESTION: &str = "[a]llow once, all files in its [f]older once, for the [s]ession, for the [t]enant, \
-                             [d]eny, or Enter to skip?";
+const FILE_QUESTION: &str = "[a]llow once, all files in its [f]older once, for the [s]ession, its [u]ser, its \
+                             [p]roject, the [t]enant, with capitals for all files in its folder, [d]eny, or Enter \
+                             to skip?";
 
 /// Follows approvals until the process is interrupted.
 pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Result<()> {
@@ -161,7 +162,7 @@ impl<'a> View<'a> {
         let Some(approval) = self.pending.pop_front() else { return Ok(()) };
         let (allow, reach) = match answer {
             Answer::Allow(scope) => (Some(scope), ApprovalReach::Unspecified),
-            Answer::AllowDirectory => (Some(ApprovalScope::Once), ApprovalReach::Directory),
+            Answer::AllowDirectory(scope) => (Some(scope), ApprovalReach::Directory),
             Answer::Deny => (None, ApprovalReach::Unspecified),
             Answer::Skip => {
                 self.ask();
@@ -188,8 +189,8 @@ async fn next_line(lines: &mut Option<mpsc::Receiver<String>>) -> Option<String>
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Allow(ApprovalScope),
-    /// All files of the directory, once.
-    AllowDirectory,
+    /// All files of the directory.
+    AllowDirectory(ApprovalScope),
     Deny,
     Skip,
 }
@@ -199,8 +200,14 @@ impl Answer {
         match line {
             "a" => Some(Self::Allow(ApprovalScope::Once)),
             "s" => Some(Self::Allow(ApprovalScope::Session)),
+            "u" => Some(Self::Allow(ApprovalScope::User)),
+            "p" => Some(Self::Allow(ApprovalScope::Project)),
             "t" => Some(Self::Allow(ApprovalScope::Tenant)),
-            "f" => Some(Self::AllowDirectory),
+            "f" => Some(Self::AllowDirectory(ApprovalScope::Once)),
+            "S" => Some(Self::AllowDirectory(ApprovalScope::Session)),
+            "U" => Some(Self::AllowDirectory(ApprovalScope::User)),
+            "P" => Some(Self::AllowDirectory(ApprovalScope::Project)),
+            "T" => Some(Self::AllowDirectory(ApprovalScope::Tenant)),
             "d" => Some(Self::Deny),
             "" => Some(Self::Skip),
             _ => None,
@@ -230,6 +237,8 @@ mod tests {
     fn only_known_letters_decide() {
         assert_eq!(Answer::parse("a"), Some(Answer::Allow(ApprovalScope::Once)));
         assert_eq!(Answer::parse("t"), Some(Answer::Allow(ApprovalScope::Tenant)));
+        assert_eq!(Answer::parse("p"), Some(Answer::Allow(ApprovalScope::Project)));
+        assert_eq!(Answer::parse("U"), Some(Answer::AllowDirectory(ApprovalScope::User)));
         assert_eq!(Answer::parse("d"), Some(Answer::Deny));
         assert_eq!(Answer::parse(""), Some(Answer::Skip));
         for unknown in ["A", "y", "yes", "allow", "as"] {

@@ -71,7 +71,8 @@ pub(super) struct LocalFile {
 }
 
 /// An open [`Target`].
-enum Sink {
+#[derive(Debug)]
+pub(super) enum Sink {
     Stdout,
     /// A temporary file in the directory of the target, renamed once complete.
     File(NamedTempFile, LocalFile),
@@ -95,7 +96,7 @@ impl Target {
         Ok(Self::file(to.join(name), force))
     }
 
-    fn open(self, mode: u32) -> Result<Sink> {
+    pub(super) fn open(self, mode: u32) -> Result<Sink> {
         let Self::File(file) = self else { return Ok(Sink::Stdout) };
         file.check_replaceable()?;
         let parent = file.path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -130,7 +131,7 @@ impl LocalFile {
 }
 
 impl Sink {
-    fn write(&mut self, data: &[u8]) -> Result<()> {
+    pub(super) fn write(&mut self, data: &[u8]) -> Result<()> {
         match self {
             Self::Stdout => std::io::stdout().write_all(data).map_err(stdout_error),
             Self::File(temporary, file) => {
@@ -139,7 +140,7 @@ impl Sink {
         }
     }
 
-    fn finish(self) -> Result<()> {
+    pub(super) fn finish(self) -> Result<()> {
         let (temporary, file) = match self {
             Self::Stdout => return std::io::stdout().flush().map_err(stdout_error),
             Self::File(temporary, file) => (temporary, file),

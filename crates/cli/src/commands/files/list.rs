@@ -2,26 +2,28 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use codelia_proto::v1::{File, FileKind, StatFileRequest};
 
 use super::{
-    has_reason,
+    MAX_DEPTH, MAX_ENTRIES, has_reason,
     remote_tree::{self, Entry},
     to_json,
 };
 use crate::{args, client::Client, error_report::AboutFile, output::Output, record, resolve};
+
+/// [`MAX_DEPTH`], as a request has it.
+const MAX_LEVELS: i32 = 100;
 
 /// Lists a directory of a session, or shows one file.
 pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Result<()> {
     let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
     let parent = resolve::session(client, session).await?;
     let listed = if args.recursive {
-        let tree = remote_tree::walk(client, &parent, path).await;
-        tree.map(|mut tree| {
-            tree.sort_by(|a, b| a.path.cmp(&b.path));
-            tree
-        })
+        // One more shows that there are too many.
+        let (limit, depth) = (args.limit.min(MAX_ENTRIES + 1), args.depth.unwrap_or(MAX_LEVELS));
+        let tree = remote_tree::list_levels(client, &parent, path, limit, depth).await;
+        tree.and_then(|tree| check_size(tree, args.depth))
     } else {
         remote_tree::list(client, &parent, path, args.limit).await
     };
@@ -40,6 +42,21 @@ pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Resu
         |entry| to_json(&entry.file),
         row,
     )
+}
+
+/// Fails if the listing is not complete.
+fn check_size(tree: Vec<Entry>, depth: Option<i32>) -> Result<Vec<Entry>> {
+    ensure!(
+        tree.len() <= MAX_ENTRIES,
+        "the directory has more than {MAX_ENTRIES} entries: use a smaller one"
+    );
+    let is_cut = |entry: &&Entry| entry.path.len() >= MAX_DEPTH && entry.file.kind() == FileKind::Directory;
+    match tree.iter().find(is_cut) {
+        Some(entry) if depth.is_none() => {
+            bail!("{} is deeper than {MAX_DEPTH} directories", entry.path.join("/"))
+        }
+        _ => Ok(tree),
+    }
 }
 
 fn is_not_a_directory(error: &anyhow::Error) -> bool {

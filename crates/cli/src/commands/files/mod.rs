@@ -1,5 +1,6 @@
-//! The file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir` and `mv`.
+//! The file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir`, `mv`, `export` and `import`.
 
+mod archive;
 mod change;
 mod copy;
 mod download;
@@ -17,6 +18,7 @@ use tonic_types::StatusExt;
 use crate::{client::Client, record};
 
 pub(crate) use self::{
+    archive::{export, import},
     change::{mkdir, mv, rm},
     copy::{cat, cp},
     list::ls,

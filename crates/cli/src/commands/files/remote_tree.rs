@@ -32,25 +32,51 @@ fn is_plain(name: &str) -> bool {
 
 /// Lists a directory.
 pub(super) async fn list(client: &Client, parent: &str, path: &str, limit: usize) -> Result<Vec<Entry>> {
-    let (mut entries, mut page_token) = (Vec::new(), String::new());
+    list_levels(client, parent, path, limit, 1).await
+}
+
+/// Lists a directory and those in it. Directories come before their content.
+pub(super) async fn list_levels(
+    client: &Client,
+    parent: &str,
+    path: &str,
+    limit: usize,
+    depth: i32,
+) -> Result<Vec<Entry>> {
+    let (mut entries, mut page_token, mut top) = (Vec::new(), String::new(), None);
     loop {
         let request = ListFilesRequest {
             parent: parent.to_owned(),
             path: path.to_owned(),
             page_size: PAGE_SIZE,
             page_token,
+            depth,
         };
         let page = client.files().list_files(request).await?.into_inner();
         let is_last = page.next_page_token.is_empty() || page.files.is_empty();
-        entries.extend(page.files.into_iter().map(|file| {
-            let name = file.path.rsplit('/').next().unwrap_or_default().to_owned();
-            Entry { path: vec![name], file }
-        }));
+        for file in page.files {
+            // The first file is in the listed directory itself, whose path may have links.
+            let top =
+                top.get_or_insert_with(|| file.path.rsplit_once('/').map_or("", |(top, _)| top).to_owned());
+            entries.push(Entry { path: names_below(top, &file.path), file });
+        }
         if is_last || entries.len() >= limit {
             entries.truncate(limit);
             return Ok(entries);
         }
         page_token = page.next_page_token;
+    }
+}
+
+/// The names from a directory to a file; the last name alone if the file is not below it.
+fn names_below(directory: &str, path: &str) -> Vec<String> {
+    let below = match directory {
+        "" => Some(path),
+        directory => path.strip_prefix(directory).and_then(|below| below.strip_prefix('/')),
+    };
+    match below.map(|below| below.split('/').map(str::to_owned).collect::<Vec<_>>()) {
+        Some(names) if names.iter().all(|name| !matches!(name.as_str(), "" | "." | "..")) => names,
+        _ => vec![path.rsplit('/').next().unwrap_or_default().to_owned()],
     }
 }
 
@@ -64,6 +90,7 @@ pub(super) async fn walk(client: &Client, parent: &str, root: &str) -> Result<Ve
         // One more shows that there are too many.
         let entries = list(client, parent, &path, MAX_ENTRIES + 1 - found.len()).await?;
         for mut entry in entries {
+            entry.path.drain(..entry.path.len() - 1);
             entry.path.splice(..0, directory.iter().cloned());
             if entry.file.kind() == FileKind::Directory && entry.has_plain_name() {
                 if entry.path.len() >= MAX_DEPTH {
@@ -83,6 +110,20 @@ pub(super) async fn walk(client: &Client, parent: &str, root: &str) -> Result<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_below_a_directory_stay_there() {
+        for (directory, path, names) in [
+            ("", "a/b", vec!["a", "b"]),
+            ("t", "t/a/b", vec!["a", "b"]),
+            ("t", "tx/a", vec!["a"]),
+            ("t", "t/../a", vec!["a"]),
+            ("t", "/etc/passwd", vec!["passwd"]),
+            ("", "/etc/passwd", vec!["passwd"]),
+        ] {
+            assert_eq!(names_below(directory, path), names, "{directory} {path}");
+        }
+    }
 
     #[test]
     fn hostile_names_are_not_requested() {

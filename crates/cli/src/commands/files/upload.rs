@@ -12,15 +12,15 @@ use super::{MODE_MASK, NO_FILE};
 use crate::client::Client;
 
 /// Bytes in one message.
-const CHUNK_BYTES: usize = 256 * 1024;
+pub(super) const CHUNK_BYTES: usize = 256 * 1024;
 /// Messages that may wait to be sent.
-const QUEUE_SIZE: usize = 4;
+pub(super) const QUEUE_SIZE: usize = 4;
 
-type Bytes = Box<dyn tokio::io::AsyncRead + Send + Unpin>;
+pub(super) type Bytes = Box<dyn tokio::io::AsyncRead + Send + Unpin>;
 
 /// Source of an upload.
 pub(super) struct Source {
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
     mode: Option<u32>,
     pub(super) size: Option<u64>,
 }
@@ -57,8 +57,8 @@ pub(super) async fn upload(
     path: String,
     bar: &ProgressBar,
 ) -> Result<File> {
-    let open =
-        WriteFileOpen { parent, path, mode: source.mode.map(u32::cast_signed), ..WriteFileOpen::default() };
+    let mode = source.mode.map(u32::cast_signed);
+    let open = WriteFileOpen { parent, path, mode, create_parents: true, ..WriteFileOpen::default() };
     let (requests, queue) = mpsc::channel(QUEUE_SIZE);
     let mut files = client.files();
     let mut call = pin!(files.write_file(ReceiverStream::new(queue)));

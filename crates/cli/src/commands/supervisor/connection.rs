@@ -88,13 +88,14 @@ impl Connection<'_> {
                 (id, Some(if persist { self.persist } else { ApprovalScope::Once }), reach)
             }
             Command::Deny { id } => (id, None, ApprovalReach::Unspecified),
-            Command::Save { scope: SaveScope::Org } => {
-                self.persist = ApprovalScope::Tenant;
+            Command::Save { scope } => {
+                // Whether the organisation delegates that, the server says about each decision.
+                self.persist = match scope {
+                    SaveScope::User => ApprovalScope::User,
+                    SaveScope::Project => ApprovalScope::Project,
+                    SaveScope::Org => ApprovalScope::Tenant,
+                };
                 return Ok(());
-            }
-            Command::Save { scope: SaveScope::User | SaveScope::Project } => {
-                let text = "decisions are saved for `org` alone, which is the tenant";
-                return self.send(&message::error(None, text)).await;
             }
         };
         self.decide(&id, (allow, reach)).await

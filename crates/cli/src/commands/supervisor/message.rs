@@ -54,38 +54,28 @@ pub(super) enum SaveScope {
     Org,
 }
 
-/// What a request is about.
-struct Subject<'a> {
-    pid: i64,
-    exe: &'a str,
-    cwd: &'a str,
-    path: String,
-    flags: i64,
-}
-
-/// The one place that knows what each kind of approval is about. No kind names a process: a decision
-/// holds for all of a run. `path` is the file, or else the host and port.
-fn subject(approval: &Approval) -> Subject<'_> {
-    let path = match (approval.host.as_str(), approval.port) {
+/// What a request is about: the file, or else the host and port.
+fn path(approval: &Approval) -> String {
+    match (approval.host.as_str(), approval.port) {
         _ if !approval.path.is_empty() => approval.path.clone(),
         (host, 0) => host.to_owned(),
         (host, port) => format!("{host}:{port}"),
-    };
-    Subject { pid: 0, exe: "", cwd: "", path, flags: 0 }
+    }
 }
 
-/// `event.fs_request`. `op` is the kind of the approval.
+/// `event.fs_request`. `op` is the kind of the approval. The process is the first that waits; a decision
+/// holds for all of a run.
 pub(super) fn request(approval: &Approval) -> Value {
-    let Subject { pid, exe, cwd, path, flags } = subject(approval);
     json!({
         "type": "event.fs_request",
         "id": approval.approval_id,
-        "pid": pid,
-        "exe": exe,
-        "cwd": cwd,
+        "pid": approval.pid,
+        "exe": approval.exe,
+        "cwd": approval.cwd,
         "op": record::approval_kind(approval),
-        "path": path,
-        "flags": flags,
+        "path": path(approval),
+        // Only reads are asked for.
+        "flags": 0,
         "message": approval.message,
         "session_id": approval.session_id,
         "run_id": approval.run_id,
@@ -104,6 +94,8 @@ pub(super) fn decision(approval: &Approval) -> Value {
         ApprovalScope::Once if approval.reach() == ApprovalReach::Directory => Some("dir"),
         ApprovalScope::Once => Some("file"),
         ApprovalScope::Session => Some("session"),
+        ApprovalScope::User => Some("user"),
+        ApprovalScope::Project => Some("project"),
         ApprovalScope::Tenant => Some("org"),
         ApprovalScope::Unspecified => None,
     };

@@ -31,7 +31,7 @@ use rustix::{
 use uuid::Uuid;
 
 pub(crate) use self::scan::ScanError;
-use crate::workspace::trash;
+use crate::{fault, workspace::trash};
 
 /// The name of the layer, which is also that of its mount point.
 const LAYER: &str = "workspace";
@@ -96,7 +96,9 @@ impl Transaction {
             }
             fs::set_permissions(&path, fs::Permissions::from_mode(0o711))?;
         }
-        DirBuilder::new().mode(0o700).create(self.path().join("replaced"))
+        DirBuilder::new().mode(0o700).create(self.path().join("replaced"))?;
+        fault::point("created");
+        Ok(())
     }
 
     /// Lists the changes and readies them for being applied. Call it when the sandbox is gone.
@@ -108,10 +110,13 @@ impl Transaction {
 
     /// Makes the changes durable and marks them as complete.
     pub(crate) fn prepare(&self) -> io::Result<()> {
+        fault::point("scanned");
         let directory = open_directory(&self.path())?;
         syncfs(&directory)?;
         File::create_new(self.path().join("prepared"))?.sync_all()?;
-        Ok(rustix::fs::fsync(&directory)?)
+        rustix::fs::fsync(&directory)?;
+        fault::point("prepared");
+        Ok(())
     }
 
     /// Whether the changes are complete.
@@ -122,7 +127,11 @@ impl Transaction {
     /// Applies prepared changes, or what is left of them. Nothing happens if that was done. Fails with
     /// [`ErrorKind::WouldBlock`] while another worker does it.
     pub(crate) fn apply(&self) -> io::Result<()> {
-        self.apply_while(&|| true)
+        let step = || {
+            fault::point("apply");
+            true
+        };
+        self.apply_while(&step)
     }
 
     /// Like [`Transaction::apply`], but fails when `may_continue` returns `false`.
@@ -148,7 +157,10 @@ impl Transaction {
         if !may_continue() {
             return Err(ErrorKind::TimedOut.into());
         }
-        self.discard()
+        fault::point("applied");
+        self.discard()?;
+        fault::point("discarded");
+        Ok(())
     }
 
     /// Moves the directory to the trash, where [`Transaction::empty_trash`] or the janitor removes it.

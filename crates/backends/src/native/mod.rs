@@ -1,0 +1,201 @@
+//! Mode `native`: namespaces and mounts without a tool.
+//!
+//! A process for each active session (`codelia-init --template`) holds what its sandboxes have in common.
+//! A sandbox is a fork of that process in namespaces of its own, so that nothing is executed until the
+//! command is.
+
+mod plan;
+mod process;
+mod template;
+mod templates;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use codelia_init::{Failure, Step};
+use codelia_policy::{Mount, Plan};
+use codelia_sys::{
+    cgroup::{CgroupParent, Group},
+    rlimit,
+};
+use codelia_types::{Mode, SessionId};
+
+use crate::{
+    Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
+    mask::Masks,
+    probe::{self, Probed},
+    sandbox::{Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
+    tool::{
+        overlay::{Namespaces, Overlays},
+        view,
+    },
+};
+use process::NativeProcess;
+use template::Template;
+use templates::Templates;
+
+/// Configuration of mode `native`.
+#[derive(Debug, Clone)]
+pub struct NativeOptions {
+    /// Path of `codelia-init`.
+    pub init: PathBuf,
+    /// Where the control groups of sandboxes are created.
+    pub cgroup_parent: CgroupParent,
+    /// Sockets of container engines, which no sandbox shows.
+    pub engine_sockets: Vec<PathBuf>,
+    /// Whether limits that no control group enforces are watched. Otherwise the mode is not usable
+    /// without control groups.
+    pub watch_limits: bool,
+    /// How many templates are kept for the next runs of their sessions.
+    pub max_templates: usize,
+}
+
+/// Creates the backend of mode `native`.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn native(options: NativeOptions) -> Result<impl Backend + 'static, Error> {
+    // If this fails, every sandbox fails with the step, and the probe shows the remedy.
+    if let Err(errno) = rlimit::permit_core_limit() {
+        tracing::warn!(%errno, "hard limit of core dumps is 0 and cannot be raised");
+    }
+    let real = options.engine_sockets.iter().filter_map(|socket| socket.canonicalize().ok());
+    let secrets = real.chain(options.engine_sockets.iter().cloned()).collect();
+    Ok(Native {
+        cgroups: Cgroups::detect(&options.cgroup_parent)?,
+        overlays: Overlays::default(),
+        templates: Templates::new(options.max_templates),
+        init: options.init,
+        secrets,
+        watch_limits: options.watch_limits,
+    })
+}
+
+#[derive(Debug)]
+struct Native {
+    init: PathBuf,
+    cgroups: Cgroups,
+    overlays: Overlays,
+    templates: Templates,
+    /// The sockets of engines, under their configured and their real paths.
+    secrets: Vec<PathBuf>,
+    watch_limits: bool,
+}
+
+impl Native {
+    async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let plan = &*alias::hide(plan, &self.secrets).await?;
+        let mut setup = setup::of(plan)?;
+        if let Some(security) = &mut setup.security {
+            let mut view = view::of(plan, &Masks::of(&plan.mounts).await?, true)?;
+            view::expect_template_mounts(&mut security.expected, &mut view);
+            security.view = Some(view);
+        }
+        let namespaces = self.overlays.mount(&self.init, plan).await?;
+        let mut group = self.cgroups.create(plan)?;
+        match self.start(plan, namespaces).await {
+            Ok((control, process)) => {
+                let sandbox = Sandbox::new(control, Box::new(process), group);
+                prepared::prepare(sandbox, plan, setup, None, None).await
+            }
+            Err(error) => {
+                group.as_mut().map(Group::remove).transpose()?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn start(
+        &self,
+        plan: &Plan,
+        namespaces: Option<Arc<Namespaces>>,
+    ) -> Result<(Control, NativeProcess), Error> {
+        let wanted = plan::template(plan)?;
+        let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
+        // Overlays are gone with the last sandbox, and a transaction's with its run.
+        if plan.mounts.iter().any(|mount| matches!(mount, Mount::Overlay { .. } | Mount::Transaction { .. }))
+        {
+            let template = Arc::new(Template::create(&self.init, &wanted, fds).await?);
+            let (control, init) = template.start().await?;
+            return Ok((control, NativeProcess::new(init, plan, template, namespaces)?));
+        }
+        let (template, (control, init)) = self.templates.start(&self.init, wanted).await?;
+        Ok((control, NativeProcess::new(init, plan, template, None)?))
+    }
+}
+
+#[async_trait]
+impl Probed for Native {
+    const MODE: Mode = Mode::Native;
+
+    fn init(&self) -> &Path {
+        &self.init
+    }
+
+    async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        let created = self.create(plan).await;
+        // No other run has the session of a probe.
+        self.templates.forget(plan.session);
+        created
+    }
+
+    fn gap(&self, error: &Error) -> Gap {
+        probe::sandbox_gap(error, remedy(error).to_owned())
+    }
+}
+
+#[async_trait]
+impl Backend for Native {
+    fn mode(&self) -> Mode {
+        Mode::Native
+    }
+
+    async fn probe(&self) -> Capabilities {
+        probe::capabilities(self, &self.cgroups, self.watch_limits).await
+    }
+
+    async fn sweep(&self) -> Result<usize, Error> {
+        self.templates.drop_idle();
+        Ok(self.cgroups.remove_orphans()?)
+    }
+
+    fn forget_session(&self, session: SessionId) {
+        self.templates.forget(session);
+    }
+
+    fn shutdown(&self) {
+        self.templates.clear();
+        self.cgroups.shutdown();
+    }
+
+    async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
+        isolation::require_isolating(plan, Mode::Native, self.watch_limits)?;
+        self.create(plan).await
+    }
+}
+
+fn remedy(error: &Error) -> &'static str {
+    match error {
+        Error::InitFailed(Failure { step: Step::TemplateNamespaces | Step::StartSandbox, .. }) => {
+            "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; on \
+             Ubuntu kernel.apparmor_restrict_unprivileged_userns=0 or a profile for codelia-init), on Linux 5.12 \
+             or later"
+        }
+        Error::InitFailed(Failure { step: Step::TemplateMounts, .. }) => {
+            "make the directories above the sessions traversable (mode 0711)"
+        }
+        Error::InitFailed(Failure { step: Step::TemplateNetwork, .. }) => {
+            "allow network namespaces (sysctl user.max_net_namespaces)"
+        }
+        Error::InitFailed(Failure { step: Step::OwnMounts, .. }) => {
+            "give the worker's container an unmasked /proc (Kubernetes: procMount: Unmasked)"
+        }
+        Error::InitStart { .. } => {
+            "make codelia-init executable for every user, and the directories above it traversable"
+        }
+        error => isolation::init_remedy(error),
+    }
+}

@@ -1,0 +1,153 @@
+//! Which part of a plan is made once, in a template, and which for each sandbox.
+
+use std::{
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use codelia_init::{OwnMount, STAGING_DIR, Template, TemplateMount};
+use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS};
+use codelia_types::{Mode, NetworkMode, SessionId};
+
+use crate::{
+    Error,
+    isolation::{self, MAX_TERMINALS},
+    tool::{overlay, view},
+};
+
+/// A template, and everything that makes it another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TemplateSpec {
+    /// First, because it decides most comparisons.
+    pub(super) session: SessionId,
+    pub(super) ids: Ids,
+    pub(super) template: Template,
+    /// What its mounts show of the host, which may be replaced while a template lives.
+    sources: Vec<SourceIdentity>,
+}
+
+/// A file or directory of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct SourceIdentity {
+    device: u64,
+    inode: u64,
+    /// When it changed and how long it is, for a file that is copied.
+    content: Option<(i64, i64, u64)>,
+}
+
+/// The template of a plan. A mount is made for each sandbox if it is a `/proc`, a terminal or a tmpfs, or
+/// if it is above or below such a mount that comes earlier in the plan.
+pub(super) fn template(plan: &Plan) -> Result<TemplateSpec, Error> {
+    let mut split = Split::default();
+    for (index, mount) in plan.mounts.iter().enumerate() {
+        split.add(mount, view::place(plan, index), index)?;
+    }
+    let template = Template {
+        hostname: plan.hostname.clone(),
+        uid: SANDBOX_IDS.uid,
+        gid: SANDBOX_IDS.gid,
+        // For a proxy, init creates the network.
+        has_networks: plan.network == NetworkMode::None,
+        mounts: split.shared,
+        own_mounts: split.own,
+    };
+    Ok(TemplateSpec { session: plan.session, ids: isolation::ids(plan)?, template, sources: split.sources })
+}
+
+#[derive(Default)]
+struct Split {
+    shared: Vec<TemplateMount>,
+    own: Vec<OwnMount>,
+    /// The mount points of `own`.
+    own_targets: Vec<PathBuf>,
+    sources: Vec<SourceIdentity>,
+}
+
+impl Split {
+    fn add(&mut self, mount: &Mount, place: PathBuf, index: usize) -> Result<(), Error> {
+        // Nothing can be mounted over the root of a process.
+        if place == Path::new("/") {
+            return Err(Error::Unenforceable { field: "mounts" });
+        }
+        let overlaps = self.own_targets.iter().any(|own| place.starts_with(own) || own.starts_with(&place));
+        match mount {
+            Mount::Proc => self.add_own(OwnMount::Proc, place),
+            Mount::Tmpfs { size_bytes, .. } => {
+                self.add_own(OwnMount::Tmpfs { target: place.clone(), size_bytes: *size_bytes }, place);
+            }
+            Mount::Dev if overlaps => return Err(Error::Unenforceable { field: "mounts" }),
+            Mount::Dev => {
+                self.shared.push(TemplateMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
+                self.add_own(OwnMount::Terminals { max: MAX_TERMINALS }, place.join("pts"));
+            }
+            Mount::Symlink { to, .. } if overlaps => {
+                self.add_own(OwnMount::Symlink { target: place.clone(), to: to.clone() }, place);
+            }
+            Mount::Symlink { to, .. } => {
+                self.shared.push(TemplateMount::Symlink { target: place, to: to.clone() });
+            }
+            // codelia-init masks them, for each sandbox.
+            Mount::Hidden { .. } => {}
+            _ if overlaps => {
+                let staged = Path::new(STAGING_DIR).join(format!("own-{index}"));
+                self.add_shared(mount, staged.clone())?;
+                self.add_own(OwnMount::Staged { staged, target: place.clone() }, place);
+            }
+            _ => self.add_shared(mount, place)?,
+        }
+        Ok(())
+    }
+
+    fn add_own(&mut self, mount: OwnMount, target: PathBuf) {
+        self.own.push(mount);
+        self.own_targets.push(target);
+    }
+
+    fn add_shared(&mut self, mount: &Mount, target: PathBuf) -> Result<(), Error> {
+        let one = match mount {
+            Mount::Bind { source, writable, .. } => {
+                self.add_source(source, false)?;
+                TemplateMount::Bind { source: source.clone(), target, writable: *writable }
+            }
+            // A copy of a file that everyone may read is faster than a mount, and no inode is shared.
+            Mount::Runtime { path } => {
+                let metadata = metadata(path)?;
+                let is_copied = metadata.is_file() && view::is_readable(&metadata);
+                self.add_source(path, is_copied)?;
+                let source = path.clone();
+                if is_copied {
+                    TemplateMount::Copy { source, target }
+                } else {
+                    TemplateMount::Bind { source, target, writable: false }
+                }
+            }
+            Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
+                TemplateMount::Bind { source: overlay::mount_point(layer), target, writable: true }
+            }
+            Mount::File { text, .. } => TemplateMount::File { target, text: text.clone() },
+            Mount::Tmpfs { .. } | Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => {
+                return Ok(());
+            }
+        };
+        self.shared.push(one);
+        Ok(())
+    }
+
+    fn add_source(&mut self, path: &Path, is_copied: bool) -> Result<(), Error> {
+        let metadata = metadata(path)?;
+        let content = || (metadata.ctime(), metadata.ctime_nsec(), metadata.len());
+        let (device, inode) = (metadata.dev(), metadata.ino());
+        self.sources.push(SourceIdentity { device, inode, content: is_copied.then(content) });
+        Ok(())
+    }
+}
+
+fn metadata(path: &Path) -> Result<Metadata, Error> {
+    let failed = |error: io::Error| Error::Tool {
+        mode: Mode::Native,
+        message: format!("cannot open {}: {error}", path.display()),
+    };
+    fs::metadata(path).map_err(failed)
+}

@@ -1,0 +1,74 @@
+//! The `codelia-init` of a sandbox that a template's process has started and reaps.
+
+use std::{io, sync::Arc};
+
+use async_trait::async_trait;
+use codelia_policy::Plan;
+use codelia_sys::{
+    Pid,
+    process::{PidFd, TreeRoot},
+};
+use codelia_types::Receipt;
+use tokio::io::unix::AsyncFd;
+
+use crate::{
+    Error,
+    sandbox::{
+        child::async_fd,
+        process::{MountMarkers, SandboxProcess},
+    },
+    tool::overlay::Namespaces,
+};
+
+use super::template::Template;
+
+/// PID 1 of a sandbox's namespace. When it has ended, the kernel has killed all other processes of the
+/// namespace.
+#[derive(Debug)]
+pub(super) struct NativeProcess {
+    init: AsyncFd<PidFd>,
+    /// `None` if it had ended before we could ask.
+    pid: Option<Pid>,
+    mounts: MountMarkers,
+    /// The sandbox dies with it.
+    _template: Arc<Template>,
+    /// Keeps the session's overlays mounted while this sandbox lives.
+    _namespaces: Option<Arc<Namespaces>>,
+}
+
+impl NativeProcess {
+    pub(super) fn new(
+        init: PidFd,
+        plan: &Plan,
+        template: Arc<Template>,
+        namespaces: Option<Arc<Namespaces>>,
+    ) -> Result<Self, Error> {
+        let pid = init.pid().map_err(io::Error::from)?;
+        let init = async_fd(init).map_err(|(_, error)| error)?;
+        let mounts = MountMarkers::of(plan);
+        Ok(Self { init, pid, mounts, _template: template, _namespaces: namespaces })
+    }
+}
+
+#[async_trait]
+impl SandboxProcess for NativeProcess {
+    /// Readable once it has ended. However that happened, no process is left.
+    async fn wait(&mut self) -> bool {
+        self.init.readable().await.is_ok()
+    }
+
+    async fn kill(&mut self) {
+        if let Err(errno) = self.init.get_ref().kill() {
+            tracing::warn!(%errno, "codelia-init not killed");
+        }
+    }
+
+    fn tool(&self) -> Option<TreeRoot> {
+        self.pid.map(TreeRoot::First)
+    }
+
+    async fn remove(&mut self) -> Receipt {
+        let mounts = u32::try_from(self.mounts.count()).unwrap_or(u32::MAX);
+        Receipt { mounts, ..Receipt::default() }
+    }
+}

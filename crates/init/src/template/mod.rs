@@ -1,0 +1,146 @@
+//! `codelia-init --template`: holds the namespaces and mounts that the sandboxes of a session have in
+//! common, and starts sandboxes out of them. It runs as the session's user from its first instruction.
+//!
+//! A sandbox is a fork of this process in user, mount, PID and IPC namespaces of its own, which goes on
+//! as its `codelia-init`. It dies with this process, and this process ends with its backend.
+
+mod mounts;
+mod networks;
+
+use std::{
+    io::{Stdin, stdin},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use codelia_init::{Failure, HOST_PROC, Report, Step, Template, TemplateRequest};
+use codelia_sys::{
+    Errno, fd, mount,
+    process::{self, Reaped, SingleThread},
+    signal::{self, ChildEvents},
+    user_namespace,
+};
+
+use crate::{
+    control::Control,
+    setup::{at, at_io},
+};
+use networks::Networks;
+
+/// The exit code of a sandbox that failed. Its backend gets the failure as a message.
+const FAILED: i32 = 1;
+
+/// The template's process.
+struct Holder {
+    process: SingleThread,
+    template: Template,
+    networks: Networks,
+}
+
+/// Makes the template and serves requests until the backend closes the socket.
+pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
+    let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
+    fd::redirect_output_to_null().map_err(at(Step::RedirectOutput))?;
+    process::new_session().map_err(at(Step::LeaveSession))?;
+    process::set_name(c"codelia-session").map_err(at(Step::LeaveSession))?;
+    signal::block_all().map_err(at(Step::BlockSignals))?;
+    let events = ChildEvents::open().map_err(at(Step::BlockSignals))?;
+    let Some(TemplateRequest::Create(template)) = control.receive_message()? else {
+        return Err(Failure::new(Step::Protocol, Errno::PROTO));
+    };
+    let networks = create(&template)?;
+    control.send(&Report::Ready, &[])?;
+    let mut holder = Holder { process, template: *template, networks };
+    loop {
+        let (has_request, child_ended) =
+            signal::wait_readable(&*control, &events, None).map_err(at(Step::Supervise))?;
+        if child_ended {
+            events.clear().map_err(at(Step::Supervise))?;
+            holder.reap()?;
+        }
+        if has_request {
+            // The kernel kills the sandboxes with this process.
+            if !control.fill()? {
+                return Ok(());
+            }
+            while let Some(request) = control.next_buffered()? {
+                match request {
+                    TemplateRequest::Start => holder.start(&control.take_descriptor()?)?,
+                    TemplateRequest::Create(_) => return Err(Failure::new(Step::Protocol, Errno::PROTO)),
+                }
+            }
+        }
+    }
+}
+
+/// The steps, in order.
+fn create(template: &Template) -> Result<Networks, Failure> {
+    let ids = (process::own_uid(), process::own_gid());
+    mount::unshare_for_template().map_err(at(Step::TemplateNamespaces))?;
+    user_namespace::map_ids(Path::new("/proc"), (template.uid, ids.0), (template.gid, ids.1))
+        .map_err(at(Step::TemplateNamespaces))?;
+    // After the maps: the files in /proc belong to root then.
+    process::set_not_dumpable().map_err(at(Step::SetNotDumpable))?;
+    if let Some(name) = &template.hostname {
+        process::set_host_name(name).map_err(at(Step::TemplateNamespaces))?;
+    }
+    mounts::create(template).map_err(at_io(Step::TemplateMounts))?;
+    Networks::create(template.has_networks).map_err(at(Step::TemplateNetwork))
+}
+
+impl Holder {
+    /// Starts a sandbox. A failure is reported to it and does not end the template.
+    fn start(&mut self, control: &OwnedFd) -> Result<(), Failure> {
+        self.reap()?;
+        let answer = Control::new(control);
+        match self.fork(control) {
+            Ok(init) => answer.send(&Report::Started, &[init.as_fd()]),
+            Err(failure) => answer.send(&Report::Failed(failure), &[]),
+        }
+    }
+
+    fn fork(&mut self, control: &OwnedFd) -> Result<process::PidFd, Failure> {
+        let network = self.networks.enter_free().map_err(at(Step::TemplateNetwork))?;
+        let child = || run(&self.template, control);
+        let (pid, init) = self.process.fork_isolated(child).map_err(at(Step::StartSandbox))?;
+        self.networks.occupy(network, pid);
+        Ok(init)
+    }
+
+    /// Reaps sandboxes that have ended. No process of them is left then.
+    fn reap(&mut self) -> Result<(), Failure> {
+        while let Reaped::Ended(pid, _) = process::try_reap().map_err(at(Step::Supervise))? {
+            self.networks.release(pid);
+        }
+        Ok(())
+    }
+}
+
+/// Runs in the sandbox, as its init, until it ends.
+fn run(template: &Template, socket: &OwnedFd) -> i32 {
+    // Its own end is the first thing that a sandbox without a holder must see.
+    let joined = fd::replace_stdin(socket).and_then(|()| process::die_with_parent());
+    let mut control = Control::new(stdin());
+    let served = joined.map_err(at(Step::JoinTemplate)).and_then(|()| {
+        become_init(template)?;
+        crate::serve(&mut control)
+    });
+    match served {
+        Ok(()) => 0,
+        Err(failure) => {
+            // If the backend does not get this, it sees the end of the socket.
+            let _ = control.send(&Report::Failed(failure), &[]);
+            FAILED
+        }
+    }
+}
+
+/// The steps up to where an init that a tool has executed begins.
+fn become_init(template: &Template) -> Result<(), Failure> {
+    process::set_name(c"codelia-init").map_err(at(Step::JoinTemplate))?;
+    // Only a dumpable process may write its maps. Init makes itself undumpable next.
+    process::set_dumpable().map_err(at(Step::JoinTemplate))?;
+    let (uids, gids) = ((template.uid, template.uid), (template.gid, template.gid));
+    user_namespace::map_ids(Path::new(HOST_PROC), uids, gids).map_err(at(Step::JoinTemplate))?;
+    mounts::create_own(&template.own_mounts).map_err(at_io(Step::OwnMounts))
+}
