@@ -325,7 +325,7 @@ async fn decision_is_kept_for_user_or_project() -> Result<()> {
     ensure!((decided.scope(), &*decided.subject) == (ApprovalScope::Project, "web"), "{decided:?}");
     ensure!(place.result(&run).await?.stdout_text().contains("content of one"));
 
-    // It holds for the project, whoever creates the session, and for nothing else.
+    // It holds for all sessions of the project, and for nothing else.
     ensure!(place.is_granted(&place.session_of(caller, "web").await?, "one").await?);
     ensure!(!place.is_granted(&place.session_of(caller, "shop").await?, "one").await?);
     ensure!(!place.is_granted(&own, "one").await?);

@@ -81,7 +81,7 @@ impl Numbered {
         Ok(())
     }
 
-    /// What the files look like on the disk, whoever holds the session.
+    /// The files on the disk, with any holder of the session, or none.
     fn on_disk(&self) -> Result<usize> {
         let workspace = self.cluster.session_directories()?.pop().context("a session")?;
         numbers(&workspace)

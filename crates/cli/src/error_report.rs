@@ -120,8 +120,10 @@ impl ErrorReport {
         let metadata = |name| info.and_then(|info| info.metadata.get(name)).cloned();
         let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
         let reason = info.map(|info| info.reason.clone());
-        let field =
-            metadata("field").or_else(|| violation.map(|v| v.field.clone())).or_else(|| metadata("quota"));
+        let field = metadata("field")
+            .filter(|field| !field.is_empty())
+            .or_else(|| violation.map(|v| v.field.clone()))
+            .or_else(|| metadata("quota"));
         let message = if status.code() == Code::Unauthenticated {
             "API key rejected: check CODELIA_API_KEY or client.toml".to_owned()
         } else if status.message().is_empty() {

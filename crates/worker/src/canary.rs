@@ -48,7 +48,7 @@ const BUFFER: usize = 4096;
 pub(crate) struct Canaries {
     inotify: AsyncFd<OwnedFd>,
     watches: Mutex<HashMap<i32, SessionId>>,
-    /// Held by whoever responds, so that the end of a run waits for what was seen of it.
+    /// Held while a sign is answered, so that the end of a run waits for what was seen of it.
     responding: tokio::sync::Mutex<()>,
 }
 

@@ -87,7 +87,7 @@ async fn listing_descends_to_requested_depth() -> Result<()> {
         let refusal = outcome(workspace.list_levels("t", 1, depth).await);
         assert_eq!(refusal, refused(Code::InvalidArgument, "INVALID_FIELD"));
     }
-    // A page goes on where the last one ended, although its directory is gone.
+    // A page continues where the last one ended, although its directory is gone.
     let request = ListFilesRequest {
         parent: name.clone(),
         path: "t".into(),

@@ -1,8 +1,8 @@
 //! `codelia-init --template`: holds the namespaces and mounts that the sandboxes of a session have in
 //! common, and starts sandboxes out of them. It runs as the session's user from its first instruction.
 //!
-//! A sandbox is a fork of this process in user, mount, PID and IPC namespaces of its own, which goes on
-//! as its `codelia-init`. It dies with this process, and this process ends with its backend.
+//! A sandbox is a fork of this process in user, mount, PID and IPC namespaces of its own, and
+//! continues as its `codelia-init`. It dies with this process, and this process ends with its backend.
 
 mod mounts;
 mod networks;

@@ -44,7 +44,7 @@ async fn only_holder_decides_about_changes_once() {
     let fenced = fixture.store.changes_decide(decision, &lease.token).await;
     assert!(matches!(fenced, Err(Error::Fenced)), "{fenced:?}");
     assert_eq!(state(&fixture, run).await, Some(ChangesState::Held));
-    // The first decision counts, whoever repeats or contradicts it.
+    // The first decision counts. A repeated or another one changes nothing.
     for apply in [true, true, false] {
         let decided = fixture.store.changes_decide(ChangesDecision { apply, ..decision }, &taken.token).await;
         assert_eq!(decided.unwrap(), Some(ChangesState::Applied));

@@ -62,8 +62,8 @@ impl SingleThread {
         arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
         arguments.pidfd = (&raw mut pidfd).expose_provenance() as u64;
         // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call.
-        // Without a stack and without CLONE_VM this is a fork; there is no other thread that could
-        // hold a lock which the child would wait for.
+        // Without a stack and without CLONE_VM this is a fork, and no other thread can hold a
+        // lock that the child would wait for.
         match unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of_val(&arguments)) } {
             0 => exit_immediately(child()),
             pid if pid > 0 => {

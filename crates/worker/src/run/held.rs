@@ -1,6 +1,6 @@
 //! Changes that wait for a decision: stores it under the lease and carries it out.
 //!
-//! The store has the decision before any file is moved, so whoever opens the session next finishes what
+//! The store has the decision before any file is moved, so the next holder of the session finishes what
 //! this worker began. Nothing else uses the workspace meanwhile.
 
 use std::{sync::Arc, time::Duration};

@@ -238,7 +238,7 @@ impl Tree {
         if to == path {
             return Ok(());
         }
-        // Whoever has another name can read and write the file.
+        // With another name, the file can be read and written.
         self.check_writable(&to)?;
         let name = to.file_name().ok_or(Reason::LeadsOut)?;
         let directory = to.parent().unwrap_or(Path::new(""));
