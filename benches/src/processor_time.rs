@@ -13,8 +13,9 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub(crate) struct ProcessorTime(BTreeMap<&'static str, f64>);
 
 impl ProcessorTime {
-    /// Reads it for the first api and worker of the cluster, for the worker's ended children, for Postgres and
-    /// for this process, which is the client.
+    /// Reads it for the first api and worker of the cluster, for the worker's descendants, for Postgres, for
+    /// this process, which is the client, and for the whole machine. What the machine used beyond the processes
+    /// is the work of the kernel that no process is charged for, such as the removal of namespaces.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
         // The process that all backends descend from.
@@ -23,20 +24,27 @@ impl ProcessorTime {
         let worker = Stat::read(cluster.workers[0].process.pid())?;
         let server = Stat::read(postmaster)?;
         let mut postgres = server.own + server.ended_children;
+        let mut sandboxes = worker.ended_children;
         for entry in fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             // A process may have ended meanwhile.
             let Ok(stat) = Stat::read(pid) else { continue };
             if stat.parent == postmaster {
                 postgres += stat.own;
+            } else if stat.parent == cluster.workers[0].process.pid() {
+                // The holder of a session's template lives on; what it started has ended.
+                sandboxes += stat.own + stat.ended_children;
             }
         }
+        let client = Stat::read(std::process::id())?.own;
+        let processes = client + api.own + worker.own + sandboxes + postgres;
         Ok(Self(BTreeMap::from([
-            ("client", Stat::read(std::process::id())?.own),
+            ("client", client),
             ("api", api.own),
             ("worker", worker.own),
-            ("sandbox and command", worker.ended_children),
+            ("sandbox and command", sandboxes),
             ("Postgres", postgres),
+            ("kernel threads and others", busy_seconds()? - processes),
         ])))
     }
 
@@ -47,6 +55,17 @@ impl ProcessorTime {
             .map(|(name, now)| (*name, now - before.0.get(name).copied().unwrap_or_default()))
             .collect()
     }
+}
+
+/// The time that all processors of the machine have worked, from `/proc/stat`.
+fn busy_seconds() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().context("empty /proc/stat")?;
+    let ticks: Vec<f64> =
+        line.split_whitespace().skip(1).take(7).map(str::parse).collect::<Result<_, _>>()?;
+    // The fourth and fifth are idle and waiting for a disk.
+    let idle: f64 = ticks.iter().skip(3).take(2).sum();
+    Ok((ticks.iter().sum::<f64>() - idle) / TICKS_PER_SECOND)
 }
 
 /// The time that the host of this virtual machine gave to others, from `/proc/stat`, in ticks.

@@ -33,7 +33,7 @@ pub(crate) struct Capacity {
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) -> Result<Vec<Capacity>> {
     let window = Duration::from_secs(seconds);
     let mut all = Vec::new();
-    for mode in ["logical", "bwrap"] {
+    for mode in std::env::var("M").unwrap_or("logical native bwrap".into()).leak().split(" ") {
         let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
         let shape = ClusterOptions { slots: 4 * cores, settings, ..ClusterOptions::default() };
         let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;

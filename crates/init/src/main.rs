@@ -24,10 +24,11 @@ mod view;
 use std::{
     io::{self, Stdin, stdin},
     os::{fd::AsFd, unix::net::UnixStream},
+    path::PathBuf,
     process::ExitCode,
 };
 
-use codelia_init::{Exit, Failure, Report};
+use codelia_init::{Exit, ExpectedMount, Failure, Report};
 use codelia_sys::fd;
 
 use child::CommandProcess;
@@ -55,7 +56,7 @@ fn main() -> ExitCode {
     } else if is_first_argument("--template") {
         template::serve(&mut control)
     } else {
-        serve(&mut control)
+        serve(&mut control, &[])
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,8 +78,9 @@ fn connect() -> io::Result<()> {
     Ok(fd::replace_stdin(UnixStream::connect(path)?)?)
 }
 
-fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
-    let state = setup::run(control)?;
+/// `made`: mounts that exist and are not part of the request.
+fn serve(control: &mut Control<Stdin>, made: &[(PathBuf, ExpectedMount)]) -> Result<(), Failure> {
+    let state = setup::run(control, made)?;
     let CommandProcess { pid, launch, listener } = child::start(&state)?;
     // Init starts no other process, so no process inherits its filter.
     restrict::supervision(&state.setup)?;

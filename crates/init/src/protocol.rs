@@ -118,6 +118,11 @@ pub enum TemplateMount {
         /// Whether it is writable.
         writable: bool,
     },
+    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this template share.
+    Runtime {
+        /// On the host and inside.
+        path: PathBuf,
+    },
     /// A copy of a file of the host.
     Copy {
         /// On the host.
@@ -186,6 +191,9 @@ pub const STAGING_DIR: &str = "/.codelia-mounts";
 
 /// The host's `/proc` in a template. The kernel mounts a new one only where one is visible.
 pub const HOST_PROC: &str = "/.codelia-mounts/proc";
+
+/// Where the sandboxes of a template find what covers masked paths.
+pub const TEMPLATE_FILES: &str = "/.codelia-mounts/files";
 
 /// The directory of the mount points, in the directory of the layers.
 pub const OVERLAY_MOUNTS_DIR: &str = "mounted";

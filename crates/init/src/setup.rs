@@ -1,8 +1,11 @@
 //! The setup of init itself, before it starts the command's process: one ordered list of steps.
 
-use std::io::{self, Stdin};
+use std::{
+    io::{self, Stdin},
+    path::PathBuf,
+};
 
-use codelia_init::{Failure, Request, Setup, Step};
+use codelia_init::{ExpectedMount, Failure, Request, Setup, Step};
 use codelia_sys::{
     Errno, Pid, cgroup, fd,
     process::{self, SingleThread},
@@ -21,7 +24,10 @@ pub(crate) struct InitState {
 }
 
 /// The steps, in order. A step that drops a privilege comes after those that need it.
-pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
+pub(crate) fn run(
+    control: &mut Control<Stdin>,
+    made: &[(PathBuf, ExpectedMount)],
+) -> Result<InitState, Failure> {
     let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
     fd::redirect_output_to_null().map_err(at(Step::RedirectOutput))?;
     process::new_session().map_err(at(Step::LeaveSession))?;
@@ -42,7 +48,7 @@ pub(crate) fn run(control: &mut Control<Stdin>) -> Result<InitState, Failure> {
         // After the cgroups are joined: the root of the new cgroup namespace is the own cgroup.
         if let Some(view) = &security.view {
             let mounts = view::create(view, &security.expected)?;
-            security.expected.mounts.extend(mounts);
+            security.expected.mounts.extend(made.iter().cloned().chain(mounts));
         }
         check::environment(&security.expected)?;
         // After the check that the network is the sandbox's own.

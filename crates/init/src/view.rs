@@ -12,7 +12,8 @@ use std::{
 };
 
 use codelia_init::{
-    ExpectedEnvironment, ExpectedMount, Failure, FileIdentity, Mask, PrivatePath, StagedMount, Step, View,
+    ExpectedEnvironment, ExpectedMount, Failure, FileIdentity, Mask, PrivatePath, StagedMount, Step,
+    TEMPLATE_FILES, View,
 };
 use codelia_sys::{
     Errno, mount, overlay,
@@ -44,20 +45,19 @@ const HIDDEN_DIRECTORY: &str = "directory";
 const HIDDEN_FILE: &str = "file";
 
 /// The mounts that the view made.
-type Made = Vec<(PathBuf, ExpectedMount)>;
+pub(crate) type Made = Vec<(PathBuf, ExpectedMount)>;
 
 /// Creates the view. Returns the mounts that it made.
 pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made, Failure> {
     let unshare = if view.owns_mounts { mount::unshare_cgroups } else { mount::unshare_mounts_and_cgroups };
     unshare().map_err(at(Step::UnshareView))?;
-    let files = Files::create().map_err(at_io(Step::UnshareView))?;
-    let table = proc_self::mounts().map_err(at(Step::PrivateRuntime))?;
-    make_submounts_read_only(expected, &table).map_err(at(Step::MaskPaths))?;
     let mut mounts = Vec::new();
-    for private in &view.private {
-        files.make_private(private, &table, &mut mounts).map_err(at_io(Step::PrivateRuntime))?;
-    }
-    mount::make_read_only(&files.tmpfs).map_err(at(Step::MaskPaths))?;
+    let files = if view.owns_mounts {
+        // The template has covered the runtime, and made its mounts read-only.
+        Files::of_template().map_err(at(Step::UnshareView))?
+    } else {
+        change_tool_mounts(view, expected, &mut mounts)?
+    };
     let settings = Path::new(SETTINGS);
     make_read_only(settings).map_err(at(Step::MaskPaths))?;
     mounts.push((settings.to_owned(), read_only("proc")));
@@ -69,6 +69,22 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
         mounts.push((mask.path.clone(), read_only("tmpfs")));
     }
     Ok(mounts)
+}
+
+/// Makes the runtime private in the mounts of a tool.
+fn change_tool_mounts(
+    view: &View,
+    expected: &ExpectedEnvironment,
+    made: &mut Made,
+) -> Result<Files, Failure> {
+    let files = Files::create().map_err(at_io(Step::UnshareView))?;
+    let table = proc_self::mounts().map_err(at(Step::PrivateRuntime))?;
+    make_submounts_read_only(expected, &table).map_err(at(Step::MaskPaths))?;
+    for private in &view.private {
+        files.make_private(private, &table, made).map_err(at_io(Step::PrivateRuntime))?;
+    }
+    files.make_read_only().map_err(at(Step::MaskPaths))?;
+    Ok(files)
 }
 
 /// A read-only mount that must exist.
@@ -112,18 +128,33 @@ fn is_below(mount: &Mount, path: &Path) -> bool {
 }
 
 /// A private tmpfs with what the view needs.
-struct Files {
+pub(crate) struct Files {
     tmpfs: OwnedFd,
 }
 
 impl Files {
-    fn create() -> io::Result<Self> {
+    /// Needs `/proc`.
+    pub(crate) fn create() -> io::Result<Self> {
         let files = Self { tmpfs: mount::create_tmpfs(MAX_BYTES)? };
         mount::attach(&files.tmpfs, Path::new(STAGE))?;
         DirBuilder::new().mode(0o755).create(files.path(EMPTY))?;
         DirBuilder::new().mode(0o0).create(files.path(HIDDEN_DIRECTORY))?;
         File::options().write(true).create_new(true).mode(0o0).open(files.path(HIDDEN_FILE))?;
         Ok(files)
+    }
+
+    /// Those of a template, which all its sandboxes share: nothing of them can be opened.
+    fn of_template() -> Result<Self, Errno> {
+        Ok(Self { tmpfs: overlay::open_directory(Path::new(TEMPLATE_FILES))? })
+    }
+
+    pub(crate) fn make_read_only(&self) -> Result<(), Errno> {
+        mount::make_read_only(&self.tmpfs)
+    }
+
+    /// A mount of all of them.
+    pub(crate) fn clone_mount(&self) -> Result<OwnedFd, Errno> {
+        mount::clone_beneath(&self.tmpfs, Path::new(""))
     }
 
     fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -151,7 +182,7 @@ impl Files {
 
     /// Covers a directory with an overlay of it, a file with a copy. The kernel makes no overlay of a
     /// directory with mounts of the host below it: then its entries are covered one by one.
-    fn cover(&self, path: &Path, table: &[Mount], made: &mut Made) -> io::Result<()> {
+    pub(crate) fn cover(&self, path: &Path, table: &[Mount], made: &mut Made) -> io::Result<()> {
         let is_directory = fs::metadata(path)?.is_dir();
         if is_directory && table.iter().any(|mount| is_below(mount, path)) {
             return self.cover_entries(path, table, made);

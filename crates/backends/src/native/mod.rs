@@ -90,9 +90,8 @@ impl Native {
         let plan = &*alias::hide(plan, &self.secrets).await?;
         let mut setup = setup::of(plan)?;
         if let Some(security) = &mut setup.security {
-            let mut view = view::of(plan, &Masks::of(&plan.mounts).await?, true)?;
-            view::expect_template_mounts(&mut security.expected, &mut view);
-            security.view = Some(view);
+            let masks = Masks::of(&plan.mounts).await?;
+            security.view = Some(view::in_template(plan, &masks, &mut security.expected));
         }
         let namespaces = self.overlays.mount(&self.init, plan).await?;
         let mut group = self.cgroups.create(plan)?;

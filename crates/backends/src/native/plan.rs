@@ -42,7 +42,7 @@ struct SourceIdentity {
 pub(super) fn template(plan: &Plan) -> Result<TemplateSpec, Error> {
     let mut split = Split::default();
     for (index, mount) in plan.mounts.iter().enumerate() {
-        split.add(mount, view::place(plan, index), index)?;
+        split.add(mount, index)?;
     }
     let template = Template {
         hostname: plan.hostname.clone(),
@@ -66,7 +66,8 @@ struct Split {
 }
 
 impl Split {
-    fn add(&mut self, mount: &Mount, place: PathBuf, index: usize) -> Result<(), Error> {
+    fn add(&mut self, mount: &Mount, index: usize) -> Result<(), Error> {
+        let place = mount.target().to_owned();
         // Nothing can be mounted over the root of a process.
         if place == Path::new("/") {
             return Err(Error::Unenforceable { field: "mounts" });
@@ -77,7 +78,9 @@ impl Split {
             Mount::Tmpfs { size_bytes, .. } => {
                 self.add_own(OwnMount::Tmpfs { target: place.clone(), size_bytes: *size_bytes }, place);
             }
-            Mount::Dev if overlaps => return Err(Error::Unenforceable { field: "mounts" }),
+            Mount::Dev | Mount::Runtime { .. } if overlaps => {
+                return Err(Error::Unenforceable { field: "mounts" });
+            }
             Mount::Dev => {
                 self.shared.push(TemplateMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
                 self.add_own(OwnMount::Terminals { max: MAX_TERMINALS }, place.join("pts"));
@@ -117,7 +120,9 @@ impl Split {
                 let is_copied = metadata.is_file() && view::is_readable(&metadata);
                 self.add_source(path, is_copied)?;
                 let source = path.clone();
-                if is_copied {
+                if metadata.is_dir() {
+                    TemplateMount::Runtime { path: source }
+                } else if is_copied {
                     TemplateMount::Copy { source, target }
                 } else {
                     TemplateMount::Bind { source, target, writable: false }

@@ -69,12 +69,12 @@ pub(crate) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &mut 
     expect_root_and_devices(expected);
 }
 
-/// The same for the mounts that a template makes.
-pub(crate) fn expect_template_mounts(expected: &mut ExpectedEnvironment, view: &mut View) {
-    view.owns_mounts = true;
-    view.masked.push(staging_mask());
+/// The view in the mounts that a template makes: the template has made the runtime private.
+pub(crate) fn in_template(plan: &Plan, masks: &Masks, expected: &mut ExpectedEnvironment) -> View {
     expected.covered = Some(STAGING_DIR.into());
     expect_root_and_devices(expected);
+    let masked = masks.zip(&plan.mounts).filter_map(|(_, target)| mask(target));
+    View { private: Vec::new(), masked: masked.chain([staging_mask()]).collect(), owns_mounts: true }
 }
 
 fn expect_root_and_devices(expected: &mut ExpectedEnvironment) {

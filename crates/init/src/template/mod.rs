@@ -24,6 +24,7 @@ use codelia_sys::{
 use crate::{
     control::Control,
     setup::{at, at_io},
+    view::Made,
 };
 use networks::Networks;
 
@@ -34,6 +35,8 @@ const FAILED: i32 = 1;
 struct Holder {
     process: SingleThread,
     template: Template,
+    /// The mounts that cover the runtime.
+    made: Made,
     networks: Networks,
 }
 
@@ -48,9 +51,9 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let Some(TemplateRequest::Create(template)) = control.receive_message()? else {
         return Err(Failure::new(Step::Protocol, Errno::PROTO));
     };
-    let networks = create(&template)?;
+    let (made, networks) = create(&template)?;
     control.send(&Report::Ready, &[])?;
-    let mut holder = Holder { process, template: *template, networks };
+    let mut holder = Holder { process, template: *template, made, networks };
     loop {
         let (has_request, child_ended) =
             signal::wait_readable(&*control, &events, None).map_err(at(Step::Supervise))?;
@@ -74,7 +77,7 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
 }
 
 /// The steps, in order.
-fn create(template: &Template) -> Result<Networks, Failure> {
+fn create(template: &Template) -> Result<(Made, Networks), Failure> {
     let ids = (process::own_uid(), process::own_gid());
     mount::unshare_for_template().map_err(at(Step::TemplateNamespaces))?;
     user_namespace::map_ids(Path::new("/proc"), (template.uid, ids.0), (template.gid, ids.1))
@@ -84,8 +87,8 @@ fn create(template: &Template) -> Result<Networks, Failure> {
     if let Some(name) = &template.hostname {
         process::set_host_name(name).map_err(at(Step::TemplateNamespaces))?;
     }
-    mounts::create(template).map_err(at_io(Step::TemplateMounts))?;
-    Networks::create(template.has_networks).map_err(at(Step::TemplateNetwork))
+    let made = mounts::create(template).map_err(at_io(Step::TemplateMounts))?;
+    Ok((made, Networks::create(template.has_networks).map_err(at(Step::TemplateNetwork))?))
 }
 
 impl Holder {
@@ -101,7 +104,7 @@ impl Holder {
 
     fn fork(&mut self, control: &OwnedFd) -> Result<process::PidFd, Failure> {
         let network = self.networks.enter_free().map_err(at(Step::TemplateNetwork))?;
-        let child = || run(&self.template, control);
+        let child = || run(&self.template, &self.made, control);
         let (pid, init) = self.process.fork_isolated(child).map_err(at(Step::StartSandbox))?;
         self.networks.occupy(network, pid);
         Ok(init)
@@ -117,13 +120,13 @@ impl Holder {
 }
 
 /// Runs in the sandbox, as its init, until it ends.
-fn run(template: &Template, socket: &OwnedFd) -> i32 {
+fn run(template: &Template, made: &Made, socket: &OwnedFd) -> i32 {
     // Its own end is the first thing that a sandbox without a holder must see.
     let joined = fd::replace_stdin(socket).and_then(|()| process::die_with_parent());
     let mut control = Control::new(stdin());
     let served = joined.map_err(at(Step::JoinTemplate)).and_then(|()| {
         become_init(template)?;
-        crate::serve(&mut control)
+        crate::serve(&mut control, made)
     });
     match served {
         Ok(()) => 0,

@@ -10,8 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{HOST_PROC, OwnMount, STAGING_DIR, Template, TemplateMount};
-use codelia_sys::{fd, mount};
+use codelia_init::{HOST_PROC, OwnMount, STAGING_DIR, TEMPLATE_FILES, Template, TemplateMount};
+use codelia_sys::{fd, mount, proc_self};
+
+use crate::view::{Files, Made};
 
 /// The space for copies of files.
 const MAX_ROOT_BYTES: u64 = 64 << 20;
@@ -40,13 +42,19 @@ enum Source {
     Nothing,
 }
 
-/// Makes all mounts of a template and changes the root.
-pub(super) fn create(template: &Template) -> io::Result<()> {
-    let sources = template.mounts.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+/// Makes all mounts of a template and changes the root. Returns the mounts that cover the runtime.
+pub(super) fn create(template: &Template) -> io::Result<Made> {
+    let mut sources = template.mounts.iter().map(open).collect::<io::Result<Vec<_>>>()?;
     let host_proc = mount::clone_tree(Path::new(PROC))?;
     mount::restrict_tree(&host_proc, true)?;
+    let files = Files::create()?;
+    // Last: other mounts show what is below the covers.
+    let made = open_runtime(&template.mounts, &files, &mut sources)?;
+    files.make_read_only()?;
+    let files = files.clone_mount()?;
     mount::change_root(&mount::create_tmpfs(MAX_ROOT_BYTES)?)?;
     attach(&host_proc, Path::new(HOST_PROC))?;
+    attach(&files, Path::new(TEMPLATE_FILES))?;
     for (one, source) in template.mounts.iter().zip(sources) {
         make(one, source)?;
     }
@@ -54,7 +62,23 @@ pub(super) fn create(template: &Template) -> io::Result<()> {
     if template.mounts.iter().any(|one| matches!(one, TemplateMount::Dev { .. })) {
         mount::make_path_read_only(Path::new(DEV))?;
     }
-    Ok(mount::make_path_read_only(Path::new("/"))?)
+    mount::make_path_read_only(Path::new("/"))?;
+    Ok(made)
+}
+
+/// Covers the directories of the runtime where they are, in the template's mount namespace, and opens them.
+fn open_runtime(mounts: &[TemplateMount], files: &Files, sources: &mut [Source]) -> io::Result<Made> {
+    let table = proc_self::mounts()?;
+    let mut made = Made::new();
+    for (one, source) in mounts.iter().zip(sources) {
+        if let TemplateMount::Runtime { path } = one {
+            files.cover(path, &table, &mut made)?;
+            let tree = mount::clone_tree(path)?;
+            mount::restrict_tree(&tree, false)?;
+            *source = Source::Tree(tree);
+        }
+    }
+    Ok(made)
 }
 
 fn open(one: &TemplateMount) -> io::Result<Source> {
@@ -73,13 +97,18 @@ fn open(one: &TemplateMount) -> io::Result<Source> {
             };
             Source::Devices(devices.iter().map(open).collect::<io::Result<_>>()?)
         }
-        TemplateMount::File { .. } | TemplateMount::Symlink { .. } => Source::Nothing,
+        TemplateMount::Runtime { .. } | TemplateMount::File { .. } | TemplateMount::Symlink { .. } => {
+            Source::Nothing
+        }
     })
 }
 
 fn make(one: &TemplateMount, source: Source) -> io::Result<()> {
     match (one, source) {
-        (TemplateMount::Bind { target, .. }, Source::Tree(tree)) => attach(&tree, target),
+        (
+            TemplateMount::Bind { target, .. } | TemplateMount::Runtime { path: target },
+            Source::Tree(tree),
+        ) => attach(&tree, target),
         (TemplateMount::Copy { target, .. }, Source::File(mut file)) => {
             write_file(target, |copy| io::copy(&mut file, copy).map(drop))
         }
