@@ -227,7 +227,7 @@ fn with_homes<'a>(host: &'a HostInfo, spec: &RunSpec) -> Result<Cow<'a, HostInfo
     let files = &spec.policy.filesystem;
     if [&files.read_only_paths, &files.read_write_paths, &files.overlay_paths]
         .iter()
-        .all(|paths| paths.is_none())
+        .all(|paths| paths.as_ref().is_none_or(Vec::is_empty))
     {
         return Ok(Cow::Borrowed(host));
     }
