@@ -137,6 +137,11 @@ impl Service {
         self.address
     }
 
+    /// Calls the worker with this address directly: it runs in this process.
+    pub fn add_local_worker(&self, address: &str, services: Routes) {
+        self.context.dispatch.add_local(address, services);
+    }
+
     /// Answers until `shutdown`, lets calls finish for the configured time, then ends them.
     ///
     /// # Errors

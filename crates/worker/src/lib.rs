@@ -39,6 +39,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 
 pub use egress::TrustError;
 pub use health::Health;
@@ -238,6 +239,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Service {
     worker: Arc<Worker>,
+    services: Routes,
     server: JoinHandle<()>,
     /// Dropping them stops them.
     tasks: CriticalTasks,
@@ -271,17 +273,23 @@ impl Service {
             tasks.critical("certificates", identity.clone().follow());
         }
         let services = server::services(worker.run_service(), worker.file_service());
-        let serve = server::serve(listener, services, options.connections, tasks.stop_token());
+        let serve = server::serve(listener, services.clone(), options.connections, tasks.stop_token());
         let server = task::background("internal server", serve);
         let modes: Vec<&str> = worker.backends.modes().iter().map(|mode| mode.as_str()).collect();
         tracing::info!(worker = %options.id, address = worker.address, modes = modes.join(","), "worker ready");
-        Ok(Self { worker, server, tasks })
+        Ok(Self { worker, services, server, tasks })
     }
 
     /// The address under which apis reach the worker.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.worker.address
+    }
+
+    /// The services that apis call, for an api in this process.
+    #[must_use]
+    pub fn services(&self) -> Routes {
+        self.services.clone()
     }
 
     /// What probes ask of the worker.
@@ -296,7 +304,7 @@ impl Service {
     /// If the internal server or a loop of the worker ends. The worker drains then too, except
     /// that it kills its runs if nothing renews its lease.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
-        let Self { worker, server, mut tasks } = self;
+        let Self { worker, server, mut tasks, .. } = self;
         let abort_server = server.abort_handle();
         let mut server = server.map(served).fuse();
         let server_error = async { (&mut server).await.err().unwrap_or(Error::Stopped("internal server")) };

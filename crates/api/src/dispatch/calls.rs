@@ -16,16 +16,16 @@ use codelia_store::{Run, SealedEnv, Store, WorkerCandidate};
 use codelia_telemetry::{Step, metrics, trace};
 use codelia_types::{Incarnation, LeaseEpoch, Mode, RunId, SessionId, WorkerId};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status, Streaming, transport::Channel};
+use tonic::{Request, Status, Streaming, service::Routes};
 
-use super::{channels::Channels, error::Error, placement::Placement};
+use super::{channels::Channels, error::Error, placement::Placement, transport::WorkerTransport};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longer, because giving up an attach that owns its run ends the run.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
-type Client = WorkerServiceClient<Channel>;
+type Client = WorkerServiceClient<WorkerTransport>;
 
 /// Makes calls to workers.
 #[derive(Debug)]
@@ -148,8 +148,13 @@ impl Dispatch {
         self.call_within(ATTACH_TIMEOUT, address, async |mut client| client.attach_run(requests).await).await
     }
 
-    /// The channel to a worker.
-    pub(crate) fn channel(&self, address: &str) -> Result<Channel, Error> {
+    /// Calls the worker with this address directly: it runs in this process.
+    pub(crate) fn add_local(&self, address: &str, services: Routes) {
+        self.channels.add_local(address, services);
+    }
+
+    /// The way to a worker.
+    pub(crate) fn transport(&self, address: &str) -> Result<WorkerTransport, Error> {
         self.channels.get(address)
     }
 
@@ -172,8 +177,8 @@ impl Dispatch {
         address: &str,
         call: impl AsyncFnOnce(Client) -> Result<tonic::Response<T>, Status>,
     ) -> Result<T, Error> {
-        let channel = self.channels.get(address)?;
-        let client = WorkerServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
+        let transport = self.channels.get(address)?;
+        let client = WorkerServiceClient::new(transport).max_decoding_message_size(MAX_MESSAGE);
         let response = match tokio::time::timeout(timeout, call(client)).await {
             Err(_) => Err(Error::TimedOut),
             Ok(Err(status)) => Err(Error::Refused(status)),

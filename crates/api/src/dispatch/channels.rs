@@ -4,16 +4,19 @@ use std::{
     collections::HashMap,
     fmt,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
 use codelia_server::{TlsIdentity, TlsPem};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{
+    service::Routes,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
 
-use super::error::Error;
+use super::{error::Error, transport::WorkerTransport};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -38,6 +41,8 @@ struct CachedChannel {
 pub(super) struct Channels {
     tls: Option<Arc<TlsIdentity>>,
     channels: Mutex<HashMap<String, CachedChannel>>,
+    /// The worker that runs in this process, with its address.
+    local: OnceLock<(String, Routes)>,
 }
 
 impl fmt::Debug for Channels {
@@ -48,12 +53,25 @@ impl fmt::Debug for Channels {
 
 impl Channels {
     pub(super) fn new(tls: Option<Arc<TlsIdentity>>) -> Self {
-        Self { tls, channels: Mutex::default() }
+        Self { tls, channels: Mutex::default(), local: OnceLock::new() }
+    }
+
+    /// Calls to this address go to these services from now on, without a connection.
+    pub(super) fn add_local(&self, address: &str, services: Routes) {
+        self.local.get_or_init(|| (address.to_owned(), services));
+    }
+
+    /// The way to the worker with an address.
+    pub(super) fn get(&self, address: &str) -> Result<WorkerTransport, Error> {
+        match self.local.get() {
+            Some((local, services)) if local == address => Ok(WorkerTransport::Local(services.clone())),
+            _ => self.channel(address).map(WorkerTransport::Remote),
+        }
     }
 
     /// Returns the channel to an address, or a new one. After certificates were replaced, calls that
     /// have begun keep the old channel, and new calls get a new one.
-    pub(super) fn get(&self, address: &str) -> Result<Channel, Error> {
+    fn channel(&self, address: &str) -> Result<Channel, Error> {
         let now = Instant::now();
         let pem = self.tls.as_ref().map(|tls| tls.pem());
         if let Some(cached) = self.lock().get_mut(address).filter(|cached| is_same(&cached.pem, &pem)) {

@@ -1,10 +1,14 @@
-//! Calls to workers: `channels` connects to them, `calls` makes the calls,
+//! Calls to workers: `channels` connects to them, `transport` reaches one in this process, `calls` makes the calls,
 //! `placement` chooses between them.
 
 mod calls;
 mod channels;
 mod error;
 mod placement;
+mod transport;
 
-pub(crate) use self::calls::{Dispatch, Push, push_request};
 pub use self::placement::Placement;
+pub(crate) use self::{
+    calls::{Dispatch, Push, push_request},
+    transport::WorkerTransport,
+};

@@ -12,10 +12,10 @@ use codelia_store::{SessionEndReason, SessionRef, SessionState};
 use codelia_telemetry::backoff::Backoff;
 use codelia_types::{KeyId, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Status, Streaming};
 
 use super::error;
-use crate::{context::Context, session_lookup, status::ApiError};
+use crate::{context::Context, dispatch::WorkerTransport, session_lookup, status::ApiError};
 
 /// How long a session may be without a worker before the call fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ const DECISION_TIMEOUT: Duration = Duration::from_secs(60);
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-pub(super) type Client = WorkerFileServiceClient<Channel>;
+pub(super) type Client = WorkerFileServiceClient<WorkerTransport>;
 
 /// Routes calls to one session.
 #[derive(Debug)]
@@ -155,8 +155,8 @@ impl SessionRoute {
     }
 
     pub(super) fn client(&self, holder: &SessionHolder) -> Result<Client, ApiError> {
-        let channel = self.context.dispatch.channel(&holder.address);
-        channel.map(WorkerFileServiceClient::new).map_err(ApiError::unavailable)
+        let transport = self.context.dispatch.transport(&holder.address);
+        transport.map(WorkerFileServiceClient::new).map_err(ApiError::unavailable)
     }
 
     /// Converts a worker's status: an error that it reported, or a worker that cannot be reached.

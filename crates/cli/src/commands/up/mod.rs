@@ -190,6 +190,7 @@ async fn start(
     };
     // Nothing may fail between the start of the worker and the task that stops it.
     let worker = codelia_worker::Service::start(worker_options, store.clone(), backends).await?;
+    api.add_local_worker(worker.address(), worker.services());
     let health = worker.health();
     let task = task::background("services", run_both(api, worker, shutdown.clone()));
     Ok(Services { task, key: key.into(), metrics, worker: health, banner })
