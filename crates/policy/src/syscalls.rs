@@ -3,6 +3,8 @@
 //! The allow-list has what glibc and musl, Python, Node, Go, Rust, Java, git, gcc and make use. A
 //! policy that names a call in none of the lists is refused. The backends filter arguments.
 
+use std::sync::{Arc, LazyLock};
+
 /// System calls that are allowed by default, in groups.
 #[rustfmt::skip]
 const ALLOWED: &[&[&str]] = &[
@@ -170,15 +172,23 @@ const PROCESS_LEVEL: &[&str] = &[
 /// The names of the system calls that `LEVEL_1` allows: those of the default list and all others that
 /// are not dangerous.
 #[must_use]
-pub fn allowed_at_process_level(debug: bool) -> Vec<String> {
-    allowed(debug).into_iter().chain(PROCESS_LEVEL.iter().map(|&name| name.to_owned())).collect()
+pub fn allowed_at_process_level(debug: bool) -> Arc<[String]> {
+    static LISTS: LazyLock<[Arc<[String]>; 2]> =
+        LazyLock::new(|| [false, true].map(|debug| default_names(debug, PROCESS_LEVEL)));
+    LISTS[usize::from(debug)].clone()
 }
 
 /// The names of the system calls that are allowed by default.
 #[must_use]
-pub fn allowed(debug: bool) -> Vec<String> {
+pub fn allowed(debug: bool) -> Arc<[String]> {
+    static LISTS: LazyLock<[Arc<[String]>; 2]> =
+        LazyLock::new(|| [false, true].map(|debug| default_names(debug, &[])));
+    LISTS[usize::from(debug)].clone()
+}
+
+fn default_names(debug: bool, others: &[&str]) -> Arc<[String]> {
     let debug = if debug { DEBUG } else { &[] };
-    ALLOWED.iter().copied().flatten().chain(debug).map(|&name| name.to_owned()).collect()
+    ALLOWED.iter().copied().flatten().chain(debug).chain(others).map(|&name| name.to_owned()).collect()
 }
 
 /// Whether a system call is allowed by default.
@@ -244,8 +254,8 @@ mod tests {
 
     #[test]
     fn debug_adds_only_tracing() {
-        let plain: HashSet<_> = allowed(false).into_iter().collect();
-        let debug: HashSet<_> = allowed(true).into_iter().collect();
+        let plain: HashSet<_> = allowed(false).iter().cloned().collect();
+        let debug: HashSet<_> = allowed(true).iter().cloned().collect();
         assert_eq!(debug.difference(&plain).count(), DEBUG.len());
         assert!(debug.is_superset(&plain));
     }

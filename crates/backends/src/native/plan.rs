@@ -42,7 +42,7 @@ struct SourceIdentity {
 pub(super) fn template(plan: &Plan) -> Result<TemplateSpec, Error> {
     let mut split = Split::default();
     for (index, mount) in plan.mounts.iter().enumerate() {
-        split.add(mount, index)?;
+        split.add(mount, &plan.mounts[index + 1..])?;
     }
     let template = Template {
         hostname: plan.hostname.clone(),
@@ -66,7 +66,7 @@ struct Split {
 }
 
 impl Split {
-    fn add(&mut self, mount: &Mount, index: usize) -> Result<(), Error> {
+    fn add(&mut self, mount: &Mount, later: &[Mount]) -> Result<(), Error> {
         let place = mount.target().to_owned();
         // Nothing can be mounted over the root of a process.
         if place == Path::new("/") {
@@ -94,11 +94,11 @@ impl Split {
             // codelia-init masks them, for each sandbox.
             Mount::Hidden { .. } => {}
             _ if overlaps => {
-                let staged = Path::new(STAGING_DIR).join(format!("own-{index}"));
-                self.add_shared(mount, staged.clone())?;
+                let staged = Path::new(STAGING_DIR).join(format!("own-{}", self.own.len()));
+                self.add_shared(mount, staged.clone(), later)?;
                 self.add_own(OwnMount::Staged { staged, target: place.clone() }, place);
             }
-            _ => self.add_shared(mount, place)?,
+            _ => self.add_shared(mount, place, later)?,
         }
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Split {
         self.own_targets.push(target);
     }
 
-    fn add_shared(&mut self, mount: &Mount, target: PathBuf) -> Result<(), Error> {
+    fn add_shared(&mut self, mount: &Mount, target: PathBuf, later: &[Mount]) -> Result<(), Error> {
         let one = match mount {
             Mount::Bind { source, writable, .. } => {
                 self.add_source(source, false)?;
@@ -120,7 +120,7 @@ impl Split {
                 let is_copied = metadata.is_file() && view::is_readable(&metadata);
                 self.add_source(path, is_copied)?;
                 let source = path.clone();
-                if metadata.is_dir() {
+                if metadata.is_dir() && !view::is_covered(path, later) {
                     TemplateMount::Runtime { path: source }
                 } else if is_copied {
                     TemplateMount::Copy { source, target }

@@ -116,10 +116,12 @@ pub(super) struct OperationLog {
 impl OperationLog {
     /// The log for a plan. A call that the plan denies is none of its business.
     pub(super) fn new(security: &Security) -> Self {
-        let rules = Rules::of(security);
-        let calls = rules.observed().filter_map(|call| Some((seccomp::number(call.name)?, call)));
+        let calls = || {
+            let rules = Rules::of(security);
+            rules.observed().filter_map(|call| Some((seccomp::number(call.name)?, call))).collect()
+        };
         Self {
-            calls: calls.collect(),
+            calls: if security.logged.any() { calls() } else { HashMap::new() },
             operations: Arc::default(),
             text: 0,
             rate: Window::default(),

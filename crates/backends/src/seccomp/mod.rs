@@ -52,7 +52,17 @@ const REQUIRED: [&str; 15] = [
 /// Building a filter takes milliseconds, and most sandboxes have the same.
 const MAX_CACHED: usize = 16;
 
-static CACHE: Mutex<VecDeque<(Rules, Arc<[u64]>)>> = Mutex::new(VecDeque::new());
+static CACHE: Mutex<VecDeque<Cached>> = Mutex::new(VecDeque::new());
+
+/// A filter, with what it was built from.
+#[derive(Debug)]
+struct Cached {
+    /// The same list is compared by its address.
+    syscalls: SyscallRules,
+    /// Without the names.
+    rules: Rules,
+    filter: Arc<[u64]>,
+}
 
 /// What a filter depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,11 +87,17 @@ impl Rules {
         let allowed = match &security.syscalls {
             SyscallRules::Allow(names) => names.iter().cloned().collect(),
             SyscallRules::Deny(names) => {
-                syscalls::allowed(security.debug).into_iter().filter(|name| !names.contains(name)).collect()
+                let default = syscalls::allowed(security.debug);
+                default.iter().filter(|name| !names.contains(name)).cloned().collect()
             }
         };
+        Self { allowed, ..Self::without_names(security) }
+    }
+
+    /// The rules without the allowed calls.
+    fn without_names(security: &Security) -> Self {
         Self {
-            allowed,
+            allowed: BTreeSet::new(),
             fork: security.fork,
             exec: security.exec,
             debug: security.debug,
@@ -104,10 +120,10 @@ impl Rules {
 /// [`Error::Unenforceable`] if the plan denies a call that every launch needs, or needs a supervisor
 /// and has none.
 pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
-    let rules = Rules::of(security);
-    if let Some(filter) = cached(&rules) {
+    if let Some(filter) = cached(security) {
         return Ok(filter);
     }
+    let rules = Rules::of(security);
     if REQUIRED.iter().any(|name| !rules.allowed.contains(*name)) {
         return Err(Error::Unenforceable { field: "policy.syscalls" });
     }
@@ -122,18 +138,21 @@ pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
         return Err(Error::Unenforceable { field: "policy.logging" });
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
-    cache(rules, Arc::clone(&filter));
+    let syscalls = security.syscalls.clone();
+    cache(Cached { syscalls, rules: Rules::without_names(security), filter: Arc::clone(&filter) });
     Ok(filter)
 }
 
-fn cached(rules: &Rules) -> Option<Arc<[u64]>> {
+fn cached(security: &Security) -> Option<Arc<[u64]>> {
+    let rules = Rules::without_names(security);
     let cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    cache.iter().find(|(known, _)| known == rules).map(|(_, filter)| Arc::clone(filter))
+    let known = cache.iter().find(|known| known.rules == rules && known.syscalls == security.syscalls);
+    known.map(|known| Arc::clone(&known.filter))
 }
 
-fn cache(rules: Rules, filter: Arc<[u64]>) {
+fn cache(new: Cached) {
     let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    cache.push_back((rules, filter));
+    cache.push_back(new);
     if cache.len() > MAX_CACHED {
         cache.pop_front();
     }
@@ -235,7 +254,7 @@ mod tests {
     #[test]
     fn denying_a_required_call_is_refused() {
         for name in REQUIRED {
-            let error = filter(&security(SyscallRules::Deny(vec![name.to_owned()]))).unwrap_err();
+            let error = filter(&security(SyscallRules::Deny([name.to_owned()].into()))).unwrap_err();
             assert!(matches!(error, Error::Unenforceable { field: "policy.syscalls" }), "{name}: {error}");
         }
     }
@@ -243,7 +262,7 @@ mod tests {
     #[test]
     fn every_default_call_has_a_number() {
         let without: Vec<_> =
-            syscalls::allowed(true).into_iter().filter(|name| number(name).is_none()).collect();
+            syscalls::allowed(true).iter().filter(|name| number(name).is_none()).cloned().collect();
         assert_eq!(without, Vec::<String>::new());
     }
 }

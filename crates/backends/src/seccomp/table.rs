@@ -147,7 +147,7 @@ fn docker(name: &str) -> &'static str {
 }
 
 fn known() -> BTreeSet<String> {
-    syscalls::allowed(true).into_iter().chain(syscalls::never_allowed().map(str::to_owned)).collect()
+    syscalls::allowed(true).iter().cloned().chain(syscalls::never_allowed().map(str::to_owned)).collect()
 }
 
 fn document() -> String {

@@ -95,7 +95,7 @@ fn staging_mask() -> Mask {
 }
 
 /// Whether a later mount covers the path.
-fn is_covered(path: &Path, later: &[Mount]) -> bool {
+pub(crate) fn is_covered(path: &Path, later: &[Mount]) -> bool {
     later.iter().any(|mount| is_mounted(mount) && path.starts_with(mount.target()))
 }
 
