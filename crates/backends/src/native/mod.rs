@@ -26,12 +26,12 @@ use codelia_types::{Mode, SessionId};
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
-    probe::{self, Probed},
-    sandbox::{Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
-    tool::{
+    mounts::{
         overlay::{Namespaces, Overlays},
         view,
     },
+    probe::{self, Probed},
+    sandbox::{Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
 };
 use process::NativeProcess;
 use template::Template;
