@@ -299,7 +299,10 @@ pub struct Rlimit {
 #[serde(rename_all = "snake_case")]
 pub enum Report {
     /// The sandbox is started out of a template. Carries the pidfd of its init.
-    Started,
+    Started {
+        /// Whether it is in the cgroup that came with the request.
+        is_in_group: bool,
+    },
     /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
     /// TCP listener of the resolver, and those that are not bound.
     Egress,

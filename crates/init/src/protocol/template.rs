@@ -12,7 +12,10 @@ pub enum TemplateRequest {
     Create(Box<Template>),
     /// Start a sandbox out of the template. Carries its control socket, on which the answer comes:
     /// `started`, then everything that init sends.
-    Start,
+    Start {
+        /// Whether the directory of a cgroup comes too, to start the sandbox in if that is allowed.
+        has_group: bool,
+    },
 }
 
 /// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
