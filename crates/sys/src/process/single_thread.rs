@@ -150,7 +150,7 @@ mod tests {
         let Some(dir) = dir else { return };
         let group = File::open(&dir).unwrap();
         let mut pidfds = [-1; 2];
-        let mut start = |pid: libc::c_long| {
+        let start = |pid: libc::c_long| {
             if pid == 0 {
                 // SAFETY: takes no pointers, and is allowed after a fork of a process with threads.
                 unsafe { libc::pause() };
